@@ -172,7 +172,9 @@ def test_workers_after_use(start: str) -> None:
 def test_every_module_in_a_worker(name: str) -> None:
     module, arguments = used(name)
     loader = DataLoader(Samples(module, arguments), num_workers=1, timeout=120)
-    for index, batch in enumerate(loader):
+    found = list(loader)
+    assert len(found) == 4
+    for index, batch in enumerate(found):
         assert torch.equal(batch[0], module(*arguments).detach() + index)
 
 

@@ -7,8 +7,8 @@ import multiprocessing
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import posembed as pe
@@ -155,18 +155,14 @@ def test_strides_are_those_of_empty_like(order: tuple[int, ...]) -> None:
 
 def test_threads_may_make_and_free_results_together() -> None:
     expected = large_result(512)
-    wrong: list[int] = []
 
-    def work(seed: int) -> None:
+    def work(seed: int) -> list[bool]:
         kept = [large_result(512 + 64 * ((seed + i) % 3)) for i in range(12)]
-        wrong.extend(i for i, result in enumerate(kept) if not result[:512].equal(expected))
+        return [result[:512].equal(expected) for result in kept]
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(work, range(4)))
+    assert found == [[True] * 12] * 4
 
 
 def _child(connection: multiprocessing.connection.Connection) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import queue
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import posembed as pe
@@ -83,14 +85,13 @@ def test_eight_threads_while_settings_change() -> None:
             torch.set_num_threads(1 + count % 3)
             pe.empty_cache()
 
-    workers = [threading.Thread(target=work) for _ in range(8)]
-    changer = threading.Thread(target=change)
+    with ThreadPoolExecutor(9) as threads:  # whose result() raises what a thread has raised
+        changer = threads.submit(change)
+        workers = [threads.submit(work) for _ in range(8)]
+        wait(workers)
+        finished.set()
     for thread in (changer, *workers):
-        thread.start()
-    for thread in workers:
-        thread.join()
-    finished.set()
-    changer.join()
+        thread.result()
     torch.set_num_threads(threads_before)
     assert wrong == []
 
@@ -104,6 +105,7 @@ def run_program(program: str, **variables: str) -> str:
         timeout=120,
     )
     assert run.returncode == 0, f"exit code {run.returncode}: {run.stderr[-2000:]}"
+    assert "Traceback" not in run.stderr, run.stderr[-2000:]  # of a thread or a destructor
     return run.stdout
 
 
@@ -156,22 +158,18 @@ print("end")
 def test_results_may_be_freed_on_other_threads() -> None:
     rope, x = pe.RotaryEmbedding(128), torch.randn(2, 1024, 8, 128)
     expected = rope(x)
-    results: list[Tensor] = []
+    results: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
 
     def make() -> None:
-        results.extend(rope(x) for _ in range(10 * LONG))
+        for _ in range(10 * LONG):
+            results.put(rope(x))
 
-    def free() -> None:
-        while results:
-            assert torch.equal(results.pop(), expected)
+    def free() -> int:
+        return sum(torch.equal(results.get(timeout=60), expected) for _ in range(10 * LONG))
 
-    for work in (make, free):
-        threads = [threading.Thread(target=work) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert results == []
+    with ThreadPoolExecutor(4) as threads:
+        calls = [threads.submit(call) for call in (make, make, free, free)]
+    assert [call.result() for call in calls] == [None, None, 10 * LONG, 10 * LONG]
     assert torch.equal(rope(x), expected)
 
 
@@ -274,6 +272,8 @@ CALLS = {
     "input_embedding": lambda n: f.input_embedding(ids.expand(n, 2), table, table, norm="layer"),
 }
 expected = {name: call(3) for name, call in CALLS.items()}
+large = lambda: CALLS["rotary"](2**17)  # from the memory that is kept
+expected_large = large()
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**30,) * 2)
 for name, call in CALLS.items():
@@ -284,6 +284,7 @@ for name, call in CALLS.items():
     else:
         raise AssertionError(name)
     assert torch.equal(call(3), expected[name]), name
+    assert torch.equal(large(), expected_large), name
 print(len(CALLS))
 """
     assert run_program(program) == "12\n"
@@ -292,6 +293,10 @@ print(len(CALLS))
 # ------------------------------------------------------------------------------------ numbers at the edge
 
 EDGES = [float("nan"), float("inf"), -float("inf"), -0.0, 0.0, 1e-45, -1e-40, 1e-310]
+NEAR_ZERO = {
+    dtype: [-0.0, 0.3 * torch.finfo(dtype).tiny, -torch.finfo(dtype).smallest_normal]
+    for dtype in TOLERANCE
+}
 
 
 def with_value(sample: Sample, value: float) -> Sample:
@@ -302,17 +307,52 @@ def with_value(sample: Sample, value: float) -> Sample:
     return sample.replace([first, *rest])
 
 
-@pytest.mark.parametrize(
+with_tensors = pytest.mark.parametrize(
     "case", [case for case in OPERATORS if seeded(case, 3).tensors()], ids=lambda case: case.name
 )
-def test_values_at_the_edge_are_those_of_float64(case: OperatorCase) -> None:
-    for value in EDGES:
+
+
+@with_tensors
+def test_nan_and_infinity_are_those_of_float64(case: OperatorCase) -> None:
+    for value in EDGES[:3]:
         for dtype in case.dtypes:
             sample = with_value(seeded(case, 3, dtype), value)
             expected = case.expected(sample)
             for actual, wanted in zip(case(sample), expected, strict=True):
                 if actual.is_floating_point():
                     assert_close(actual, wanted, TOLERANCE[actual.dtype])
+
+
+# Sums of zeros, which have the sign that the order of their terms gives.
+SUMS = ("alibi", "sinusoidal", "rotary_tangent")
+
+
+@with_tensors
+def test_numbers_near_zero_are_those_of_float64(case: OperatorCase) -> None:
+    """The first tensor has nothing else, so that its part of a result is not lost in the error."""
+    for dtype in case.dtypes:
+        for value in NEAR_ZERO[dtype]:
+            first, *rest = (t.clone() for t in seeded(case, 3, dtype).tensors())
+            sample = seeded(case, 3, dtype).replace([first.fill_(value), *rest])
+            expected = case.expected(sample)
+            for actual, wanted in zip(case(sample), expected, strict=True):
+                if actual.is_floating_point():
+                    found = actual.detach().double()
+                    assert_near_zero(found, wanted.double(), actual.dtype)
+                    zero = (wanted == 0) & (found == 0)
+                    same = found[zero].signbit() == wanted[zero].signbit()
+                    assert same.all() or case.name.startswith(SUMS)
+
+
+def assert_near_zero(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
+    """As exact as elsewhere, and to some steps of denormals."""
+    steps = 4 if dtype.itemsize == 2 else 256
+    finite = wanted.isfinite()
+    assert torch.equal(found[~finite], wanted[~finite])
+    scale = float(wanted[finite].abs().max()) if finite.any() else 0.0
+    step = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    error = (found[finite] - wanted[finite]).abs()
+    assert (error <= TOLERANCE[dtype] * scale + steps * step).all()
 
 
 @every

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import math
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from posembed.configuration import file_of
 from posembed.specification import RotarySpec
@@ -238,30 +240,119 @@ def sync(*paths: Path) -> None:
             os.close(descriptor)
 
 
+def check_target(target: Path, *, folder: bool = False, force: bool = False) -> None:
+    """Raises ValueError if a rename to the target would destroy something.
+
+    Links and devices are refused even with ``force``: a rename replaces the link, not what it
+    leads to.
+    """
+    try:
+        mode = target.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(mode):
+        raise ValueError(f"{target}: expected a regular file or none, got a link to another path")
+    if folder or stat.S_ISDIR(mode):
+        raise ValueError(f"{target}: exists; a folder is not overwritten")
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"{target}: expected a regular file or none, got a device or a pipe")
+    if not force:
+        raise ValueError(f"{target}: exists; --force overwrites it")
+
+
+LOCK = ".posembed-lock"
+
+
+def is_left_behind(folder: Path) -> bool:
+    """Whether a path is this user's folder, and empty or made by a command to write in."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        return False
+    names = os.listdir(folder)
+    return not names or LOCK in names
+
+
+def lock(file: BinaryIO, path: Path, *, new: bool) -> bool:
+    """Takes the lock on an open file until it is closed; False if another command has it.
+
+    The system ends a lock with its process, even a killed one. Where the file system has no locks,
+    the command that made the folder has it.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The command that had it may have removed the file since it was opened.
+        return os.path.samefile(path, file.fileno())
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    except OSError:
+        return new
+
+
+def clear(folder: Path) -> None:
+    """Removes everything in a folder but the lock."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != LOCK:
+            path.unlink()
+
+
 @contextmanager
-def whole_or_not_at_all(target: Path, *, folder: bool = False) -> Iterator[Path]:
+def folder_of_one_writer(folder: Path) -> Iterator[None]:
+    """Makes an empty folder for the block, which no other command uses, and removes it.
+
+    What a killed command left in it is removed first.
+
+    Raises:
+        ValueError: Another command uses it, or it was not made here.
+    """
+    in_use = ValueError(f"{folder}: another command writes it")
+    try:
+        folder.mkdir()
+        new = True
+    except FileExistsError:
+        new = False
+    path = folder / LOCK
+    try:
+        if not (new or is_left_behind(folder)):
+            raise ValueError(f"{folder}: exists, and no command of posembed made it: remove it")
+        file = path.open("ab")
+    except FileNotFoundError:  # the other command is done now
+        raise in_use from None
+    with file:
+        if not lock(file, path, new=new):
+            raise in_use
+        try:
+            clear(folder)
+            yield
+        finally:
+            # The lock goes last: what is left without one is taken for somebody else's.
+            with suppress(OSError):
+                clear(folder)
+                path.unlink()
+                folder.rmdir()
+
+
+@contextmanager
+def whole_or_not_at_all(
+    target: Path, *, folder: bool = False, force: bool = False
+) -> Iterator[Path]:
     """A path to write to, which becomes the target if the block ends without an error.
 
-    If the command or the machine stops at any moment, the target is either unchanged or complete.
-    If two commands write the same target, the first to begin wins.
+    If the command or the machine stops at any moment, the target is either unchanged or complete,
+    and the next command can write it. If two commands write the same target, the first to begin
+    wins.
     """
     part = target.with_name(target.name + ".part")
-    try:
+    if folder:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    with folder_of_one_writer(part):
+        check_target(target, folder=folder, force=force)
+        whole = part / target.name
         if folder:
-            part.mkdir(parents=True)
-        else:
-            part.touch(exist_ok=False)
-    except FileExistsError:
-        raise ValueError(
-            f"{part}: another command writes it, or was cut off: remove it in that case"
-        ) from None
-    try:
-        yield part
-        sync(*part.rglob("*"), part)
-        os.replace(part, target)
+            whole.mkdir()
+        yield whole
+        sync(*whole.rglob("*"), whole)
+        check_target(target, folder=folder, force=force)  # it may have come meanwhile
+        os.replace(whole, target)
         sync(target.absolute().parent)
-    finally:
-        if folder:
-            shutil.rmtree(part, ignore_errors=True)
-        else:
-            part.unlink(missing_ok=True)

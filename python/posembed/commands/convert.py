@@ -127,18 +127,14 @@ def configuration(arguments: argparse.Namespace) -> Path:
         raise ValueError(f"--config: expected none for a folder, which has its {CONFIG}")
     if not (source / CONFIG).is_file():
         raise ValueError(f"{source}: expected a folder with {CONFIG}")
+    model_folder.check_links(source)
     return source / CONFIG
 
 
 def check_target(source: Path, target: Path, force: bool) -> None:
     """Raises ValueError if something would be overwritten."""
-    if not target.exists():
-        return
-    if source.is_dir() or target.is_dir():
-        raise ValueError(f"{target}: exists; a folder is not overwritten")
-    if not force:
-        raise ValueError(f"{target}: exists; --force overwrites it")
-    if target.samefile(source):
+    common.check_target(target, folder=source.is_dir(), force=force)
+    if target.exists() and target.samefile(source):
         raise ValueError(f"{target}: expected another file than the source")
 
 
@@ -211,7 +207,7 @@ def run(arguments: argparse.Namespace) -> int:
         except verification.CorruptionError as error:
             print(f"posembed convert: {error}; nothing was written", file=sys.stderr)
             return 1
-    with common.whole_or_not_at_all(target, folder=source.is_dir()) as part:
+    with common.whole_or_not_at_all(target, folder=source.is_dir(), force=arguments.force) as part:
         write(plan, part, permutation, quiet=arguments.json)
         if source.is_dir():
             model_folder.copy(companions, source, part)

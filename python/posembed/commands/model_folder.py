@@ -58,19 +58,57 @@ def check_index(shard: Path, names: list[str]) -> None:
         raise ValueError(f"{shard}: {shown(different)} are only here or only in {INDEX}")
 
 
+def is_hidden(file: Path) -> bool:
+    """Whether a relative path has a part that begins with a dot, such as .git."""
+    return any(part.startswith(".") for part in file.parts)
+
+
 def companions(folder: Path) -> list[Path]:
     """Files of the model besides weights: tokenizer, code, the index; not config.json.
 
-    Paths are relative to the folder; hidden files and folders, such as .git, are skipped.
+    Paths are relative to the folder; hidden files and folders are skipped.
     """
     files = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
     return [
         file
         for file in files
-        if file.suffix not in WEIGHTS
-        and file != Path(CONFIG)
-        and not any(part.startswith(".") for part in file.parts)
+        if file.suffix not in WEIGHTS and file != Path(CONFIG) and not is_hidden(file)
     ]
+
+
+def is_inside(folder: Path, file: Path) -> bool:
+    """Whether a real path is in the folder, or in the Hugging Face cache that the folder is of.
+
+    The cache has the files in models--<name>/blobs and links to them in
+    models--<name>/snapshots/<commit>.
+    """
+    homes = [folder]
+    for parent in folder.parents:
+        if parent.name == "snapshots" and parent.parent.name.startswith("models--"):
+            homes.append(parent.parent / "blobs")
+    return any(home in file.parents for home in homes)
+
+
+def check_links(folder: Path) -> None:
+    """Raises ValueError for a link that would bring in what is not part of the model.
+
+    Otherwise a folder from somewhere else could have a link to a private file of this machine,
+    which would be copied into the converted model. Links of files that are not used may stay.
+    """
+    used = shards(folder)
+    for path in sorted(folder.rglob("*")):
+        file = path.relative_to(folder)
+        unused = is_hidden(file) or (file.suffix in WEIGHTS and path not in used)
+        if unused or not path.is_symlink():
+            continue
+        real = path.resolve()
+        if not real.is_file():
+            raise ValueError(f"{path}: a link to {real}, which is no file")
+        if not is_inside(folder.resolve(), real):
+            raise ValueError(
+                f"{path}: a link to {real}, which is outside the model's folder: put the file "
+                "itself in its place if it is part of the model"
+            )
 
 
 def copy(files: list[Path], source: Path, target: Path) -> None:

@@ -161,11 +161,8 @@ def format_of(path: Path, arguments: argparse.Namespace) -> str:
 
 def check_free(path: Path, arguments: argparse.Namespace) -> None:
     """Raises ValueError if something would be overwritten."""
-    if not path.exists():
-        return
-    if not arguments.force:
-        raise ValueError(f"{path}: exists; --force overwrites it")
-    if path.samefile(arguments.file):
+    common.check_target(path, force=arguments.force)
+    if path.exists() and path.samefile(arguments.file):
         raise ValueError(f"{path}: expected another file than the one that is read")
 
 
@@ -184,14 +181,14 @@ def write(file: VectorFile, arguments: argparse.Namespace) -> dict[str, Any]:
     beside = kind == "safetensors" and bool(words)
     for output in (path, words_path) if beside else (path,):
         check_free(output, arguments)
-    with common.whole_or_not_at_all(path) as part:
+    with common.whole_or_not_at_all(path, force=arguments.force) as part:
         if kind == "safetensors":
             write_safetensors(part, vectors)
         else:
             with part.open("wb") as target:
                 write_words(target, kind, words, vectors, quiet=arguments.json)
         if beside:  # words first: vectors without their words would be useless
-            with common.whole_or_not_at_all(words_path) as words_part:
+            with common.whole_or_not_at_all(words_path, force=arguments.force) as words_part:
                 words_part.write_text("\n".join(words) + "\n", encoding="utf-8")
             written["words"] = str(words_path)
     return written

@@ -49,4 +49,13 @@ TEST_F(OutputMemory, NegativeLimitIsRefused) {
   EXPECT_THROW(posembed::set_cache_limit(-1), c10::ValueError);
 }
 
+/// Freed when the process ends, after static objects that were made later. ctest gives each test a
+/// process of its own, whose exit code counts.
+torch::Tensor survivor;
+
+TEST_F(OutputMemory, ResultMayOutliveStaticObjects) {
+  survivor = rotated(query);
+  EXPECT_TRUE(survivor.slice(1, 0, 1).equal(rotated(query.slice(1, 0, 1))));
+}
+
 }  // namespace

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import posembed as pe
@@ -202,16 +203,6 @@ def test_a_failure_on_the_way_leaves_nothing(
     assert list(tmp_path.iterdir()) == [model]
 
 
-def test_what_was_cut_off_is_not_taken_up(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "interleaved.part").mkdir()
-    (tmp_path / "interleaved.part" / shard(0)).write_text("half")
-    message = refusal(capsys, model, tmp_path / "interleaved")
-    assert "interleaved.part: another command writes it, or was cut off: remove it" in message
-    assert (tmp_path / "interleaved.part" / shard(0)).read_text() == "half"
-
-
 def test_folders_are_not_overwritten(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -254,6 +245,82 @@ def test_a_bar_counts_bytes(model: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(convert, "progress", progress)
     assert main(arguments(model, tmp_path / "interleaved")) == 0
     assert counted == [0]
+
+
+# -------------------------------------------------------------------------------------------- links
+
+
+def in_a_cache(model: Path, home: Path) -> Path:
+    """The model as huggingface_hub stores it: its files are links to blobs."""
+    snapshot, blobs = home / "snapshots" / "c0ffee", home / "blobs"
+    blobs.mkdir(parents=True)
+    for number, file in enumerate(sorted(path for path in model.rglob("*") if path.is_file())):
+        link, blob = snapshot / file.relative_to(model), blobs / str(number)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(file.read_bytes())
+        link.symlink_to(os.path.relpath(blob, link.parent))
+    return snapshot
+
+
+def test_links_inside_the_folder_and_to_blobs_of_the_cache(model: Path, tmp_path: Path) -> None:
+    """They are followed: what is written has no link."""
+    (model / "vocab.json").symlink_to("tokenizer/vocab.json")
+    cached = in_a_cache(model, tmp_path / "models--org--name")
+    for source in (model, cached):
+        target = tmp_path / f"from_{source.name}"
+        assert main(arguments(source, target, "--no-verify")) == 0
+        assert (target / "vocab.json").read_text() == "{}"
+        assert not any(path.is_symlink() for path in target.rglob("*"))
+        assert len(safetensors.load_file(target / shard(2))) == 3
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "tokenizer/merges.txt", shard(1), "config.json"])
+def test_links_that_leave_the_folder_are_refused(
+    name: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By way of another link inside it, and in a cache."""
+    private = tmp_path / "private"
+    private.write_bytes((model / name).read_bytes() if (model / name).exists() else b"secret")
+    folders = [model, in_a_cache(model, tmp_path / "models--a--b")]
+    for folder in folders:
+        (folder / name).unlink(missing_ok=True)
+        (folder / ".link").symlink_to(private)
+        (folder / name).symlink_to(folder / ".link")
+    before = sorted(tmp_path.iterdir())
+    for folder in folders:
+        error = refusal(capsys, folder, tmp_path / "out", "--no-verify")
+        assert f"{tmp_path}" in error.split(" which is outside the model's folder")[0]
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_what_is_not_the_cache(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another name of the repository's folder, and blobs that are a link themselves."""
+    other = in_a_cache(model, tmp_path / "other")
+    cached, blobs = in_a_cache(model, tmp_path / "models--a"), tmp_path / "models--a" / "blobs"
+    blobs.rename(tmp_path / "elsewhere")
+    blobs.symlink_to(tmp_path / "elsewhere")
+    for source in (other, cached):
+        message = refusal(capsys, source, tmp_path / "out", "--no-verify")
+        assert "which is outside the model's folder" in message
+
+
+@pytest.mark.parametrize("to", ["nothing", "tokenizer"])
+def test_links_to_no_file_are_refused(
+    to: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (model / "more").symlink_to(to)
+    assert f"more: a link to {model / to}, which is no file" in refusal(
+        capsys, model, tmp_path / "out"
+    )
+
+
+def test_links_of_files_that_are_not_used(model: Path, tmp_path: Path) -> None:
+    for name in ("model.gguf", ".hidden", ".git/more"):
+        (model / name).symlink_to("/etc/hostname")
+    assert main(arguments(model, tmp_path / "out", "--no-verify")) == 0
+    assert not list((tmp_path / "out").rglob("*hidden"))
 
 
 # ------------------------------------------------------------------------------------- whole models

@@ -155,6 +155,7 @@ def tensors(path: Path, rows: int) -> Path:
     data = rows * 4096 * 4
     entry = {"dtype": "F32", "shape": [rows, 4096], "data_offsets": [0, data]}
     header = json.dumps({"t": entry}).encode()
+    header += b" " * (-len(header) % 8)  # aligned: tensor() is a view
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
         file.truncate(8 + len(header) + data)
