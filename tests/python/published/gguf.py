@@ -111,7 +111,7 @@ TYPES = {
     """,
 }
 # Those that posembed does not know, which it says; a caller passes interleaved=.
-UNKNOWN = set("""
+UNKNOWN = """
     bailingmoe3 deepseek2-ocr deepseek4 dflash dots3note eagle3 gemma4 gemma4-assistant granite_swa graniteswitch hrm_text
     hy_v4 maple minimax-01 minimax-m3 muse-glimmer nanbeige pockettts qwen3tts qwen4exp spark2_5
-""".split()) | set(TYPES["NONE"].split())
+"""
