@@ -32,6 +32,8 @@ class ExactAngles:
         """The positions, twice; the model's tables if there is no specification or kernel."""
         texts: dict[str | None, tuple[str, str]] = self.__dict__.get("posembed_specifications", {})
         if layer_type in texts and x.device.type in KERNEL_DEVICES:
+            if position_ids.dim() == 3 and position_ids.shape[0] == 1:
+                position_ids = position_ids[0]  # the same for all axes, as the model expands it
             angles = Angles(position_ids, *texts[layer_type])
             return Tables(angles, angles)
         given = (x, position_ids) if layer_type is None else (x, position_ids, layer_type)
