@@ -50,6 +50,9 @@ def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") ->
     says why. Integer positions below -1 raise, and -1 leaves a token unchanged. Input layers of the
     BERT family sum and normalize in one kernel, with one rounding of the result.
 
+    Other threads may run the model meanwhile: each of their calls gives the results of one of the
+    numerics, or layer by layer of both.
+
     Args:
         model: The model; its modules change in place.
         numerics: "model" for results bitwise identical to the model's own code, "exact" for exact
@@ -138,6 +141,10 @@ def _counted(row: Row, counter: Counter) -> Row:
 
 def unpatch(model: nn.Module) -> None:
     """Restores a patched model's own code; other models do not change.
+
+    Other threads may run the model meanwhile, unless it has exact angles: a call that has begun
+    would give positions to the model's own functions, which expect tables, and raise
+    ``AttributeError``. If so, ``patch(model)`` first, and ``unpatch`` when those calls have ended.
 
     Args:
         model: The model; its modules change in place.
