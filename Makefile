@@ -26,6 +26,7 @@ else
   requirements_demo := $(VENV)/requirements-demo-installed
   requirements_dev := $(VENV)/requirements-dev-installed
   requirements_stacks := $(VENV)/requirements-stacks-installed
+  requirements_suite := $(VENV)/requirements-suite-installed
   requirements_torchrec := $(VENV)/requirements-torchrec-installed
 endif
 # CMake, Ninja and the linters of that environment come before the machine's.
@@ -34,7 +35,7 @@ export PATH := $(dir $(python)):$(PATH)
 export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: all build build-tests test test-cpp test-python test-transformers test-stacks run-stacks test-torchrec run-torchrec fuzz fuzz-readers reliability test-gpu test-packaging test-changed-packaging sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels clean
+.PHONY: all build build-tests test test-cpp test-python test-transformers test-transformers-suite run-transformers-suite test-stacks run-stacks test-torchrec run-torchrec fuzz fuzz-readers reliability test-gpu test-packaging test-changed-packaging sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels clean
 all: build
 
 # pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
@@ -83,6 +84,16 @@ test-stacks: build
 
 run-stacks: $(requirements_stacks)
 	OMP_WAIT_POLICY=passive $(python) -m pytest $(addprefix tests/python/integrations/test_,huggingface.py huggingface_recognition.py huggingface_kernels.py huggingface_peft.py training_stacks.py) $(PYTEST_ARGS)
+
+# transformers' own modeling tests, from a checkout, with plain and with patched models. A checkout of a release has the
+# tests of its src/transformers; without src, the installed transformers is tested.
+NUMERICS ?= model
+test-transformers-suite: build
+	$(if $(SOURCE),,$(error SOURCE=<a checkout of transformers> is missing))
+	$(MAKE) --no-print-directory run-transformers-suite $(if $(VENV),VENV=$(VENV)-suite)
+
+run-transformers-suite: $(requirements_suite)
+	$(python) tests/suite/transformers_suite.py --numerics $(NUMERICS) $(SOURCE) $(FAMILIES)
 
 # torchrec requires fbgemm-gpu, which needs CUDA; fbgemm-gpu-cpu is the same for the CPU.
 $(VENV)/requirements-torchrec-installed: requirements-torchrec.txt $(VENV)/requirements-installed

@@ -49,6 +49,9 @@ def test_logits(name: str, dtype: torch.dtype) -> None:
     assert report.patched
     assert report.left == ()
     assert equal(name, logits(model), expected)
+    calls = report.calls()
+    assert any(each.kernel for each in calls)
+    assert not any(each.own for each in calls)
     unpatch(model)
     assert torch.equal(logits(model), expected)
 
@@ -132,6 +135,9 @@ def test_compiles_whole(name: str) -> None:
     expected = logits(model)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     assert torch.equal(logits(compiled), expected)
+    logits(model)  # counts calls
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert torch.equal(logits(compiled), expected)
 
 
 @pytest.mark.slow
@@ -301,6 +307,33 @@ def test_the_report_is_a_table() -> None:
     assert header.startswith("function")
     assert "2 x LlamaAttention  half-split" in line
     assert note.startswith("nn.Embedding (1) stays")
+
+
+def test_calls_since_the_patch() -> None:
+    model = small_model("llama")
+    report = patch(model)
+    assert [(each.kernel, each.own) for each in report.calls()] == [(0, 0)]
+    logits(model)
+    again = patch(model)
+    logits(model)
+    assert [(each.kernel, each.own) for each in report.calls()] == [(4, 0)]
+    assert [(each.kernel, each.own) for each in again.calls()] == [(2, 0)]
+    attention = sys.modules[type(model.model.layers[0].self_attn).__module__]
+    tables = torch.rand(2, 1, 3, 8)  # halves that differ
+    attention.apply_rotary_pos_emb(tables, tables, tables[:, 0], tables[:, 0])
+    assert [(each.function, each.kernel, each.own) for each in again.calls()] == [
+        ("apply_rotary_pos_emb", 2, 1)
+    ]
+
+
+@pytest.mark.parametrize("value", [False, True])
+def test_rotated_values(value: bool) -> None:
+    """RoFormer's function takes values too, which a model may leave out."""
+    model = small_model("roformer", rotary_value=value)
+    expected = logits(model)
+    report = patch(model)
+    assert torch.equal(logits(model), expected)
+    assert [(each.kernel, each.own) for each in report.calls()] == [(2, 0)]
 
 
 @pytest.mark.parametrize("call", [patch, unpatch])

@@ -6,6 +6,8 @@ import copy
 import pickle
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
-from posembed.integrations.huggingface import patch, unpatch  # noqa: E402
+from posembed.integrations.huggingface import _patch, patch, unpatch  # noqa: E402
 from support.transformers_small import MODELS, ids, small_model, vision_tower  # noqa: E402
 from transformers.models.llama import modeling_llama  # noqa: E402
 from transformers.utils.import_utils import is_kernels_available  # noqa: E402
@@ -205,32 +207,108 @@ def test_compiles_whole(name: str) -> None:
     torch.compiler.reset()
 
 
-def test_several_axes() -> None:
-    """Qwen2-VL counts time, height and width."""
-    from transformers.models.qwen2_vl import Qwen2VLTextConfig, Qwen2VLTextModel
+SEVERAL_AXES = {
+    "qwen2_vl": "Qwen2VLText",
+    "qwen2_5_vl": "Qwen2_5_VLText",
+    "qwen3_vl": "Qwen3VLText",
+    "qwen3_vl_moe": "Qwen3VLMoeText",
+    "glm4v": "Glm4vText",
+}
 
+
+@pytest.mark.parametrize("family", SEVERAL_AXES)
+def test_several_axes(family: str) -> None:
+    """Positions of time, height and width, in every shape that the models take."""
+    code, name = getattr(transformers.models, family), SEVERAL_AXES[family]
     torch.manual_seed(11)
-    config = Qwen2VLTextConfig(
+    config = getattr(code, f"{name}Config")(
         vocab_size=96,
         hidden_size=64,
         intermediate_size=48,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
+        head_dim=16,
+        num_experts=2,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
         rope_parameters={
             "rope_theta": 10000.0,
             "rope_type": "default",
             "mrope_section": [2, 3, 3],
         },
     )
-    model = Qwen2VLTextModel(config).eval()
-    positions = torch.randint(0, 50, (3, 2, 7), generator=torch.Generator().manual_seed(1))
-    calls = [{"position_ids": positions}, {"position_ids": positions[:, :1]}, {}]
+    model = getattr(code, f"{name}Model")(config).eval()
+    steps = torch.randint(1, 9, (4, 2, 7), generator=torch.Generator().manual_seed(1))
+    every = steps.cumsum(-1)  # with four axes, the text's lead
+    taken = [every, every[1:], every[1:, :1], every[1:2], every[1:2, :1], every[1], every[1, :1]]
+    calls = [{}, *[{"position_ids": positions} for positions in taken]]
     with torch.no_grad():
         expected = [model(ids(), **given).last_hidden_state for given in calls]
-        assert patch(model, numerics="exact").patched[0].action.endswith(EXACT)
+        report = patch(model, numerics="exact")
+        assert report.patched[0].action.endswith(EXACT)
         for given, theirs in zip(calls, expected, strict=True):
-            assert near(model(ids(), **given).last_hidden_state, theirs)
+            assert near(model(ids(), **given).last_hidden_state, theirs, 1e-5)
+    assert [(each.kernel, each.own) for each in report.calls()] == [(2 * len(calls), 0)]
+
+
+def runs_like(model: Any, expected: Any) -> None:
+    """Raises unless the model gives what it did, with the hidden states that it records."""
+    with torch.no_grad():
+        found = model(ids(), output_hidden_states=True)
+    assert near(found.logits, expected.logits)
+    assert len(found.hidden_states) == len(expected.hidden_states)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [("exact",), ("model", "exact"), ("exact", "model"), ("exact", "exact"), ("exact", None)],
+    ids=str,
+)
+def test_the_model_runs_between_the_steps_of_a_patch(
+    steps: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does on another thread: a call may begin before or after any module changes."""
+    model = small_model("llama")
+    with torch.no_grad():
+        expected = model(ids(), output_hidden_states=True)
+    changes = 0
+
+    def become(module: nn.Module, cls: type) -> None:
+        nonlocal changes
+        other = type(module) is not cls
+        change(module, cls)
+        if other:
+            runs_like(model, expected)
+            changes += 1
+
+    change = _patch._become
+    monkeypatch.setattr(_patch, "_become", become)
+    for numerics in steps:
+        patch(model, numerics=numerics) if numerics else unpatch(model)
+    assert changes >= 3  # two attention layers and the rotary module
+
+
+def test_patch_while_another_thread_runs_the_model() -> None:
+    model = small_model("llama")
+    with torch.no_grad():
+        expected = model(ids(), output_hidden_states=True)
+    done = threading.Event()
+
+    def runs() -> int:
+        count = 0
+        while not done.is_set() or not count:
+            runs_like(model, expected)
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(2) as threads:
+        results = [threads.submit(runs) for _ in range(2)]
+        for _ in range(5):
+            patch(model, numerics="exact")
+            patch(model)
+        done.set()
+        assert all(result.result() for result in results)
 
 
 def test_vision_towers_stay() -> None:

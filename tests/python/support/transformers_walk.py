@@ -22,6 +22,7 @@ from torch import nn
 from support.transformers_models import COMPLETED, code_of
 
 LAYERS, VOCABULARY, TOKENS = 2, 99, 9
+AXES = (1, 2, 3, 4)  # of positions; with four, those of the text may lead
 SMALL: dict[str, int] = {
     **dict.fromkeys(
         (
@@ -235,38 +236,65 @@ def run(model: nn.Module, given: dict[str, Any]) -> list[torch.Tensor]:
         return list(tensors_in(model(**given)))
 
 
-def difference(model: nn.Module, given: dict[str, Any], dtype: torch.dtype) -> str:
-    """'' if a patched and an unpatched model give the same bits."""
-    model = model.to(dtype)
-    given = {k: v.to(dtype) if v.is_floating_point() else v for k, v in given.items()}
-    before = run(model, given)
-    patch(model)
-    try:
-        after = run(model, given)
-    finally:
-        unpatch(model)
-    pairs = list(zip(before, after, strict=True))
-    if all(torch.equal(x.nan_to_num(7), y.nan_to_num(7)) for x, y in pairs):
-        return ""
-    worst = max(float((x.double() - y.double()).abs().max()) for x, y in pairs)
-    return f"{dtype} differs by {worst:.2g}"
+def with_positions(model: Any, given: dict[str, Any]) -> list[dict[str, Any]]:
+    """The call without positions, and with them in every shape that the model takes."""
+    calls = [given]
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return calls
+    shapes: list[tuple[int, ...]] = [(1, TOKENS), (2, TOKENS)]
+    if "mrope_section" in str(model.config):  # others compute something without meaning
+        shapes += [(axes, rows, TOKENS) for axes in AXES for rows in (1, 2)]
+    random = torch.Generator().manual_seed(5)
+    for shape in shapes if "input_ids" in given else []:
+        steps = torch.randint(1, 4, shape, generator=random)
+        call = {**given, "position_ids": steps.cumsum(-1)}
+        try:
+            run(model, call)
+        except Exception:  # another shape than the model takes may raise anything
+            continue
+        calls.append(call)
+    return calls
 
 
-def exact_difference(model: nn.Module, given: dict[str, Any]) -> str:
-    """'' if exact angles give what the model does, to the rounding of its short angles."""
-    model = model.float()
-    before = run(model, given)
-    patch(model, numerics="exact")
+def difference(model: nn.Module, calls: list[dict[str, Any]], numerics: Any) -> str:
+    """'' if a patched model gives what the model does, and its kernels ran.
+
+    Equal are the same bits, or for exact angles the same to the rounding of the model's own.
+    """
+    before = [run(model, given) for given in calls]
+    report = patch(model, numerics=numerics)
     try:
-        after = run(model, given)
+        after = [run(model, given) for given in calls]
+    except Exception as error:
+        return f"{numerics} differs by {type(error).__name__}: {error}"
     finally:
         unpatch(model)
-    for x, y in zip(before, after, strict=True):
-        x, y = x.double().nan_to_num(7), y.double().nan_to_num(7)
-        worst = float((x - y).abs().max() / x.abs().max().clamp_min(1e-9))
-        if worst > 1e-4:
-            return f"exact differs by {worst:.2g}"
-    return ""
+    found = [idle(report)]
+    for given, old, new in zip(calls, before, after, strict=True):
+        worst = max((distance(x, y) for x, y in zip(old, new, strict=True)), default=0.0)
+        if worst > (1e-4 if numerics == "exact" else 0):
+            shapes = [f"{key} {[*value.shape]}" for key, value in given.items()]
+            found.append(f"{numerics} differs by {worst:.2g} with {', '.join(shapes)}")
+    return "; ".join(filter(None, found))
+
+
+def distance(x: torch.Tensor, y: torch.Tensor) -> float:
+    """The largest difference, relative to the largest value; 0 for the same bits."""
+    x, y = x.nan_to_num(7), y.nan_to_num(7)
+    if x.dtype != y.dtype or x.shape != y.shape:
+        return float("inf")
+    if torch.equal(x, y):
+        return 0.0
+    x, y = x.double(), y.double()
+    return float((x - y).abs().max() / x.abs().max().clamp_min(1e-9))
+
+
+def idle(report: Report) -> str:
+    """'' if the kernel ran in place of every function that was called, and of one at least."""
+    calls = report.calls()
+    never = [each for each in calls if each.own or not any(other.kernel for other in calls)]
+    names = [f"{each.function} ({each.own} calls)" for each in never if not each.kernel]
+    return f"idle: {', '.join(names)}" if names else ""
 
 
 def compare(cls: type[Any], config: Any) -> str:
@@ -283,8 +311,10 @@ def compare(cls: type[Any], config: Any) -> str:
         except Exception as error:
             errors.append(f"not run: {type(error).__name__}: {str(error).splitlines()[:1]}")
             continue
-        found = [difference(model, given, dtype) for dtype in (torch.float32, torch.bfloat16)]
-        found.append(exact_difference(model, given))
+        calls = with_positions(model, given)
+        found = [difference(model, calls, numerics) for numerics in ("model", "exact")]
+        half = {k: v.bfloat16() if v.is_floating_point() else v for k, v in given.items()}
+        found.append(difference(model.bfloat16(), [half], "model"))
         return "; ".join(filter(None, found)) or "equal"
     return errors[-1]
 
@@ -340,6 +370,7 @@ def markdown(found: list[Visit]) -> str:
         f"| that cannot be built from their default configuration | {states['not built']} |",
         f"| run small, with equal bits | {sum(v.compared == 'equal' for v in found)} |",
         f"| run small, with other bits | {sum('differs' in v.compared for v in found)} |",
+        f"| run small, with a kernel that never runs | {sum('idle' in v.compared for v in found)} |",
         *("", "| rotation | families | classes | for example |", "|---|--:|--:|---|"),
     ]
     users: dict[str, list[Visit]] = {}

@@ -6,6 +6,7 @@ arguments that the kernel does not support.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from posembed import functional
 from posembed.input import has_plain_rows, is_plain, is_simple, norm_parts, own_rows
+from posembed.integrations.huggingface._report import Counter
 from posembed.integrations.huggingface._rotation import KERNEL_DEVICES
 
 PARTS = {"word_embeddings", "position_embeddings", "LayerNorm", "dropout"}
@@ -29,9 +31,10 @@ STEPS = 16  # tolerance, in steps of the dtype at the largest result
 
 
 class OnePass:
-    """Base class of input layers that run the kernel; holds the argument names, in order."""
+    """Base class of input layers that run the kernel; holds argument names, in order, and calls."""
 
     posembed_arguments: tuple[str, ...]
+    posembed_counter: Counter
     dropout: nn.Dropout
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -39,6 +42,8 @@ class OnePass:
         given = {**dict(zip(self.posembed_arguments, args, strict=False)), **kwargs}
         known = all(name in self.posembed_arguments for name in given)
         call = kernel_call(self, given) if known else None
+        if not torch.compiler.is_compiling():
+            self.posembed_counter.add(call is not None)
         if call is None:
             return super().forward(*args, **kwargs)  # type: ignore[misc]
         return self.dropout(functional.input_embedding(**call))
@@ -136,15 +141,13 @@ def refusal(module: Any, original: Any) -> str:
         return "its tables are not there yet (meta device)"
     if _parts(module) is None:
         return "one of its parts has hooks, another type or an option that the kernel lacks"
-    training = module.dropout.training
-    module.dropout.eval()
+    layer = copy.copy(module)  # without dropout; the model may be running
+    layer._modules = {**module._modules, "dropout": nn.Identity()}
     try:
         with torch.no_grad():
-            alike = all(_alike(module, original, given) for given in _samples(module, original))
+            alike = all(_alike(layer, original, given) for given in _samples(layer, original))
     except Exception:  # a layer that takes other arguments may raise anything
         alike = False
-    finally:
-        module.dropout.train(training)
     return "" if alike else "it computes something else than sum and norm"
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from posembed.integrations.huggingface import _shadow
+from posembed.integrations.huggingface._angles import Texts
 from posembed.integrations.huggingface._flow import Flow, TablesStayError
 from posembed.integrations.huggingface._rotation import Angles, Rotation
 from posembed.specification import RotarySpec
@@ -30,14 +31,14 @@ class Decision:
     Args:
         module: The rotary module.
         owners: The modules that call it.
-        texts: The specification texts for each layer type; if empty, the tables stay.
+        texts: What ``ExactAngles`` reads for each layer type; if empty, the tables stay.
         rotations: Rotations that receive positions.
         reason: Why the tables stay.
     """
 
     module: nn.Module
     owners: tuple[nn.Module, ...]
-    texts: dict[str | None, tuple[str, str]]
+    texts: dict[str | None, Texts]
     rotations: frozenset[Rotation] = frozenset()
     reason: str = ""
 
@@ -71,12 +72,12 @@ def _head_dims(owners: tuple[nn.Module, ...]) -> set[int]:
 
 def _texts(
     module: nn.Module, calls: set[tuple[Rotation, int | None]], head_dims: set[int]
-) -> dict[str | None, tuple[str, str]]:
+) -> dict[str | None, Texts]:
     """Verified specifications, by layer type."""
     if module._forward_hooks or next(module.parameters(), None) is not None:
         raise TablesStayError("it has hooks or parameters")
     original = _fresh(module)
-    texts = {}
+    texts: dict[str | None, Texts] = {}
     for kind in _kinds(original):
         try:
             spec = RotarySpec.from_huggingface(module.config, kind)
@@ -90,7 +91,7 @@ def _texts(
                     f"heads have {sorted(head_dims)} components, not {spec.head_dim}"
                 )
             _compare(original, kind, spec, rotation, dimension)
-        texts[kind] = _pairings(spec)
+        texts[kind] = (*_pairings(spec), spec.sections is not None)
     if not texts:
         raise TablesStayError("it has no frequencies")
     return texts

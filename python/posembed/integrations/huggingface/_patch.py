@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch import nn
 
 from posembed.integrations.huggingface import _embeddings, _exact, _shadow
-from posembed.integrations.huggingface._report import Report, Row
+from posembed.integrations.huggingface._report import Counter, Report, Row
 from posembed.integrations.huggingface._rotation import Rotation
 
 EMBEDDINGS = (
@@ -49,6 +49,9 @@ def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") ->
     the model's code passes the tables to rotations only; otherwise the tables stay, and the report
     says why. Integer positions below -1 raise, and -1 leaves a token unchanged. Input layers of the
     BERT family sum and normalize in one kernel, with one rounding of the result.
+
+    Other threads may run the model meanwhile: each of their calls gives the results of one of the
+    numerics, or layer by layer of both.
 
     Args:
         model: The model; its modules change in place.
@@ -87,24 +90,21 @@ def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") ->
         for shadow in _shadow.SHADOWS.values()
         for rotation in shadow.rotations.values()
     }
-    # transformers looks up a model's additional outputs by its class name.
-    capturing = sys.modules.get("transformers.utils.output_capturing")
-    outputs: Any = getattr(capturing, "_CAN_RECORD_REGISTRY", {})
+    # The model may be running: what a class needs is there before a module becomes its instance,
+    # and rotations take positions before rotary modules pass them.
     for module in model.modules():
-        recorded = outputs.get(module)
-        vars(module).pop(SPECIFICATIONS, None)
+        _record_as(module, patched[type(module)])
         _become(module, patched[type(module)])
-        if recorded:
-            outputs[module] = recorded
-        for name, value in vars(module).items():
+        for name, value in list(vars(module).items()):
             if id(value) in rotations:  # kernels put functions on modules
                 vars(module)[name] = rotations[id(value)]
+        vars(module).pop(SPECIFICATIONS, None)
     decisions = _exact.decide(model) if numerics == "exact" else None
     for decision in decisions or ():
         if decision.texts:
             cls = _shadow.EXACT[_shadow.original_of(type(decision.module))]
-            _become(decision.module, cls)
             vars(decision.module)[SPECIFICATIONS] = decision.texts
+            _become(decision.module, cls)
     report = _report(model, decisions)
     rows, notes = _input_layers(model, numerics == "exact")
     return Report((*report.rows, *rows), (*notes, *report.notes))
@@ -129,12 +129,22 @@ def _input_layers(model: nn.Module, exact: bool) -> tuple[list[Row], list[str]]:
     rows = []
     for (cls, reason), count in counts.items():
         names, where = (cls.__name__,), _location(cls.forward)
-        rows.append(Row("forward", where, names, count, not reason, reason or ONE_PASS))
+        row = Row("forward", where, names, count, not reason, reason or ONE_PASS)
+        rows.append(_counted(row, _shadow.FUSED[cls].posembed_counter))
     return rows, list(notes)
+
+
+def _counted(row: Row, counter: Counter) -> Row:
+    """The row of a function whose calls are counted from now on."""
+    return dataclasses.replace(row, counter=counter, before=(counter.kernel, counter.own))
 
 
 def unpatch(model: nn.Module) -> None:
     """Restores a patched model's own code; other models do not change.
+
+    Other threads may run the model meanwhile, unless it has exact angles: a call that has begun
+    would give positions to the model's own functions, which expect tables, and raise
+    ``AttributeError``. If so, ``patch(model)`` first, and ``unpatch`` when those calls have ended.
 
     Args:
         model: The model; its modules change in place.
@@ -144,19 +154,30 @@ def unpatch(model: nn.Module) -> None:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    for module in model.modules():
-        vars(module).pop(SPECIFICATIONS, None)
+    modules = list(model.modules())
+    # The reverse of patch: rotary modules make tables again before the model's functions get them.
+    for module in sorted(modules, key=lambda x: SPECIFICATIONS not in vars(x)):
         _become(module, _shadow.original_of(type(module)))
-        for name, value in vars(module).items():
+        vars(module).pop(SPECIFICATIONS, None)
+        for name, value in list(vars(module).items()):
             if isinstance(value, Rotation):
                 vars(module)[name] = value.original
+
+
+def _record_as(module: nn.Module, cls: type) -> None:
+    """Registers a module's additional outputs, which transformers looks up by the class's name."""
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    outputs: Any = getattr(capturing, "_CAN_RECORD_REGISTRY", {})
+    recorded = outputs.get(module)
+    if recorded:
+        dict.__setitem__(outputs, str(cls), recorded)
 
 
 def _become(module: nn.Module, cls: type) -> None:
     """Changes a module's class, and the bound methods that hooks have stored on the module."""
     before = type(module)
     module.__class__ = cls
-    for name, value in vars(module).items():
+    for name, value in list(vars(module).items()):
         if isinstance(value, types.MethodType) and value.__self__ is module:
             method = value.__func__
             if getattr(before, method.__name__, None) is method:  # accelerate's _old_forward
@@ -214,7 +235,8 @@ def _row(shadow: _shadow.Shadow, name: str, classes: list[type], modules: int) -
     action = str(rotation.rule) if rotation else UNKNOWN
     names = tuple(cls.__name__ for cls in classes)
     location = _location(shadow.function(name))
-    return Row(name, location, names, modules, rotation is not None, action)
+    row = Row(name, location, names, modules, rotation is not None, action)
+    return _counted(row, rotation.counter) if rotation else row
 
 
 def _location(function: Any) -> str:

@@ -385,15 +385,28 @@ class _Trial:
         return sorted(filter(None, held), key=lambda found: -len(found.layouts or ()))
 
     def lone(self, rule: Rule) -> Rule:
-        """The rule, completed with what the function returns without a key."""
-        others = self.roles.tensors[1:]
-        for at in range(len(self.samples) if others else 0):
-            result = _run(self.function, {**self.arguments(rule, at), **dict.fromkeys(others)})
-            if isinstance(result, Tensor):
-                return dataclasses.replace(rule, lone="tensor")
-            if isinstance(result, tuple) and all(x is None for x in result[1:]):
-                return dataclasses.replace(rule, lone="pair")
+        """The rule, completed with what the function returns without its last tensors."""
+        number = len(self.roles.tensors)
+        for least, lone in itertools.product(range(1, number), ("alone", "padded")):
+            found = dataclasses.replace(rule, least=least, lone=lone)  # type: ignore[arg-type]
+            if all(self.holds(found, count) for count in range(least, number)):
+                return found
         return rule
+
+    def holds(self, rule: Rule, count: int) -> bool:
+        """Whether a rule holds for the first tensors, in the first sample that both take."""
+        rotation = Rotation(self.function, self.roles, rule, "")
+        missing = dict.fromkeys(self.roles.tensors[count:])
+        for at in range(len(self.samples)):
+            given = {**self.arguments(rule, at), **missing}
+            expected = _run(self.function, given)
+            if expected is None:
+                continue
+            found = rotation.rotate({**self.roles.defaults, **given})
+            if found is not None:
+                same = _alike(found, expected)
+                return same and _equal(found, expected, rule.tables != "complex")
+        return False
 
     @staticmethod
     def _key(rule: Rule, at: int) -> tuple[Any, ...]:

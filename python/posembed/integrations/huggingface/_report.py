@@ -3,6 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
+
+
+class Counter:
+    """How often the kernel ran in place of a function, and how often the function itself."""
+
+    __slots__ = ("kernel", "own")
+
+    def __init__(self) -> None:
+        self.kernel = self.own = 0
+
+    def add(self, kernel: bool) -> None:
+        """Counts one call."""
+        if kernel:
+            self.kernel += 1
+        else:
+            self.own += 1
+
+
+class Calls(NamedTuple):
+    """Calls of one function since the patch.
+
+    Args:
+        function: Its name.
+        location: Its file and line.
+        kernel: How often posembed's kernel ran.
+        own: How often the model's own code ran, for arguments that posembed does not support.
+    """
+
+    function: str
+    location: str
+    kernel: int
+    own: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,6 +49,8 @@ class Row:
         modules: How many modules of the model have one of these classes.
         patched: Whether posembed replaces it.
         action: What runs now, or why nothing changed.
+        counter: The calls of all patched models that share the function.
+        before: ``counter.kernel`` and ``counter.own`` when the model was patched.
     """
 
     function: str
@@ -24,6 +59,8 @@ class Row:
     modules: int
     patched: bool
     action: str
+    counter: Counter = dataclasses.field(default_factory=Counter, compare=False, repr=False)
+    before: tuple[int, int] = dataclasses.field(default=(0, 0), compare=False, repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +84,35 @@ class Report:
     def left(self) -> tuple[Row, ...]:
         """Functions that run as before; ``action`` says why."""
         return tuple(row for row in self.rows if not row.patched)
+
+    def calls(self) -> tuple[Calls, ...]:
+        """How often the kernel has run since the patch: one entry for each row of ``patched``.
+
+        Models of a family share their functions, so calls of other patched models count too. Calls
+        in compiled code and replays of a CUDA graph do not count. Calls on several threads at once
+        may be counted as fewer.
+
+        Examples:
+            >>> import torch, transformers
+            >>> from posembed.integrations.huggingface import patch
+            >>> config = transformers.LlamaConfig(
+            ...     vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+            ...     num_attention_heads=2)
+            >>> model = transformers.LlamaForCausalLM(config)
+            >>> report = patch(model)
+            >>> _ = model(torch.arange(5)[None])
+            >>> [(calls.function, calls.kernel, calls.own) for calls in report.calls()]
+            [('apply_rotary_pos_emb', 2, 0)]
+        """
+        return tuple(
+            Calls(
+                row.function,
+                row.location,
+                row.counter.kernel - row.before[0],
+                row.counter.own - row.before[1],
+            )
+            for row in self.patched
+        )
 
     def __str__(self) -> str:
         table = [("function", "modules", "now", "where")]

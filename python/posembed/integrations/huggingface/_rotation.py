@@ -16,6 +16,7 @@ from posembed import functional
 from posembed._build_info import build_info
 from posembed.functional import Layout
 from posembed.functional._rotary import rotated
+from posembed.integrations.huggingface._report import Counter
 from posembed.integrations.huggingface._rule import Roles, Rule
 
 KERNEL_DEVICES = {"cpu", "meta"} | ({"cuda"} if build_info()["cuda_version"] else set())
@@ -101,6 +102,7 @@ class Rotation:
         self.home = home
         self.others = tuple(roles.others())
         self.plans: dict[Any, Plan | None] = {}
+        self.counter = Counter()
         self.alternatives: tuple[Rotation, ...] = ()  # the same for tables in other layouts
         self.__name__ = str(getattr(original, "__name__", type(original).__name__))
         self.__qualname__ = str(getattr(original, "__qualname__", self.__name__))
@@ -117,11 +119,14 @@ class Rotation:
         given.update(kwargs)
         angles = given.get(self.roles.cos)
         if isinstance(angles, Angles):
-            return self.turned(given, angles)
-        result = self.rotate(given)
-        for other in self.alternatives:
-            if result is None:
-                result = other.rotate(given)
+            result = self.turned(given, angles)
+        else:
+            result = self.rotate(given)
+            for other in self.alternatives:
+                if result is None:
+                    result = other.rotate(given)
+        if not torch.compiler.is_compiling():  # code is compiled again when a number changes
+            self.counter.add(result is not None)
         return self.original(*args, **kwargs) if result is None else result
 
     def layout(self, dimension: int | None) -> Layout | None:
@@ -160,7 +165,7 @@ class Rotation:
                 return None
         slots = [given.get(name) for name in roles.tensors]
         tensors = [x for x in slots if x is not None]
-        if slots[0] is None or (len(tensors) < len(slots) and not rule.lone):
+        if len(tensors) < len(slots) and not self._takes_first(slots, len(tensors)):
             return None
         tables = self._tables(given)
         if tables is None:
@@ -179,6 +184,10 @@ class Rotation:
         else:
             result = tuple(self._rotate_all(tensors, cos, sin, plan))
         return self._packed(result, len(slots))
+
+    def _takes_first(self, slots: list[Tensor | None], count: int) -> bool:
+        """Whether the first tensors are enough, and the others are None."""
+        return 0 < self.rule.least <= count and all(x is not None for x in slots[:count])
 
     def _tables(self, given: dict[str, Any]) -> tuple[Tensor, Tensor | None] | None:
         """The part of the tables that is read, gathered by position if necessary."""
@@ -366,9 +375,9 @@ class Rotation:
     def _packed(self, result: Any, slots: int) -> Any:
         """The result in the function's form, for this number of tensor arguments."""
         rotated = result if isinstance(result, tuple) else (result,)
-        if len(rotated) < slots and self.rule.lone == "pair":
+        if len(rotated) < slots and self.rule.lone == "padded":
             return (*rotated, *[None] * (slots - len(rotated)))
-        if slots == 1 or (len(rotated) == 1 and self.rule.lone == "tensor"):
+        if slots == 1 or (len(rotated) == 1 and self.rule.lone == "alone"):
             return rotated[0]
         return rotated
 

@@ -28,7 +28,8 @@ class Rule:
         sine_first: Whether the first half of a joint table is the sine.
         layouts: The layouts for which this is verified: rank of a tensor, rank of a table, and the
             head dimension that the table has or that is inserted. None: all.
-        lone: What is returned without a key: a "tensor", a "pair" with None, or unknown.
+        least: How many tensors it needs, if it takes None for the others; 0: it needs all.
+        lone: What is returned without the others: the rest "alone" or "padded" with None.
     """
 
     pairs: Literal["halves", "adjacent", "regrouped"] = "halves"
@@ -42,7 +43,8 @@ class Rule:
     tokens: Literal["all", "last", "table's last"] = "all"
     sine_first: bool = False
     layouts: frozenset[tuple[int, int, int]] | None = None
-    lone: Literal["", "tensor", "pair"] = ""
+    least: int = 0
+    lone: Literal["", "alone", "padded"] = ""
 
     def __str__(self) -> str:
         words = {

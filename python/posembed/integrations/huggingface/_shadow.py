@@ -21,6 +21,7 @@ from torch import nn
 from posembed.integrations.huggingface._angles import ExactAngles, makes_tables
 from posembed.integrations.huggingface._embeddings import OnePass, arguments_of
 from posembed.integrations.huggingface._recognition import contents, plain, recognise, roles_of
+from posembed.integrations.huggingface._report import Counter
 from posembed.integrations.huggingface._rotation import Rotation
 
 PREFIX = "posembed.integrations.huggingface.patched."
@@ -56,7 +57,7 @@ SHADOWS: dict[str, Shadow] = {}
 CLASSES: dict[type, type] = {}
 ORIGINALS: dict[type, type] = {}
 EXACT: dict[type, type] = {}  # rotary modules that can return positions instead of tables
-FUSED: dict[type, type] = {}  # input layers that can run in one kernel
+FUSED: dict[type, type[Any]] = {}  # input layers that can run in one kernel
 
 
 def original_of(cls: type) -> Any:
@@ -139,7 +140,7 @@ class Builder:
                     EXACT[value] = self._beside(value, "Exact", ExactAngles)
                 arguments = arguments_of(value)
                 if arguments and value not in FUSED:
-                    members = {"posembed_arguments": arguments}
+                    members = {"posembed_arguments": arguments, "posembed_counter": Counter()}
                     FUSED[value] = self._beside(value, "Fused", OnePass, members)
         return self.found
 
