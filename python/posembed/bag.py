@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from posembed import functional
 from posembed._leaf import Leaf
 from posembed._memory import prefer_huge_pages
-from posembed._sharding import zero_row
 from posembed._validation import flag
 from posembed.functional import BagMode, Device, Gradient
+from posembed.sharding import zero_row
 from posembed.token import check_sizes, check_table_options
 
 

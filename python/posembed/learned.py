@@ -15,9 +15,9 @@ from posembed import functional
 from posembed._leaf import Leaf
 from posembed._memory import prefer_huge_pages
 from posembed._offset import positions_from
-from posembed._sharding import zero_row
 from posembed._validation import whole
 from posembed.functional import Device
+from posembed.sharding import zero_row
 from posembed.token import check_sizes
 
 

@@ -17,11 +17,11 @@ from typing_extensions import Self
 from posembed import functional
 from posembed._leaf import Leaf
 from posembed._offset import positions_from
-from posembed._sharding import set_values
 from posembed._validation import flag
 from posembed.functional import Device, Layout
 from posembed.functional._rotary import rotated
 from posembed.scaling import DynamicNtkScaling, LongRopeScaling
+from posembed.sharding import set_values
 from posembed.specification import Numerics, RotarySpec
 
 

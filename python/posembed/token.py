@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from posembed import functional, pretrained
 from posembed._leaf import Leaf
 from posembed._memory import prefer_huge_pages
-from posembed._sharding import zero_row
 from posembed._validation import finite, flag, whole
 from posembed.functional import Device, Gradient, Initialization
-from posembed.functional._options import is_sharded
+from posembed.sharding import is_sharded, zero_row
 
 # The dtypes of tables.
 COMPUTED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

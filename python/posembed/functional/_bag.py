@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posembed.functional._options import BagMode, Gradient, is_sharded, sharded
+from posembed.functional._options import BagMode, Gradient
 from posembed.functional._token import padding_row
+from posembed.sharding import call, is_sharded
 
 
 def token_bag(
@@ -57,5 +58,5 @@ def token_bag(
     padding = padding_row(padding_idx, weight)
     options = (offsets, padding, include_last_offset, mode, weights, gradient)
     if is_sharded(weight) or is_sharded(ids):
-        return sharded().token_bag(ids, weight, *options)  # type: ignore[no-any-return]
+        return call("token_bag", weight, ids, *options)  # type: ignore[no-any-return]
     return torch.ops.posembed.token_bag.default(weight, ids, *options)  # type: ignore[no-any-return]

@@ -7,7 +7,8 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from posembed.functional._options import Layout, is_sharded, refuse_sharded, rotary_text, sharded
+from posembed.functional._options import Layout, rotary_text
+from posembed.sharding import call, is_sharded, refuse_sharded
 from posembed.specification import RotarySpec
 
 
@@ -124,7 +125,9 @@ def rotated(
     """:func:`rotary` without ``out`` and without keywords, which are slow for one-token calls."""
     options = (spec, positions, layout, offset, inverse, cu_seqlens, frequencies)
     if is_sharded(query):
-        return sharded().rotary(query, key, *options)  # type: ignore[no-any-return]
+        if key is None:
+            return call("rotary", query, *options)  # type: ignore[no-any-return]
+        return call("rotary_pair", query, key, *options)  # type: ignore[no-any-return]
     if key is None:
         return torch.ops.posembed.rotary.default(query, *options)  # type: ignore[no-any-return]
     return torch.ops.posembed.rotary_pair.default(query, key, *options)  # type: ignore[no-any-return]
@@ -288,9 +291,11 @@ def rotary_(
     """
     options = (rotary_text(spec), positions, layout, offset, inverse, cu_seqlens, frequencies)
     if is_sharded(query):
-        return sharded().rotary(query, key, *options, in_place=True)  # type: ignore[no-any-return]
-    if key is None:
+        call("rotary_", query, *options) if key is None else call(
+            "rotary_pair_", query, key, *options
+        )
+    elif key is None:
         torch.ops.posembed.rotary_.default(query, *options)
-        return query
-    torch.ops.posembed.rotary_pair_.default(query, key, *options)
-    return query, key
+    else:
+        torch.ops.posembed.rotary_pair_.default(query, key, *options)
+    return query if key is None else (query, key)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posembed.functional._options import is_sharded, sharded, sinusoidal_text
+from posembed.functional._options import sinusoidal_text
+from posembed.sharding import call, is_sharded
 from posembed.specification import SinusoidalSpec
 
 
@@ -44,7 +45,7 @@ def sinusoidal(
     """
     options = (sinusoidal_text(spec), positions, offset, scale)
     if is_sharded(x):
-        return sharded().sinusoidal(x, *options)  # type: ignore[no-any-return]
+        return call("sinusoidal_add", x, *options)  # type: ignore[no-any-return]
     return torch.ops.posembed.sinusoidal_add.default(x, *options)  # type: ignore[no-any-return]
 
 
@@ -79,8 +80,7 @@ def sinusoidal_encode(
     """
     text = sinusoidal_text(spec)
     if is_sharded(positions):
-        options = (text, scale, dtype, spec.embedding_dim)
-        return sharded().sinusoidal_encode(positions, *options)  # type: ignore[no-any-return]
+        return call("sinusoidal_encode", positions, text, scale, 0, dtype)  # type: ignore[no-any-return]
     return torch.ops.posembed.sinusoidal_encode.default(positions, text, scale, dtype=dtype)  # type: ignore[no-any-return]
 
 

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from posembed.functional._options import (
     Gradient,
     Initialization,
-    is_sharded,
     is_wrapper,
-    sharded,
 )
+from posembed.sharding import call, is_sharded, with_rows
 
 _PLAIN = (-1, 1.0, False, -1, "dense")  # the defaults of the operator's options
 
@@ -71,7 +70,7 @@ def embedding(
     start = _known_id("vocabulary_start", vocabulary_start)
     options = (padding, scale, scale_grad_by_freq, start, gradient)
     if is_sharded(weight) or is_sharded(ids):
-        return sharded().embedding(ids, weight, *options)  # type: ignore[no-any-return]
+        return call("embedding", weight, ids, *options)  # type: ignore[no-any-return]
     if is_wrapper(weight):
         return _of_wrapper(ids, weight, *options)
     if options == _PLAIN:  # each argument of a torch.ops call costs 0.2 us
@@ -136,7 +135,7 @@ def embedding_resize(
     """
     if is_sharded(weight):
         options: dict[str, Any] = {"covariance_scale": covariance_scale, "generator": generator}
-        return sharded().with_rows(  # type: ignore[no-any-return]
+        return with_rows(
             lambda whole: embedding_resize(whole, num_embeddings, initialization, **options), weight
         )
     given = isinstance(initialization, Tensor)
