@@ -9,6 +9,8 @@ from posembed.functional._options import sinusoidal_text
 from posembed.sharding import call, is_sharded
 from posembed.specification import SinusoidalSpec
 
+_SINUSOIDAL_ADD = torch.ops.posembed.sinusoidal_add.default
+
 
 def sinusoidal(
     x: Tensor,
@@ -43,10 +45,18 @@ def sinusoidal(
         >>> import torch, posembed as pe
         >>> y = pe.functional.sinusoidal(torch.randn(2, 16, 512), spec=pe.SinusoidalSpec(512))
     """
-    options = (sinusoidal_text(spec), positions, offset, scale)
-    if is_sharded(x):
-        return call("sinusoidal_add", x, *options)  # type: ignore[no-any-return]
-    return torch.ops.posembed.sinusoidal_add.default(x, *options)  # type: ignore[no-any-return]
+    return waved(x, sinusoidal_text(spec), positions, offset, scale)
+
+
+def waved(
+    x: Tensor, spec: str, positions: Tensor | None, offset: int, scale: Tensor | None
+) -> Tensor:
+    """:func:`sinusoidal` without keywords, which are slow for one token."""
+    if type(x) is not Tensor and is_sharded(x):
+        return call("sinusoidal_add", x, spec, positions, offset, scale)  # type: ignore[no-any-return]
+    if scale is None:
+        return _SINUSOIDAL_ADD(x, spec, positions, offset)  # type: ignore[no-any-return]
+    return _SINUSOIDAL_ADD(x, spec, positions, offset, scale)  # type: ignore[no-any-return]
 
 
 def sinusoidal_encode(

@@ -19,6 +19,12 @@ def is_sharded(tensor: Tensor) -> bool:
     return type(tensor) not in PLAIN and hasattr(tensor, "device_mesh")
 
 
+def any_sharded(first: Tensor, second: Tensor) -> bool:
+    """Whether one of two tensors is a DTensor, in one look."""
+    plain = type(first) in PLAIN and type(second) in PLAIN
+    return not plain and (is_sharded(first) or is_sharded(second))
+
+
 def call(name: str, *arguments: Any) -> Any:
     """Calls an operator with each process's shards; the results are DTensors."""
     from posembed.sharding import calls
