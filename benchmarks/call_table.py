@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from posembed.commands import measure
+import measure
 
 OURS = "posembed"
 

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
-from posembed.commands.measure import Case
+from measure import Case
 
 
 @dataclasses.dataclass(frozen=True)

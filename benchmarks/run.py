@@ -25,6 +25,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import measure
 import posembed as pe
 from cases import (
     additive,
@@ -39,7 +40,6 @@ from cases import (
     transformers,
 )
 from plan import Plan
-from posembed.commands import measure
 from setting import Setting
 
 # By default glibc's malloc gives large blocks back at once, so that each new output

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from measure import Case
 from plan import Plan, plan
-from posembed.commands.measure import Case
 from posembed.pretrained import open_vectors
 from setting import Setting
 

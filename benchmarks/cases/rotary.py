@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import posembed as pe
 import torch
+from measure import Case, Goal
 from plan import Plan, plan
-from posembed.commands.measure import Case, Goal
 from setting import Setting
 from torch import Tensor
 

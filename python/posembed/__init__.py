@@ -8,7 +8,7 @@ from posembed import _library
 _library.load()
 
 # ruff: noqa: E402  (the imports below need the library)
-from posembed import _leaf, batching, functional, pretrained, shapes
+from posembed import _leaf, functional, pretrained, shapes, vmap
 from posembed._build_info import build_info
 from posembed._decompositions import decompose
 from posembed._memory import empty_cache, prefer_huge_pages, set_cache_limit
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from posembed import data as data
     from posembed import plot as plot
 
-batching.register()
 shapes.register()
+vmap.register()
 _leaf.register()
 
 __version__ = build_info()["version"]

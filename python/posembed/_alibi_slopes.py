@@ -11,9 +11,9 @@ from typing_extensions import Self
 
 from posembed import functional
 from posembed._leaf import Leaf
-from posembed._sharding import set_values
 from posembed._validation import finite, flag, whole
 from posembed.functional import Device
+from posembed.sharding import set_values
 
 
 class AlibiSlopes(Leaf, nn.Module):

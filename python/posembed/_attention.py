@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posembed.functional._options import is_sharded
 from posembed.score_positions import ScorePositions
+from posembed.sharding import is_sharded
 
 
 def backend_for(

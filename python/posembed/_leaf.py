@@ -11,6 +11,15 @@ from torch.fx import Tracer
 class Leaf:
     """A module whose call is one node of a torch.fx graph, like those of torch.nn."""
 
+    _parameters: dict[str, Any]
+
+    def _parameter(self, name: str) -> Any:
+        """An attribute that is a parameter, without the slow look-up of ``nn.Module``."""
+        try:
+            return self._parameters[name]
+        except KeyError:  # FSDP or a parametrization has replaced the parameter by a tensor
+            return getattr(self, name)
+
     def __prepare_scriptable__(self) -> NoReturn:
         """Rejects torch.jit.script, which calls this for a module and its submodules."""
         raise RuntimeError(

@@ -17,7 +17,8 @@ from posembed import _attention, configuration, functional
 from posembed._alibi_slopes import AlibiSlopes
 from posembed._validation import flag
 from posembed.functional import Device
-from posembed.functional._alibi import check_attention
+from posembed.functional._alibi import bias as score_bias
+from posembed.functional._alibi import check_attention, score_options
 from posembed.score_positions import ScorePositions
 
 # Options of model families that differ from the paper. Falcon's are in from_preset. Refact's bias,
@@ -218,16 +219,8 @@ class ALiBi(AlibiSlopes):
         # Pass a dtype only if necessary: AOTInductor passes wrong dtype numbers to operators.
         if dtype is None and out is None and self._dtype != slopes.dtype:
             dtype = self._dtype
-        return functional.alibi_bias(
-            slopes,
-            query_length,
-            keys,
-            causal=self.causal,
-            dtype=dtype,
-            out=out,
-            positions_from_mask=True,
-            **positions,
-        )
+        options = score_options(self.causal, True, **positions)
+        return score_bias(slopes, query_length, keys, dtype, out, options)
 
     def add_(
         self, scores: Tensor, *, scale: float = 1.0, **positions: Unpack[ScorePositions]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from posembed import functional
 from posembed._leaf import Leaf
 from posembed._memory import prefer_huge_pages
-from posembed._sharding import zero_row
 from posembed._validation import flag
 from posembed.functional import BagMode, Device, Gradient
+from posembed.functional._bag import pooled
+from posembed.functional._token import padding_row
+from posembed.sharding import zero_row
 from posembed.token import check_sizes, check_table_options
 
 
@@ -137,15 +138,16 @@ class TokenBag(Leaf, nn.EmbeddingBag):
             IndexError: An id is outside the table, or an offset is invalid; see
                 :func:`functional.token_bag` for other errors.
         """
-        return functional.token_bag(
+        weight: Tensor = self._parameter("weight")
+        return pooled(
+            weight,
             ids,
-            self.weight,
             offsets,
+            padding_row(self.padding_idx, weight),
+            self.include_last_offset,
+            self.mode,
             weights,
-            mode=self.mode,
-            padding_idx=self.padding_idx,
-            include_last_offset=self.include_last_offset,
-            gradient=self.gradient,
+            self.gradient,
         )
 
     def extra_repr(self) -> str:

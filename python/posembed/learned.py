@@ -15,9 +15,10 @@ from posembed import functional
 from posembed._leaf import Leaf
 from posembed._memory import prefer_huge_pages
 from posembed._offset import positions_from
-from posembed._sharding import zero_row
 from posembed._validation import whole
 from posembed.functional import Device
+from posembed.functional._learned import added
+from posembed.sharding import zero_row
 from posembed.token import check_sizes
 
 
@@ -86,12 +87,12 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
         if isinstance(offset, Tensor):
             positions = positions_from(offset, positions, x)
             offset = 0
-        weight: Tensor = self.weight
+        weight: Tensor = self._parameter("weight")
         padding = self._padding_row
         if padding is not None and weight.requires_grad:  # the padding row gets no gradient
             rows = [weight[:padding], weight[padding : padding + 1].detach(), weight[padding + 1 :]]
             weight = torch.cat(rows)
-        return functional.learned_add(x, weight, positions, offset=offset, first_row=self.first_row)
+        return added(x, weight, positions, offset, self.first_row)
 
     def encode(self, positions: Tensor) -> Tensor:
         """Looks up rows by position: int32 or int64 [...] -> [..., embedding_dim]."""

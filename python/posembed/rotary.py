@@ -17,11 +17,11 @@ from typing_extensions import Self
 from posembed import functional
 from posembed._leaf import Leaf
 from posembed._offset import positions_from
-from posembed._sharding import set_values
 from posembed._validation import flag
 from posembed.functional import Device, Layout
-from posembed.functional._rotary import rotated
+from posembed.functional._rotary import ROTARY, ROTARY_PAIR, rotated
 from posembed.scaling import DynamicNtkScaling, LongRopeScaling
+from posembed.sharding import set_values
 from posembed.specification import Numerics, RotarySpec
 
 
@@ -214,11 +214,8 @@ class RotaryEmbedding(Leaf, nn.Module):
         return module
 
     def _frequencies(self) -> Tensor | None:
-        """``self.frequencies``, without a slow attribute lookup."""
-        try:
-            frequencies = self._parameters["frequencies"]
-        except KeyError:  # FSDP or a parametrization has replaced the parameter by a tensor
-            frequencies = self.frequencies
+        """``self.frequencies``, which must be wide."""
+        frequencies: Tensor | None = self._parameter("frequencies")
         if frequencies is not None:
             refuse_narrow(frequencies)
         return frequencies
@@ -272,12 +269,17 @@ class RotaryEmbedding(Leaf, nn.Module):
         it (dynamic NTK, LongRoPE) need it. All calls that share a key cache must use the same
         resolved specification.
         """
-        try:  # _frequencies(), inlined: call overhead matters in one-token decoding
-            frequencies = self._parameters["frequencies"]
-        except KeyError:
-            frequencies = self.frequencies
-        if frequencies is not None:
-            refuse_narrow(frequencies)
+        if (  # nothing special: in one-token decoding every step between call and operator counts
+            type(query) is Tensor
+            and type(offset) is int
+            and seq_len is None
+            and cu_seqlens is None
+            and inverse is False
+            and self._parameters.get("frequencies", self) is None
+        ):
+            if key is None:
+                return ROTARY(query, self._spec.text, positions, self.layout, offset)  # type: ignore[no-any-return]
+            return ROTARY_PAIR(query, key, self._spec.text, positions, self.layout, offset)  # type: ignore[no-any-return]
         if isinstance(offset, Tensor):
             positions = self._positions_from(offset, positions, query)
             offset = 0
@@ -289,7 +291,7 @@ class RotaryEmbedding(Leaf, nn.Module):
             self.layout,
             offset,
             inverse,
-            frequencies,
+            self._frequencies(),
             cu_seqlens,
         )
 

@@ -15,6 +15,7 @@ from posembed._leaf import Leaf
 from posembed._offset import positions_from
 from posembed._validation import flag
 from posembed.functional import Device
+from posembed.functional._sinusoidal import waved
 from posembed.specification import SinusoidalSpec
 
 
@@ -100,7 +101,7 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
         if isinstance(offset, Tensor):
             positions = positions_from(offset, positions, x)
             offset = 0
-        return functional.sinusoidal(x, positions, self.scale, spec=self.spec, offset=offset)
+        return waved(x, self.spec.text, positions, offset, self.scale)
 
     def encode(self, positions: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
         """The encodings of positions; see :func:`posembed.functional.sinusoidal_encode`."""

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from posembed import functional, pretrained
 from posembed._leaf import Leaf
 from posembed._memory import prefer_huge_pages
-from posembed._sharding import zero_row
 from posembed._validation import finite, flag, whole
 from posembed.functional import Device, Gradient, Initialization
-from posembed.functional._options import is_sharded
+from posembed.functional._token import looked_up, padding_row
+from posembed.sharding import is_sharded, zero_row
 
 # The dtypes of tables.
 COMPUTED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -263,13 +263,10 @@ class TokenEmbedding(Leaf, nn.Embedding):
                 known = within(ids, self.num_embeddings)
                 if known.numel() > 0:
                     torch.embedding_renorm_(table, known, self.max_norm, self.norm_type)
-        return functional.embedding(
-            ids,
-            self.weight,
-            padding_idx=self.padding_idx,
-            scale=self.scale,
-            scale_grad_by_freq=self.scale_grad_by_freq,
-            gradient=self.gradient,
+        weight: Tensor = self._parameter("weight")
+        padding = padding_row(self.padding_idx, weight)
+        return looked_up(
+            ids, weight, padding, self.scale, self.scale_grad_by_freq, -1, self.gradient
         )
 
     def logits(self, hidden: Tensor) -> Tensor:

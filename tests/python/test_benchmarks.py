@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+
+import posembed as pe
+import pytest
+import torch
 
 PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "run.py"
 
@@ -33,6 +38,22 @@ def test_names_are_known_before_anything_is_built() -> None:
     command += ["--case", "rotary forward ["]
     some = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert some == [name for name in names if "rotary forward [" in name] != []
+
+
+def test_peers_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All timed rotations do the same work; without other libraries torch's own remains."""
+    monkeypatch.syspath_prepend(str(PROGRAM.parent))
+    peers = importlib.import_module("cases.peers")
+    query, key = torch.randn(1, 6, 8, 16), torch.randn(1, 6, 2, 16)
+    half, pairs = (
+        pe.RotaryEmbedding(16, interleaved=kind)(query, key)[0] for kind in (False, True)
+    )
+    for label, call in peers.all_of(query, key).items():
+        result = call()[0]
+        result = result.transpose(1, 2) if result.shape[1] == 8 else result
+        assert min((result - expected).abs().max() for expected in (half, pairs)) < 1e-4, label
+    monkeypatch.setattr(peers, "imported", lambda module: None)
+    assert list(peers.all_of(query, key)) == ["complex numbers"]
 
 
 def test_runs_stand_side_by_side(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import posembed as pe
 import pytest
 import torch
-from posembed._decompositions import DECOMPOSITIONS, decompositions
+from posembed._decompositions import decompositions, replacements
 from support.case import TOLERANCE, OperatorCase, as_tuple, assert_close
 from support.families import FAMILIES
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ CASES = [
     case
     for family in FAMILIES
     for case in importlib.import_module(f"support.{family}").CASES
-    if case.operator in TABLE and case.operator._opname in DECOMPOSITIONS
+    if case.operator in TABLE and case.operator._opname in replacements()
 ]
 WITH_DROPOUT = {"input_embedding-bert", "input_embedding-plain-norm-dropout"}
 # Not in a program for inference, or not functions of tensors alone.

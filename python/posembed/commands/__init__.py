@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 
 from posembed import _library, build_info
 from posembed.commands import (
-    benchmark,
     check,
     convert,
     diff,
@@ -24,7 +23,7 @@ from posembed.commands import (
     wavelengths,
 )
 
-COMMANDS = (info, explain, wavelengths, scores, heatmap, diff, vectors, convert, check, benchmark)
+COMMANDS = (info, explain, wavelengths, scores, heatmap, diff, vectors, convert, check)
 
 EXAMPLES = """examples:
   python -m posembed explain config.json            what a model's RoPE does to its heads

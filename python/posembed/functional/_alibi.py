@@ -9,11 +9,20 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from posembed.functional._options import Device, is_sharded, sharded
+from posembed.functional._options import Device
 from posembed.score_positions import ScorePositions
+from posembed.sharding import any_sharded, call, is_sharded
+
+_ALIBI_BIAS = torch.ops.posembed.alibi_bias.default
+_ON_SCORES = {
+    "alibi_add": torch.ops.posembed.alibi_add.default,
+    "alibi_add_": torch.ops.posembed.alibi_add_.default,
+    "alibi_softmax": torch.ops.posembed.alibi_softmax.default,
+    "alibi_softmax_": torch.ops.posembed.alibi_softmax_.default,
+}
 
 
-def _options(
+def score_options(
     causal: bool,
     positions_from_mask: bool,
     query_offset: int | None = None,
@@ -31,6 +40,15 @@ def _options(
         return () if causal is True and query_offset is None else (causal, query_offset)
     positions = (query_positions, key_positions, cu_seqlens)
     return (causal, query_offset, attention_mask, positions_from_mask, *positions, apply_mask)
+
+
+def on_scores(
+    name: str, scores: Tensor, slopes: Tensor, scale: float, options: tuple[Any, ...]
+) -> Any:
+    """Calls an operator on scores, with the last arguments of :func:`score_options`."""
+    if any_sharded(scores, slopes):
+        return call(name, scores, slopes, scale, *options)
+    return _ON_SCORES[name](scores, slopes, scale, *options)
 
 
 def alibi_slopes(
@@ -101,8 +119,7 @@ def alibi_scaled_slopes(slopes: Tensor, key_length: int, train_length: int) -> T
         tensor([0.1250, 0.0312, 0.0078, 0.0020])
     """
     if is_sharded(slopes):
-        lengths = {"key_length": key_length, "train_length": train_length}
-        return sharded().of_slopes(alibi_scaled_slopes, slopes, **lengths)  # type: ignore[no-any-return]
+        return call("alibi_scaled_slopes", slopes, key_length, train_length)  # type: ignore[no-any-return]
     return torch.ops.posembed.alibi_scaled_slopes.default(  # type: ignore[no-any-return]
         slopes, key_length, train_length
     )
@@ -173,15 +190,25 @@ def alibi_bias(
         tensor([[-0.5000,  0.0000,    -inf],
                 [-1.0000, -0.5000,  0.0000]])
     """
-    if is_sharded(slopes) and out is None:
-        call = {"causal": causal, "dtype": dtype, "positions_from_mask": positions_from_mask}
-        lengths = (query_length, key_length)
-        return sharded().of_slopes(alibi_bias, slopes, *lengths, **call, **positions)  # type: ignore[no-any-return]
-    options = _options(causal, positions_from_mask, **positions)
+    options = score_options(causal, positions_from_mask, **positions)
+    return bias(slopes, query_length, key_length, dtype, out, options)
+
+
+def bias(
+    slopes: Tensor,
+    query_length: int,
+    key_length: int,
+    dtype: torch.dtype | None,
+    out: Tensor | None,
+    options: tuple[Any, ...],
+) -> Tensor:
+    """:func:`alibi_bias` with the last arguments of :func:`score_options`."""
+    if out is None and is_sharded(slopes):
+        return call("alibi_bias", slopes, query_length, key_length, dtype, *options)  # type: ignore[no-any-return]
+    if out is None and dtype is None and not options:
+        return _ALIBI_BIAS(slopes, query_length, key_length)  # type: ignore[no-any-return]
     if out is None:
-        return torch.ops.posembed.alibi_bias.default(  # type: ignore[no-any-return]
-            slopes, query_length, key_length, dtype, *options
-        )
+        return _ALIBI_BIAS(slopes, query_length, key_length, dtype, *options)  # type: ignore[no-any-return]
     if dtype not in (None, out.dtype):
         raise TypeError(f"dtype: expected none or that of out, {out.dtype}, got {dtype}")
     torch.ops.posembed.alibi_bias_out.default(out, slopes, query_length, key_length, *options)
@@ -222,11 +249,8 @@ def alibi_add(
         tensor([[ 0.0000,  0.5000,    -inf],
                 [-0.5000,  0.0000,  0.5000]])
     """
-    if is_sharded(scores) or is_sharded(slopes):
-        call = {"scale": scale, "causal": causal, "positions_from_mask": positions_from_mask}
-        return sharded().of_scores(alibi_add, scores, slopes, **call, **positions)  # type: ignore[no-any-return]
-    options = _options(causal, positions_from_mask, **positions)
-    return torch.ops.posembed.alibi_add.default(scores, slopes, scale, *options)  # type: ignore[no-any-return]
+    options = score_options(causal, positions_from_mask, **positions)
+    return on_scores("alibi_add", scores, slopes, scale, options)  # type: ignore[no-any-return]
 
 
 def alibi_add_(
@@ -248,12 +272,8 @@ def alibi_add_(
     Raises:
         ValueError: Shapes are incompatible; or grad mode is on and an argument requires grad.
     """
-    if is_sharded(scores) or is_sharded(slopes):
-        call = {"scale": scale, "causal": causal, "positions_from_mask": positions_from_mask}
-        sharded().of_scores(alibi_add_, scores, slopes, **call, **positions)
-        return scores
-    options = _options(causal, positions_from_mask, **positions)
-    torch.ops.posembed.alibi_add_.default(scores, slopes, scale, *options)
+    options = score_options(causal, positions_from_mask, **positions)
+    on_scores("alibi_add_", scores, slopes, scale, options)
     return scores
 
 
@@ -284,11 +304,8 @@ def alibi_softmax(
         tensor([[0.3775, 0.6225, 0.0000],
                 [0.1863, 0.3072, 0.5065]])
     """
-    if is_sharded(scores) or is_sharded(slopes):
-        call = {"scale": scale, "causal": causal, "positions_from_mask": positions_from_mask}
-        return sharded().of_scores(alibi_softmax, scores, slopes, **call, **positions)  # type: ignore[no-any-return]
-    options = _options(causal, positions_from_mask, **positions)
-    return torch.ops.posembed.alibi_softmax.default(scores, slopes, scale, *options)  # type: ignore[no-any-return]
+    options = score_options(causal, positions_from_mask, **positions)
+    return on_scores("alibi_softmax", scores, slopes, scale, options)  # type: ignore[no-any-return]
 
 
 def alibi_softmax_(
@@ -310,12 +327,8 @@ def alibi_softmax_(
     Raises:
         ValueError: Shapes are incompatible; or grad mode is on and an argument requires grad.
     """
-    if is_sharded(scores) or is_sharded(slopes):
-        call = {"scale": scale, "causal": causal, "positions_from_mask": positions_from_mask}
-        sharded().of_scores(alibi_softmax_, scores, slopes, **call, **positions)
-        return scores
-    options = _options(causal, positions_from_mask, **positions)
-    torch.ops.posembed.alibi_softmax_.default(scores, slopes, scale, *options)
+    options = score_options(causal, positions_from_mask, **positions)
+    on_scores("alibi_softmax_", scores, slopes, scale, options)
     return scores
 
 
@@ -361,15 +374,10 @@ def alibi_attention(
         >>> pe.functional.alibi_attention(query, key, key, pe.functional.alibi_slopes(8)).shape
         torch.Size([2, 8, 1, 64])
     """
+    options = (scale, dropout, *score_options(causal, positions_from_mask, **positions))
     if is_sharded(query):
-        call = {"scale": scale, "causal": causal, "positions_from_mask": positions_from_mask}
-        return sharded().alibi_attention(  # type: ignore[no-any-return]
-            alibi_attention, query, key, value, slopes, dropout, **call, **positions
-        )
-    options = _options(causal, positions_from_mask, **positions)
-    return torch.ops.posembed.alibi_attention.default(  # type: ignore[no-any-return]
-        query, key, value, slopes, scale, dropout, *options
-    )
+        return call("alibi_attention", query, key, value, slopes, *options)  # type: ignore[no-any-return]
+    return torch.ops.posembed.alibi_attention.default(query, key, value, slopes, *options)  # type: ignore[no-any-return]
 
 
 def check_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> None:
@@ -416,12 +424,7 @@ def alibi_lse_correction(
         >>> pe.functional.alibi_lse_correction(slopes, 2, query_start=4, key_start=2)[0]
         tensor([-1., -1.])
     """
+    options = (query_length, query_start, key_start, form, causal)
     if is_sharded(slopes):
-        starts = {"query_start": query_start, "key_start": key_start}
-        options = {"form": form, "causal": causal}
-        return sharded().of_slopes(  # type: ignore[no-any-return]
-            alibi_lse_correction, slopes, query_length, **starts, **options
-        )
-    return torch.ops.posembed.alibi_lse_correction.default(  # type: ignore[no-any-return]
-        slopes, query_length, query_start, key_start, form, causal
-    )
+        return call("alibi_lse_correction", slopes, *options)  # type: ignore[no-any-return]
+    return torch.ops.posembed.alibi_lse_correction.default(slopes, *options)  # type: ignore[no-any-return]

@@ -5,8 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posembed.functional._options import BagMode, Gradient, is_sharded, sharded
+from posembed.functional._options import BagMode, Gradient
 from posembed.functional._token import padding_row
+from posembed.sharding import any_sharded, call
+
+_TOKEN_BAG = torch.ops.posembed.token_bag.default
+_SUM = (-1, False, "sum", None, "dense")  # the defaults of the operator's last options
 
 
 def token_bag(
@@ -55,7 +59,23 @@ def token_bag(
                 [1.0000, 1.0000]])
     """
     padding = padding_row(padding_idx, weight)
-    options = (offsets, padding, include_last_offset, mode, weights, gradient)
-    if is_sharded(weight) or is_sharded(ids):
-        return sharded().token_bag(ids, weight, *options)  # type: ignore[no-any-return]
-    return torch.ops.posembed.token_bag.default(weight, ids, *options)  # type: ignore[no-any-return]
+    return pooled(weight, ids, offsets, padding, include_last_offset, mode, weights, gradient)
+
+
+def pooled(
+    weight: Tensor,
+    ids: Tensor,
+    offsets: Tensor | None,
+    padding: int,
+    include_last_offset: bool,
+    mode: BagMode,
+    weights: Tensor | None,
+    gradient: Gradient,
+) -> Tensor:
+    """:func:`token_bag` with the operator's arguments, which are slow to pass for one bag."""
+    options = (padding, include_last_offset, mode, weights, gradient)
+    if any_sharded(weight, ids):
+        return call("token_bag", weight, ids, offsets, *options)  # type: ignore[no-any-return]
+    if weights is None and options == _SUM:
+        return _TOKEN_BAG(weight, ids, offsets)  # type: ignore[no-any-return]
+    return _TOKEN_BAG(weight, ids, offsets, *options)  # type: ignore[no-any-return]

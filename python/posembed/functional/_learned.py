@@ -7,7 +7,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from posembed.functional._options import is_sharded, sharded
+from posembed.sharding import any_sharded, call, is_sharded, with_rows
+
+_LEARNED_ADD = torch.ops.posembed.learned_add.default
 
 
 def learned_add(
@@ -42,11 +44,16 @@ def learned_add(
         >>> table = torch.randn(512, 768)
         >>> y = pe.functional.learned_add(torch.randn(2, 16, 768), table, offset=3)
     """
-    if is_sharded(x) or is_sharded(weight):
-        return sharded().learned_add(x, weight, positions, offset, first_row)  # type: ignore[no-any-return]
-    return torch.ops.posembed.learned_add.default(  # type: ignore[no-any-return]
-        x, weight, positions, offset, first_row
-    )
+    return added(x, weight, positions, offset, first_row)
+
+
+def added(
+    x: Tensor, weight: Tensor, positions: Tensor | None, offset: int, first_row: int
+) -> Tensor:
+    """:func:`learned_add` without keywords, which are slow for one token."""
+    if any_sharded(x, weight):
+        return call("learned_add", x, weight, positions, offset, first_row)  # type: ignore[no-any-return]
+    return _LEARNED_ADD(x, weight, positions, offset, first_row)  # type: ignore[no-any-return]
 
 
 def learned_encode(weight: Tensor, positions: Tensor, *, first_row: int = 0) -> Tensor:
@@ -61,8 +68,8 @@ def learned_encode(weight: Tensor, positions: Tensor, *, first_row: int = 0) -> 
         tensor([[2., 3.],
                 [0., 1.]])
     """
-    if is_sharded(weight) or is_sharded(positions):
-        return sharded().learned_encode(weight, positions, first_row)  # type: ignore[no-any-return]
+    if any_sharded(weight, positions):
+        return call("learned_encode", weight, positions, first_row)  # type: ignore[no-any-return]
     return torch.ops.posembed.learned_encode.default(weight, positions, first_row)  # type: ignore[no-any-return]
 
 
@@ -97,9 +104,7 @@ def learned_extend(
     """
     if is_sharded(weight):
         options: dict[str, Any] = {"first_row": first_row, "method": method}
-        return sharded().with_rows(  # type: ignore[no-any-return]
-            lambda whole: learned_extend(whole, max_positions, **options), weight
-        )
+        return with_rows(lambda whole: learned_extend(whole, max_positions, **options), weight)
     empty = weight.dim() == 2 and weight.shape[1] == 0
     # Interpolation rejects rows of 0 components, so add one and remove it afterwards.
     rows = torch.nn.functional.pad(weight, (0, 1)) if empty else weight

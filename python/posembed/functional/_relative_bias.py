@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posembed.functional._options import RelativeBuckets, is_sharded, sharded
+from posembed.functional._options import RelativeBuckets
+from posembed.sharding import call, is_sharded
 
 
 def relative_buckets(
@@ -84,5 +85,5 @@ def relative_bias(
     lengths = (query_length, key_length, query_offset)
     options = (max_distance, bidirectional, kind)
     if is_sharded(weight):
-        return sharded().relative_bias(weight, *lengths, *options)  # type: ignore[no-any-return]
+        return call("relative_bias", weight, *lengths, *options)  # type: ignore[no-any-return]
     return torch.ops.posembed.relative_bias.default(weight, *lengths, *options)  # type: ignore[no-any-return]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
-from posembed.functional._options import Layout, is_sharded, refuse_sharded, rotary_text, sharded
+from posembed.functional._options import Layout, rotary_text
+from posembed.sharding import call, is_sharded, refuse_sharded
 from posembed.specification import RotarySpec
+
+ROTARY = torch.ops.posembed.rotary.default
+ROTARY_PAIR = torch.ops.posembed.rotary_pair.default
 
 
 @overload
@@ -121,13 +125,20 @@ def rotated(
     frequencies: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """:func:`rotary` without ``out`` and without keywords, which are slow for one-token calls."""
-    options = (spec, positions, layout, offset, inverse, cu_seqlens, frequencies)
-    if is_sharded(query):
-        return sharded().rotary(query, key, *options)  # type: ignore[no-any-return]
+    """:func:`rotary` without ``out``.
+
+    Keywords, and arguments that have their default value, would cost a tenth of a one-token call.
+    """
+    options: tuple[Any, ...] = (spec, positions, layout, offset)
+    if inverse is not False or cu_seqlens is not None or frequencies is not None:
+        options = (*options, inverse, cu_seqlens, frequencies)
+    if type(query) is not Tensor and is_sharded(query):
+        if key is None:
+            return call("rotary", query, *options)  # type: ignore[no-any-return]
+        return call("rotary_pair", query, key, *options)  # type: ignore[no-any-return]
     if key is None:
-        return torch.ops.posembed.rotary.default(query, *options)  # type: ignore[no-any-return]
-    return torch.ops.posembed.rotary_pair.default(query, key, *options)  # type: ignore[no-any-return]
+        return ROTARY(query, *options)  # type: ignore[no-any-return]
+    return ROTARY_PAIR(query, key, *options)  # type: ignore[no-any-return]
 
 
 def rotate_into(
@@ -286,11 +297,15 @@ def rotary_(
         >>> pe.functional.rotary_(cache, spec=pe.RotarySpec(64), offset=7) is cache
         True
     """
-    options = (rotary_text(spec), positions, layout, offset, inverse, cu_seqlens, frequencies)
-    if is_sharded(query):
-        return sharded().rotary(query, key, *options, in_place=True)  # type: ignore[no-any-return]
-    if key is None:
+    options: tuple[Any, ...] = (rotary_text(spec), positions, layout, offset)
+    if inverse is not False or cu_seqlens is not None or frequencies is not None:
+        options = (*options, inverse, cu_seqlens, frequencies)
+    if type(query) is not Tensor and is_sharded(query):
+        call("rotary_", query, *options) if key is None else call(
+            "rotary_pair_", query, key, *options
+        )
+    elif key is None:
         torch.ops.posembed.rotary_.default(query, *options)
-        return query
-    torch.ops.posembed.rotary_pair_.default(query, key, *options)
-    return query, key
+    else:
+        torch.ops.posembed.rotary_pair_.default(query, key, *options)
+    return query if key is None else (query, key)

@@ -5,14 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posembed.functional._options import (
-    CacheLayout,
-    Layout,
-    is_sharded,
-    refuse_sharded,
-    rotary_text,
-    sharded,
-)
+from posembed.functional._options import CacheLayout, Layout, rotary_text
+from posembed.sharding import call, is_sharded, refuse_sharded
 from posembed.specification import RotarySpec
 
 
@@ -151,7 +145,7 @@ def mla_rotary(
     """
     options = (rotary_text(spec), positions, layout, offset, inverse)
     if is_sharded(query) or is_sharded(key_rope):
-        return sharded().mla_rotary(query, key_rope, *options)  # type: ignore[no-any-return]
+        return call("mla_rotary", query, key_rope, *options)  # type: ignore[no-any-return]
     return torch.ops.posembed.mla_rotary.default(query, key_rope, *options)  # type: ignore[no-any-return]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posembed.functional._options import Layout, is_sharded, rotary_text, sharded
+from posembed.functional._options import Layout, rotary_text
+from posembed.sharding import call, is_sharded
 from posembed.specification import RotarySpec
 
 
@@ -61,7 +62,7 @@ def norm_rotary(
     tensors = (query, key, query_weight, key_weight)
     options = (rotary_text(spec), positions, layout, offset, eps, weight_offset)
     if is_sharded(query):
-        return sharded().norm_rotary(*tensors, *options)  # type: ignore[no-any-return]
+        return call("norm_rotary", *tensors, *options)  # type: ignore[no-any-return]
     return torch.ops.posembed.norm_rotary.default(*tensors, *options)  # type: ignore[no-any-return]
 
 
@@ -100,6 +101,7 @@ def norm_rotary_(
     tensors = (query, key, query_weight, key_weight)
     options = (rotary_text(spec), positions, layout, offset, eps, weight_offset)
     if is_sharded(query):
-        return sharded().norm_rotary(*tensors, *options, in_place=True)  # type: ignore[no-any-return]
-    torch.ops.posembed.norm_rotary_.default(*tensors, *options)
+        call("norm_rotary_", *tensors, *options)
+    else:
+        torch.ops.posembed.norm_rotary_.default(*tensors, *options)
     return query, key

@@ -7,7 +7,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from posembed.functional._options import is_sharded, sharded
+from posembed.sharding import call, is_sharded
 
 TableNumerics = Literal["float32", "float32_product"]
 
@@ -171,13 +171,14 @@ def rotary_tables_(
         layout, rows, key_rows = "thd", _swapped(query), _swapped(key)
     options = (cos, sin, layout, interleaved, half_width, start, numerics)
     if is_sharded(query):
-        sharded().rotary_tables(rows, key_rows, *options, in_place=True)
-        return query if key is None else (query, key)
-    if key_rows is None or key is None:
+        call("rotary_tables_", rows, *options) if key is None else call(
+            "rotary_tables_pair_", rows, key_rows, *options
+        )
+    elif key is None:
         torch.ops.posembed.rotary_tables_.default(rows, *options)
-        return query
-    torch.ops.posembed.rotary_tables_pair_.default(rows, key_rows, *options)
-    return query, key
+    else:
+        torch.ops.posembed.rotary_tables_pair_.default(rows, key_rows, *options)
+    return query if key is None else (query, key)
 
 
 def _layout(query: Tensor, unsqueeze_dim: int) -> str:
@@ -212,7 +213,9 @@ def _rotated(
 ) -> Tensor | tuple[Tensor, Tensor]:
     operators = torch.ops.posembed
     if is_sharded(query) and out is None:
-        return sharded().rotary_tables(query, key, *options)  # type: ignore[no-any-return]
+        if key is None:
+            return call("rotary_tables", query, *options)  # type: ignore[no-any-return]
+        return call("rotary_tables_pair", query, key, *options)  # type: ignore[no-any-return]
     if out is None:
         if key is None:
             return operators.rotary_tables.default(query, *options)  # type: ignore[no-any-return]

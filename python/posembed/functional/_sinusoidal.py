@@ -5,8 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posembed.functional._options import is_sharded, sharded, sinusoidal_text
+from posembed.functional._options import sinusoidal_text
+from posembed.sharding import call, is_sharded
 from posembed.specification import SinusoidalSpec
+
+_SINUSOIDAL_ADD = torch.ops.posembed.sinusoidal_add.default
 
 
 def sinusoidal(
@@ -42,10 +45,18 @@ def sinusoidal(
         >>> import torch, posembed as pe
         >>> y = pe.functional.sinusoidal(torch.randn(2, 16, 512), spec=pe.SinusoidalSpec(512))
     """
-    options = (sinusoidal_text(spec), positions, offset, scale)
-    if is_sharded(x):
-        return sharded().sinusoidal(x, *options)  # type: ignore[no-any-return]
-    return torch.ops.posembed.sinusoidal_add.default(x, *options)  # type: ignore[no-any-return]
+    return waved(x, sinusoidal_text(spec), positions, offset, scale)
+
+
+def waved(
+    x: Tensor, spec: str, positions: Tensor | None, offset: int, scale: Tensor | None
+) -> Tensor:
+    """:func:`sinusoidal` without keywords, which are slow for one token."""
+    if type(x) is not Tensor and is_sharded(x):
+        return call("sinusoidal_add", x, spec, positions, offset, scale)  # type: ignore[no-any-return]
+    if scale is None:
+        return _SINUSOIDAL_ADD(x, spec, positions, offset)  # type: ignore[no-any-return]
+    return _SINUSOIDAL_ADD(x, spec, positions, offset, scale)  # type: ignore[no-any-return]
 
 
 def sinusoidal_encode(
@@ -79,8 +90,7 @@ def sinusoidal_encode(
     """
     text = sinusoidal_text(spec)
     if is_sharded(positions):
-        options = (text, scale, dtype, spec.embedding_dim)
-        return sharded().sinusoidal_encode(positions, *options)  # type: ignore[no-any-return]
+        return call("sinusoidal_encode", positions, text, scale, 0, dtype)  # type: ignore[no-any-return]
     return torch.ops.posembed.sinusoidal_encode.default(positions, text, scale, dtype=dtype)  # type: ignore[no-any-return]
 
 

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from posembed.functional._options import (
     Gradient,
     Initialization,
-    is_sharded,
     is_wrapper,
-    sharded,
 )
+from posembed.sharding import PLAIN, call, is_sharded, with_rows
 
-_PLAIN = (-1, 1.0, False, -1, "dense")  # the defaults of the operator's options
+_EMBEDDING = torch.ops.posembed.embedding.default
+PLAIN_LOOKUP = (-1, 1.0, False, -1, "dense")  # the defaults of the operator's options
 
 
 def embedding(
@@ -69,14 +69,19 @@ def embedding(
     else:
         padding = _known_id("padding_idx", padding_idx)
     start = _known_id("vocabulary_start", vocabulary_start)
-    options = (padding, scale, scale_grad_by_freq, start, gradient)
-    if is_sharded(weight) or is_sharded(ids):
-        return sharded().embedding(ids, weight, *options)  # type: ignore[no-any-return]
-    if is_wrapper(weight):
-        return _of_wrapper(ids, weight, *options)
-    if options == _PLAIN:  # each argument of a torch.ops call costs 0.2 us
-        return torch.ops.posembed.embedding.default(weight, ids)  # type: ignore[no-any-return]
-    return torch.ops.posembed.embedding.default(weight, ids, *options)  # type: ignore[no-any-return]
+    return looked_up(ids, weight, padding, scale, scale_grad_by_freq, start, gradient)
+
+
+def looked_up(ids: Tensor, weight: Tensor, *options: Any) -> Tensor:
+    """:func:`embedding` with the operator's options, which are slow to pass for one token."""
+    if type(weight) not in PLAIN or type(ids) is not Tensor:
+        if is_sharded(weight) or is_sharded(ids):
+            return call("embedding", weight, ids, *options)  # type: ignore[no-any-return]
+        if is_wrapper(weight):
+            return _of_wrapper(ids, weight, *options)
+    if options == PLAIN_LOOKUP:
+        return _EMBEDDING(weight, ids)  # type: ignore[no-any-return]
+    return _EMBEDDING(weight, ids, *options)  # type: ignore[no-any-return]
 
 
 def _of_wrapper(
@@ -136,7 +141,7 @@ def embedding_resize(
     """
     if is_sharded(weight):
         options: dict[str, Any] = {"covariance_scale": covariance_scale, "generator": generator}
-        return sharded().with_rows(  # type: ignore[no-any-return]
+        return with_rows(
             lambda whole: embedding_resize(whole, num_embeddings, initialization, **options), weight
         )
     given = isinstance(initialization, Tensor)

@@ -11,7 +11,7 @@ from pathlib import Path
 import posembed as pe
 import pytest
 import torch
-from posembed.commands import COMMANDS, check, main, peers
+from posembed.commands import COMMANDS, check, main
 
 LLAMA = {"model_type": "llama", "head_dim": 64, "rope_theta": 500000.0}
 LONGER = {**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": 4.0}}
@@ -325,7 +325,7 @@ def test_heatmap_in_numbers(
     assert "preset" in refusal(capsys, "heatmap", "--preset", "mine")
 
 
-# ---------------------------------------------------------------------------------- check, benchmark
+# ---------------------------------------------------------------------------------- check
 
 
 def test_check_passes_here(capsys: pytest.CaptureFixture[str]) -> None:
@@ -389,58 +389,3 @@ def test_check_judges_speed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_check_of_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "finds no CUDA device" in refusal(capsys, "check", "--device", "cuda")
-
-
-@pytest.mark.parametrize(
-    ("case", "labels"),
-    [
-        ("rotary in place", {"copy_", "posembed"}),
-        ("rotary", {"clone", "posembed", "complex numbers"}),
-        ("tokens", {"index_select", "posembed", "torch"}),
-        ("sinusoidal", {"clone", "posembed", "torch, table at hand"}),
-    ],
-)
-def test_benchmark(case: str, labels: set[str], capsys: pytest.CaptureFixture[str]) -> None:
-    known = printed_json(capsys, "benchmark", "--case", case, "--rounds", 1)
-    result = known["results"][-1]
-    assert set(result["best"]) >= labels
-    assert result["baseline"] in result["best"]
-    assert all(seconds > 0 for seconds in result["best"].values())
-
-
-def test_benchmark_measures_the_peers_that_are_here(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    heads = torch.randn(1, 4, 8, 16), torch.randn(1, 4, 2, 16)
-    here = [name for name, _ in peers.versions()]
-    assert {label.split()[0] for label in peers.all_of(*heads)} <= {*here, "complex"}
-    monkeypatch.setattr(peers, "imported", lambda module: None)
-    monkeypatch.setattr(peers, "PACKAGES", ("no_such_package",))
-    assert list(peers.all_of(*heads)) == ["complex numbers"]
-    assert printed_json(capsys, "benchmark", "--case", "in place", "--rounds", 1)["peers"] == "none"
-
-
-def test_peers_agree(capsys: pytest.CaptureFixture[str]) -> None:
-    """All timed candidates do the same work."""
-    query, key = torch.randn(1, 6, 8, 16), torch.randn(1, 6, 2, 16)
-    half, pairs = (
-        pe.RotaryEmbedding(16, interleaved=kind)(query, key)[0] for kind in (False, True)
-    )
-    for label, call in peers.all_of(query, key).items():
-        result = call()[0]
-        result = result.transpose(1, 2) if result.shape[1] == 8 else result
-        assert min((result - expected).abs().max() for expected in (half, pairs)) < 1e-4, label
-
-
-def test_benchmark_in_words(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)  # affects other tests too
-    argv = ("benchmark", "--case", "in place", "--rounds", 1, "--threads", 1)
-    lines = output(capsys, *argv).splitlines()
-    assert lines[0].startswith("device: cpu, threads:")
-    assert sum(line.startswith("| posembed |") for line in lines) == 1
-    assert lines[-1] == "More, with goals: make benchmark in a source checkout."
-    assert "--case: expected a part of one of: rotary" in refusal(
-        capsys, "benchmark", "--case", "typo"
-    )

@@ -7,7 +7,7 @@ partial sums over processes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -66,7 +66,12 @@ class Split:
         self.device = first.device
         for name, (tensor, letters) in drivers.items():
             self._check_mesh(name, tensor)
-            self.sizes |= dict(zip(letters, tensor.shape, strict=True))
+            for letter, size in zip(letters, tensor.shape, strict=True):
+                if self.sizes.get(letter, 1) == 1:
+                    self.sizes[letter] = size
+        drivers = {name: (each[0], self._whole(*each)) for name, each in drivers.items()}
+        sharded = {name: (tensor, drivers[name][1]) for name, (tensor, _) in sharded.items()}
+        self.drivers = {name: letters for name, (_, letters) in drivers.items()}
         self.letters: list[set[str]] = []
         for dim in range(self.mesh.ndim):
             found = set().union(*(_letter(name, *each, dim) for name, each in sharded.items()))
@@ -81,6 +86,11 @@ class Split:
             wanted = self.placements(letters)
             if tensor.placements != wanted:
                 self._refuse(name, tensor, wanted)
+
+    def _whole(self, tensor: Tensor, letters: str) -> str:
+        """The letters, with "." for a size of 1 that is broadcast."""
+        each = zip(letters, tensor.shape, strict=True)
+        return "".join("." if size == 1 != self.sizes.get(name) else name for name, size in each)
 
     def _check_mesh(self, name: str, tensor: Tensor) -> None:
         if isinstance(tensor, DTensor) and tensor.device_mesh != self.mesh:
@@ -97,7 +107,7 @@ class Split:
         """Whether the mesh splits that dimension."""
         return any(letter in letters for letters in self.letters)
 
-    def placements(self, letters: str, summed: str = "") -> tuple[Placement, ...]:
+    def placements(self, letters: str, summed: Collection[str] = ()) -> tuple[Placement, ...]:
         """A tensor's placements: Partial where a mesh dimension splits a letter of ``summed``."""
         result: list[Placement] = []
         for split in self.letters:
@@ -118,21 +128,13 @@ class Split:
                 start, rows = start + skipped, min(chunk, rows - skipped)
         return start
 
-    def local(
-        self, name: str, tensor: Tensor | None, letters: str, summed: str = ""
-    ) -> Tensor | None:
+    def local(self, name: str, tensor: Tensor, letters: str, summed: Collection[str]) -> Tensor:
         """This process's shard of an argument: a view, or a slice of a replicated tensor.
 
         Its gradient is a partial sum over the processes that split a letter of ``summed``. Plain
         tensors are replicated, and their gradients are reduced immediately.
         """
-        if tensor is None:
-            return None
-        whole = (
-            "." if size == 1 and self.sizes.get(letter) != 1 else letter  # a size of 1 broadcasts
-            for letter, size in zip(letters, tensor.shape, strict=True)
-        )
-        letters = "".join(whole)
+        letters = self._whole(tensor, letters)
         wanted = self.placements(letters)
         if not isinstance(tensor, DTensor):
             everywhere = [Replicate()] * self.mesh.ndim
@@ -147,10 +149,14 @@ class Split:
             tensor = tensor.redistribute(placements=wanted)
         return tensor.to_local(grad_placements=self.placements(letters, summed))
 
-    def result(self, local: Tensor, letters: str, shape: Sequence[int], summed: str = "") -> Tensor:
+    def result(self, local: Tensor, letters: str, summed: Collection[str]) -> Tensor:
         """Builds a DTensor from the shards of a result; see :meth:`placements` for ``summed``."""
+        shape = [
+            self.sizes[letter] if self.has(letter) else size
+            for letter, size in zip(letters, local.shape, strict=True)
+        ]
         order = sorted(range(local.dim()), key=local.stride, reverse=True)
-        stride = torch.empty_permuted(tuple(shape), order, device="meta").stride()
+        stride = torch.empty_permuted(shape, order, device="meta").stride()
         placements = self.placements(letters, summed)
         return DTensor.from_local(
             local, self.mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-from posembed.rotary import RotaryEmbedding
-
 # The length of a candidate's turn: long enough to include an undisturbed timing.
 SECONDS = 0.03
 
@@ -126,15 +124,3 @@ def readable(seconds: float) -> str:
     if seconds < 1e-3:
         return f"{seconds * 1e6:.2f} µs"
     return f"{seconds * 1e3:.3f} ms"
-
-
-def rotation_in_place(device: str) -> Case:
-    """The rotation of one layer's queries, which reads and writes as many bytes as a copy."""
-    rope = RotaryEmbedding(128)
-    query = torch.randn(1, 4096, 32, 128, device=device)
-    other = torch.empty_like(query)
-    return Case(
-        "rotary in place [1, 4096, 32, 128] float32",
-        {"copy_": lambda: other.copy_(query), "posembed": lambda: rope.rotate_(query)},
-        "copy_",
-    )

@@ -28,15 +28,21 @@ def loop_rule(
 
 
 def in_place_rule(
-    operator: str, info: Any, in_dims: tuple[int | None, ...], *args: Any, **options: Any
+    operator: Any, info: Any, in_dims: tuple[int | None, ...], *args: Any, **options: Any
 ) -> tuple[None, None]:
     """Calls an in-place operator copy by copy, because merged dimensions would not be a view."""
+    for argument, arg, dim in zip(operator._schema.arguments, args, in_dims, strict=False):
+        alias = argument.alias_info
+        if alias is not None and alias.is_write and arg is not None and dim is None:
+            raise ValueError(
+                f"{argument.name}: expected a mapped tensor, because each copy writes to it"
+            )
     for copy in range(info.batch_size):
         single = [
             arg if dim is None else arg.select(dim, copy)
             for arg, dim in zip(args, in_dims, strict=True)
         ]
-        getattr(torch.ops.posembed, operator)(*single, **options)
+        operator(*single, **options)
     return None, None
 
 

@@ -1,0 +1,135 @@
+"""Rotations of query and key."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from posembed._decompositions.shared import (
+    consecutive,
+    cosines_and_sines,
+    fields,
+    frequencies_of,
+    scalar,
+    wide,
+)
+
+
+def rotary_cosines_and_sines(
+    places: Tensor,
+    numbers: dict[str, Any],
+    spec: str,
+    frequencies: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [..., pairs]; with float32 angles if the specification says so."""
+    device = places.device
+    if frequencies is None:
+        operator = torch.ops.posembed.rotary_frequencies.default
+        turns = frequencies_of(operator, spec, device)
+    else:
+        turns = frequencies.double() * scalar(0.5 / math.pi, device)
+    if numbers["numerics"] == "exact":
+        return cosines_and_sines(places.double() * turns, dtype)
+    angles = places.float() * (turns * scalar(2 * math.pi, device)).float()
+    return angles.cos(), angles.sin()
+
+
+def amplitude(positions: Tensor, numbers: dict[str, Any], is_key: bool) -> Tensor | float:
+    """The factor of rotated pairs: xPos's, by position, or the same for all."""
+    scaling = numbers["scaling"]
+    if scaling is None or scaling["type"] != "xpos":
+        return 1.0
+    dim = numbers["rotary_dim"]
+    device = positions.device
+    steps = torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim
+    zeta = (steps + scalar(0.4, device)) / scalar(1.4, device)
+    distance = (positions.double() - scaling["center"]) / scaling["scale_base"]
+    return torch.pow(zeta, -distance if is_key else distance)
+
+
+def of_tokens(table: Tensor, layout: str) -> Tensor:
+    """Reshapes tables [(batch,) seq, pairs] to broadcast with tensors of a layout."""
+    if layout == "bhsd":
+        return table if table.dim() == 2 else table.unsqueeze(1)
+    if layout == "sbhd":
+        table = table.unsqueeze(1) if table.dim() == 2 else table.transpose(0, 1)
+    return table.unsqueeze(-2)
+
+
+def turn(
+    x: Tensor, cosines: Tensor, sines: Tensor, start: int, dim: int, interleaved: bool
+) -> Tensor:
+    """Rotates the components from ``start`` to ``start + dim`` of the last dimension."""
+    window = x[..., start : start + dim].to(cosines.dtype)
+    if interleaved:
+        first, second = window[..., 0::2], window[..., 1::2]
+    else:
+        first, second = window.chunk(2, -1)
+    turned = (first * cosines - second * sines, second * cosines + first * sines)
+    rotated = torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
+    rotated = rotated.to(x.dtype)
+    if dim == x.shape[-1]:
+        return rotated
+    return torch.cat([x[..., :start], rotated, x[..., start + dim :]], -1)
+
+
+def tokens_in(x: Tensor, layout: str) -> Any:
+    return x.shape[{"bshd": 1, "bhsd": 2, "sbhd": 0, "thd": 0}[layout]]
+
+
+def rotate(
+    x: Tensor,
+    is_key: bool,
+    spec: str,
+    positions: Tensor | None,
+    layout: str,
+    offset: Any,
+    inverse: bool,
+    cu_seqlens: Tensor | None,
+    frequencies: Tensor | None,
+    transpose: bool,
+) -> Tensor:
+    numbers = fields(torch.ops.posembed.rotary_specification.default, spec)
+    if positions is None:
+        positions = consecutive(tokens_in(x, layout), offset, x.device)
+    if cu_seqlens is not None:
+        index = consecutive(tokens_in(x, layout), 0, x.device).unsqueeze(-1)
+        document = (index >= cu_seqlens[1:-1]).sum(-1)
+        positions = positions - cu_seqlens[document]
+    of_axes = numbers["sections"] is not None and positions.dim() == (2 if layout == "thd" else 3)
+    # [(batch,) seq, pairs or 1]
+    if of_axes:
+        axes = positions.unbind(0)
+        places = torch.stack([axes[axis] for axis in numbers["sections"]["axis_of_pair"]], -1)
+        untouched = (positions < 0).any(0).unsqueeze(-1)
+    else:
+        places = positions.unsqueeze(-1)
+        untouched = places < 0
+    dtype = wide(x.dtype)
+    cosines, sines = rotary_cosines_and_sines(places, numbers, spec, frequencies, dtype)
+    with _disable_current_modes():
+        factor = torch.ops.posembed.rotary_attention_factor.default(spec)
+    size = amplitude(places, numbers, is_key != inverse) * (1 / factor if inverse else factor)
+    if (inverse != transpose) != numbers["reverse"]:
+        sines = -sines
+    cosines, sines = (of_tokens((table * size).to(dtype), layout) for table in (cosines, sines))
+    start, dim = numbers["rotary_start"], numbers["rotary_dim"]
+    if x.shape[-1] != numbers["head_dim"]:  # only the window
+        start = 0
+    rotated = turn(x, cosines, sines, start, dim, numbers["interleaved"])
+    if positions.is_floating_point():
+        return rotated
+    return torch.where(of_tokens(untouched, layout), x, rotated)
+
+
+def rotary(query: Tensor, *given: Any) -> Tensor:
+    return rotate(query, False, *given)
+
+
+def rotary_pair(query: Tensor, key: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    return rotate(query, False, *given), rotate(key, True, *given)

@@ -1,0 +1,67 @@
+"""Sinusoidal encodings."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posembed._decompositions.shared import (
+    consecutive,
+    cosines_and_sines,
+    fields,
+    frequencies_of,
+    wide,
+)
+
+
+def encodings(positions: Tensor, spec: str, order: int, dtype: torch.dtype) -> Tensor:
+    """Sinusoidal encodings of a specification, with its scale: [..., embedding_dim]."""
+    numbers = fields(torch.ops.posembed.sinusoidal_specification.default, spec)
+    dim, preset = numbers["embedding_dim"], numbers["preset"]
+    operator = torch.ops.posembed.sinusoidal_frequencies.default
+    frequencies = frequencies_of(operator, spec, positions.device)
+    padding = numbers["padding_idx"]
+    if padding is None:
+        padding = 1 if preset == "fairseq" else -1
+    places = positions.double().unsqueeze(-1)
+    turns = (places + padding + 1) * frequencies + order / 4
+    cosines, sines = cosines_and_sines(turns, dtype)
+    if order:
+        factor = ((frequencies * (2 * math.pi)) ** order).to(dtype)
+        cosines, sines = cosines * factor, sines * factor
+    pairs = (cosines, sines) if numbers["cos_first"] else (sines, cosines)
+    interleaved = preset == "vaswani"
+    columns = torch.stack(pairs, -1).flatten(-2) if interleaved else torch.cat(pairs, -1)
+    if columns.shape[-1] < dim:
+        columns = torch.nn.functional.pad(columns, (0, dim - columns.shape[-1]))
+    columns = columns[..., :dim] * numbers["scale"]
+    return columns if padding < 0 else torch.where(places == -1, 0.0, columns)
+
+
+def sinusoidal_encode(
+    positions: Tensor,
+    spec: str,
+    scale: Tensor | None,
+    order: int,
+    dtype: torch.dtype | None,
+) -> Tensor:
+    if dtype is None:
+        dtype = positions.dtype if positions.is_floating_point() else torch.float32
+    result = encodings(positions, spec, order, wide(dtype))
+    return (result if scale is None else result * scale).to(dtype)
+
+
+def sinusoidal_add(
+    x: Tensor,
+    spec: str,
+    positions: Tensor | None,
+    offset: Any,
+    scale: Tensor | None,
+) -> Tensor:
+    if positions is None:
+        positions = consecutive(x.shape[-2], offset, x.device)
+    added = encodings(positions, spec, 0, wide(x.dtype))
+    return (x + (added if scale is None else added * scale)).to(x.dtype)

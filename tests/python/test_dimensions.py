@@ -1,0 +1,168 @@
+"""Tests that vmap and DTensors forget no operator, and that vmap merges any arguments."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import posembed
+import pytest
+import torch
+from posembed.dimensions import ARGUMENTS, LAYOUTS, TABLE, letters_of
+from posembed.vmap import COPY_BY_COPY, WITHOUT_RULE
+from support.case import OperatorCase, assert_close
+from support.families import FAMILIES
+
+FUNCTIONAL = Path(posembed.__file__).parent / "functional"
+
+# Operators whose dimensions are not in the table; vmap calls those without a reason to be left out
+# once per copy.
+NOT_IN_TABLE = {
+    **WITHOUT_RULE,
+    "alibi_bias_out": "writes to its arguments, copy by copy",
+    "rotary_out": "writes to its arguments, copy by copy",
+    "rotary_pair_out": "writes to its arguments, copy by copy",
+    "rotary_tables_out": "writes to its arguments, copy by copy",
+    "rotary_tables_pair_out": "writes to its arguments, copy by copy",
+    "rotary_cache_": "writes to a cache that copies or processes would share",
+    "mla_rotary_cache_": "writes to a cache that copies or processes would share",
+    "rotary_rerotate_": "a composition; keys of a DTensor are refused",
+    "alibi_check_attention": "a composition",
+    "alibi_positions": "a composition",
+    "learned_positions": "a composition",
+    "relative_buckets": "a composition",
+    "learned_extend": "a composition, for whole tables alone",
+    "rotary_permute_weight": "a composition, for whole weights alone",
+    "input_embedding": "its dropout depends on where a token is",
+    "input_embedding_forward": "its dropout depends on where a token is",
+    "input_embedding_backward": "its dropout depends on where a token is",
+    "input_dropout": "it depends on where a token is",
+    "norm_rotary_forward": "its divisors have a layout of their own",
+    "norm_rotary_backward": "sums over tokens and heads",
+    "rotary_frequencies_backward": "sums over tokens and heads",
+    "token_bag_max": "as token_bag, copy by copy",
+    "token_bag_backward": "as token_bag, copy by copy",
+    "token_bag_weights_backward": "as token_bag, copy by copy",
+}
+# Functions that pass a DTensor on to the operator, and why.
+NOT_SPLIT = {
+    "alibi_positions": "counts along the sequence",
+    "learned_positions": "counts along the sequence",
+    "relative_buckets": "from integers to integers",
+    "alibi_check_attention": "checks only",
+    "rotary_out": "torch names the operator that takes no DTensor",
+    "rotary_pair_out": "torch names the operator that takes no DTensor",
+    "rotary_tables_out": "torch names the operator that takes no DTensor",
+    "rotary_tables_pair_out": "torch names the operator that takes no DTensor",
+    "alibi_bias_out": "torch names the operator that takes no DTensor",
+    "input_embedding": "its module takes one table at a time where they are split",
+    "rotary_cache_": "refused by name",
+    "mla_rotary_cache_": "refused by name",
+    "rotary_rerotate_": "refused by name",
+    "learned_extend": "replicated tables only, with_rows",
+    "embedding_resize": "replicated tables only, with_rows",
+}
+
+
+def test_every_operator_names_its_dimensions_or_has_a_reason() -> None:
+    on_tensors = {
+        schema.name.removeprefix("posembed::")
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("posembed::")
+        and any("Tensor" in str(argument.type) for argument in schema.arguments)
+    }
+    in_place = {name + "_" for name in TABLE} & on_tensors
+    assert on_tensors - in_place - set(TABLE) == set(NOT_IN_TABLE)
+    assert set(COPY_BY_COPY) <= set(TABLE)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_tensor_of_an_operator_has_letters(name: str) -> None:
+    schema = getattr(torch.ops.posembed, name).default._schema
+    tensors = {each.name for each in schema.arguments if "Tensor" in str(each.type)}
+    assert set(TABLE[name].letters()) == tensors
+    assert len(TABLE[name].results) == len(schema.returns)
+    layouts = LAYOUTS if "layout" in ARGUMENTS[name] else [None]
+    assert all(TABLE[name].arranged(layout).letters() for layout in layouts)
+
+
+def test_every_function_has_a_call_for_dtensors() -> None:
+    source = "".join(path.read_text() for path in FUNCTIONAL.glob("*.py"))
+    called = set(re.findall(r"\.(\w+)\.default\b", source))
+    split = set(re.findall(r'\b(?:call|on_scores)\(\s*"(\w+)"', source))
+    takes_tensors = {name for name in called if name in NOT_IN_TABLE or name.rstrip("_") in TABLE}
+    assert takes_tensors - split == set(NOT_SPLIT)
+
+
+@pytest.mark.parametrize(
+    ("given", "rank", "letters"),
+    [
+        ("bsh.", 4, "bsh."),
+        ("b?s.", 2, "s."),
+        (".?b?s", 3, ".bs"),
+        (".?b?s", 1, "s"),
+        ("bsh?./h", 3, "bs."),
+        ("*D", 3, "abD"),
+        ("*D", 1, "D"),
+    ],
+)
+def test_letters(given: str, rank: int, letters: str) -> None:
+    assert letters_of(given, rank) == letters
+
+
+def copies_of(name: str, tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Three tensors like this one, with other values where any values are valid."""
+    if tensor.is_floating_point():
+        return [torch.randn_like(tensor) for _ in range(3)]
+    free = name == "ids" or name.endswith("positions") or name == "attention_mask"
+    return [tensor, tensor.flip(-1) if free else tensor, tensor]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        case
+        for family in FAMILIES
+        for case in importlib.import_module(f"support.{family}").CASES
+        if case.operator._opname in TABLE
+    ],
+    ids=lambda case: case.name,
+)
+def test_vmap_over_any_arguments(case: OperatorCase, device: torch.device) -> None:
+    """One call for all copies equals a call for each, whichever tensors are mapped."""
+    torch.manual_seed(7)
+    sample = case.sample(2, 3, device, torch.float64)
+    names = [argument.name for argument in case.operator._schema.arguments]
+    tensors = [i for i, each in enumerate(sample.args) if isinstance(each, torch.Tensor)]
+    mapped = (s for n in range(1, 4) for s in itertools.combinations(tensors, n))
+    for dim, chosen in enumerate(mapped):
+        args, in_dims = list(sample.args), [None] * len(sample.args)
+        copies = {i: copies_of(names[i], args[i]) for i in chosen}
+        for i in chosen:
+            in_dims[i] = min(dim % 2, args[i].dim())
+            args[i] = torch.stack(copies[i], in_dims[i])
+
+        def call(*args: Any) -> Any:
+            return case.operator(*args, **sample.kwargs)
+
+        found = torch.func.vmap(call, tuple(in_dims))(*args)
+        for copy in range(3):
+            single = [
+                copies[i][copy] if i in chosen else each for i, each in enumerate(sample.args)
+            ]
+            wanted = call(*single)
+            for ours, theirs in zip(
+                *((x,) if isinstance(x, torch.Tensor) else x for x in (found, wanted)), strict=True
+            ):
+                assert_close(ours[copy], theirs, 1e-13)
+
+
+def test_vmap_refuses_to_write_to_what_copies_share(device: torch.device) -> None:
+    query, spec = torch.randn(1, 3, 2, 8, device=device), posembed.RotarySpec(8).text
+    positions = torch.arange(6, device=device).view(2, 3)
+    rotate = torch.ops.posembed.rotary_.default
+    with pytest.raises(ValueError, match="query: expected a mapped tensor, because each copy"):
+        torch.func.vmap(rotate, (None, None, 0))(query, spec, positions)
