@@ -511,7 +511,9 @@ def error_of(case: OperatorCase, args: list[Any], options: dict[str, Any]) -> st
 
 def copied(tensor: Tensor) -> Tensor:
     """A copy with the same strides, also of elements that share memory."""
-    size = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    size = 1 + sum(
+        (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     whole = tensor.as_strided((max(size, 0),), (1,)).clone() if tensor.numel() else tensor.clone()
     return whole.as_strided(tensor.shape, tensor.stride()) if tensor.numel() else whole
 

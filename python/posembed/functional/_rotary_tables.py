@@ -12,7 +12,7 @@ from posembed.sharding import call, is_sharded
 TableNumerics = Literal["float32", "float32_product"]
 
 # The layout of a query, by its rank and its head dimension.
-_LAYOUTS = {(4, -3): "bhsd", (4, -2): "bshd", (3, -2): "thd", (3, -3): "htd"}
+LAYOUTS = {(4, -3): "bhsd", (4, -2): "bshd", (3, -2): "thd", (3, -3): "htd"}
 
 
 @overload
@@ -124,11 +124,11 @@ def rotary_tables(
     if layout == "htd":
         swapped = _swapped(query), _swapped(key)
         into = _swapped(out) if isinstance(out, Tensor) else out and tuple(map(_swapped, out))
-        result = _rotated(*swapped, into, cos, sin, "thd", *options)
+        result = rotated_by_tables(*swapped, into, cos, sin, "thd", *options)
         if isinstance(result, Tensor):
             return _swapped(result)
         return _swapped(result[0]), _swapped(result[1])
-    return _rotated(query, key, out, cos, sin, layout, *options)
+    return rotated_by_tables(query, key, out, cos, sin, layout, *options)
 
 
 def rotary_tables_(
@@ -183,7 +183,7 @@ def rotary_tables_(
 
 def _layout(query: Tensor, unsqueeze_dim: int) -> str:
     heads = unsqueeze_dim if unsqueeze_dim < 0 else unsqueeze_dim - query.dim()
-    layout = _LAYOUTS.get((query.dim(), heads))
+    layout = LAYOUTS.get((query.dim(), heads))
     if layout is None:
         raise ValueError(
             "unsqueeze_dim: expected 1 or 2 for a query [batch, ., ., head_dim], 0 or 1 for one "
@@ -205,7 +205,7 @@ def _swapped(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.transpose(0, 1)
 
 
-def _rotated(
+def rotated_by_tables(
     query: Tensor,
     key: Tensor | None,
     out: Tensor | tuple[Tensor, ...] | None,

@@ -16,6 +16,7 @@ from posembed import functional
 from posembed._build_info import build_info
 from posembed.functional import Layout
 from posembed.functional._rotary import rotated
+from posembed.functional._rotary_tables import LAYOUTS, rotated_by_tables
 from posembed.integrations.huggingface._report import Counter
 from posembed.integrations.huggingface._rule import Roles, Rule
 
@@ -32,16 +33,15 @@ class Plan(NamedTuple):
         squeeze: The dimension of size 1 to squeeze from tables; None if there is none.
         heads: The head dimension, counted from the last.
         rows: Number of tokens in the tables.
-        start: The first rotated component.
-        numerics: As in ``rotary_tables``.
-        plain: Whether one call is enough.
+        options: The operator's arguments after the tables: layout, interleaved, half_width, start
+            and numerics.
+        plain: Whether one call of the operator, with these options, is enough.
     """
 
     squeeze: int | None
     heads: int
     rows: int
-    start: int
-    numerics: Numerics
+    options: tuple[str, bool, bool, int, Numerics]
     plain: bool
 
 
@@ -180,7 +180,8 @@ class Rotation:
         if sin is not None and rule.backwards:
             sin = -sin
         if plan.plain:
-            result = self._call(tensors[0], tensors[1] if tensors[1:] else None, cos, sin, plan)
+            key = tensors[1] if len(tensors) > 1 else None
+            result = rotated_by_tables(tensors[0], key, None, cos, sin, *plan.options)
         else:
             result = tuple(self._rotate_all(tensors, cos, sin, plan))
         return self._packed(result, len(slots))
@@ -256,9 +257,23 @@ class Rotation:
         if rule.numerics == "float32_product" or (once and rule.numerics == "float32"):
             numerics = "float32_product"  # if dtypes are kept: the same bits, rounded earlier
         start = query.shape[-1] - self._width(cos) if rule.window == "last" else 0
+        half_width = rule.tables in ("first half", "half")
+        options = (
+            LAYOUTS[query.dim(), heads],
+            rule.pairs == "adjacent",
+            half_width,
+            start,
+            numerics,
+        )
         plain = len(tensors) <= 2 and rule.pairs != "regrouped" and rule.numerics != "float64"
         plain = plain and all(length == rows for length in lengths)
-        return Plan(squeeze, heads, rows, start, numerics, plain)
+        plain = plain and options[0] != "htd" and (not rule.keeps_dtype or self._stays(query, cos))
+        return Plan(squeeze, heads, rows, options, plain)
+
+    @staticmethod
+    def _stays(query: Tensor, cos: Tensor) -> bool:
+        """Whether the operator's result has the dtype of the query."""
+        return cos.is_complex() or torch.promote_types(query.dtype, cos.dtype) == query.dtype
 
     def _repeats(self, table: Tensor | None) -> bool:
         """Whether a table has each value twice, as far as its values can be read.
@@ -318,19 +333,19 @@ class Rotation:
     def _call(
         self, query: Tensor, key: Tensor | None, cos: Tensor, sin: Tensor | None, plan: Plan
     ) -> Any:
-        rule = self.rule
+        _, interleaved, half_width, start, numerics = plan.options
         result = functional.rotary_tables(
             query,
             key,
             cos,
             sin,
-            interleaved=rule.pairs == "adjacent",
+            interleaved=interleaved,
+            half_width=half_width,
             unsqueeze_dim=plan.heads,
-            start=plan.start,
-            numerics=plan.numerics,
-            half_width=rule.tables in ("first half", "half"),
+            start=start,
+            numerics=numerics,
         )
-        if not rule.keeps_dtype:
+        if not self.rule.keeps_dtype:
             return result
         if isinstance(result, Tensor):
             return result.to(query.dtype)
