@@ -539,7 +539,7 @@ def test_tensors_on_two_devices(case: OperatorCase) -> None:
     for place in places if len(places) > 1 else []:
         args = list(sample.args)
         args[place] = without_data(args[place])
-        with pytest.raises(ValueError, match="expected the device of .*, got "):
+        with pytest.raises(ValueError, match=r"expected the device of .*, got "):
             case.operator(*args, **sample.kwargs)
 
 
