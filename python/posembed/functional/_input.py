@@ -11,6 +11,8 @@ from posembed.functional._options import Gradient, sinusoidal_text
 from posembed.functional._token import padding_row
 from posembed.specification import SinusoidalSpec
 
+_PLAIN = (-1, -1, "dense", 0, False)  # the defaults of the operator's last options
+
 
 def input_embedding(
     ids: Tensor,
@@ -82,6 +84,13 @@ def input_embedding(
     """
     if dropout > 0 and seed is None:
         seed = torch.randint(2**62, (1,), dtype=torch.int64, device=ids.device)
+    rare = (
+        padding_row(padding_idx, token),
+        -1 if position_padding_idx is None else position_padding_idx,
+        gradient,
+        first_token,
+        own_rows,
+    )
     return torch.ops.posembed.input_embedding.default(  # type: ignore[no-any-return]
         token,
         ids,
@@ -99,9 +108,5 @@ def input_embedding(
         eps,
         scale,
         dropout,
-        padding_row(padding_idx, token),
-        -1 if position_padding_idx is None else position_padding_idx,
-        gradient,
-        first_token,
-        own_rows,
+        *(() if rare == _PLAIN else rare),
     )

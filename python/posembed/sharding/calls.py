@@ -96,9 +96,7 @@ def rotated_pair(name: str, query: Tensor, key: Tensor, *options: Any) -> Any:
     if not both or query.placements == key.placements:  # type: ignore[attr-defined]
         return Call(name, query, key, *options).run()
     single, of_key = name.replace("_pair", ""), options
-    if single.startswith("rotary_tables"):
-        of_key = options
-    else:
+    if not single.startswith("rotary_tables"):  # xPos scales keys by the inverse
         of_key = (torch.ops.posembed.rotary_for_keys.default(options[0]), *options[1:])
     return Call(single, query, *options).run(), Call(single, key, *of_key).run()
 
