@@ -336,6 +336,27 @@ def test_rotated_values(value: bool) -> None:
     assert [(each.kernel, each.own) for each in report.calls()] == [(2, 0)]
 
 
+def test_axes_that_turn_components_of_a_pair_apart() -> None:
+    """HunYuan-VL's tables have equal halves for text, and others for pictures of the same length."""
+    from transformers.models.hunyuan_vl import HunYuanVLTextConfig, HunYuanVLTextModel
+
+    torch.manual_seed(11)
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    sizes |= {"vocab_size": 96, "intermediate_size": 48, "num_hidden_layers": 2}
+    parameters = {"rope_theta": 10000.0, "rope_type": "default", "mrope_section": [2, 3, 3]}
+    model = HunYuanVLTextModel(HunYuanVLTextConfig(**sizes, rope_parameters=parameters)).eval()
+    steps = torch.randint(1, 9, (3, 2, 7), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        for numerics in ("model", "exact"):
+            unpatch(model)
+            calls = [{}, {"position_ids": steps.cumsum(-1)}]
+            expected = [model(ids(), **given).last_hidden_state for given in calls]
+            (row,) = patch(model, numerics=numerics).left
+            assert row.action == "its tables turn the two components of a pair by different angles"
+            found = [model(ids(), **given).last_hidden_state for given in calls]
+            assert all(map(torch.equal, found, expected))
+
+
 @pytest.mark.parametrize("call", [patch, unpatch])
 def test_what_is_no_model(call: Any) -> None:
     with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got str"):

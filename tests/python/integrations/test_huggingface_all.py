@@ -12,7 +12,10 @@ from support.transformers_walk import visits  # noqa: E402
 
 # Their rotations are methods, or tables of one kind turned by pairs of another.
 LEFT = {"seamless_m4t", "vjepa2", "wav2vec2-bert", "wav2vec2-conformer"}
+LEFT |= {"hunyuan_vl", "hunyuan_vl_text"}
 PARTLY = {"edgetam_video", "neucodec", "xcodec2"}
+# Small models whose options, not their code, decide that nothing rotates.
+IDLE = {"clvp_decoder"}
 PARTS = 48
 # All take ten minutes of one core: run `make test-transformers` after a change of the integration.
 RUN = range(PARTS) if os.environ.get("POSEMBED_ALL_MODELS") else [0]
@@ -26,6 +29,6 @@ def test_model_classes(part: int) -> None:
         where = f"{visit.family} {visit.name}: {visit.why} {visit.compared}"
         assert visit.state != "failed", where
         assert "differs" not in visit.compared, where
-        assert "idle" not in visit.compared, where
+        assert "idle" not in visit.compared or visit.family in IDLE, where
         assert visit.state != "left" or visit.family in LEFT, where
         assert visit.state != "partly" or visit.family in PARTLY, where

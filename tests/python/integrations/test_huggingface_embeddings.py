@@ -194,9 +194,12 @@ def test_autocast_runs_the_models_code() -> None:
     model = small()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         expected = model.embeddings(ids())
-        patch(model, numerics="exact")
+        report = patch(model, numerics="exact")
         found = model.embeddings(ids())
     assert torch.equal(found, expected)
+    assert [(each.kernel, each.own) for each in report.calls()] == [(0, 1)]
+    model.embeddings(ids())
+    assert [(each.kernel, each.own) for each in report.calls()] == [(1, 1)]
 
 
 class Scaled(modeling_bert.BertEmbeddings):

@@ -43,7 +43,8 @@ class OnePass:
         known = all(name in self.posembed_arguments for name in given)
         call = kernel_call(self, given) if known else None
         if not torch.compiler.is_compiling():
-            self.posembed_counter.add(call is not None)
+            self.posembed_counter.kernel += call is not None
+            self.posembed_counter.own += call is None
         if call is None:
             return super().forward(*args, **kwargs)  # type: ignore[misc]
         return self.dropout(functional.input_embedding(**call))

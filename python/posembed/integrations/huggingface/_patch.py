@@ -9,6 +9,7 @@ import types
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from posembed.integrations.huggingface import _embeddings, _exact, _shadow
@@ -23,6 +24,7 @@ BIAS = "{name} ({location}) stays: it makes one row for each head, too little to
 LAYER = "{name} ({location}) stays: one pass for its sum and norm has other bits (numerics='exact')"
 ONE_PASS = "sum and norm in one pass"
 UNKNOWN = "computes no known rotation"
+APART = "its tables turn the two components of a pair by different angles"
 UNREACHED = "tables stay: they are not made by a module from positions alone"
 SPECIFICATIONS = "posembed_specifications"
 
@@ -90,6 +92,8 @@ def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") ->
         for shadow in _shadow.SHADOWS.values()
         for rotation in shadow.rotations.values()
     }
+    for module in model.modules():
+        _check_axes(module)
     # The model may be running: what a class needs is there before a module becomes its instance,
     # and rotations take positions before rotary modules pass them.
     for module in model.modules():
@@ -164,6 +168,25 @@ def unpatch(model: nn.Module) -> None:
                 vars(module)[name] = value.original
 
 
+def _check_axes(module: nn.Module) -> None:
+    """Leaves rotations whose tables have halves that differ where axes differ, as HunYuan-VL's do.
+
+    For text they are equal, so no first call can show it.
+    """
+    cls, sections = _shadow.original_of(type(module)), getattr(module, "mrope_section", None)
+    if cls not in _shadow.EXACT or not isinstance(sections, list | tuple):
+        return
+    try:
+        with torch.device("cpu"), torch.no_grad():
+            positions = torch.arange(4 * len(sections)).view(len(sections), 1, 4)
+            table = cls(module.config)(torch.zeros(1), positions)[0]
+    except Exception:  # another kind of module may need anything
+        return
+    for rotation in _shadow.SHADOWS[cls.__module__].rotations.values():
+        if rotation.rule.tables == "whole" and not rotation.repeats(table):
+            rotation.leave()
+
+
 def _record_as(module: nn.Module, cls: type) -> None:
     """Registers a module's additional outputs, which transformers looks up by the class's name."""
     capturing = sys.modules.get("transformers.utils.output_capturing")
@@ -233,6 +256,8 @@ def _angles(decisions: list[_exact.Decision]) -> dict[tuple[str, str], list[str]
 def _row(shadow: _shadow.Shadow, name: str, classes: list[type], modules: int) -> Row:
     rotation = shadow.rotations.get(name)
     action = str(rotation.rule) if rotation else UNKNOWN
+    if rotation and rotation.apart:
+        rotation, action = None, APART
     names = tuple(cls.__name__ for cls in classes)
     location = _location(shadow.function(name))
     row = Row(name, location, names, modules, rotation is not None, action)

@@ -14,13 +14,6 @@ class Counter:
     def __init__(self) -> None:
         self.kernel = self.own = 0
 
-    def add(self, kernel: bool) -> None:
-        """Counts one call."""
-        if kernel:
-            self.kernel += 1
-        else:
-            self.own += 1
-
 
 class Calls(NamedTuple):
     """Calls of one function since the patch.

@@ -103,6 +103,7 @@ class Rotation:
         self.others = tuple(roles.others())
         self.plans: dict[Any, Plan | None] = {}
         self.counter = Counter()
+        self.apart = False  # whether the model turns the two components of a pair apart
         self.alternatives: tuple[Rotation, ...] = ()  # the same for tables in other layouts
         self.__name__ = str(getattr(original, "__name__", type(original).__name__))
         self.__qualname__ = str(getattr(original, "__qualname__", self.__name__))
@@ -126,7 +127,8 @@ class Rotation:
                 if result is None:
                     result = other.rotate(given)
         if not torch.compiler.is_compiling():  # code is compiled again when a number changes
-            self.counter.add(result is not None)
+            self.counter.kernel += result is not None
+            self.counter.own += result is None
         return self.original(*args, **kwargs) if result is None else result
 
     def layout(self, dimension: int | None) -> Layout | None:
@@ -225,7 +227,7 @@ class Rotation:
         except (KeyError, TypeError):  # another thread cleared it, or symbolic shapes
             return self._plan(tensors, cos, sin, dim)
         plan = self._plan(tensors, cos, sin, dim)
-        if self.rule.tables == "whole" and not all(map(self._repeats, (cos, sin))):
+        if self.rule.tables == "whole" and not all(map(self.repeats, (cos, sin))):
             plan = None
         if len(self.plans) >= PLANS:
             self.plans.clear()
@@ -236,7 +238,7 @@ class Rotation:
         self, tensors: list[Tensor], cos: Tensor, sin: Tensor | None, dim: int | None
     ) -> Plan | None:
         rule, query = self.rule, tensors[0]
-        if query.dim() not in (3, 4) or not self._known(cos, sin):
+        if self.apart or query.dim() not in (3, 4) or not self._known(cos, sin):
             return None
         found = _heads(cos, dim, query)
         if found is None:
@@ -275,7 +277,13 @@ class Rotation:
         """Whether the operator's result has the dtype of the query."""
         return cos.is_complex() or torch.promote_types(query.dtype, cos.dtype) == query.dtype
 
-    def _repeats(self, table: Tensor | None) -> bool:
+    def leave(self) -> None:
+        """Runs the model's function from now on."""
+        for rotation in (self, *self.alternatives):
+            rotation.apart = True
+            rotation.plans.clear()
+
+    def repeats(self, table: Tensor | None) -> bool:
         """Whether a table has each value twice, as far as its values can be read.
 
         A function gets only one kind of table, so this is checked once for each shape.
