@@ -18,7 +18,7 @@ void check_moved(const Tensor& key, const char* positions, const Rotation& by) {
   check(key, nullptr, by, {"key", "key", positions});
   const Tensor& places = *by.call.positions();
   if (places.is_cpu() && !at::isTensorSubclassLike(places)) {
-    check_position_values(places.contiguous(), positions);
+    check_position_values(places.resolve_neg().contiguous(), positions);
   }
 }
 
@@ -30,12 +30,14 @@ void rerotate(const Tensor& key, const Tensor& old_positions, const Tensor& new_
                     "key: requires grad, and an in-place operator keeps no history");
   const SpecificationPointer before = specification(spec);
   const SpecificationPointer after = specification(new_spec.value_or(spec));
-  RotaryCall call;
-  call.layout(dispatcher::enum_from<Layout>(layout));
-  if (frequencies.has_value()) call.frequencies(frequencies->detach());
-  const Rotation back{before->for_keys, RotaryCall(call).positions(old_positions).inverse(true)};
-  if (new_spec.has_value()) call.frequencies(std::nullopt);
-  const Rotation forth{after->for_keys, call.positions(new_positions)};
+  const auto to = [&](const Tensor& positions, bool with_frequencies) {
+    RotaryCall call(positions);
+    call.layout(dispatcher::enum_from<Layout>(layout));
+    if (with_frequencies && frequencies.has_value()) call.frequencies(frequencies->detach());
+    return call;
+  };
+  const Rotation back{before->for_keys, to(old_positions, true).inverse(true)};
+  const Rotation forth{after->for_keys, to(new_positions, !new_spec.has_value())};
   check_moved(key, "old_positions", back);
   check_moved(key, "new_positions", forth);
   // Use float64 between the two rotations, so that only the conversion to the keys' dtype rounds.
