@@ -546,7 +546,7 @@ def test_views_of_layers_have_a_limit() -> None:
     """Each layer sees a copy of the configuration."""
     fields = {**LLAMA, "model_type": "llama", "num_hidden_layers": 1000}
     text = json.dumps({**fields, "quantization_config": {"ignore": ["x"] * 200_000}})
-    with pytest.raises(ValueError, match="^config: expected at most 268435456 bytes in the views"):
+    with pytest.raises(ValueError, match=r"^config: expected at most 268435456 bytes in the views"):
         torch.ops.posembed.rotary_layers_from_configuration(text, [], [])
 
 
