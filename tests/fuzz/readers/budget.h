@@ -29,7 +29,8 @@ class Budget {
   }
 
  private:
-  static constexpr double free_bytes = 1 << 20, bytes_per_byte = 32768;
+  // Each of up to 1024 layers sees a copy of its configuration.
+  static constexpr double free_bytes = 1 << 20, bytes_per_byte = 1024 * 256;
   static constexpr double free_seconds = 0.5, seconds_per_byte = 0.001;
 
   static void count(const volatile void*, size_t size) { allocated_ += size; }
