@@ -181,11 +181,10 @@ class Rotation:
             cos, sin = cos.squeeze(plan.squeeze), None if sin is None else sin.squeeze(plan.squeeze)
         if sin is not None and rule.backwards:
             sin = -sin
-        if plan.plain:
-            key = tensors[1] if len(tensors) > 1 else None
-            result = rotated_by_tables(tensors[0], key, None, cos, sin, *plan.options)
-        else:
-            result = tuple(self._rotate_all(tensors, cos, sin, plan))
+        if not plan.plain:
+            return self._packed(tuple(self._rotate_all(tensors, cos, sin, plan)), len(slots))
+        key = tensors[1] if len(tensors) > 1 else None
+        result = rotated_by_tables(tensors[0], key, None, cos, sin, *plan.options)
         return self._packed(result, len(slots))
 
     def _takes_first(self, slots: list[Tensor | None], count: int) -> bool:
