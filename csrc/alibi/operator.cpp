@@ -35,8 +35,6 @@ at::ScalarType type_or(const MaybeType& dtype, const Tensor& tensor) {
 void check_bias(const Tensor& slopes, const c10::SymInt& queries, const c10::SymInt& keys,
                 const Call& call) {
   check_slopes(slopes);
-  TORCH_CHECK_VALUE(queries >= 0, "query_length: expected 0 or more, got ", queries);
-  TORCH_CHECK_VALUE(keys >= 0, "key_length: expected 0 or more, got ", keys);
   check_call(call, batch_of_positions(call), queries, keys);
   dispatcher::check_result({slopes.sym_size(-1), queries, keys}, slopes.scalar_type(),
                            "key_length");

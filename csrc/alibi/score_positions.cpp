@@ -31,12 +31,6 @@ void check_shape(const Tensor& tensor, const char* argument, const MaybeSize& ba
   TORCH_CHECK_VALUE(fits, argument, ": expected [", length, "], got ", tensor.sym_sizes());
 }
 
-/// A symbolic length is not compared, because the bound would become a guard of compiled graphs.
-void check_length(const c10::SymInt& length, const char* argument) {
-  TORCH_CHECK_VALUE(length.is_symbolic() || length <= most, argument, ": expected up to ", most,
-                    ", got ", length);
-}
-
 void check_positions(const MaybeTensor& positions, const char* argument, const MaybeSize& batch,
                      const c10::SymInt& length) {
   if (!positions.has_value()) return;
@@ -59,9 +53,9 @@ Range range_of(const MaybeTensor& positions, int64_t first, int64_t count, const
   TORCH_CHECK_INDEX(bad < 0, argument, ": expected -", most, " to ", most, ", got ",
                     core::read(view, bad), " at index ", bad);
   Range range{most, -most};
-  for (int64_t place = 0; place < plain.numel(); ++place) {
-    range.low = std::min(range.low, core::read(view, place));
-    range.high = std::max(range.high, core::read(view, place));
+  for (int64_t i = 0; i < plain.numel(); ++i) {
+    range.low = std::min(range.low, core::read(view, i));
+    range.high = std::max(range.high, core::read(view, i));
   }
   return range;
 }
@@ -100,8 +94,8 @@ bool numbers_visible_keys(const Call& call) {
 
 void check_call(const Call& call, const MaybeSize& batch, const c10::SymInt& queries,
                 const c10::SymInt& keys) {
-  check_length(queries, "query_length");
-  check_length(keys, "key_length");
+  dispatcher::check_length(queries, "query_length");
+  dispatcher::check_length(keys, "key_length");
   check_positions(call.query_positions(), "query_positions", batch, queries);
   check_positions(call.key_positions(), "key_positions", batch, keys);
   // with_positions() keeps the offset along with its positions, because documents depend on the

@@ -29,7 +29,7 @@ void visit_tensors(const Visit& visit, size_t* index, const Argument& argument) 
     if constexpr (std::is_same_v<Argument, at::Tensor>) {
       if (argument.defined()) visit(argument, *index);
     } else if constexpr (std::is_same_v<Argument, std::optional<at::Tensor>>) {
-      if (argument.has_value()) visit(*argument, *index);
+      if (argument.has_value() && argument->defined()) visit(*argument, *index);
     }
     ++*index;
   }

@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include <cmath>
+#include <limits>
 #include <optional>
 
 #include "dispatcher/tensors.h"
@@ -38,23 +39,16 @@ inline void check_same_dtype(const at::Tensor& tensor, const char* argument,
                    tensor.scalar_type());
 }
 
-inline void check_same_device(const at::Tensor& tensor, const char* argument,
-                              const at::Tensor& other, const char* other_argument) {
-  TORCH_CHECK_VALUE(tensor.device() == other.device(), argument, ": expected the device of ",
-                    other_argument, ", ", other.device(), ", got ", tensor.device());
-}
-
 inline void check_same_shape(const at::Tensor& tensor, const char* argument,
                              const at::Tensor& other, const char* other_argument) {
   TORCH_CHECK_VALUE(tensor.sym_sizes() == other.sym_sizes(), argument, ": expected the shape of ",
                     other_argument, ", ", other.sym_sizes(), ", got ", tensor.sym_sizes());
 }
 
-/// Checks that the dtype, device and shape are those of `other`.
+/// Checks that the dtype and shape are those of `other`.
 inline void check_like(const at::Tensor& tensor, const char* argument, const at::Tensor& other,
                        const char* other_argument) {
   check_same_dtype(tensor, argument, other, other_argument);
-  check_same_device(tensor, argument, other, other_argument);
   check_same_shape(tensor, argument, other, other_argument);
 }
 
@@ -68,6 +62,14 @@ inline void check_size(const c10::SymInt& size, const c10::SymInt& expected, con
                        const char* dimension) {
   TORCH_CHECK_VALUE(size == expected, argument, ": expected ", dimension, " ", expected, ", got ",
                     size);
+}
+
+/// Accepts lengths of which distances fit in 31 bits. The bound of a symbolic length would become a
+/// guard of compiled graphs, so only its sign is checked.
+inline void check_length(const c10::SymInt& length, const char* argument) {
+  constexpr int64_t longest = std::numeric_limits<int32_t>::max();
+  TORCH_CHECK_VALUE(length >= 0 && (length.is_symbolic() || length <= longest), argument,
+                    ": expected 0 to ", longest, ", got ", length);
 }
 
 /// Accepts positions [seq] and, with a batch, [batch, seq] or [1, seq]. Rejects an offset given

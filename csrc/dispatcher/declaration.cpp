@@ -25,10 +25,6 @@ Declaration::Declaration(const char* name)
   }
 }
 
-const std::string& Declaration::name_of(size_t argument) const {
-  return operator_.schema().arguments()[argument].name();
-}
-
 void Declaration::raise_devices(const at::Tensor& first, size_t first_argument,
                                 const at::Tensor& other, size_t other_argument) const {
   TORCH_CHECK_VALUE(false, name_of(other_argument), ": expected the device of ",
@@ -36,7 +32,7 @@ void Declaration::raise_devices(const at::Tensor& first, size_t first_argument,
 }
 
 void Declaration::raise_history(const at::Tensor& tensor, size_t argument) const {
-  check_inference_only(tensor, name_of(argument).c_str(),
+  check_inference_only(tensor, name_of(argument),
                        without_suffix(operator_.schema().name()).c_str());
   TORCH_INTERNAL_ASSERT(false, "a tensor without history was refused");
 }

@@ -19,6 +19,10 @@ class Declaration {
     return operator_.typed<Signature>();
   }
 
+  const char* name_of(size_t argument) const {
+    return operator_.schema().arguments()[argument].name().c_str();
+  }
+
   bool writes(size_t argument) const { return (written_ >> argument & 1) != 0; }
 
   /// Throws c10::ValueError for tensors on two devices: `other` is not on that of `first`.
@@ -30,8 +34,6 @@ class Declaration {
   [[noreturn]] void raise_history(const at::Tensor& tensor, size_t argument) const;
 
  private:
-  const std::string& name_of(size_t argument) const;
-
   c10::OperatorHandle operator_;
   uint64_t written_ = 0;
 };

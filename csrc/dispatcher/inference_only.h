@@ -15,4 +15,8 @@ inline bool has_history(const at::Tensor& tensor) {
 /// Throws c10::ValueError if it would. `alternative`: the operator that keeps it.
 void check_inference_only(const at::Tensor& tensor, const char* argument, const char* alternative);
 
+/// Throws c10::ValueError for a tensor of inference mode that is written outside of it, which torch
+/// refuses only after the write.
+void check_versioned(const at::Tensor& tensor, const char* argument);
+
 }  // namespace posembed::dispatcher

@@ -1,5 +1,5 @@
-// torch's conjugate and negative bits: views such as x.conj() and x.conj().imag, whose memory holds
-// other numbers than they stand for. torch's own rule expects that operators return what they
+// torch's conjugate and negative bits: views such as x.conj() and x.conj().imag, whose memory
+// differs from their values. torch's own rule expects that operators return what they
 // write, which posembed's do not.
 #pragma once
 

@@ -19,8 +19,8 @@
 
 namespace posembed::dispatcher {
 
-/// Each file that calls operators has a table of torch's, which is made at its first use under a
-/// lock: this makes it while the library is loaded.
+/// torch makes a table in each file that calls operators, at its first use and under a lock. This
+/// makes it while the library is loaded.
 [[maybe_unused]] static const int made_while_loading =
     c10::DispatchKeySet(c10::DispatchKey::CPU).getDispatchTableIndexForDispatchKeySet();
 
@@ -88,11 +88,13 @@ class OperatorOf<Schema, Result(Arguments...)> {
   /// Registers the Autograd kernel of operators that write to their arguments: they keep no history
   /// and increment the versions of what they write.
   void refuse_gradients(torch::Library& library) const {
+    static_assert(std::is_void_v<Result>, "what is written in place is not returned");
     on(c10::DispatchKey::Autograd, library, [this](Arguments... arguments) -> Result {
       const Declaration& declaration = found().declaration;
       for_each_tensor(
           [&](const at::Tensor& tensor, size_t index) {
             if (has_history(tensor)) declaration.raise_history(tensor, index);
+            if (declaration.writes(index)) check_versioned(tensor, declaration.name_of(index));
           },
           arguments...);
       {

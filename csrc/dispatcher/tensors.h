@@ -50,7 +50,7 @@ inline core::PositionView position_view(const at::Tensor& positions) {
 /// Whether the last dimension is contiguous, as kernels require. Strides of a tensor without
 /// elements do not matter: numpy sets all of them to 0.
 inline bool last_dim_contiguous(const at::Tensor& tensor) {
-  return tensor.sym_size(-1) <= 1 || tensor.sym_stride(-1) == 1 || tensor.sym_numel() == 0;
+  return tensor.sym_stride(-1) == 1 || tensor.sym_size(-1) <= 1 || tensor.sym_numel() == 0;
 }
 
 /// `tensor`, copied if its last dimension is not contiguous.

@@ -8,7 +8,6 @@
 #include <torch/library.h>
 
 #include <cmath>
-#include <limits>
 
 #include "dispatcher/checks.h"
 #include "dispatcher/output_memory.h"
@@ -65,11 +64,8 @@ Tensor bias_of(const Tensor& weight, c10::SymInt queries, c10::SymInt keys,
                const MaybeOffset& query_offset, const Bucketing& by) {
   dispatcher::check_floating(weight, "weight");
   dispatcher::check_rank(weight, "weight", 2, "[num_buckets, num_heads]");
-  constexpr int64_t longest = std::numeric_limits<int32_t>::max();
-  TORCH_CHECK_VALUE(queries >= 0 && queries <= longest, "query_length: expected 0 to ", longest,
-                    ", got ", queries);
-  TORCH_CHECK_VALUE(keys >= 0 && keys <= longest, "key_length: expected 0 to ", longest, ", got ",
-                    keys);
+  dispatcher::check_length(queries, "query_length");
+  dispatcher::check_length(keys, "key_length");
   // The view below repeats one row of all distances for each query.
   dispatcher::check_result({weight.sym_size(1), queries, queries + keys}, weight.scalar_type(),
                            "query_length");

@@ -77,6 +77,12 @@ inline const Operator<Tensor, const Tensor&> rotary_tangent{"rotary_tangent"};
 inline const Operator<Tensor, const Tensor&, const Tensor&> rotary_frequencies_backward{
     "rotary_frequencies_backward"};
 
+/// Moves rotated keys in place: key, old and new positions, the specification, the new one if it
+/// differs, the layout, and frequencies.
+inline const dispatcher::Operator<void(const Tensor&, const Tensor&, const Tensor&, Text,
+                                       std::optional<Text>, Text, const MaybeTensor&)>
+    rotary_rerotate_{"rotary_rerotate_"};
+
 inline const dispatcher::Operator<Tensor(Text, std::optional<at::Device>)> rotary_frequencies{
     "rotary_frequencies"};
 

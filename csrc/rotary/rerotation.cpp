@@ -50,7 +50,7 @@ void rerotate(const Tensor& key, const Tensor& old_positions, const Tensor& new_
 }  // namespace
 
 // Composite, so that autograd, compilers and backends see the operators inside.
-TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) { m.impl("rotary_rerotate_", rerotate); }
+TORCH_LIBRARY_FRAGMENT(posembed, m) { rotary_rerotate_.compose<rerotate>(m); }
 
 }  // namespace rotary
 

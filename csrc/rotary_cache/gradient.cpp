@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
 
+#include "dispatcher/inference_only.h"
 #include "dispatcher/tangent.h"
 #include "rotary_cache/operator.h"
 
@@ -21,8 +22,18 @@ void check_inference_only(const Call& call) {
   dispatcher::check_inference_only(*call.query_out, "query_out", alternative);
 }
 
+/// Checks tensors that are written.
+void check_versioned(const Call& call) {
+  const Names names = names_of(call);
+  dispatcher::check_versioned(call.rotated_query(), call.query_out ? "query_out" : "query");
+  if (call.rotate_key) dispatcher::check_versioned(call.key, names.key);
+  dispatcher::check_versioned(call.key_cache, names.key_cache);
+  dispatcher::check_versioned(call.value_cache, names.value_cache);
+}
+
 void rotary_cache_autograd(const Call& call) {
   check_inference_only(call);
+  check_versioned(call);
   dispatcher::below_autograd([&] { rotary_cache_(call); });
   torch::autograd::impl::bump_version(call.rotated_query());
   if (call.rotate_key) torch::autograd::impl::bump_version(call.key);

@@ -238,10 +238,12 @@ std::tuple<Tensor, Tensor> rows_gradient(const Gradient& of) {
 
 void check_table_size(const Tensor& ids, const c10::SymInt& num_embeddings,
                       const Tensor& gradient) {
-  TORCH_CHECK_VALUE(num_embeddings >= 0 && num_embeddings < max_sorted,
-                    "num_embeddings: expected 0 to 2^32 - 1, got ", num_embeddings);
-  TORCH_CHECK_VALUE(ids.sym_numel() < max_sorted, "ids: expected fewer than 2^32, got ",
-                    ids.sym_numel());
+  const auto fits = [](const c10::SymInt& count) {  // a symbolic bound would become a guard
+    return count.is_symbolic() || (count >= 0 && count < max_sorted);
+  };
+  TORCH_CHECK_VALUE(fits(num_embeddings), "num_embeddings: expected 0 to 2^32 - 1, got ",
+                    num_embeddings);
+  TORCH_CHECK_VALUE(fits(ids.sym_numel()), "ids: expected fewer than 2^32, got ", ids.sym_numel());
   dispatcher::check_result({num_embeddings, gradient.sym_size(-1)}, gradient.scalar_type(),
                            "num_embeddings");
 }

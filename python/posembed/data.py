@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
+import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -50,17 +51,18 @@ class IdFile:
 
     def __init__(self, path: str | os.PathLike[str], dtype: torch.dtype) -> None:
         self.path, self.dtype, self.count = os.fspath(path), dtype, count_ids(path, dtype)
-        self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115
+        self._descriptor = os.open(self.path, os.O_RDONLY)
+        self.close = weakref.finalize(self, os.close, self._descriptor)
 
     def read(self, begin: int, count: int) -> Tensor:
-        """Ids [count] from a place in the file; raises FileFormatError if it is too short."""
+        """Ids [begin, begin + count); raises FileFormatError if the file is too short."""
         data = memoryview(bytearray(count * self.dtype.itemsize))
-        place, done = begin * self.dtype.itemsize, 0
+        offset, done = begin * self.dtype.itemsize, 0
         while done < len(data):
-            got = os.preadv(self._file.fileno(), [data[done:]], place + done)
+            got = os.preadv(self._descriptor, [data[done:]], offset + done)
             if got == 0:
                 reason = "the file was shortened while it was read"
-                raise FileFormatError(self.path, place + done, reason)
+                raise FileFormatError(self.path, offset + done, reason)
             done += got
         return torch.frombuffer(data, dtype=self.dtype)
 
@@ -90,7 +92,11 @@ def open_ids(
     """
     count = count_ids(path, dtype)
     if copy:
-        return IdFile(path, dtype).read(0, count)
+        file = IdFile(path, dtype)
+        try:
+            return file.read(0, count)
+        finally:
+            file.close()
     return torch.from_file(os.fspath(path), shared=False, size=count, dtype=dtype)
 
 
@@ -217,7 +223,7 @@ class WindowDataset(Dataset[tuple[Tensor, Tensor]]):
     ) -> None:
         inputs, targets = windows(ids, length, stride, dtype=dtype)
         step = length if stride is None else stride
-        self._places = range(0, len(inputs) * step, step)
+        self._starts = range(0, len(inputs) * step, step)
         self._length, self._file = length, None
         if isinstance(ids, (str, os.PathLike)):
             self._file = IdFile(ids, dtype)
@@ -225,13 +231,16 @@ class WindowDataset(Dataset[tuple[Tensor, Tensor]]):
             self.inputs, self.targets = inputs, targets
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._starts)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets [length], in int64 as losses require."""
         if self._file is None:
             return self.inputs[index].long(), self.targets[index].long()
-        ids = self._file.read(self._places[index], self._length + 1).long()
+        start = self._starts[index]
+        if isinstance(start, range):
+            raise TypeError(f"index: expected an integer for windows of a file, got {index}")
+        ids = self._file.read(start, self._length + 1).long()
         return ids[:-1], ids[1:].clone()
 
 

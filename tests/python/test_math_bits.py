@@ -202,7 +202,7 @@ def test_gradients_pass_through_views_with_the_negative_bit() -> None:
         assert torch.equal(found, expected)
 
 
-def test_a_parts_of_complex_numbers_rotate_a_query() -> None:
+def test_parts_of_complex_numbers_rotate() -> None:
     """The call whose query was once released too often."""
     query, parts = x(1, 3, 2, 4), torch.complex(x(1, 3, 1, 4), x(1, 3, 1, 4)).conj()
     rope = pe.RotaryEmbedding(4)

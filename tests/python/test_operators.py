@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch._dynamo.testing
 import torch._inductor.config
+import torch._subclasses
+import torch.fx.experimental.symbolic_shapes
 from support.case import TOLERANCE, OperatorCase, Sample, as_tuple, assert_close
 from support.families import FAMILIES
 from torch import Tensor
@@ -509,6 +511,10 @@ def error_of(case: OperatorCase, args: list[Any], options: dict[str, Any]) -> st
     return ""
 
 
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(torch.uint8)
+
+
 def copied(tensor: Tensor) -> Tensor:
     """A copy with the same strides, also of elements that share memory."""
     size = 1 + sum(
@@ -530,6 +536,79 @@ def test_meta_raises_what_the_cpu_raises(case: OperatorCase) -> None:
             found = error_of(case, real, sample.kwargs)
             if found != "values":
                 assert error_of(case, meta, sample.kwargs) == found, (place, tensor.shape)
+
+
+def of_unknown_sizes(tensor: Tensor) -> Tensor:
+    """A fake tensor whose sizes a compiler does not know, as those of nonzero()."""
+    context = torch.fx.experimental.symbolic_shapes.ShapeEnv()
+    with torch._subclasses.FakeTensorMode(shape_env=context):
+        sizes = [context.create_unbacked_symint() for _ in tensor.shape]
+        for size in sizes:
+            torch._check(size >= 2)
+        return torch.empty(sizes, dtype=tensor.dtype)
+
+
+@pytest.mark.parametrize("name", ["alibi_add", "alibi_add_", "alibi_softmax_", "alibi_bias_out"])
+def test_rows_of_unknown_sizes(name: str) -> None:
+    scores = of_unknown_sizes(torch.empty(2, 3, 4))
+    with scores.fake_mode:
+        slopes = torch.ones(scores.shape[0])
+        lengths = scores.shape[1:] if name == "alibi_bias_out" else ()
+        getattr(torch.ops.posembed, name)(scores, slopes, *lengths)
+
+
+@pytest.mark.parametrize("name", ["embedding_backward", "token_bag_backward"])
+def test_ids_of_unknown_number(name: str) -> None:
+    rows = of_unknown_sizes(torch.empty(3, 8))
+    with rows.fake_mode:
+        ids = torch.ones(rows.shape[0], dtype=torch.int64)
+        offsets = (ids,) if name == "token_bag_backward" else ()
+        result = getattr(torch.ops.posembed, name)(rows, 10, ids, *offsets)
+    assert result.shape[0] == 10
+
+
+class OfLength(torch.nn.Module):
+    """Lengths that a program takes from its input."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        length, operators = x.shape[0], torch.ops.posembed
+        weight = torch.ones(8, 2)
+        return (
+            operators.relative_bias(weight, length, length),
+            operators.alibi_bias(weight[0], length, length),
+        )
+
+
+def test_export_binds_no_length() -> None:
+    """A check of a length once became a bound of the exported program."""
+    shapes = ({0: torch.export.Dim("seq", min=2)},)
+    program = torch.export.export(OfLength(), (torch.ones(3),), dynamic_shapes=shapes)
+    for found, expected in zip(
+        program.module()(torch.ones(7)), OfLength()(torch.ones(7)), strict=True
+    ):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in OPERATORS if case.mutates], ids=lambda case: case.name
+)
+def test_tensors_of_inference_mode_are_refused_before_a_write(case: OperatorCase) -> None:
+    sample = case.sample(2, 3, "cpu", torch.float32)
+    written = {a.name for a in case.operator._schema.arguments if a.is_write}
+    for place, argument in enumerate(case.operator._schema.arguments[: len(sample.args)]):
+        if argument.name not in written or not isinstance(sample.args[place], Tensor):
+            continue
+        args = [copied(a) if isinstance(a, Tensor) else a for a in sample.args]
+        with torch.inference_mode():
+            args[place] = args[place].clone()
+        before = [a.clone() if isinstance(a, Tensor) else a for a in args]
+        message = error_of(case, args, sample.kwargs)
+        if message == "":  # rotary_cache_ writes not all of them
+            assert case.operator._opname == "rotary_cache_"
+            continue
+        assert message.startswith(f"ValueError: {argument.name}: is a tensor of inference mode")
+        for given, copy in zip(args, before, strict=True):
+            assert not isinstance(given, Tensor) or torch.equal(bits(given), bits(copy))
 
 
 @every

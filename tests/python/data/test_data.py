@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,19 @@ def test_windows_of_numpy_copy_nothing(tmp_path: Path, kind: str, step: int) -> 
     dataset = pe.data.WindowDataset(ids, 4)
     assert dataset[0][0].tolist() == [0, step, 2 * step, 3 * step]
     assert dataset.inputs.data_ptr() == ids.ctypes.data
+
+
+@pytest.mark.filterwarnings("error")
+def test_files_are_closed(tmp_path: Path) -> None:
+    path = file_of(tmp_path, 18, "int32")
+    descriptors = len(os.listdir("/proc/self/fd"))
+    assert pe.data.open_ids(path, copy=True)[3] == 3
+    dataset = pe.data.WindowDataset(path, 4)
+    assert dataset[1][0].tolist() == [4, 5, 6, 7]
+    with pytest.raises(TypeError, match="index: expected an integer for windows of a file"):
+        dataset[0:2]
+    del dataset
+    assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
 def test_writing_does_not_reach_the_file(tmp_path: Path) -> None:

@@ -187,6 +187,15 @@ def test_moving_refuses_what_needs_a_history() -> None:
         pe.functional.rerotate_(keys.int(), places, places, spec=pe.RotarySpec(64))
 
 
+@pytest.mark.parametrize("name", ["old_positions", "new_positions"])
+def test_moving_names_what_is_on_another_device(name: str) -> None:
+    keys, spec = torch.randn(1, 3, 2, 64), pe.RotarySpec(64)
+    given = {"old_positions": torch.arange(3), "new_positions": torch.arange(3)}
+    given[name] = given[name].to("meta")
+    with pytest.raises(ValueError, match=f"^{name}: expected the device of key, cpu, got meta"):
+        pe.functional.rerotate_(keys, **given, spec=spec)
+
+
 def test_keys_moved_by_a_compiled_program() -> None:
     spec = pe.RotarySpec(64)
     keys, old, new = torch.randn(1, 5, 3, 64), torch.arange(5), torch.arange(5) + 11
