@@ -79,13 +79,14 @@ TEST_F(HugePages, AreNotAskedForLittleMemory) {
 
 TEST(HugePagesDeathTest, AreNotAskedForWhereTheVariableForbidsThem) {
   const auto asks_for_none = [] {
-    setenv("POSEMBED_HUGE_PAGES", "0", 1);
     const Mapping mapping(16 * mebibyte);
     prefer_huge_pages(mapping.begin(), mapping.bytes());
     std::exit(is_advised(mapping.begin()) ? 1 : 0);
   };
   GTEST_FLAG_SET(death_test_style, "threadsafe");
+  setenv("POSEMBED_HUGE_PAGES", "0", 1);  // read when the library is loaded, in the new process
   EXPECT_EXIT(asks_for_none(), ::testing::ExitedWithCode(0), "");
+  unsetenv("POSEMBED_HUGE_PAGES");
 }
 
 }  // namespace
