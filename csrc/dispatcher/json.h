@@ -6,6 +6,9 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
+
+#include "core/brief.h"
 
 namespace posembed::dispatcher {
 
@@ -15,11 +18,11 @@ inline void check_json_depth(const char* name, int depth) {
   TORCH_CHECK_VALUE(depth <= max_depth, name, ": expected JSON of at most ", max_depth, " levels");
 }
 
-/// What is wrong with a text, without nlohmann's end "last read", which may hold part of a
-/// character.
+/// What is wrong with a text, in short: nlohmann repeats a number in full. Without its end "last
+/// read", which may hold part of a character.
 inline std::string reason(const nlohmann::json::exception& error) {
-  const std::string text = error.what();
-  return text.substr(0, text.find("; last read"));
+  const std::string_view text = error.what();
+  return core::brief(text.substr(0, text.find("; last read")));
 }
 
 inline nlohmann::json parse_json(const char* name, const std::string& text) {
