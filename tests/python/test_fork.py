@@ -24,7 +24,10 @@ torch.set_num_threads(1)
 sys.setswitchinterval(1e-4)
 f, x, ids = pe.functional, torch.ones(1, 1, 2, 8), torch.zeros(1, 1, dtype=torch.int64)
 large, numbers = torch.ones(1, 1025, 8, 128), itertools.count()
-layers = pe.SinusoidalPositionalEmbedding(8), pe.ALiBi(2), pe.InputEmbedding(5, 8, max_positions=4)
+
+def layers():  # a thread's own: torch locks a parameter while a backward pass adds to its gradient
+    input_layer = pe.InputEmbedding(5, 8, max_positions=4)
+    return pe.SinusoidalPositionalEmbedding(8), pe.ALiBi(2), input_layer
 
 def call():
     base = 1e4 + next(numbers)
@@ -32,20 +35,21 @@ def call():
         f.rotary(x, spec=pe.RotarySpec(8, base=base, numerics=numerics))
     pe.SinusoidalPositionalEmbedding(8, base=base)(x[:, :, 0])
 
-def call_all():
+def call_all(sinusoidal, alibi, layer):
     call()
     f.rotary(large, spec=pe.RotarySpec(128))
-    sinusoidal, alibi, layer = layers
     sinusoidal(x[:, :, 0]), alibi(3), layer(ids).sum().backward()
     pe.set_cache_limit(1 << 24)
     pe.empty_cache()
 
 def work():
+    own = layers()
     while True:
         for _ in range(20):
             call()
-        call_all()
+        call_all(*own)
 
+own = layers()
 for _ in range(2):
     threading.Thread(target=work, daemon=True).start()
 while next(numbers) < 100:
@@ -55,7 +59,7 @@ for number in range(int(sys.argv[1])):
     if child == 0:
         signal.alarm(60)  # ends a child that hangs
         torch.set_num_threads(1)  # torch's own threads are not forked
-        call_all()
+        call_all(*own)
         os._exit(0)
     status = os.waitpid(child, 0)[1]
     if status != 0:

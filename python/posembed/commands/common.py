@@ -150,7 +150,8 @@ def read_spec(path: str, arguments: argparse.Namespace, *, compared: bool = Fals
                 raise
             return read(None)
     except ValueError as error:
-        raise ValueError(f"{file}: {in_options(str(error))}") from error
+        message = in_options(str(error)).removeprefix(f"{file}: ")
+        raise ValueError(f"{file}: {message}") from error
 
 
 def in_options(message: str) -> str:

@@ -183,7 +183,8 @@ def test_explain_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         capsys, "explain", tmp_path
     )
     (tmp_path / "config.json").write_text("{")
-    assert f"{tmp_path / 'config.json'}: Expecting" in refusal(capsys, "explain", tmp_path)
+    message = refusal(capsys, "explain", tmp_path)
+    assert f"posembed explain: {tmp_path / 'config.json'}: expected JSON: Expecting" in message
 
 
 def test_wavelengths(config: str, capsys: pytest.CaptureFixture[str]) -> None:
