@@ -145,7 +145,7 @@ def contents(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     plain = value.resolve_conj().resolve_neg().to_dense()
-    return plain.dtype, plain.tolist()
+    return plain.dtype, plain.shape, plain.flatten().view(torch.uint8).numpy().tobytes()
 
 
 def copied(arguments: Arguments) -> Arguments:
