@@ -1,6 +1,6 @@
 // torch's conjugate and negative bits: views such as x.conj() and x.conj().imag, whose memory
-// differs from their values. torch's own rule expects that operators return what they
-// write, which posembed's do not.
+// differs from their values. torch's own rule expects that operators return what they write, which
+// posembed's do not.
 #pragma once
 
 #include <torch/library.h>
