@@ -1,7 +1,8 @@
-"""Times CUDA kernels: each case beside a device copy of the same bytes and beside peers.
+"""Times CUDA kernels: each case beside a copy of the same bytes by a kernel and beside peers.
 
 Calls are replayed from CUDA graphs, so that launches from Python do not count, on buffers that
-take turns and together exceed the L2 cache several times.
+take turns and together exceed the L2 cache several times. Only bytes that must move count: a row
+of a table that fits the L2 cache once, scores that a causal mask hides not at all.
 
 python benchmarks/cuda.py --table results.md            every case
 python benchmarks/cuda.py --case "rotary"               cases whose name contains "rotary"
@@ -45,17 +46,31 @@ class Case:
     Attributes:
         moved: Bytes that the call must read and write; 0: no copy stands beside it.
         make: Gives the candidates one set of buffers.
-        graph: Whether calls are replayed from a graph; backward passes run as autograd runs them.
+        queued: Whether calls are also timed as Python makes them: backward passes.
+        captured: Whether a graph can hold the calls: none that waits for a value can be.
+        fills: Whether the call only writes, so that a fill stands beside it.
     """
 
     name: str
     moved: int
     make: Callable[[], dict[str, Call]]
-    graph: bool = True
+    queued: bool = False
+    captured: bool = True
+    fills: bool = False
 
 
 def randn(*shape: int, **options: Any) -> Tensor:
     return torch.randn(shape, **{**BF16, **options})
+
+
+def of_type(dtype: torch.dtype) -> str:
+    """How a case's name ends."""
+    return "" if dtype == torch.bfloat16 else f" {str(dtype)[6:]}"
+
+
+def different(ids: int, rows: int) -> int:
+    """The expected number of different ids among random ones of a table."""
+    return round(rows * (1 - (1 - 1 / rows) ** ids))
 
 
 def size(*tensors: Tensor) -> int:
@@ -92,11 +107,11 @@ def angle_tables(seq: int, dim: int) -> tuple[Tensor, Tensor]:
     return angles.cos().bfloat16(), angles.sin().bfloat16()
 
 
-def rotary(batch: int, seq: int, **spec: Any) -> Case:
+def rotary(batch: int, seq: int, dtype: torch.dtype = torch.bfloat16, **spec: Any) -> Case:
     def make() -> dict[str, Call]:
-        query, key = randn(batch, seq, 32, 128), randn(batch, seq, 8, 128)
+        query, key = (randn(batch, seq, heads, 128, dtype=dtype) for heads in (32, 8))
         rotation = pe.RotarySpec(128, **spec)
-        tables = angle_tables(seq, 128)
+        tables = tuple(table.to(dtype) for table in angle_tables(seq, 128))
         given = [table.squeeze(1)[None] for table in tables]  # as models pass them on
         options = {"unsqueeze_dim": 2, "interleaved": bool(spec)}
         return {
@@ -110,7 +125,8 @@ def rotary(batch: int, seq: int, **spec: Any) -> Case:
         }
 
     kind = "interleaved" if spec else "half"
-    return Case(f"rotary {kind} [{batch},{seq},32+8,128]", 2 * 2 * batch * seq * 40 * 128, make)
+    moved = 2 * dtype.itemsize * batch * seq * 40 * 128
+    return Case(f"rotary {kind} [{batch},{seq},32+8,128]{of_type(dtype)}", moved, make)
 
 
 def rotary_backward(batch: int, seq: int) -> Case:
@@ -123,7 +139,7 @@ def rotary_backward(batch: int, seq: int) -> Case:
         }
 
     moved = 2 * 2 * batch * seq * 40 * 128
-    return Case(f"rotary backward [{batch},{seq},32+8,128]", moved, make, graph=False)
+    return Case(f"rotary backward [{batch},{seq},32+8,128]", moved, make, queued=True)
 
 
 def learned_frequencies(batch: int, seq: int) -> Case:
@@ -133,16 +149,18 @@ def learned_frequencies(batch: int, seq: int) -> Case:
         return {"posembed": gradient(lambda: rope(*leaves), [*leaves, *rope.parameters()])}
 
     moved = 3 * 2 * batch * seq * 40 * 128
-    return Case(
-        f"rotary backward, learned frequencies [{batch},{seq},32+8,128]", moved, make, False
-    )
+    name = f"rotary backward, learned frequencies [{batch},{seq},32+8,128]"
+    return Case(name, moved, make, queued=True)
 
 
-def norm_rotary(batch: int, seq: int, backward: bool) -> Case:
+def norm_rotary(
+    batch: int, seq: int, backward: bool = False, dtype: torch.dtype = torch.bfloat16
+) -> Case:
     def make() -> dict[str, Call]:
-        leaves = [randn(batch, seq, heads, 128) for heads in (32, 8)]
-        leaves += [randn(128), randn(128)]
-        spec, tables = pe.RotarySpec(128), angle_tables(seq, 128)
+        shapes = ((batch, seq, 32, 128), (batch, seq, 8, 128), (128,), (128,))
+        leaves = [randn(*shape, dtype=dtype) for shape in shapes]
+        tables = tuple(table.to(dtype) for table in angle_tables(seq, 128))
+        spec = pe.RotarySpec(128)
 
         def ours() -> Any:
             return pe.functional.norm_rotary(*leaves, spec=spec)
@@ -155,9 +173,9 @@ def norm_rotary(batch: int, seq: int, backward: bool) -> Case:
             return {"posembed": gradient(ours, leaves), "torch.compile": gradient(theirs, leaves)}
         return {"posembed": ours, "torch.compile": theirs}
 
-    moved = (3 if backward else 2) * 2 * batch * seq * 40 * 128
+    moved = (3 if backward else 2) * dtype.itemsize * batch * seq * 40 * 128
     what = "norm_rotary backward" if backward else "norm_rotary"
-    return Case(f"{what} [{batch},{seq},32+8,128]", moved, make, not backward)
+    return Case(f"{what} [{batch},{seq},32+8,128]{of_type(dtype)}", moved, make, queued=backward)
 
 
 def torch_norm_rotary(
@@ -234,9 +252,10 @@ def embedding_backward(vocabulary: int, dim: int, tokens: int, kind: str) -> Cas
             ),
         }
 
-    moved = 2 * tokens * dim + 2 * (vocabulary if kind == "dense" else tokens) * dim
+    dense = kind == "dense"
+    moved = 2 * dim * (tokens + (vocabulary if dense else different(tokens, vocabulary)))
     name = f"embedding backward, {kind}, {vocabulary} x {dim}, {tokens} ids"
-    return Case(name, moved, make, graph=False)
+    return Case(name, moved, make, queued=True, captured=dense)
 
 
 def bag(dim: int, dtype: torch.dtype) -> Case:
@@ -250,7 +269,7 @@ def bag(dim: int, dtype: torch.dtype) -> Case:
             "F.embedding_bag": lambda: F.embedding_bag(ids, weight, mode="sum"),
         }
 
-    moved = (bags * length + bags) * dim * dtype.itemsize
+    moved = (bags * length + bags) * dim * dtype.itemsize + 8 * bags * length
     name = f"token_bag sum {vocabulary} x {dim} {str(dtype)[6:]}, {bags} bags of {length}"
     return Case(name, moved, make)
 
@@ -284,9 +303,12 @@ def torch_input(
     return F.layer_norm(rows, rows.shape[-1:], weight, bias, 1e-12)
 
 
-def input_embedding(batch: int, seq: int, dim: int, backward: bool) -> Case:
+def input_embedding(
+    batch: int, seq: int, dim: int, backward: bool = False, dtype: torch.dtype = torch.bfloat16
+) -> Case:
     def make() -> dict[str, Call]:
-        tables = [randn(30522, dim), randn(seq, dim), randn(2, dim), randn(dim), randn(dim)]
+        shapes = ((30522, dim), (seq, dim), (2, dim), (dim,), (dim,))
+        tables = [randn(*shape, dtype=dtype) for shape in shapes]
         ids = torch.randint(30522, (batch, seq), device="cuda")
 
         def ours() -> Tensor:
@@ -312,10 +334,12 @@ def input_embedding(batch: int, seq: int, dim: int, backward: bool) -> Case:
         tables[:] = [table.requires_grad_() for table in tables]
         return {label: gradient(call, tables) for label, call in calls.items()}
 
-    rows = batch * seq * dim * 2
-    moved = 2 * rows + 30522 * dim * 2 if backward else 2 * rows
+    tokens = batch * seq
+    read = different(tokens, 30522)  # rows of the table, which the L2 cache holds
+    rows = tokens + read + (tokens + 30522 if backward else 0)
     what = "input_embedding backward" if backward else "input_embedding"
-    return Case(f"{what}, BERT [{batch},{seq},{dim}]", moved, make, not backward)
+    name = f"{what}, BERT [{batch},{seq},{dim}]{of_type(dtype)}"
+    return Case(name, rows * dim * dtype.itemsize, make, queued=backward)
 
 
 def input_sinusoids(batch: int, seq: int, dim: int) -> Case:
@@ -330,41 +354,50 @@ def input_sinusoids(batch: int, seq: int, dim: int) -> Case:
             "torch, from a table": lambda: F.embedding(ids, token) * math.sqrt(dim) + table,
         }
 
-    return Case(f"input_embedding, sinusoids [{batch},{seq},{dim}]", 4 * batch * seq * dim, make)
+    moved = 2 * dim * (batch * seq + different(batch * seq, 32000))
+    return Case(f"input_embedding, sinusoids [{batch},{seq},{dim}]", moved, make)
 
 
-def alibi(kind: str, heads: int, length: int) -> Case:
+def alibi(kind: str, heads: int, length: int, masked: bool = False) -> Case:
+    """Causal; with a mask, batches of two of which one is padded by an eighth."""
+    batch = 2 if masked else 1
+
     def make() -> dict[str, Call]:
         slopes = pe.functional.alibi_slopes(heads, device="cuda")
         functional = pe.functional
+        mask = torch.ones(batch, length, dtype=torch.bool, device="cuda")
+        mask[-1, : length // 8] = False
+        padding: dict[str, Any] = {"attention_mask": mask} if masked else {}
         if kind == "bias":
             return {
                 "posembed": lambda: functional.alibi_bias(
-                    slopes, length, length, dtype=torch.bfloat16
+                    slopes, length, length, dtype=torch.bfloat16, **padding
                 )
             }
-        scores = randn(1, heads, length, length)
-        bias = functional.alibi_bias(slopes, length, length, dtype=torch.bfloat16)
+        scores = randn(batch, heads, length, length)
+        bias = functional.alibi_bias(slopes, length, length, dtype=torch.bfloat16, **padding)
         if kind == "add_":
             return {
-                "posembed": lambda: functional.alibi_add_(scores, slopes),
+                "posembed": lambda: functional.alibi_add_(scores, slopes, **padding),
                 "torch, from a bias": lambda: scores.add_(bias),
             }
         if kind == "softmax":
             return {
-                "posembed": lambda: functional.alibi_softmax(scores, slopes),
+                "posembed": lambda: functional.alibi_softmax(scores, slopes, **padding),
                 "torch, from a bias": lambda: (scores + bias).softmax(-1),
                 "torch.compile": lambda: compiled(torch_softmax)(scores, bias),
             }
         leaf = scores.requires_grad_()
         return {
-            "posembed": gradient(lambda: functional.alibi_softmax(leaf, slopes), [leaf]),
+            "posembed": gradient(lambda: functional.alibi_softmax(leaf, slopes, **padding), [leaf]),
             "torch": gradient(lambda: (leaf + bias).softmax(-1), [leaf]),
         }
 
-    elements = heads * length * length
-    moved = {"bias": 2, "add_": 4, "softmax": 4, "softmax backward": 6}[kind] * elements
-    return Case(f"alibi {kind} [1,{heads},{length},{length}]", moved, make, kind[-1] != "d")
+    # What the mask hides is written and not read: half of the scores.
+    passes = {"bias": 1, "add_": 1.5, "softmax": 1.5, "softmax backward": 2}[kind]
+    moved = round(passes * 2 * batch * heads * length * length)
+    name = f"alibi {kind}{', padded' * masked} [{batch},{heads},{length},{length}]"
+    return Case(name, moved, make, queued=kind.endswith("backward"), fills=kind == "bias")
 
 
 def torch_softmax(scores: Tensor, bias: Tensor) -> Tensor:
@@ -402,15 +435,20 @@ def model(name: str, kind: str, batch: int, seq: int) -> Case:
         call = prefill if kind == "prefill" else training_step
         return {label: functools.partial(call, model) for label, model in both.items()}
 
-    return Case(f"transformers: {name}, {kind} of {batch} x {seq} tokens", 0, make, graph=False)
+    label = f"transformers: {name}, {kind} of {batch} x {seq} tokens"
+    return Case(label, 0, make, queued=True, captured=False)
 
 
 def cases() -> Iterator[Case]:
+    half, single = torch.float16, torch.float32
     yield rotary(4, 8192)
     yield rotary(4, 8192, interleaved=True)
+    yield rotary(4, 8192, half)
+    yield rotary(4, 4096, single)
     yield rotary_backward(4, 8192)
     yield learned_frequencies(4, 4096)
-    yield norm_rotary(4, 4096, backward=False)
+    yield norm_rotary(4, 4096)
+    yield norm_rotary(4, 4096, dtype=half)
     yield norm_rotary(4, 4096, backward=True)
     yield rotary_cache(32768, torch.bfloat16)
     yield rotary_cache(32768, torch.float8_e4m3fn)
@@ -424,25 +462,33 @@ def cases() -> Iterator[Case]:
     yield bag(64, torch.bfloat16)
     yield learned(4, 4096, 4096)
     yield sinusoidal(4, 4096, 4096)
-    yield input_embedding(128, 512, 768, backward=False)
+    yield input_embedding(128, 512, 768)
+    yield input_embedding(128, 512, 768, dtype=half)
+    yield input_embedding(128, 512, 768, dtype=single)
+    yield input_embedding(32, 128, 768)
+    yield input_embedding(128, 512, 300)
+    yield input_embedding(64, 512, 1024)
+    yield input_embedding(8, 2048, 4096)
     yield input_embedding(128, 512, 768, backward=True)
-    yield input_embedding(8, 2048, 4096, backward=False)
+    yield input_embedding(128, 512, 768, backward=True, dtype=half)
+    yield input_embedding(64, 512, 1024, backward=True)
     yield input_sinusoids(32, 1024, 1024)
-    yield alibi("bias", 32, 4096)
-    yield alibi("add_", 32, 4096)
-    yield alibi("softmax", 32, 4096)
+    for kind, length in (("bias", 4096), ("add_", 4096), ("softmax", 4096)):
+        yield alibi(kind, 32, length)
+        yield alibi(kind, 16, length, masked=True)
     yield alibi("softmax backward", 32, 2048)
+    yield alibi("softmax backward", 16, 2048, masked=True)
+    yield alibi("softmax", 32, 4098)
     if peers.installed("transformers"):
         for name in ("Llama, 2 layers of 7B", "Qwen3, 100M", "ModernBERT, 100M"):
             yield model(name, "prefill", 4, 4096)
             yield model(name, "training step", 2, 4096)
 
 
-def copy_of(moved: int) -> Call:
-    source, target = torch.empty(2, max(moved // 2, 16), device="cuda", dtype=torch.uint8).random_(
-        255
-    )
-    return lambda: target.copy_(source)
+@functools.cache
+def stream() -> torch.cuda.Stream:
+    """Where all calls are made: a graph can hold a backward pass only on its forward's stream."""
+    return torch.cuda.Stream()
 
 
 def events(run: Call, calls: int) -> float:
@@ -456,20 +502,14 @@ def events(run: Call, calls: int) -> float:
 
 def replayed(calls: list[Call]) -> tuple[Call, int]:
     """A graph that takes the calls in turn, long enough to be timed."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for call in calls:
-            call()
-    stream.synchronize()
     graph, count = torch.cuda.CUDAGraph(), max(1, 64 // len(calls)) * len(calls)
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream()):
         for i in range(count):
             calls[i % len(calls)]()
     return graph.replay, count
 
 
-def queued(calls: list[Call]) -> tuple[Call, int]:
+def in_turn(calls: list[Call]) -> tuple[Call, int]:
     """The calls one after another, as Python makes them."""
 
     def run() -> None:
@@ -479,48 +519,64 @@ def queued(calls: list[Call]) -> tuple[Call, int]:
     return run, 4 * len(calls)
 
 
-def measure(calls: list[Call], graph: bool) -> float:
+def timed(run: Call, count: int) -> float:
     """Seconds of one call: the median of timings, each of many calls."""
+    run()
+    took = events(run, count)
+    repeats = max(1, math.ceil(SECONDS / (took * count)))
+    return statistics.median(
+        events(lambda: [run() for _ in range(repeats)], count * repeats) for _ in range(ROUNDS)
+    )
+
+
+def measure(calls: list[Call], queued: bool, captured: bool) -> list[float | None]:
+    """Seconds of one call: queued from Python, if asked for, and of its kernels, if captured."""
     for call in calls:
         call()
     torch.cuda.synchronize()
-    with torch.no_grad() if graph else contextlib.nullcontext():
-        run, count = replayed(calls) if graph else queued(calls)
-        run()
-        took = events(run, count)
-        repeats = max(1, math.ceil(SECONDS / (took * count)))
-        return statistics.median(
-            events(lambda: [run() for _ in range(repeats)], count * repeats) for _ in range(ROUNDS)
-        )
+    with contextlib.nullcontext() if queued else torch.no_grad():
+        return [
+            timed(*in_turn(calls)) if queued else None,
+            timed(*replayed(calls)) if captured else None,
+        ]
 
 
 def run(case: Case, cache: int, compile_peers: bool) -> list[str]:
     sets = min(64, max(1, math.ceil(4 * cache / case.moved))) if case.moved else 1
     made = [case.make() for _ in range(sets)]
-    candidates = {}
+    lines = [f"### {case.name}", "", "| | queued | kernels | GB/s | of limit |"]
+    lines += ["|---|---:|---:|---:|---:|"]
+    limit = None
     if case.moved:
-        candidates["copy of the same bytes"] = [copy_of(case.moved) for _ in range(sets)]
-    candidates |= {
-        label: [one[label] for one in made]
-        for label in made[0]
-        if compile_peers or label != "torch.compile"
-    }
-    lines, limit = (
-        [f"### {case.name}", "", "| | time | GB/s | of copy |", "|---|---:|---:|---:|"],
-        0.0,
-    )
-    for label, calls in candidates.items():
-        try:
-            seconds = measure(calls, case.graph or label.startswith("copy"))
-        except Exception as error:  # a peer that cannot run does not end the measurement
-            lines.append(
-                f"| {label} | {type(error).__name__}: {str(error).splitlines()[0][:80]} | | |"
-            )
+        from cases import device_bandwidth  # needs triton, which comes with torch for CUDA
+
+        made_of = device_bandwidth.fill_of if case.fills else device_bandwidth.copy_of
+        calls = [made_of(case.moved) for _ in range(sets)]
+        limit = measure(calls, queued=False, captured=True)[1]
+        lines.append(row("fill" if case.fills else "copy", None, limit, case.moved, limit))
+        del calls
+    for label in made[0]:
+        if label == "torch.compile" and not compile_peers:
             continue
-        limit = limit or seconds
-        speed = case.moved / seconds / 1e9
-        lines.append(f"| {label} | {seconds * 1e6:.2f} µs | {speed:.0f} | {limit / seconds:.2f} |")
+        try:
+            times = measure([one[label] for one in made], case.queued, case.captured)
+        except Exception as error:  # a peer that cannot run does not end the measurement
+            text = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
+            lines.append(f"| {label} | {text} | | | |")
+            continue
+        lines.append(row(label, times[0], times[1], case.moved, limit))
     return [*lines, ""]
+
+
+def row(
+    label: str, queued: float | None, kernels: float | None, moved: int, limit: float | None
+) -> str:
+    """A candidate's line; its speed is that of its kernels, where they are known."""
+    seconds = kernels or queued
+    assert seconds is not None
+    cells = [f"{time * 1e6:.2f} µs" if time else "" for time in (queued, kernels)]
+    cells += [f"{moved / seconds / 1e9:.0f}", f"{limit / seconds:.2f}"] if limit else ["", ""]
+    return f"| {label} | {' | '.join(cells)} |"
 
 
 def once(chosen: str) -> None:
@@ -548,6 +604,12 @@ def main() -> None:
     if arguments.once:
         once(arguments.case)
         return
+    with torch.cuda.stream(stream()):
+        run_all(arguments)
+
+
+def run_all(arguments: argparse.Namespace) -> None:
+    """Prints each case's table when it is measured."""
     properties = torch.cuda.get_device_properties(0)
     lines = [
         f"- device: {properties.name}, L2 {properties.L2_cache_size >> 20} MiB",
