@@ -23,9 +23,10 @@ struct alignas(sizeof(T) * width) Vector {
   T values[width];
 };
 
-/// The number of elements in 16 bytes.
+/// The number of elements in 16 bytes; 1 in float64, which serves checks of gradients and would
+/// double its kernels.
 template <typename T>
-inline constexpr int vector_width = 16 / static_cast<int>(sizeof(T));
+inline constexpr int vector_width = sizeof(T) == 8 ? 1 : 16 / static_cast<int>(sizeof(T));
 
 /// Converts neighbouring elements to the compute type. A pair of bfloat16 takes two instructions;
 /// one by one, they take three or four.
