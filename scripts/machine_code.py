@@ -1,66 +1,66 @@
 """Reads the machine code of the hot CUDA kernels and fails where it has got worse.
 
-    python scripts/machine_code.py build/dev/csrc/libposembed.so
+    python scripts/machine_code.py build/dev/csrc/libposembed.so [--record]
 
-A hot kernel must not use more registers than recorded here, nor local memory (spilled registers),
-nor more float64 instructions, and must move 16 bytes at a time. The disassembler is the one that
-triton's wheel brings.
+A hot kernel must not use more registers, local memory (spilled registers), float64 instructions or
+instructions for a KiB that it moves than machine_code.json records, and must move 16 bytes at a
+time. --record writes what is found. The disassembler is the one that triton's wheel brings.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
 import dataclasses
 import importlib.util
+import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+RECORD = Path(__file__).with_suffix(".json")
+
+# With packs, as for a head_dim of 128; each in bfloat16, float16 and float32. A float32 pack has
+# four elements.
+HOT = (
+    "rotary::rotate_kernel<{T}, {pack}, false, 64, exact>",
+    "rotary::rotate_kernel<{T}, {pack}, true, 64, exact>",
+    "rotary::sum_kernel<{T}, {pack}, false>",
+    "rotary_norm::norm_kernel<{T}, {pack}, false, 64>",
+    "rotary_norm::backward_kernel<{T}, {pack}, false, 64>",
+    "rotary_cache::cache_kernel<{T}, {pack}, false, false, 64>",
+    "rotary_cache::cache_kernel<{T}, {pack}, false, true, 64>",
+    "token::gather_kernel<{T}, {pack}>",
+    "token::row_kernel<{T}, {pack}>",
+    "bag::add_kernel<{T}, {pack}>",
+    "learned::add_kernel<{T}, {pack}>",
+    "sinusoidal::encode_kernel<{T}, {pack}>",
+    "input::forward_kernel<{T}, {pack}, 2, true>",
+    "input::forward_kernel<{T}, {pack}, 3, true>",
+    "input::forward_kernel<{T}, {pack}, 4, false>",
+    "input::backward_kernel<{T}, {pack}, 3, true>",
+    "input::backward_kernel<{T}, {pack}, 2, false>",
+    "alibi::fill_kernel<{T}, {pack}, true>",
+    "alibi::add_kernel<{T}, {pack}, true>",
+    "alibi::softmax_kernel<{T}, {pack}, true>",
+    "alibi::softmax_backward_kernel<{T}, {pack}, true>",
+)
+TYPES = (("BFloat16", 8), ("Float16", 8), ("float", 4))
+TOLERANCE = 1.02  # of instructions: another order of the same work is no fault
+
 
 @dataclasses.dataclass(frozen=True)
-class Limit:
-    """The limits of a kernel.
+class Instruction:
+    """One instruction: its address, its name with modifiers, and where it may jump."""
 
-    Attributes:
-        kernel: How its demangled name begins, without namespaces of posembed.
-        registers: At most so many for a thread.
-        stack: At most so many bytes of local memory for a thread.
-        float64: At most so many float64 instructions: positions with fractions, sums.
-    """
+    address: int
+    name: str
+    target: int | None
 
-    kernel: str
-    registers: int
-    stack: int = 0
-    float64: int = 0
-
-
-# In bfloat16, with packs, as for a head_dim of 128: as measured on an H200 (docs/guide/kernels.md).
-LIMITS = (
-    Limit("rotary::rotate_kernel<BFloat16, 8, false, 64, exact>", 80, float64=22),
-    Limit("rotary::rotate_kernel<BFloat16, 8, true, 64, exact>", 80, float64=22),
-    Limit("rotary::sum_kernel<BFloat16, 8, false>", 80, float64=94),
-    Limit("rotary_norm::norm_kernel<BFloat16, 8, false, 64>", 80, float64=22),
-    Limit("rotary_norm::backward_kernel<BFloat16, 8, false, 64>", 128, float64=22),
-    Limit("rotary_cache::cache_kernel<BFloat16, 8, false, false, 64>", 80, float64=22),
-    Limit("rotary_cache::cache_kernel<BFloat16, 8, false, true, 64>", 80, float64=22),
-    Limit("token::gather_kernel<BFloat16, 8>", 64),
-    Limit("token::row_kernel<BFloat16, 8>", 56, float64=22),
-    Limit("bag::add_kernel<BFloat16, 8>", 128),
-    Limit("learned::add_kernel<BFloat16, 8>", 32),
-    Limit("sinusoidal::encode_kernel<BFloat16, 8>", 104, float64=259),
-    Limit("input::forward_kernel<BFloat16, 8, 2, true>", 64, float64=23),
-    Limit("input::forward_kernel<BFloat16, 8, 3, true>", 64, stack=24, float64=23),
-    Limit("input::forward_kernel<BFloat16, 8, 4, false>", 80, float64=23),
-    Limit("input::backward_kernel<BFloat16, 8, 3, true>", 128, float64=23),
-    Limit("input::backward_kernel<BFloat16, 8, 2, false>", 128, float64=23),
-    Limit("alibi::fill_kernel<BFloat16, 8, true>", 40),
-    Limit("alibi::add_kernel<BFloat16, 8, true>", 40),
-    Limit("alibi::softmax_kernel<BFloat16, 8, true>", 40),
-    Limit("alibi::softmax_backward_kernel<BFloat16, 8, true>", 40, float64=97),
-)
+    def moves_a_vector(self) -> bool:
+        """Whether it is a load, store or asynchronous copy of 16 bytes of global memory."""
+        return self.name.startswith(("LDG", "STG")) and ".128" in self.name
 
 
 @dataclasses.dataclass
@@ -71,24 +71,40 @@ class Kernel:
     name: str
     registers: int
     stack: int
-    instructions: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    code: list[Instruction] = dataclasses.field(default_factory=list)
 
-    def faults(self, limit: Limit) -> Iterator[str]:
-        """The limits that are exceeded."""
-        count = self.instructions
-        if self.registers > limit.registers:
-            yield f"{self.registers} registers, at most {limit.registers} recorded"
-        if self.stack > limit.stack:
-            yield f"{self.stack} bytes of local memory, at most {limit.stack} recorded"
-        if not any(name.startswith(("LDG", "STG")) and ".128" in name for name in count):
-            yield "no 128-bit load or store"
-        if self.float64() > limit.float64:
-            yield f"{self.float64()} float64 instructions, at most {limit.float64} recorded"
-
-    def float64(self) -> int:
-        """The number of float64 instructions."""
+    def found(self) -> dict[str, float]:
+        """The numbers that are recorded; instructions are those of a warp for a KiB."""
         arithmetic = ("DADD", "DMUL", "DFMA")
-        return sum(n for name, n in self.instructions.items() if name.startswith(arithmetic))
+        float64 = sum(one.name.startswith(arithmetic) for one in self.code)
+        return {
+            "registers": self.registers,
+            "stack": self.stack,
+            "float64": float64,
+            "per_kib": round(self.per_kib(), 1),
+        }
+
+    def per_kib(self) -> float:
+        """Instructions for a KiB, in the smallest loop that moves the most vectors."""
+        spans = [
+            [other for other in self.code if one.target <= other.address <= one.address]
+            for one in self.code
+            if one.target is not None and one.target < one.address
+        ]
+        best = max([*spans, self.code], key=lambda span: (vectors(span), -len(span)))
+        return 2 * len(best) / max(1, vectors(best))  # a warp moves half of a KiB
+
+
+def vectors(span: list[Instruction]) -> int:
+    """How many instructions move a vector."""
+    return sum(one.moves_a_vector() for one in span)
+
+
+def faults(found: dict[str, float], recorded: dict[str, float]) -> Iterator[str]:
+    """What exceeds the record."""
+    for key, most in recorded.items():
+        if found[key] > (most * TOLERANCE if key == "per_kib" else most):
+            yield f"{key} {found[key]:g}, recorded {most:g}"
 
 
 def disassembler() -> Path:
@@ -131,7 +147,7 @@ def kernels_of(library: Path, architecture: str) -> dict[str, Kernel]:
 
 
 def read_code(library: Path, architecture: str, kernels: list[Kernel]) -> None:
-    """Counts the instructions of some kernels."""
+    """Reads the instructions of some kernels."""
     symbols = ",".join(kernel.symbol for kernel in kernels)
     text = output_of(disassembler(), "-sass", "-arch", architecture, "-fun", symbols, library)
     by_symbol = {kernel.symbol: kernel for kernel in kernels}
@@ -139,9 +155,11 @@ def read_code(library: Path, architecture: str, kernels: list[Kernel]) -> None:
     for line in text.splitlines():
         if function := re.match(r"\s+Function : (\S+)", line):
             current = by_symbol.get(function[1])
-        found = re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\S+ )?([A-Z][A-Z0-9_.]+)", line)
+        found = re.match(r"\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\S+ )?([A-Z][A-Z0-9_.]+)(.*?);", line)
         if found and current is not None:
-            current.instructions[found[1]] += 1
+            jump = re.search(r"0x([0-9a-f]+)\s*$", found[3]) if found[2].startswith("BRA") else None
+            target = int(jump[1], 16) if jump else None
+            current.code.append(Instruction(int(found[1], 16), found[2], target))
 
 
 def main() -> int:
@@ -149,6 +167,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("library", type=Path, help="libposembed.so")
     parser.add_argument("--architecture", default="sm_90")
+    parser.add_argument("--record", action="store_true", help="write what is found")
     arguments = parser.parse_args()
     if not arguments.library.is_file():
         parser.error(f"{arguments.library} is no file")
@@ -156,21 +175,25 @@ def main() -> int:
     if not known:
         print(f"skipped: {arguments.library} has no code for {arguments.architecture}")
         return 0
-    missing = [limit.kernel for limit in LIMITS if limit.kernel not in known]
+    names = [name.format(T=kind, pack=pack) for name in HOT for kind, pack in TYPES]
+    missing = [name for name in names if name not in known]
     if missing:
-        sys.exit(f"{arguments.library} has no {missing[0]}: update LIMITS")
-    hot = [known[limit.kernel] for limit in LIMITS]
+        sys.exit(f"{arguments.library} has no {missing[0]}: update HOT")
+    hot = [known[name] for name in names]
     read_code(arguments.library, arguments.architecture, hot)
+    found = {kernel.name: kernel.found() for kernel in hot}
+    if arguments.record:
+        lines = (f"  {json.dumps(name)}: {json.dumps(one)}" for name, one in found.items())
+        RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    recorded = json.loads(RECORD.read_text())
     failed = False
-    for kernel, limit in zip(hot, LIMITS, strict=True):
-        faults = [*kernel.faults(limit)]
-        failed = failed or bool(faults)
-        size = sum(kernel.instructions.values())
-        print(
-            f"{kernel.name:62} {kernel.registers:3} registers {kernel.stack:3} bytes of stack "
-            f"{size:5} instructions {kernel.float64():3} in float64",
-            *(["WORSE:", "; ".join(faults)] if faults else []),
-        )
+    for kernel in hot:
+        worse = [*faults(found[kernel.name], recorded.get(kernel.name, {}))]
+        worse += ["not recorded"] if kernel.name not in recorded else []
+        worse += ["no 128-bit load or store"] if not vectors(kernel.code) else []
+        failed = failed or bool(worse)
+        numbers = " ".join(f"{key} {value:5g}" for key, value in found[kernel.name].items())
+        print(f"{kernel.name:62} {numbers}", *(["WORSE:", "; ".join(worse)] if worse else []))
     return int(failed)
 
 

@@ -24,12 +24,9 @@ struct Call : ALiBiCall {
   Call() = default;
   /* implicit */ Call(ALiBiCall call) : ALiBiCall(std::move(call)) {}
 
-  template <typename Self>
-  static auto fields(Self& self) {
-    return std::tie(self.causal(), self.query_offset(), self.attention_mask(),
-                    self.positions_from_mask(), self.query_positions(), self.key_positions(),
-                    self.cu_seqlens(), self.apply_mask());
-  }
+  POSEMBED_FIELDS(self.causal(), self.query_offset(), self.attention_mask(),
+                  self.positions_from_mask(), self.query_positions(), self.key_positions(),
+                  self.cu_seqlens(), self.apply_mask())
 };
 
 /// Throws c10::ValueError unless `scores` has a matrix for each head, or for each batch and head.

@@ -22,10 +22,7 @@ struct Bag {
   int64_t padding_idx = -1;
   bool include_last_offset = false;  // offsets has the end of the last bag too
 
-  template <typename Self>
-  static auto fields(Self& self) {
-    return std::tie(self.ids, self.offsets, self.padding_idx, self.include_last_offset);
-  }
+  POSEMBED_FIELDS(self.ids, self.offsets, self.padding_idx, self.include_last_offset)
 };
 
 /// Operators that take a Bag after the arguments of `Function`, and `Trailing` after it.

@@ -23,9 +23,10 @@ struct alignas(sizeof(T) * width) Vector {
   T values[width];
 };
 
-/// The number of elements in 16 bytes.
+/// The number of elements in 16 bytes; 1 in float64, which serves checks of gradients and would
+/// double its kernels.
 template <typename T>
-inline constexpr int vector_width = 16 / static_cast<int>(sizeof(T));
+inline constexpr int vector_width = sizeof(T) == 8 ? 1 : 16 / static_cast<int>(sizeof(T));
 
 /// Converts neighbouring elements to the compute type. A pair of bfloat16 takes two instructions;
 /// one by one, they take three or four.
@@ -138,12 +139,13 @@ inline void launch_early(cudaLaunchConfig_t* config) {
   config->numAttrs = 1;
 }
 
-/// Waits until the previous kernel has ended and its writes are visible; lets the next kernel
-/// start. See launch_early().
+/// Waits until the previous kernel has ended and its writes are visible; then lets the next kernel
+/// start, which may touch memory that the previous one wrote before it waits itself. See
+/// launch_early().
 __device__ inline void wait_for_previous_kernel() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
   asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
@@ -168,15 +170,24 @@ void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStre
 }
 
 /// Allows a kernel this much dynamic_shared_memory(); false if a block of the current device has
-/// less.
+/// less. The limit of a kernel never falls: threads may launch it with different amounts at once.
 template <typename... Parameters>
 bool allow_shared_memory(void (*kernel)(Parameters...), size_t bytes) {
   constexpr size_t always = 40 * 1024;  // with what kernels declare, less than every GPU's 48 KiB
   if (bytes <= always) return true;
-  const auto size = static_cast<int>(bytes);
-  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, size) ==
-      cudaSuccess) {
-    return true;
+  cudaFuncAttributes attributes{};
+  int device = 0, most = 0;
+  if (cudaGetDevice(&device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) ==
+          cudaSuccess &&
+      cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess) {
+    if (static_cast<size_t>(attributes.maxDynamicSharedSizeBytes) >= bytes) return true;
+    most -= static_cast<int>(attributes.sharedSizeBytes);
+    if (static_cast<size_t>(most) >= bytes &&
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most) ==
+            cudaSuccess) {
+      return true;
+    }
   }
   cudaGetLastError();  // clears the error, or the next launch would report it
   return false;

@@ -1,6 +1,6 @@
 // Element types of kernels: storage, conversion to the compute type, and one rounding back. Host,
-// device and every instruction set give the same bits, denormals and NaN included (AVX512_BF16's
-// own instruction would flush denormals).
+// device and every instruction set give the same bits, denormals included (AVX512_BF16's own
+// instruction would flush them). A NaN stays one; on a GPU, as in torch, it loses its payload.
 #pragma once
 
 #include <cmath>
@@ -48,10 +48,7 @@ POSEMBED_INLINE float load(Float16 value) {
 #if defined(__CUDA_ARCH__)
   float number;
   asm("cvt.f32.f16 %0, %1;" : "=f"(number) : "h"(value.bits));
-  // The instruction turns every NaN into the same one.
-  const bool is_nan = (value.bits & 0x7fffu) > 0x7c00u;
-  const uint32_t nan = 0x7f800000u | (value.bits & 0x8000u) << 16 | (value.bits & 0x3ffu) << 13;
-  return is_nan ? float_from_bits(nan) : number;
+  return number;
 #else
   // Shifted into float32's fields, the exponent is 112 too small; a multiplication by 2^112
   // corrects it and normalises denormals. Infinity and NaN get float32's own exponent.
@@ -86,7 +83,7 @@ POSEMBED_INLINE C read_floating(const void* data, Scalar type, int64_t place) {
 POSEMBED_INLINE void store(float value, float* out) { *out = value; }
 POSEMBED_INLINE void store(double value, double* out) { *out = value; }
 
-/// Round to nearest, ties to even. A NaN stays one; on a GPU, as in torch, it becomes 0x7fff.
+/// Round to nearest, ties to even. A GPU turns every NaN into 0x7fff.
 POSEMBED_INLINE void store(float value, BFloat16* out) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   // The compiler combines two neighbours into one instruction; the steps below take 14.
@@ -101,21 +98,18 @@ POSEMBED_INLINE void store(float value, BFloat16* out) {
 }
 
 POSEMBED_INLINE void store(float value, Float16* out) {
+#if defined(__CUDA_ARCH__)
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out->bits) : "f"(value));
+#else
   const uint32_t bits = float_bits(value);
   const uint32_t magnitude = bits & 0x7fffffffu;
-  const uint32_t nan = 0x7e00u | (magnitude >> 13 & 0x3ffu);
-#if defined(__CUDA_ARCH__)
-  uint16_t number;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(number) : "f"(value));
-  const bool is_nan = magnitude > 0x7f800000u;
-  out->bits = is_nan ? static_cast<uint16_t>(nan | (bits >> 16 & 0x8000u)) : number;
-#else
   // Compute every case and select one, so that compilers can vectorise the surrounding loops.
   const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
   // Adding 0.5 lines the value up so that float32's own rounding keeps a multiple of 2^-24,
   // binary16's smallest denormal.
   const uint32_t small = magnitude < 0x38800000u ? magnitude : 0u;
   const uint32_t denormal = float_bits(float_from_bits(small) + 0.5f) - 0x3f000000u;
+  const uint32_t nan = 0x7e00u | (magnitude >> 13 & 0x3ffu);
   uint32_t result = magnitude < 0x38800000u ? denormal : normal;
   result = magnitude >= 0x477ff000u ? 0x7c00u : result;  // 65520 and above round to infinity
   result = magnitude > 0x7f800000u ? nan : result;

@@ -1,5 +1,7 @@
 #include "dispatcher/declaration.h"
 
+#include <algorithm>
+
 #include "dispatcher/inference_only.h"
 
 namespace posembed::dispatcher {
@@ -22,6 +24,19 @@ Declaration::Declaration(const char* name)
   for (size_t i = 0; i < arguments.size(); ++i) {
     const c10::AliasInfo* const alias = arguments[i].alias_info();
     if (alias != nullptr && alias->isWrite()) written_ |= uint64_t{1} << i;
+  }
+}
+
+void Declaration::check_names(std::string_view expressions, size_t first) const {
+  const auto& arguments = operator_.schema().arguments();
+  for (size_t i = first; !expressions.empty(); ++i) {
+    const size_t end = std::min(expressions.find(','), expressions.size());
+    std::string_view name = expressions.substr(0, end);
+    expressions.remove_prefix(std::min(end + 1, expressions.size()));
+    name.remove_prefix(name.rfind('.') + 1);
+    name = name.substr(0, name.find('('));  // of an accessor
+    TORCH_INTERNAL_ASSERT(i < arguments.size() && arguments[i].name() == name, operator_.schema(),
+                          ": argument ", i, " is not '", std::string(name), "'");
   }
 }
 

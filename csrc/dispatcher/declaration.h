@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace posembed::dispatcher {
 
@@ -24,6 +25,9 @@ class Declaration {
   }
 
   bool writes(size_t argument) const { return (written_ >> argument & 1) != 0; }
+
+  /// Fails unless the arguments from `first` on have these names: "self.ids, self.offset()".
+  void check_names(std::string_view expressions, size_t first) const;
 
   /// Throws c10::ValueError for tensors on two devices: `other` is not on that of `first`.
   [[noreturn]] void raise_devices(const at::Tensor& first, size_t first_argument,

@@ -137,7 +137,9 @@ class OperatorOf<Schema, Result(Arguments...)> {
  private:
   struct Found {
     explicit Found(const char* name)
-        : declaration(name), typed(declaration.typed<typename Schema::Signature>()) {}
+        : declaration(name), typed(declaration.typed<typename Schema::Signature>()) {
+      Schema::check(declaration);
+    }
 
     Declaration declaration;
     c10::TypedOperatorHandle<typename Schema::Signature> typed;

@@ -1,7 +1,5 @@
-// Derives the C++ signatures of a family's operators from a struct of arguments. The struct names
-// its fields once, in the order of the schemas:
-//   template <typename Self>
-//   static auto fields(Self& self) { return std::tie(self.ids, self.offset); }
+// Derives the C++ signatures of a family's operators from a struct of arguments, which names its
+// fields once, in the order of the schemas: POSEMBED_FIELDS(self.ids, self.offset())
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -10,7 +8,17 @@
 #include <type_traits>
 #include <utility>
 
+#include "dispatcher/declaration.h"
 #include "dispatcher/schema_type.h"
+
+/// Members of a struct of arguments: a tuple of references to its fields, and their names, which
+/// are compared with the schema's.
+#define POSEMBED_FIELDS(...)                               \
+  static constexpr const char* field_names = #__VA_ARGS__; \
+  template <typename Self>                                 \
+  static auto fields(Self& self) {                         \
+    return std::tie(__VA_ARGS__);                          \
+  }
 
 namespace posembed::dispatcher {
 
@@ -30,6 +38,10 @@ struct SpreadFields<Call, std::tuple<Fields...>, Result(Leading...), Trailing...
   /// What kernels and callers see, and what the dispatcher sees.
   using Function = Result(Leading..., const Call&, Trailing...);
   using Signature = Result(Leading..., typename Schema<Fields>::Type..., Trailing...);
+
+  static void check(const Declaration& declaration) {
+    declaration.check_names(Call::field_names, sizeof...(Leading));
+  }
 
   /// The kernel to register: `function` with a parameter for each field.
   template <typename Kernel>
@@ -64,6 +76,8 @@ template <typename Result, typename... Arguments>
 struct Spread<Result(Arguments...), void> {
   using Function = Result(Arguments...);
   using Signature = Result(Arguments...);
+
+  static void check(const Declaration&) {}
 
   template <typename Kernel>
   static auto kernel(const Kernel& function) {

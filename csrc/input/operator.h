@@ -37,14 +37,11 @@ struct Input : InputParts {
   Tensor ids;             // int [batch, seq]
   bool own_rows = false;  // ids are 0, 1, …: each token has its own row
 
-  template <typename Self>
-  static auto fields(Self& self) {
-    return std::tie(self.token, self.ids, self.position(), self.positions(), self.token_type(),
-                    self.types(), self.norm_weight(), self.norm_bias(), self.seed(), self.offset(),
-                    self.first_row(), self.sinusoid(), self.norm(), self.eps(), self.scale(),
-                    self.dropout(), self.padding_idx(), self.position_padding_idx(),
-                    self.gradient(), self.first_token(), self.own_rows);
-  }
+  POSEMBED_FIELDS(self.token, self.ids, self.position(), self.positions(), self.token_type(),
+                  self.types(), self.norm_weight(), self.norm_bias(), self.seed(), self.offset(),
+                  self.first_row(), self.sinusoid(), self.norm(), self.eps(), self.scale(),
+                  self.dropout(), self.padding_idx(), self.position_padding_idx(), self.gradient(),
+                  self.first_token(), self.own_rows)
 };
 
 template <typename Result, typename... Tensors>

@@ -20,10 +20,7 @@ struct Rows {
   Offset offset = 0;      // a number
   int64_t first_row = 0;  // the row of position 0
 
-  template <typename Self>
-  static auto fields(Self& self) {
-    return std::tie(self.positions, self.offset, self.first_row);
-  }
+  POSEMBED_FIELDS(self.positions, self.offset, self.first_row)
 };
 
 inline const dispatcher::Operator<Tensor(const Tensor&, const Tensor&), Rows> learned_add{

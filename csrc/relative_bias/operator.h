@@ -28,10 +28,7 @@ struct Bucketing {
   bool bidirectional = true;
   RelativeBuckets kind = RelativeBuckets::t5;
 
-  template <typename Self>
-  static auto fields(Self& self) {
-    return std::tie(self.max_distance, self.bidirectional, self.kind);
-  }
+  POSEMBED_FIELDS(self.max_distance, self.bidirectional, self.kind)
 };
 
 /// The buckets of distances, int64: distances, num_buckets.

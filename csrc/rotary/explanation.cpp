@@ -63,12 +63,16 @@ int64_t trained_length(const json& scaling) {
   return static_cast<int64_t>(std::min(length, 0x1p62));
 }
 
-/// The largest error of an angle that is a product of float32 numbers, in radians.
-double float32_error(const std::vector<double>& frequencies, int64_t position) {
+/// The largest error, in radians, of an angle that is a product of float32 numbers, at the positions
+/// of a text. Errors grow with the position, so the last 131,072 decide.
+double float32_error(const std::vector<double>& frequencies, int64_t length) {
   double error = 0.0;
   for (const double frequency : frequencies) {
-    const float product = static_cast<float>(frequency) * static_cast<float>(position);
-    error = std::max(error, std::abs(product - frequency * static_cast<double>(position)));
+    const float rounded = static_cast<float>(frequency);
+    for (int64_t i = std::max<int64_t>(0, length - (int64_t{1} << 17)); i < length; ++i) {
+      const float product = rounded * static_cast<float>(i);
+      error = std::max(error, std::abs(product - frequency * static_cast<double>(i)));
+    }
   }
   return error;
 }
@@ -192,8 +196,9 @@ std::string RotarySpec::explain(std::optional<int64_t> seq_len) const {
   const int64_t length = trained > 0 ? trained : seq_len.value_or(0);
   if (length > 0) {
     text +=
-        "\nfloat32 angles at position " + std::to_string(length) +
-        rotary::format(" would be off by up to %.2g rad", rotary::float32_error(scaled, length));
+        "\nfloat32 angles would be off by up to " +
+        rotary::format("%.2g rad in ", rotary::float32_error(scaled, length)) +
+        std::to_string(length) + " positions";
   }
   return text + "\n" + rotary::stretched_line(plain, scaled) + "\n" +
          rotary::table(spec, plain, scaled);

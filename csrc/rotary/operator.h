@@ -42,12 +42,9 @@ struct Rotation {
   RotaryCall call;  // whose offset is a number
   bool transpose = false;
 
-  template <typename Self>
-  static auto fields(Self& self) {
-    auto& call = self.call;
-    return std::tie(self.spec, call.positions(), call.layout(), call.offset(), call.inverse(),
-                    call.cu_seqlens(), call.frequencies(), self.transpose);
-  }
+  POSEMBED_FIELDS(self.spec, self.call.positions(), self.call.layout(), self.call.offset(),
+                  self.call.inverse(), self.call.cu_seqlens(), self.call.frequencies(),
+                  self.transpose)
 };
 
 /// Operators that take a Rotation after the tensors.

@@ -48,13 +48,10 @@ struct Call {
   MaybeTensor key_scale_tensor;  // instead of the numbers: float32, one element
   MaybeTensor value_scale_tensor;
 
-  template <typename Self>
-  static auto fields(Self& self) {
-    return std::tie(self.query, self.key, self.value, self.key_cache, self.value_cache,
-                    self.slot_mapping, self.spec, self.positions, self.layout, self.cache_layout,
-                    self.offset, self.query_out, self.rotate_key, self.key_scale, self.value_scale,
-                    self.key_scale_tensor, self.value_scale_tensor);
-  }
+  POSEMBED_FIELDS(self.query, self.key, self.value, self.key_cache, self.value_cache,
+                  self.slot_mapping, self.spec, self.positions, self.layout, self.cache_layout,
+                  self.offset, self.query_out, self.rotate_key, self.key_scale, self.value_scale,
+                  self.key_scale_tensor, self.value_scale_tensor)
 
   /// The tensor that receives the rotated query.
   const Tensor& rotated_query() const { return query_out.has_value() ? *query_out : query; }
@@ -81,11 +78,8 @@ struct LatentRotation {
   Text spec;
   RotaryCall call;
 
-  template <typename Self>
-  static auto fields(Self& self) {
-    auto& call = self.call;
-    return std::tie(self.spec, call.positions(), call.layout(), call.offset(), call.inverse());
-  }
+  POSEMBED_FIELDS(self.spec, self.call.positions(), self.call.layout(), self.call.offset(),
+                  self.call.inverse())
 };
 
 inline const dispatcher::Operator<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&),
@@ -103,12 +97,9 @@ struct LatentCall {
   double scale = 1.0;
   MaybeTensor scale_tensor;
 
-  template <typename Self>
-  static auto fields(Self& self) {
-    return std::tie(self.query, self.latent, self.key_rope, self.cache, self.slot_mapping,
-                    self.spec, self.positions, self.layout, self.offset, self.query_out, self.scale,
-                    self.scale_tensor);
-  }
+  POSEMBED_FIELDS(self.query, self.latent, self.key_rope, self.cache, self.slot_mapping, self.spec,
+                  self.positions, self.layout, self.offset, self.query_out, self.scale,
+                  self.scale_tensor)
 };
 
 inline const dispatcher::Operator<void(), LatentCall> mla_rotary_cache_{"mla_rotary_cache_"};

@@ -29,13 +29,9 @@ struct Call {
   Text spec;               // RotarySpec::to_json()
   NormRotaryCall options;  // whose offset is a number
 
-  template <typename Self>
-  static auto fields(Self& self) {
-    auto& options = self.options;
-    return std::tie(self.query, self.key, self.query_weight, self.key_weight, self.spec,
-                    options.positions(), options.layout(), options.offset(), options.eps(),
-                    options.weight_offset());
-  }
+  POSEMBED_FIELDS(self.query, self.key, self.query_weight, self.key_weight, self.spec,
+                  self.options.positions(), self.options.layout(), self.options.offset(),
+                  self.options.eps(), self.options.weight_offset())
 };
 
 /// The rotation of a call, which must outlive it.

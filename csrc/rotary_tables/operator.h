@@ -19,12 +19,9 @@ struct TableRotation {
   RotaryTables tables;
   bool transpose = false;
 
-  template <typename Self>
-  static auto fields(Self& self) {
-    auto& tables = self.tables;
-    return std::tie(tables.cos(), tables.sin(), tables.layout(), tables.interleaved(),
-                    tables.half_width(), tables.start(), tables.numerics(), self.transpose);
-  }
+  POSEMBED_FIELDS(self.tables.cos(), self.tables.sin(), self.tables.layout(),
+                  self.tables.interleaved(), self.tables.half_width(), self.tables.start(),
+                  self.tables.numerics(), self.transpose)
 };
 
 /// Operators that take a TableRotation after the tensors.

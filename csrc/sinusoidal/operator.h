@@ -24,10 +24,7 @@ struct Addition {
   Offset offset = 0;                     // a number
   MaybeTensor scale = std::nullopt;      // floating, one element
 
-  template <typename Self>
-  static auto fields(Self& self) {
-    return std::tie(self.spec, self.positions, self.offset, self.scale);
-  }
+  POSEMBED_FIELDS(self.spec, self.positions, self.offset, self.scale)
 };
 
 inline const dispatcher::Operator<Tensor(const Tensor&), Addition> sinusoidal_add{"sinusoidal_add"};
@@ -39,10 +36,7 @@ struct Encoding {
   MaybeTensor scale = std::nullopt;
   int64_t order = 0;  // of the derivative by positions
 
-  template <typename Self>
-  static auto fields(Self& self) {
-    return std::tie(self.positions, self.spec, self.scale, self.order);
-  }
+  POSEMBED_FIELDS(self.positions, self.spec, self.scale, self.order)
 };
 
 /// The last argument is the dtype of the result.

@@ -36,11 +36,8 @@ struct Ids {
   bool scale_grad_by_freq = false;  // divides a row's gradient by its id's count
   int64_t vocabulary_start = -1;    // the first row's id if the table is part of a vocabulary
 
-  template <typename Self>
-  static auto fields(Self& self) {
-    return std::tie(self.ids, self.padding_idx, self.scale, self.scale_grad_by_freq,
-                    self.vocabulary_start);
-  }
+  POSEMBED_FIELDS(self.ids, self.padding_idx, self.scale, self.scale_grad_by_freq,
+                  self.vocabulary_start)
 };
 
 /// The rows of ids; the last argument is the form of the table's gradient, "dense" or "rows".

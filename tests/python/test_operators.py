@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import posembed
 import pytest
 import torch
 import torch._dynamo.testing
@@ -668,3 +672,31 @@ def test_mutation_refuses_gradients(case: OperatorCase, device: torch.device) ->
     with torch.no_grad():
         case(sample)
     assert sample.tensors()[0]._version == before + 1
+
+
+def calls_of_operators() -> Iterator[tuple[str, ast.Call]]:
+    """The calls of operators in posembed's Python code, by name or by a constant of the file."""
+    for file in Path(posembed.__file__).parent.rglob("*.py"):
+        nodes = [*ast.walk(ast.parse(file.read_text()))]
+        names = {
+            ast.unparse(node.targets[0]): ast.unparse(node.value)
+            for node in nodes
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).isupper()
+        }
+        for node in nodes:
+            if isinstance(node, ast.Call):
+                text = ast.unparse(node.func)
+                before, _, name = names.get(text, text).partition("torch.ops.posembed.")
+                if not before and name:
+                    yield name.removesuffix(".default"), node
+
+
+def test_positional_arguments_stand_where_the_schema_has_them() -> None:
+    found = [*calls_of_operators()]
+    assert len(found) > 60
+    for name, call in found:
+        schema = getattr(torch.ops.posembed, name).default._schema
+        names = [argument.name for argument in schema.arguments]
+        for argument, value in zip(names, call.args, strict=False):
+            word = ast.unparse(value).rpartition(".")[2]
+            assert word == argument or word not in names, f"{schema}: {word} passed for {argument}"

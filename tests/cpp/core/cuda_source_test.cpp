@@ -8,6 +8,7 @@
 
 // Renamed, because the library may contain the real launcher.
 #define write_floats_cuda write_floats_cuda_on_cpu
+#include "core/device_vector.h"
 #include "core/host_floats.cu"
 
 namespace posembed::core {
@@ -19,6 +20,23 @@ TEST(HostFloatsGpuSource, WritesAnyNumber) {
   ASSERT_EQ(write_floats_cuda(values.data(), 1300, out.data(), nullptr), nullptr);
   EXPECT_TRUE(std::equal(values.begin(), values.end(), out.begin()));
   EXPECT_EQ(out.back(), 42.0f);
+}
+
+void write_last_byte(size_t bytes, unsigned char* out) {
+  *out = dynamic_shared_memory()[bytes - 1] = 7;
+}
+
+// Two threads may launch one kernel: what one allows must not shrink what the other was allowed.
+TEST(SharedMemoryGpuSource, LimitOfAKernelNeverFalls) {
+  const size_t large = 80 << 10, small = 50 << 10;
+  unsigned char written = 0;
+  EXPECT_NE(checked_launch(write_last_byte, 1, 32, large, nullptr, large, &written), nullptr);
+  ASSERT_TRUE(allow_shared_memory(write_last_byte, large));
+  ASSERT_TRUE(allow_shared_memory(write_last_byte, small));
+  EXPECT_EQ(checked_launch(write_last_byte, 1, 32, large, nullptr, large, &written), nullptr);
+  EXPECT_EQ(written, 7);
+  EXPECT_FALSE(allow_shared_memory(write_last_byte, 200 << 10));
+  EXPECT_EQ(launch_error(), nullptr);
 }
 
 }  // namespace

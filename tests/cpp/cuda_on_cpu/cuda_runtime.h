@@ -53,6 +53,7 @@ using cudaError_t = int;
 using cudaStream_t = struct CUstream_st*;
 inline constexpr cudaError_t cudaSuccess = 0, cudaErrorInvalidConfiguration = 9;
 inline constexpr int cudaDevAttrMultiProcessorCount = 0, cudaDevAttrComputeCapabilityMajor = 1;
+inline constexpr int cudaDevAttrMaxSharedMemoryPerBlockOptin = 2;
 
 inline constexpr int cudaLaunchAttributeProgrammaticStreamSerialization = 0;
 struct cudaLaunchAttribute {
@@ -78,8 +79,9 @@ using std::min;
 inline int pretended_multiprocessors = 4;
 
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-inline cudaError_t cudaDeviceGetAttribute(int* value, int, int) {
-  return *value = pretended_multiprocessors, cudaSuccess;
+inline cudaError_t cudaDeviceGetAttribute(int* value, int attribute, int) {
+  const bool memory = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin;
+  return *value = memory ? cuda_on_cpu::most_shared_memory : pretended_multiprocessors, cudaSuccess;
 }
 inline cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t) {
   return memset(data, value, bytes), cudaSuccess;
@@ -97,9 +99,20 @@ inline cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
 inline cudaError_t last_error = cudaSuccess;
 inline cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+struct cudaFuncAttributes {
+  size_t sharedSizeBytes;
+  int maxDynamicSharedSizeBytes;
+};
 template <typename... Parameters>
-cudaError_t cudaFuncSetAttribute(void (*)(Parameters...), cudaFuncAttribute, int bytes) {
-  return bytes <= cuda_on_cpu::most_shared_memory ? cudaSuccess : cudaErrorInvalidConfiguration;
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*kernel)(Parameters...)) {
+  *attributes = {0, cuda_on_cpu::dynamic_limit(reinterpret_cast<void*>(kernel))};
+  return cudaSuccess;
+}
+template <typename... Parameters>
+cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute, int bytes) {
+  if (bytes > cuda_on_cpu::most_shared_memory) return cudaErrorInvalidConfiguration;
+  cuda_on_cpu::dynamic_limit(reinterpret_cast<void*>(kernel), bytes);
+  return cudaSuccess;
 }
 inline const char* cudaGetErrorString(cudaError_t) { return "invalid configuration argument"; }
 
@@ -304,7 +317,8 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   blockDim = config->blockDim;
   const bool fits = gridDim.x > 0 && gridDim.x <= INT_MAX && gridDim.y > 0 && gridDim.y <= 65535 &&
                     gridDim.z > 0 && gridDim.z <= 65535 && blockDim.x > 0 && blockDim.x <= 1024 &&
-                    config->dynamicSmemBytes <= sizeof cuda_on_cpu::shared_memory;
+                    config->dynamicSmemBytes <=
+                        size_t(cuda_on_cpu::dynamic_limit(reinterpret_cast<void*>(kernel)));
   if (!fits) return last_error = cudaErrorInvalidConfiguration;
   const std::function<void()> body = [&] { kernel(arguments...); };
   size_t number = 0;

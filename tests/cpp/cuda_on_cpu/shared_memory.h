@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstring>
+#include <map>
+#include <mutex>
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -23,6 +25,15 @@ namespace cuda_on_cpu {
 /// The maximum per block on a GPU of compute capability 8.6.
 inline constexpr int most_shared_memory = 99 << 10;
 alignas(16) inline unsigned char shared_memory[most_shared_memory];
+
+/// The most shared memory that launches of a kernel may have, after it was set to `bytes` if given.
+inline int dynamic_limit(const void* kernel, int bytes = -1) {
+  static std::mutex lock;
+  static std::map<const void*, int> limits;
+  const std::lock_guard<std::mutex> alone(lock);
+  int& limit = limits.emplace(kernel, 48 << 10).first->second;
+  return bytes < 0 ? limit : limit = bytes;
+}
 
 /// Prepares the memory for a block. Sets every bit, which reads as NaN.
 inline void give_shared_memory(size_t bytes) {
