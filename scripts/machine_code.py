@@ -48,7 +48,7 @@ LIMITS = (
     Limit("rotary_cache::cache_kernel<BFloat16, 8, false, true, 64>", 80, float64=22),
     Limit("token::gather_kernel<BFloat16, 8>", 64),
     Limit("token::row_kernel<BFloat16, 8>", 56, float64=22),
-    Limit("bag::add_kernel<BFloat16, 8>", 128),
+    Limit("bag::add_kernel<BFloat16, 8, false>", 122),
     Limit("learned::add_kernel<BFloat16, 8>", 32),
     Limit("sinusoidal::encode_kernel<BFloat16, 8>", 104, float64=259),
     Limit("input::forward_kernel<BFloat16, 8, 2, true>", 64, float64=23),
