@@ -110,9 +110,10 @@ struct BackwardArguments {
   int64_t padding_idx = -1;
   double scale = 1.0;
   bool scale_grad_by_freq = false;
-  int64_t* row_ids = nullptr;  // rows form: out [count], row of each of `out`; nullptr: dense
-  int64_t* groups = nullptr;   // rows form: out, number of rows
-  void* workspace = nullptr;   // backward_workspace_cuda bytes, 256-byte aligned
+  int64_t* row_ids = nullptr;   // rows form: out [count], row of each of `out`; nullptr: dense
+  int64_t* groups = nullptr;    // rows form: out, number of rows
+  void* workspace = nullptr;    // workspace_bytes of them, 256-byte aligned
+  int64_t workspace_bytes = 0;  // from backward_workspace_cuda
 };
 
 /// Bytes of workspace for both.

@@ -123,7 +123,7 @@ struct Workspace {
   Key* firsts;          // for each row of the output, its first entry + 1; 0: none
   void *heads, *tails;  // sums of spans: first spans of long groups, and later ones
   void* sort;           // temporary memory of CUB
-  size_t sort_bytes;    // set to sort
+  size_t sort_bytes;    // the rest of the workspace
   size_t bytes;         // without them
 };
 
@@ -139,7 +139,7 @@ size_t temporary_bytes(const BackwardArguments& a) {
                                   static_cast<Key*>(nullptr), static_cast<const Place*>(nullptr),
                                   static_cast<Place*>(nullptr), a.count, 0,
                                   key_bits(a.num_embeddings));
-  cub::DeviceScan::InclusiveSum(nullptr, scan, static_cast<const Key*>(nullptr),
+  cub::DeviceScan::InclusiveSum(nullptr, scan, static_cast<Key*>(nullptr),
                                 static_cast<Key*>(nullptr), a.count);
   return sort > scan ? sort : scan;
 }
@@ -170,6 +170,7 @@ Workspace lay_out(const BackwardArguments& a) {
   w.heads = take(spans);
   w.tails = take(spans);
   w.sort = base + w.bytes;
+  w.sort_bytes = static_cast<size_t>(a.workspace_bytes) - w.bytes;
   return w;
 }
 
@@ -511,7 +512,6 @@ int64_t backward_workspace_cuda(const BackwardArguments& arguments) {
 const char* sort_cuda(const BackwardArguments& arguments, core::CudaStream stream) {
   if (arguments.count == 0 || arguments.num_embeddings == 0) return nullptr;
   Workspace workspace = lay_out(arguments);
-  workspace.sort_bytes = temporary_bytes(arguments);
   if (const char* error = sort(arguments, workspace, stream)) return error;
   const auto list = arguments.row_ids == nullptr ? find_first_entries : rank_rows;
   return list(arguments, workspace, stream);

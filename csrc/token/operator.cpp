@@ -162,8 +162,8 @@ SortedOnCuda sort_on_cuda(const Gradient& of, const Tensor& row_ids) {
   }
   if constexpr (core::built_with_cuda) {
     const dispatcher::CudaScope scope(of.rows);
-    sorted.workspace =
-        at::empty({backward_workspace_cuda(arguments)}, of.rows.options().dtype(at::kByte));
+    arguments.workspace_bytes = backward_workspace_cuda(arguments);
+    sorted.workspace = at::empty({arguments.workspace_bytes}, of.rows.options().dtype(at::kByte));
     arguments.workspace = sorted.workspace.mutable_data_ptr();
     dispatcher::check_launch(sort_cuda(arguments, scope.stream()));
   }

@@ -180,7 +180,8 @@ void check_backward(Scalar scalar, const std::vector<int64_t>& ids, int64_t dim,
     std::vector<int64_t> row_ids(ids.size() + 1);
     arguments.row_ids = dense ? nullptr : row_ids.data();
     arguments.groups = &row_ids.back();
-    std::vector<char> workspace(static_cast<size_t>(backward_workspace_cuda(arguments)));
+    arguments.workspace_bytes = backward_workspace_cuda(arguments);
+    std::vector<char> workspace(static_cast<size_t>(arguments.workspace_bytes));
     arguments.workspace = workspace.data();
     const int64_t held = dense ? rows : count;
     Memory out(held * dim, scalar, 0), expected = out;
