@@ -47,7 +47,7 @@ LIMITS = (
     Limit("rotary_cache::cache_kernel<BFloat16, 8, false, false, 64>", 80, float64=22),
     Limit("rotary_cache::cache_kernel<BFloat16, 8, false, true, 64>", 80, float64=22),
     Limit("token::gather_kernel<BFloat16, 8>", 64),
-    Limit("token::row_kernel<BFloat16, 8>", 56, float64=22),
+    Limit("token::sum_kernel<BFloat16, 8>", 64, float64=43),
     Limit("bag::add_kernel<BFloat16, 8, false>", 122),
     Limit("learned::add_kernel<BFloat16, 8>", 32),
     Limit("sinusoidal::encode_kernel<BFloat16, 8>", 104, float64=259),

@@ -7,6 +7,7 @@
 #include "core/device_item.h"
 #include "core/device_store.h"
 #include "core/device_vector.h"
+#include "core/words.h"
 
 namespace posembed::bag {
 namespace {
@@ -17,6 +18,7 @@ using core::load;
 using core::store;
 using core::Vector;
 using core::warp_size;
+using core::Words;
 
 using core::blocks_for;
 using core::Item;
@@ -137,22 +139,6 @@ struct RowOffsets {
 #pragma unroll
     for (int i = 0; i < in_flight; ++i) count += of_lane[i] != left_out;
     return count;
-  }
-};
-
-/// A vector as 32-bit words. A register that may hold two elements or zeros would otherwise be put
-/// together from elements.
-template <typename T, int width>
-struct Words {
-  static constexpr bool whole = sizeof(T) * width % sizeof(uint32_t) == 0;
-  using Word = std::conditional_t<whole, uint32_t, T>;
-  Vector<Word, sizeof(T) * width / sizeof(Word)> words = {};
-
-  __device__ void read(const T* from) { words = *reinterpret_cast<const decltype(words)*>(from); }
-  __device__ void load(Compute<T> (&wide)[width]) const {
-    T values[width];
-    memcpy(values, &words, sizeof words);
-    core::load_all(values, wide);
   }
 };
 

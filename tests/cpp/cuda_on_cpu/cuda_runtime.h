@@ -111,6 +111,11 @@ inline unsigned atomicExch_system(unsigned* address, unsigned value) {
   return __atomic_exchange_n(address, value, __ATOMIC_RELEASE);
 }
 inline void __threadfence_system() {}
+inline void __threadfence() {}
+/// Orders memory too, as tickets do with the fences around them.
+inline unsigned atomicAdd(unsigned* address, unsigned value) {
+  return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
+}
 
 namespace cuda_on_cpu {
 
