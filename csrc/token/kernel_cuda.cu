@@ -3,7 +3,6 @@
 // the warp that sums the last of such spans adds all of them. Every row, zero or not, is written
 // once, and every sum has one order, so results are deterministic.
 #include <cub/device/device_radix_sort.cuh>
-#include <cub/device/device_scan.cuh>
 
 #include "core/block_reduce.h"
 #include "core/device_item.h"
@@ -122,6 +121,7 @@ struct Workspace {
   Key *unsorted_keys, *keys;
   Place *unsorted_places, *places;
   Key* ranks;           // rows form: number of groups up to each entry
+  Key* tile_groups;     // rows form: number of groups that begin in each tile
   void *heads, *tails;  // for each window of entries, sums of spans of long groups: first, later
   uint32_t* tickets;    // for each window, by vectors of columns: spans summed of its long group
   int64_t window_tickets;
@@ -137,14 +137,12 @@ int key_bits(int64_t num_embeddings) {
 }
 
 size_t temporary_bytes(const BackwardArguments& a) {
-  size_t sort = 0, scan = 0;
+  size_t sort = 0;
   cub::DeviceRadixSort::SortPairs(nullptr, sort, static_cast<const Key*>(nullptr),
                                   static_cast<Key*>(nullptr), static_cast<const Place*>(nullptr),
                                   static_cast<Place*>(nullptr), a.count, 0,
                                   key_bits(a.num_embeddings));
-  cub::DeviceScan::InclusiveSum(nullptr, scan, static_cast<Key*>(nullptr),
-                                static_cast<Key*>(nullptr), a.count);
-  return sort > scan ? sort : scan;
+  return sort;
 }
 
 /// Whether rows of the gradient and of the result can be read and written in 16-byte vectors.
@@ -182,6 +180,7 @@ Workspace lay_out(const BackwardArguments& a) {
   w.places = reinterpret_cast<Place*>(take(list));
   const bool dense = a.row_ids == nullptr;
   w.ranks = reinterpret_cast<Key*>(take(dense ? 0 : list));
+  w.tile_groups = w.unsorted_keys;  // no longer needed
   const size_t compute_bytes = a.scalar == core::Scalar::float64 ? sizeof(double) : sizeof(float);
   const auto windows = static_cast<size_t>(windows_of(a));
   const size_t spans = windows * static_cast<size_t>(a.embedding_dim) * compute_bytes;
@@ -212,16 +211,58 @@ __device__ bool is_head(const BackwardArguments& a, const Key* keys, int64_t ent
   return keys[entry] < a.num_embeddings && (entry == 0 || keys[entry - 1] != keys[entry]);
 }
 
-__global__ void head_kernel(BackwardArguments a, Workspace w) {
-  const int64_t entry = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (entry < a.count) w.unsorted_keys[entry] = is_head(a, w.keys, entry);
+/// A block computes the ranks of a tile of entries.
+constexpr int rank_threads = 1024;
+constexpr int64_t tile_size = 4 * rank_threads;
+
+int64_t tiles_of(const BackwardArguments& a) { return divide_up(a.count, tile_size); }
+
+/// The most tiles whose blocks count the groups of earlier tiles themselves.
+constexpr int64_t most_recounted_tiles = 4;
+
+/// Counts the groups that begin among entries [begin, end). The whole block calls it.
+__device__ uint32_t count_groups(const BackwardArguments& a, const Key* keys, int64_t begin,
+                                 int64_t end) {
+  uint32_t groups = 0;
+  for (int64_t i = begin + threadIdx.x; i < end; i += rank_threads) groups += is_head(a, keys, i);
+  return core::over_block(groups, core::Add{});
 }
 
-__global__ void row_id_kernel(BackwardArguments a, Workspace w) {
-  const int64_t entry = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (entry >= a.count) return;
-  if (is_head(a, w.keys, entry)) a.row_ids[w.ranks[entry] - 1] = w.keys[entry];
-  if (entry == a.count - 1) *a.groups = w.ranks[entry];
+__global__ void __launch_bounds__(rank_threads) count_kernel(BackwardArguments a, Workspace w) {
+  const int64_t first = blockIdx.x * tile_size;
+  const uint32_t groups = count_groups(a, w.keys, first, min(first + tile_size, a.count));
+  if (threadIdx.x == 0) w.tile_groups[blockIdx.x] = groups;
+}
+
+/// Writes ranks and the id of each row.
+__global__ void __launch_bounds__(rank_threads)
+    rank_kernel(BackwardArguments a, Workspace w, bool counted) {
+  __shared__ uint32_t of_warps[rank_threads / warp_size];
+  const int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
+  const int64_t first = blockIdx.x * tile_size, end = min(first + tile_size, a.count);
+  uint32_t before = 0;
+  if (counted) {
+    for (unsigned i = threadIdx.x; i < blockIdx.x; i += rank_threads) before += w.tile_groups[i];
+    before = core::over_block(before, core::Add{});
+  } else {
+    before = count_groups(a, w.keys, 0, first);
+  }
+  for (int64_t row = first; row < end; row += rank_threads) {
+    const int64_t entry = row + threadIdx.x;
+    const bool head = entry < end && is_head(a, w.keys, entry);
+    const unsigned heads = __ballot_sync(whole_warp, head);
+    if (lane == 0) of_warps[warp] = __popc(heads);
+    __syncthreads();
+    uint32_t rank = before + __popc(heads & whole_warp >> (warp_size - 1 - lane));
+    for (int i = 0; i < rank_threads / warp_size; ++i) {
+      rank += i < warp ? of_warps[i] : 0;
+      before += of_warps[i];
+    }
+    __syncthreads();  // before the next counts
+    if (entry < end) w.ranks[entry] = rank;
+    if (head) a.row_ids[rank - 1] = w.keys[entry];
+    if (entry == a.count - 1) *a.groups = rank;
+  }
 }
 
 /// The row of the output that an entry belongs to.
@@ -619,15 +660,14 @@ const char* sort(const BackwardArguments& a, Workspace& w, cudaStream_t stream) 
 }
 
 /// Rows form: computes ranks and the id of each row.
-const char* rank_rows(const BackwardArguments& a, Workspace& w, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(divide_up(a.count, threads));
-  if (const char* error = core::checked_launch(head_kernel, blocks, threads, 0, stream, a, w)) {
-    return error;
+const char* rank_rows(const BackwardArguments& a, const Workspace& w, cudaStream_t stream) {
+  const auto tiles = static_cast<unsigned>(tiles_of(a));
+  const bool counted = tiles > most_recounted_tiles;
+  if (counted) {
+    const char* error = core::checked_launch(count_kernel, tiles, rank_threads, 0, stream, a, w);
+    if (error != nullptr) return error;
   }
-  const cudaError_t summed = cub::DeviceScan::InclusiveSum(w.sort, w.sort_bytes, w.unsorted_keys,
-                                                           w.ranks, a.count, stream);
-  if (summed != cudaSuccess) return core::text_of(summed);
-  return core::checked_launch(row_id_kernel, blocks, threads, 0, stream, a, w);
+  return core::checked_launch(rank_kernel, tiles, rank_threads, 0, stream, a, w, counted);
 }
 
 }  // namespace

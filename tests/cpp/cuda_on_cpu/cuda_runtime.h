@@ -278,6 +278,7 @@ T __shfl_sync(unsigned, T value, int lane) {
 inline unsigned __ballot_sync(unsigned, bool value) {
   return cuda_on_cpu::Block::current->ballot(value);
 }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
 
 namespace cuda_on_cpu {
