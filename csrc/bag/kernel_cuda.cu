@@ -1,10 +1,13 @@
 // A warp pools 16 bytes per lane of a bag's rows in the CPU kernel's order, so results have the
-// same bits. In the backward pass a warp or a thread processes a place and finds its bag by binary
-// search, so that long bags cost no more than short ones.
+// same bits. A lane reads some of the bag's ids and passes them to the others, and loads a later
+// row as soon as it has pooled one. In the backward pass a warp or a thread processes a place and
+// finds its bag by binary search, so that long bags cost no more than short ones.
 #include "bag/kernel.h"
+#include "core/block_reduce.h"
 #include "core/device_item.h"
 #include "core/device_store.h"
 #include "core/device_vector.h"
+#include "core/words.h"
 
 namespace posembed::bag {
 namespace {
@@ -15,6 +18,7 @@ using core::load;
 using core::store;
 using core::Vector;
 using core::warp_size;
+using core::Words;
 
 using core::blocks_for;
 using core::Item;
@@ -39,6 +43,12 @@ __device__ Vector<T, width> read_vector(const T* from) {
 
 // ---- pool ----
 
+/// Records an error. A call, because inlined code for a rare case would take registers.
+__device__ __attribute__((noinline)) void report(core::DeviceError* error, core::ErrorKind kind,
+                                                 int64_t value, int64_t place, int64_t limit) {
+  record_error(error, kind, value, place, limit);
+}
+
 // The places of a bag. If its offsets are wrong, the first wrong one is recorded and the bag is
 // empty.
 __device__ Range checked_range(const PoolArguments& a, int64_t bag, bool records) {
@@ -50,55 +60,138 @@ __device__ Range checked_range(const PoolArguments& a, int64_t bag, bool records
                     (bag + 1 < bags.bags || range.end == bags.count);
   if (begins && ends) return range;
   if (records) {
-    record_error(a.error, core::ErrorKind::bag_offset, begins ? range.end : range.begin,
-                 begins ? bag + 1 : bag, bags.count);
+    report(a.error, core::ErrorKind::bag_offset, begins ? range.end : range.begin,
+           begins ? bag + 1 : bag, bags.count);
   }
   return {0, 0};
 }
 
-// The row of a place's id; nullptr if the place is left out.
-template <typename T>
-__device__ const T* row_of(const PoolArguments& a, int64_t id, int64_t place, bool records) {
-  if (id < 0 || id >= a.rows) {
-    if (records) record_error(a.error, core::ErrorKind::token_id, id, place, a.rows);
-    return nullptr;
+/// The lanes of a warp that pool one bag, or a piece of its rows. Several bags of narrow rows share
+/// a warp; its lanes take every step together, also those without a bag or columns.
+struct Team {
+  int lanes;  // a power of two
+  Item item;  // the bag, and the first column of the calling lane
+  Range range;
+  bool columns;  // whether the calling lane has a bag and columns
+  bool records;  // whether this team records errors
+
+  __device__ int lane() const { return static_cast<int>(threadIdx.x) & (lanes - 1); }
+  __device__ int first_lane() const { return static_cast<int>(threadIdx.x) % warp_size & -lanes; }
+};
+
+template <int width>
+__device__ Team team_of_lane(const PoolArguments& a, const WarpLayout& layout) {
+  Team team;
+  team.lanes = static_cast<int>(layout.lanes);
+  if (team.lanes == warp_size) {
+    team.item = item_of_lane<width>(layout.of_row, 1);
+  } else {
+    const int64_t thread = int64_t{blockIdx.x} * threads + threadIdx.x;
+    team.item = {thread / team.lanes, thread % team.lanes * width};
   }
-  if (id == a.bags.padding_idx) return nullptr;
-  return static_cast<const T*>(a.table) + id * a.table_stride;
+  const bool bag = team.item.row < a.bags.bags;
+  team.records = bag && team.item.column == int64_t{team.lane()} * width;
+  const bool first = team.records && team.item.column == 0;
+  team.range = bag ? checked_range(a, team.item.row, first) : Range{0, 0};
+  team.columns = bag && team.item.column < a.embedding_dim;
+  return team;
 }
 
-// A lane's vectors of several rows of a bag, whose loads are all issued before the first is used.
-template <typename T, int width>
-struct RowsInFlight {
-  static constexpr int count = 8;
+constexpr unsigned whole_warp = 0xffffffffu;
 
-  const T* row[count];  // nullptr: left out
-  Vector<T, width> vector[count];
+/// A lane has so many rows in flight, and reads so many neighbouring ids for its team.
+constexpr int in_flight = 8;
 
-  __device__ void read(const PoolArguments& a, int64_t first, int64_t last, int64_t column,
-                       bool records) {
-    int64_t ids[count];
+/// The rows of some places of a bag, as elements from the table's first row; left_out: padding and
+/// bad ids, which are recorded.
+struct RowOffsets {
+  static constexpr int64_t left_out = -1;
+  int64_t of_lane[in_flight];  // those of the places that the calling lane reads
+
+  /// Reads the rows of the bag's places from `begin` on. The whole warp calls it.
+  __device__ RowOffsets(const PoolArguments& a, const Team& team, int64_t begin) {
+    const int64_t first = begin + team.lane() * in_flight;
+    const auto bad = [&](int64_t id) { return id < 0 || id >= a.rows; };
+    bool any_bad = false;
 #pragma unroll
-    for (int i = 0; i < count; ++i) {
-      if (first + i < last) ids[i] = core::read(a.bags.ids, first + i);
-    }
+    for (int i = 0; i < in_flight; ++i) of_lane[i] = left_out;
+    if (team.lane() * in_flight < span) {
 #pragma unroll
-    for (int i = 0; i < count; ++i) {
-      row[i] = first + i < last ? row_of<T>(a, ids[i], first + i, records) : nullptr;
-    }
+      for (int i = 0; i < in_flight; ++i) {
+        if (first + i < team.range.end) of_lane[i] = core::read(a.bags.ids, first + i);
+      }
 #pragma unroll
-    for (int i = 0; i < count; ++i) {
-      if (row[i] != nullptr) vector[i] = read_vector<T, width>(row[i] + column);
+      for (int i = 0; i < in_flight; ++i) {
+        const int64_t id = of_lane[i];
+        any_bad |= first + i < team.range.end && bad(id);
+        of_lane[i] = bad(id) || id == a.bags.padding_idx ? left_out : id * a.table_stride;
+      }
     }
+    const unsigned reporters = __ballot_sync(whole_warp, any_bad && team.records);
+    if (reporters == 0 || __ffs(reporters) - 1 != static_cast<int>(threadIdx.x) % warp_size) return;
+    int64_t place = first;
+    while (!bad(core::read(a.bags.ids, place))) ++place;
+    report(a.error, core::ErrorKind::token_id, core::read(a.bags.ids, place), place, a.rows);
+  }
+
+  __device__ int kept() const {
+    int count = 0;
+#pragma unroll
+    for (int i = 0; i < in_flight; ++i) count += of_lane[i] != left_out;
+    return count;
   }
 };
 
-// The bag and the first column of a lane: a warp takes several bags of narrow rows.
-template <int width>
-__device__ Item bag_of_lane(const WarpLayout& layout) {
-  if (layout.lanes == warp_size) return item_of_lane<width>(layout.of_row, 1);
-  const int64_t thread = int64_t{blockIdx.x} * threads + threadIdx.x;
-  return {thread / layout.lanes, thread % layout.lanes * width};
+/// The number of places that a step of pool_rows() processes; divides a span.
+POSEMBED_INLINE int places_of_step(const Team& team) {
+  return team.lanes * in_flight < span ? team.lanes * in_flight : static_cast<int>(span);
+}
+
+/// The length of the longest bag of the calling warp.
+__device__ int64_t longest_bag(const Team& team) {
+  const int64_t length = team.range.end - team.range.begin;
+  return team.lanes == warp_size ? length : core::over_warp(length, core::Larger{});
+}
+
+/// Calls begin_step(place, offsets) for each step and use(place, vector, kept) for each place of
+/// the bag, in order, and for some more that are not kept. Loads a later row as soon as one has
+/// been used.
+template <typename T, int width, typename Begin, typename Use>
+__device__ void pool_rows(const PoolArguments& a, const Team& team, Begin begin_step, Use use) {
+  const int step = places_of_step(team), first_lane = team.first_lane();
+  const int64_t length = longest_bag(team);
+  const T* table = static_cast<const T*>(a.table) + team.item.column;
+  for (int64_t done = 0; done < length; done += step) {
+    const int64_t begin = team.range.begin + done;
+    const RowOffsets offsets(a, team, begin);
+    begin_step(done, offsets);
+    Words<T, width> vectors[in_flight];
+    bool kept[in_flight];
+    const auto read = [&](int round, int i) {
+      const int64_t offset = __shfl_sync(whole_warp, offsets.of_lane[i], first_lane + round);
+      kept[i] = offset != RowOffsets::left_out && team.columns;
+      vectors[i] = {};
+      if (kept[i]) vectors[i].read(table + offset);
+    };
+#pragma unroll
+    for (int i = 0; i < in_flight; ++i) read(0, i);
+    const auto use_row = [&](int round, int i) {
+      Compute<T> values[width];
+      vectors[i].load(values);
+      use(begin + round * in_flight + i, values, kept[i]);
+    };
+    const int64_t left = length - done < step ? length - done : step;
+    const int last = static_cast<int>(left - 1) / in_flight;
+    for (int round = 0; round < last; ++round) {
+#pragma unroll
+      for (int i = 0; i < in_flight; ++i) {
+        use_row(round, i);
+        read(round + 1, i);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < in_flight; ++i) use_row(last, i);
+  }
 }
 
 template <typename T, int width>
@@ -111,71 +204,71 @@ __device__ void write_row(const PoolArguments& a, const Item& item,
   core::write_vector<T, width>(result, out);
 }
 
-template <typename T, int width>
+/// Divides by the number of rows that the team's lanes have read.
+template <typename C, int width>
+__device__ void divide_by_count(const Team& team, int64_t kept, C (&total)[width]) {
+  for (int lanes = 1; lanes < team.lanes; lanes *= 2) {
+    kept += __shfl_xor_sync(whole_warp, kept, lanes);
+  }
+  if (kept <= 1) return;
+#pragma unroll
+  for (int i = 0; i < width; ++i) total[i] /= static_cast<C>(kept);
+}
+
+template <typename T, int width, bool weighted>
 __global__ void __launch_bounds__(threads) add_kernel(PoolArguments a, WarpLayout layout) {
   using C = Compute<T>;
-  const Item item = bag_of_lane<width>(layout);
-  if (item.row >= a.bags.bags || item.column >= a.embedding_dim) return;
-  const bool records = item.column == 0;
-  const Range range = checked_range(a, item.row, records);
+  const Team team = team_of_lane<width>(a, layout);
   const auto* weights = static_cast<const T*>(a.weights);
-  C total[width] = {};
-  int64_t kept = 0;
-  for (int64_t first = range.begin; first < range.end; first += span) {
-    const int64_t last = first + span < range.end ? first + span : range.end;
-    C part[width] = {};
-    for (int64_t place = first; place < last; place += RowsInFlight<T, width>::count) {
-      RowsInFlight<T, width> rows;
-      rows.read(a, place, last, item.column, records);
+  C total[width] = {}, part[width] = {};
+  int64_t kept_by_lane = 0;
+  const auto end_span = [&] {
 #pragma unroll
-      for (int r = 0; r < rows.count; ++r) {
-        if (rows.row[r] == nullptr) continue;
-        const C factor = weights != nullptr ? load(weights[place + r]) : C(1);
-        C values[width];
-        core::load_all(rows.vector[r].values, values);
-#pragma unroll
-        for (int i = 0; i < width; ++i) part[i] += values[i] * factor;
-        ++kept;
-      }
+    for (int i = 0; i < width; ++i) {
+      total[i] += part[i];
+      part[i] = 0;
     }
+  };
+  const auto begin_step = [&](int64_t done, const RowOffsets& offsets) {
+    if (done % span == 0) end_span();
+    kept_by_lane += offsets.kept();
+  };
+  const auto add = [&](int64_t place, const C(&values)[width], bool kept) {
+    const C factor = weighted && kept ? load(weights[place]) : C(0);
 #pragma unroll
-    for (int i = 0; i < width; ++i) total[i] += part[i];
-  }
-  const C divisor = a.mode == Mode::mean && kept > 1 ? static_cast<C>(kept) : C(1);
-#pragma unroll
-  for (int i = 0; i < width; ++i) total[i] /= divisor;
-  write_row<T, width>(a, item, total);
+    for (int i = 0; i < width; ++i) {  // zeros if not kept
+      part[i] += weighted ? values[i] * factor : values[i];
+    }
+  };
+  pool_rows<T, width>(a, team, begin_step, add);
+  end_span();
+  if (a.mode == Mode::mean) divide_by_count(team, kept_by_lane, total);
+  if (team.columns) write_row<T, width>(a, team.item, total);
 }
 
 template <typename T, int width>
 __global__ void __launch_bounds__(threads) compare_kernel(PoolArguments a, WarpLayout layout) {
   using C = Compute<T>;
-  const Item item = bag_of_lane<width>(layout);
-  if (item.row >= a.bags.bags || item.column >= a.embedding_dim) return;
-  const bool records = item.column == 0;
-  const Range range = checked_range(a, item.row, records);
+  const Team team = team_of_lane<width>(a, layout);
   C best[width] = {};
   int64_t at[width];
 #pragma unroll
   for (int i = 0; i < width; ++i) at[i] = -1;
-  for (int64_t place = range.begin; place < range.end; place += RowsInFlight<T, width>::count) {
-    RowsInFlight<T, width> rows;
-    rows.read(a, place, range.end, item.column, records);
+  const auto compare = [&](int64_t place, const C(&values)[width], bool kept) {
+    if (!kept) return;
 #pragma unroll
-    for (int r = 0; r < rows.count; ++r) {
-      if (rows.row[r] == nullptr) continue;
-#pragma unroll
-      for (int i = 0; i < width; ++i) {
-        const C value = load(rows.vector[r].values[i]);
-        const bool greater = at[i] < 0 || value > best[i] || value != value;
-        best[i] = greater ? value : best[i];
-        at[i] = greater ? place + r : at[i];
-      }
+    for (int i = 0; i < width; ++i) {
+      const bool greater = at[i] < 0 || values[i] > best[i] || values[i] != values[i];
+      best[i] = greater ? values[i] : best[i];
+      at[i] = greater ? place : at[i];
     }
-  }
-  write_row<T, width>(a, item, best);
+  };
+  pool_rows<T, width>(
+      a, team, [](int64_t, const RowOffsets&) {}, compare);
+  if (!team.columns) return;
+  write_row<T, width>(a, team.item, best);
   if (a.places == nullptr) return;
-  int64_t* places = a.places + item.row * a.embedding_dim + item.column;
+  int64_t* places = a.places + team.item.row * a.embedding_dim + team.item.column;
 #pragma unroll
   for (int i = 0; i < width; ++i) places[i] = at[i];
 }
@@ -184,7 +277,8 @@ template <typename T, int width>
 void launch_pool(const PoolArguments& a, cudaStream_t stream) {
   WarpLayout layout{pieces_of(a.embedding_dim, width), 1};
   while (layout.lanes < warp_size && layout.lanes * width < a.embedding_dim) layout.lanes *= 2;
-  const auto kernel = a.mode == Mode::max ? compare_kernel<T, width> : add_kernel<T, width>;
+  auto kernel = a.weights == nullptr ? add_kernel<T, width, false> : add_kernel<T, width, true>;
+  if (a.mode == Mode::max) kernel = compare_kernel<T, width>;
   const int64_t lanes = a.bags.bags * layout.of_row * layout.lanes;
   core::launch(kernel, divide_up(lanes, threads), threads, stream, a, layout);
 }

@@ -1,4 +1,6 @@
-// A warp adds one piece of a token's row. In the batch sum each thread adds one vector of columns.
+// A warp adds one piece of a token's row. In the batch sum each thread adds one vector of columns,
+// or, of short sequences, a block loads them together. Both give the same bits.
+#include "core/async_copy.h"
 #include "core/device_item.h"
 #include "core/device_store.h"
 #include "core/divisor.h"
@@ -96,6 +98,45 @@ __global__ void __launch_bounds__(sum_threads) sum_kernel(SumArguments a) {
   core::write_vector<T, width>(result, static_cast<T*>(a.out) + column);
 }
 
+/// The elements of the batch that a block of staged_sum_kernel copies together.
+constexpr int stage_rows = 32;
+
+// A block sums a warp's vectors of columns. All its warps copy rows, so that even few columns keep
+// the memory busy; then a thread adds each column in the order of sum_kernel.
+template <typename T, int width>
+__global__ void __launch_bounds__(threads) staged_sum_kernel(SumArguments a) {
+  constexpr int columns = warp_size * width;
+  static_assert(columns <= threads);
+  __shared__ Vector<T, width> stages[2][stage_rows][warp_size];
+  const int warp = threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
+  const int64_t all = a.seq * a.embedding_dim, first = int64_t{blockIdx.x} * columns;
+  const T* from = static_cast<const T*>(a.gradient) + first + lane * width;
+  const auto copy = [&](int64_t begin, int stage) {
+    if (first + lane * width >= all) return;
+#pragma unroll
+    for (int row = warp; row < stage_rows; row += core::warps) {
+      if (begin + row >= a.batch) continue;
+      core::copy_async(reinterpret_cast<const Vector<T, width>*>(from + (begin + row) * all),
+                       &stages[stage][row][lane]);
+    }
+  };
+  Compute<T> total = 0;
+  copy(0, 0);
+  int stage = 0;
+  for (int64_t begin = 0; begin < a.batch; begin += stage_rows, stage = 1 - stage) {
+    core::wait_for_copies();
+    __syncthreads();  // the copies are complete, and the other stage is no longer read
+    copy(begin + stage_rows, 1 - stage);
+    if (threadIdx.x >= columns) continue;
+    const T* values = stages[stage][0][0].values + threadIdx.x;
+    const int count = static_cast<int>(min(int64_t{stage_rows}, a.batch - begin));
+#pragma unroll 16
+    for (int row = 0; row < count; ++row) total += load(values[row * columns]);
+  }
+  const int64_t column = first + threadIdx.x;
+  if (threadIdx.x < columns && column < all) store(total, static_cast<T*>(a.out) + column);
+}
+
 template <typename T, int width>
 void launch_add(const AddArguments& a, cudaStream_t stream) {
   const int64_t pieces = divide_up(a.embedding_dim, vectors_per_lane * warp_size * width);
@@ -103,10 +144,18 @@ void launch_add(const AddArguments& a, cudaStream_t stream) {
                pieces, core::Divisor<int64_t>::of(a.batch));
 }
 
+/// The minimum number of threads of sum_kernel that keeps a multiprocessor's share of the memory
+/// busy.
+constexpr int64_t busy_threads = 256;
+
 template <typename T, int width>
 void launch_sum(const SumArguments& a, cudaStream_t stream) {
-  const int64_t blocks = divide_up(a.seq * a.embedding_dim, sum_threads * width);
-  core::launch(sum_kernel<T, width>, blocks, sum_threads, stream, a);
+  const int64_t vectors = divide_up(a.seq * a.embedding_dim, width);
+  if (a.batch > core::warps && vectors < busy_threads * core::multiprocessors()) {
+    core::launch(staged_sum_kernel<T, width>, divide_up(vectors, warp_size), threads, stream, a);
+  } else {
+    core::launch(sum_kernel<T, width>, divide_up(vectors, sum_threads), sum_threads, stream, a);
+  }
 }
 
 template <typename T>

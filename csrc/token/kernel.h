@@ -99,8 +99,9 @@ POSEMBED_CPU_KERNEL(fill_table, void(const FillArguments& arguments, int64_t beg
 struct BackwardArguments {
   const void* gradient = nullptr;  // [count, embedding_dim], contiguous
   Sources sources;                 // as in SumArguments
-  void* out = nullptr;             // [out_rows, embedding_dim]; every row is written
-  int64_t out_rows = 0;            // dense form: num_embeddings; rows form: what `groups` says
+  // [num_embeddings, embedding_dim], all written; rows form: a row for each id that may be there,
+  // of which the first `groups` are written
+  void* out = nullptr;
   core::Scalar scalar = core::Scalar::float32;
   int64_t embedding_dim = 0;
   core::IndexView ids;  // [count]; ids outside the table are omitted
@@ -110,18 +111,15 @@ struct BackwardArguments {
   int64_t padding_idx = -1;
   double scale = 1.0;
   bool scale_grad_by_freq = false;
-  int64_t* row_ids = nullptr;  // rows form: out [count], row of each of `out`; nullptr: dense
-  int64_t* groups = nullptr;   // rows form: out, number of rows
-  void* workspace = nullptr;   // backward_workspace_cuda bytes, 256-byte aligned
+  int64_t* row_ids = nullptr;   // rows form: out [count], row of each of `out`; nullptr: dense
+  int64_t* groups = nullptr;    // rows form: out, number of rows
+  void* workspace = nullptr;    // workspace_bytes of them, 256-byte aligned
+  int64_t workspace_bytes = 0;  // backward_workspace_cuda of the other arguments
 };
 
-/// Bytes of workspace for both.
 int64_t backward_workspace_cuda(const BackwardArguments& arguments);
 
-/// Sorts ids; in the rows form, writes row_ids and groups.
-const char* sort_cuda(const BackwardArguments& arguments, core::CudaStream stream);
-
-/// Writes `out`, after sort_cuda with the same workspace.
-const char* sum_cuda(const BackwardArguments& arguments, core::CudaStream stream);
+/// Writes `out`, and in the rows form row_ids and groups; nothing if there are no ids or rows.
+const char* backward_cuda(const BackwardArguments& arguments, core::CudaStream stream);
 
 }  // namespace posembed::token

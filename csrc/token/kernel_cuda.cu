@@ -1,13 +1,14 @@
 // Gather: a warp copies four 16-byte vectors per lane at a time. Backward: a stable radix sort of
-// the ids, then a warp sums at most 64 rows of one id; for ids with more rows, the sums of such
-// spans are added. Every row, zero or not, is written once. There are no atomics and every sum has
-// one order, so results are deterministic.
+// the ids, then one kernel, in which a warp sums at most 64 rows of one id; for ids with more rows,
+// the warp that sums the last of such spans adds all of them. Every row, zero or not, is written
+// once, and every sum has one order, so results are deterministic.
 #include <cub/device/device_radix_sort.cuh>
-#include <cub/device/device_scan.cuh>
 
+#include "core/block_reduce.h"
 #include "core/device_item.h"
 #include "core/device_store.h"
 #include "core/device_vector.h"
+#include "core/words.h"
 #include "token/kernel.h"
 
 namespace posembed::token {
@@ -120,11 +121,13 @@ struct Workspace {
   Key *unsorted_keys, *keys;
   Place *unsorted_places, *places;
   Key* ranks;           // rows form: number of groups up to each entry
-  Key* firsts;          // for each row of the output, its first entry + 1; 0: none
-  void *heads, *tails;  // sums of spans: first spans of long groups, and later ones
-  void* sort;           // temporary memory of CUB
-  size_t sort_bytes;    // set to sort
-  size_t bytes;         // without them
+  Key* tile_groups;     // rows form: number of groups that begin in each tile
+  void *heads, *tails;  // for each window of entries, sums of spans of long groups: first, later
+  uint32_t* tickets;    // for each window, by vectors of columns: spans summed of its long group
+  int64_t window_tickets;
+  void* sort;         // temporary memory of CUB
+  size_t sort_bytes;  // the rest of the workspace
+  size_t bytes;       // without them
 };
 
 int key_bits(int64_t num_embeddings) {
@@ -134,19 +137,33 @@ int key_bits(int64_t num_embeddings) {
 }
 
 size_t temporary_bytes(const BackwardArguments& a) {
-  size_t sort = 0, scan = 0;
+  size_t sort = 0;
   cub::DeviceRadixSort::SortPairs(nullptr, sort, static_cast<const Key*>(nullptr),
                                   static_cast<Key*>(nullptr), static_cast<const Place*>(nullptr),
                                   static_cast<Place*>(nullptr), a.count, 0,
                                   key_bits(a.num_embeddings));
-  cub::DeviceScan::InclusiveSum(nullptr, scan, static_cast<const Key*>(nullptr),
-                                static_cast<Key*>(nullptr), a.count);
-  return sort > scan ? sort : scan;
+  return sort;
 }
 
-size_t table_list_bytes(const BackwardArguments& a) {
-  return static_cast<size_t>(a.num_embeddings) * sizeof(Key);
+/// Whether rows of the gradient and of the result can be read and written in 16-byte vectors.
+template <typename T>
+bool vectors_fit(const BackwardArguments& a) {
+  return core::vectorizable<T>(a.gradient, a.embedding_dim, a.embedding_dim) &&
+         core::vectorizable<T>(a.out, a.embedding_dim, a.embedding_dim);
 }
+
+/// The pieces of a row that have a vector for each lane of a warp.
+int64_t pieces_of(const BackwardArguments& a) {
+  int64_t width = 1;
+  core::visit_scalar(a.scalar, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if (vectors_fit<T>(a)) width = core::vector_width<T>;
+  });
+  return divide_up(a.embedding_dim, warp_size * width);
+}
+
+/// Windows of `span` entries.
+int64_t windows_of(const BackwardArguments& a) { return divide_up(a.count, span); }
 
 Workspace lay_out(const BackwardArguments& a) {
   Workspace w{};
@@ -163,20 +180,25 @@ Workspace lay_out(const BackwardArguments& a) {
   w.places = reinterpret_cast<Place*>(take(list));
   const bool dense = a.row_ids == nullptr;
   w.ranks = reinterpret_cast<Key*>(take(dense ? 0 : list));
-  w.firsts = reinterpret_cast<Key*>(take(dense ? table_list_bytes(a) : list));
+  w.tile_groups = w.unsorted_keys;  // no longer needed
   const size_t compute_bytes = a.scalar == core::Scalar::float64 ? sizeof(double) : sizeof(float);
-  const size_t spans =
-      static_cast<size_t>(divide_up(a.count, span) * a.embedding_dim) * compute_bytes;
+  const auto windows = static_cast<size_t>(windows_of(a));
+  const size_t spans = windows * static_cast<size_t>(a.embedding_dim) * compute_bytes;
   w.heads = take(spans);
   w.tails = take(spans);
+  w.window_tickets = pieces_of(a) * warp_size;
+  w.tickets = reinterpret_cast<uint32_t*>(
+      take(windows * static_cast<size_t>(w.window_tickets) * sizeof(uint32_t)));
   w.sort = base + w.bytes;
+  w.sort_bytes = static_cast<size_t>(a.workspace_bytes) - w.bytes;
   return w;
 }
 
 // Padding and ids outside the table get the key num_embeddings, which sorts last and is omitted
 // from every sum.
-__global__ void key_kernel(BackwardArguments a, Workspace w) {
+__global__ void key_kernel(BackwardArguments a, Workspace w, int64_t tickets) {
   const int64_t place = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  for (int64_t i = place; i < tickets; i += int64_t{gridDim.x} * blockDim.x) w.tickets[i] = 0;
   if (place >= a.count) return;
   const int64_t id = read(a.ids, place);
   const uint64_t row = static_cast<uint64_t>(id) + static_cast<uint64_t>(a.first_row);
@@ -189,26 +211,58 @@ __device__ bool is_head(const BackwardArguments& a, const Key* keys, int64_t ent
   return keys[entry] < a.num_embeddings && (entry == 0 || keys[entry - 1] != keys[entry]);
 }
 
-__global__ void head_kernel(BackwardArguments a, Workspace w) {
-  const int64_t entry = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (entry < a.count) w.unsorted_keys[entry] = is_head(a, w.keys, entry);
+/// A block computes the ranks of a tile of entries.
+constexpr int rank_threads = 1024;
+constexpr int64_t tile_size = 4 * rank_threads;
+
+int64_t tiles_of(const BackwardArguments& a) { return divide_up(a.count, tile_size); }
+
+/// The most tiles whose blocks count the groups of earlier tiles themselves.
+constexpr int64_t most_recounted_tiles = 4;
+
+/// Counts the groups that begin among entries [begin, end). The whole block calls it.
+__device__ uint32_t count_groups(const BackwardArguments& a, const Key* keys, int64_t begin,
+                                 int64_t end) {
+  uint32_t groups = 0;
+  for (int64_t i = begin + threadIdx.x; i < end; i += rank_threads) groups += is_head(a, keys, i);
+  return core::over_block(groups, core::Add{});
 }
 
-__global__ void first_kernel(BackwardArguments a, Workspace w) {
-  const int64_t entry = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (entry < a.count && is_head(a, w.keys, entry)) {
-    w.firsts[w.keys[entry]] = static_cast<Key>(entry + 1);
-  }
+__global__ void __launch_bounds__(rank_threads) count_kernel(BackwardArguments a, Workspace w) {
+  const int64_t first = blockIdx.x * tile_size;
+  const uint32_t groups = count_groups(a, w.keys, first, min(first + tile_size, a.count));
+  if (threadIdx.x == 0) w.tile_groups[blockIdx.x] = groups;
 }
 
-__global__ void row_id_kernel(BackwardArguments a, Workspace w) {
-  const int64_t entry = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (entry >= a.count) return;
-  if (is_head(a, w.keys, entry)) {
-    a.row_ids[w.ranks[entry] - 1] = w.keys[entry];
-    w.firsts[w.ranks[entry] - 1] = static_cast<Key>(entry + 1);
+/// Writes ranks and the id of each row.
+__global__ void __launch_bounds__(rank_threads)
+    rank_kernel(BackwardArguments a, Workspace w, bool counted) {
+  __shared__ uint32_t of_warps[rank_threads / warp_size];
+  const int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
+  const int64_t first = blockIdx.x * tile_size, end = min(first + tile_size, a.count);
+  uint32_t before = 0;
+  if (counted) {
+    for (unsigned i = threadIdx.x; i < blockIdx.x; i += rank_threads) before += w.tile_groups[i];
+    before = core::over_block(before, core::Add{});
+  } else {
+    before = count_groups(a, w.keys, 0, first);
   }
-  if (entry == a.count - 1) *a.groups = w.ranks[entry];
+  for (int64_t row = first; row < end; row += rank_threads) {
+    const int64_t entry = row + threadIdx.x;
+    const bool head = entry < end && is_head(a, w.keys, entry);
+    const unsigned heads = __ballot_sync(whole_warp, head);
+    if (lane == 0) of_warps[warp] = __popc(heads);
+    __syncthreads();
+    uint32_t rank = before + __popc(heads & whole_warp >> (warp_size - 1 - lane));
+    for (int i = 0; i < rank_threads / warp_size; ++i) {
+      rank += i < warp ? of_warps[i] : 0;
+      before += of_warps[i];
+    }
+    __syncthreads();  // before the next counts
+    if (entry < end) w.ranks[entry] = rank;
+    if (head) a.row_ids[rank - 1] = w.keys[entry];
+    if (entry == a.count - 1) *a.groups = rank;
+  }
 }
 
 /// The row of the output that an entry belongs to.
@@ -216,18 +270,17 @@ __device__ int64_t row_of(const BackwardArguments& a, const Workspace& w, int64_
   return a.row_ids != nullptr ? int64_t{w.ranks[entry]} - 1 : int64_t{w.keys[entry]};
 }
 
-// The end of the group that begins at `begin` and is known to contain [begin, known).
-__device__ int64_t group_end(const Key* keys, int64_t count, int64_t begin, int64_t known) {
-  int64_t low = known, high = count;
+/// The first of entries [low, high) whose key is not below `key`; high: none. The whole warp calls
+/// it with the same arguments.
+__device__ int64_t first_entry(const Key* keys, int64_t low, int64_t high, uint64_t key) {
   while (low < high) {
-    const int64_t middle = (low + high) / 2;
-    if (keys[middle] == keys[begin]) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
+    const int64_t step = (high - low + warp_size - 1) / warp_size;
+    const int64_t last = low + (threadIdx.x % warp_size + 1) * step - 1;  // of each lane's part
+    const unsigned others = ~__ballot_sync(whole_warp, last < high && keys[last] < key);
+    low += (others == 0 ? warp_size : __ffs(others) - 1) * step;
+    high = min(high, low + step - 1);
   }
-  return low;
+  return high;
 }
 
 /// The factor of a group's sum.
@@ -253,27 +306,6 @@ __device__ int64_t span_end(const BackwardArguments& a, const Key* keys, int64_t
     if (others != 0) return first + __ffs(others) - 1;
   }
   return limit;
-}
-
-/// The kind of a long group's span.
-enum class Span { first, later };
-
-/// The entry in a window of `span` entries at which such a span begins; there is at most one. -1:
-/// none. The whole warp calls it.
-__device__ int64_t find_span(const BackwardArguments& a, const Workspace& w, int64_t window,
-                             Span which) {
-  for (int64_t first = window * span; first < (window + 1) * span; first += warp_size) {
-    const int64_t entry = first + threadIdx.x % warp_size;
-    bool begins = false;
-    if (entry < a.count && w.keys[entry] < a.num_embeddings) {
-      const int64_t group = int64_t{w.firsts[row_of(a, w, entry)]} - 1;
-      begins = (entry - group) % span == 0 && (entry == group) == (which == Span::first) &&
-               is_long(a, w.keys, group);
-    }
-    const unsigned found = __ballot_sync(whole_warp, begins);
-    if (found != 0) return first + __ffs(found) - 1;
-  }
-  return -1;
 }
 
 /// The rows of `gradient` for a span of entries, two per lane of the calling warp.
@@ -312,24 +344,23 @@ struct SpanRows {
   }
 };
 
-/// Adds the first `count` rows of a span in order, `vectors` vectors per lane, starting at
-/// `column`. Loads several rows before it adds the first.
+/// Adds the first `count` rows in order, `vectors` vectors per lane, starting at `column`. Loads
+/// several rows before it adds the first.
 template <int in_flight, typename T, int width, int vectors>
-__device__ void add_rows(const SpanRows<T>& span_rows, int count, int64_t column,
+__device__ void add_rows(const SpanRows<T>& rows, int count, int64_t column,
                          Compute<T> (&total)[vectors][width]) {
   for (int first = 0; first < count; first += in_flight) {
-    Vector<T, width> loaded[in_flight][vectors] = {};
+    core::Words<T, width> loaded[in_flight][vectors];
     Compute<T> factors[in_flight] = {};
 #pragma unroll
     for (int i = 0; i < in_flight; ++i) {
       if (first + i >= count) continue;
-      const T* row = span_rows.row(first + i);
-      factors[i] = span_rows.factor(first + i);
+      const T* row = rows.row(first + i);
+      factors[i] = rows.factor(first + i);
 #pragma unroll
       for (int v = 0; v < vectors; ++v) {
         const int64_t place = column + v * warp_size * width;
-        if (place >= span_rows.a.embedding_dim) continue;
-        loaded[i][v] = *reinterpret_cast<const Vector<T, width>*>(row + place);
+        if (place < rows.a.embedding_dim) loaded[i][v].read(row + place);
       }
     }
 #pragma unroll
@@ -338,7 +369,7 @@ __device__ void add_rows(const SpanRows<T>& span_rows, int count, int64_t column
 #pragma unroll
       for (int v = 0; v < vectors; ++v) {
         Compute<T> values[width];
-        core::load_all(loaded[i][v].values, values);
+        loaded[i][v].load(values);
 #pragma unroll
         for (int k = 0; k < width; ++k) total[v][k] += values[k] * factors[i];
       }
@@ -347,89 +378,249 @@ __device__ void add_rows(const SpanRows<T>& span_rows, int count, int64_t column
 }
 
 /// Small blocks, so that one with long sums occupies few of a multiprocessor's threads.
-constexpr int row_threads = 2 * warp_size;
+constexpr int sum_threads = 2 * warp_size;
 
-/// Vectors per lane. With more than 16 elements, the rows in flight would take half of the
+/// Vectors per lane of a sum. With more than 16 elements, the rows in flight would take half of the
 /// registers.
 template <int width>
-constexpr int row_vectors = std::min(4, 16 / width);
+constexpr int sum_vectors = std::min(4, 16 / width);
 
-// `shares` items per row of the output: zeros, or the sum of a group of one span.
-template <typename T, int width>
-__global__ void __launch_bounds__(row_threads)
-    row_kernel(BackwardArguments a, Workspace w, int64_t shares) {
-  constexpr int vectors = row_vectors<width>;
-  const Item item = item_of_lane<width>(shares, vectors);
-  if (item.row >= a.out_rows) return;
-  const int64_t begin = int64_t{w.firsts[item.row]} - 1;
-  if (begin >= 0 && is_long(a, w.keys, begin)) return;  // finish_kernel writes this row
+/// Vectors per lane of rows that are not summed.
+constexpr int copy_vectors = 4;
 
-  const SpanRows<T> rows(a, w.places, begin < 0 ? a.count : begin);
-  const int count = begin < 0 ? 0 : static_cast<int>(span_end(a, w.keys, begin) - begin);
-  const Compute<T> factor = factor_of<T>(a, count);
-  T* out = static_cast<T*>(a.out) + item.row * a.embedding_dim;
-  const int64_t lane_column = threadIdx.x % warp_size * width, step = shares * vectors * warp_size;
-  for (int64_t first = item.column - lane_column; first < a.embedding_dim; first += step * width) {
-    Compute<T> total[vectors][width] = {};
-    add_rows<2>(rows, count, first + lane_column, total);
-#pragma unroll
-    for (int i = 0; i < vectors; ++i) {
-      const int64_t column = first + lane_column + i * warp_size * width;
-      if (column >= a.embedding_dim) continue;
-      Vector<T, width> result = {};
-#pragma unroll
-      for (int j = 0; j < width && begin >= 0; ++j) store(total[i][j] * factor, &result.values[j]);
-      core::write_vector<T, width>(result, out + column);
-    }
+/// The work of sum_kernel in items, each for a warp: first pieces of windows of entries, in which
+/// spans of long groups are found; then, in the dense form, blocks of the table's rows, of which
+/// those without entries become zeros; then entries, of which the first of each group sums it.
+struct Items {
+  int64_t windows = 0, blocks = 0;  // items of these kinds
+  int64_t window_pieces, block_shares, entry_shares;
+};
+
+/// The rows of a block: one for each bit of a word.
+constexpr int block_rows = 32;
+
+/// Item `number`: a share of a window, block or entry.
+struct Share {
+  int64_t of, number, count;
+
+  __device__ Share(int64_t item, int64_t shares)
+      : of(shares == 1 ? item : item / shares), number(item - of * shares), count(shares) {}
+};
+
+/// Calls visit(column) for the calling lane's first columns of a share's groups of `vectors`
+/// vectors per lane.
+template <int width, int vectors, typename Visit>
+__device__ void for_columns(const BackwardArguments& a, const Share& share, Visit visit) {
+  constexpr int group = vectors * warp_size * width;
+  const int lane_column = static_cast<int>(threadIdx.x) % warp_size * width;
+  for (int64_t first = share.number * group; first < a.embedding_dim;
+       first += share.count * group) {
+    visit(first + lane_column);
   }
 }
 
-// Two items per window of entries: the first span of a long group, and a later span of another.
+/// Writes values * factor to one of the lane's vectors of columns.
 template <typename T, int width>
-__global__ void __launch_bounds__(threads)
-    span_kernel(BackwardArguments a, Workspace w, int64_t pieces) {
-  const Item item = item_of_lane<width>(pieces, 1);
-  const int64_t window = item.row / 2;
-  const Span which = item.row % 2 == 0 ? Span::first : Span::later;
-  const int64_t begin = find_span(a, w, window, which);
-  if (begin < 0) return;
-  const SpanRows<T> rows(a, w.places, begin);
-  const int count = static_cast<int>(span_end(a, w.keys, begin) - begin);
-  Compute<T> total[1][width] = {};
-  add_rows<8>(rows, count, item.column, total);
-  if (item.column >= a.embedding_dim) return;
-  auto* sums = static_cast<Compute<T>*>(which == Span::first ? w.heads : w.tails);
-#pragma unroll
-  for (int i = 0; i < width; ++i) {
-    sums[window * a.embedding_dim + item.column + i] = total[0][i];
-  }
-}
-
-// One item per window of entries, in which at most one long group begins.
-template <typename T, int width>
-__global__ void __launch_bounds__(threads)
-    finish_kernel(BackwardArguments a, Workspace w, int64_t pieces) {
-  const Item item = item_of_lane<width>(pieces, 1);
-  const int64_t column = item.column, begin = find_span(a, w, item.row, Span::first);
-  if (begin < 0 || column >= a.embedding_dim) return;
-
-  Compute<T> total[width] = {};
-  const auto add = [&](const void* sums, int64_t entry) {
-    const auto* row =
-        static_cast<const Compute<T>*>(sums) + entry / span * a.embedding_dim + column;
-#pragma unroll
-    for (int i = 0; i < width; ++i) total[i] += row[i];
-  };
-  const int64_t end = group_end(w.keys, a.count, begin, begin + span);
-  add(w.heads, begin);
-#pragma unroll 8
-  for (int64_t entry = begin + span; entry < end; entry += span) add(w.tails, entry);
-  const Compute<T> factor = factor_of<T>(a, end - begin);
+__device__ void write_columns(const BackwardArguments& a, int64_t row, int64_t column,
+                              const Compute<T> (&values)[width], Compute<T> factor) {
   Vector<T, width> result;
 #pragma unroll
-  for (int i = 0; i < width; ++i) store(total[i] * factor, &result.values[i]);
-  T* out = static_cast<T*>(a.out) + row_of(a, w, begin) * a.embedding_dim;
-  core::write_vector<T, width>(result, out + column);
+  for (int i = 0; i < width; ++i) store(values[i] * factor, &result.values[i]);
+  core::write_vector<T, width>(result, static_cast<T*>(a.out) + row * a.embedding_dim + column);
+}
+
+// ---- entries ----
+
+/// The sum of a single row. Like a longer sum, it is never -0.
+template <typename T, int width>
+__device__ void copy_row(const BackwardArguments& a, const Share& share, Place place, int64_t row) {
+  using C = Compute<T>;
+  const auto* factors = static_cast<const C*>(a.sources.factors);
+  const C given = factors != nullptr ? factors[place] : C{1}, factor = factor_of<T>(a, 1);
+  const int64_t source = a.sources.rows != nullptr ? a.sources.rows[place] : place;
+  const T* from = static_cast<const T*>(a.gradient) + source * a.embedding_dim;
+  for_columns<width, copy_vectors>(a, share, [&](int64_t column) {
+    core::Words<T, width> vectors[copy_vectors];
+#pragma unroll
+    for (int v = 0; v < copy_vectors; ++v) {
+      const int64_t at = column + v * warp_size * width;
+      if (at < a.embedding_dim) vectors[v].read(from + at);
+    }
+#pragma unroll
+    for (int v = 0; v < copy_vectors; ++v) {
+      const int64_t at = column + v * warp_size * width;
+      if (at >= a.embedding_dim) continue;
+      C values[width];
+      vectors[v].load(values);
+#pragma unroll
+      for (int i = 0; i < width; ++i) values[i] = C{0} + values[i] * given;
+      write_columns<T, width>(a, row, at, values, factor);
+    }
+  });
+}
+
+/// Sums the group of at most one span that begins at an entry, if one does.
+template <typename T, int width>
+__device__ void sum_group(const BackwardArguments& a, const Workspace& w, const Share& share) {
+  constexpr int vectors = sum_vectors<width>;
+  const int64_t begin = share.of, last = a.count - 1;
+  // No load waits for another: most groups have one entry.
+  const Key before = w.keys[begin > 0 ? begin - 1 : 0], key = w.keys[begin];
+  const Key after = w.keys[begin < last ? begin + 1 : last];
+  const Place place = w.places[begin];
+  const int64_t row = row_of(a, w, begin);
+  if (key >= a.num_embeddings || (begin > 0 && before == key)) return;
+  if (begin == last || after != key) {
+    copy_row<T, width>(a, share, place, row);
+    return;
+  }
+  if (is_long(a, w.keys, begin)) return;
+  const SpanRows<T> rows(a, w.places, begin);
+  const auto count = static_cast<int>(span_end(a, w.keys, begin) - begin);
+  const Compute<T> factor = factor_of<T>(a, count);
+  for_columns<width, vectors>(a, share, [&](int64_t column) {
+    Compute<T> total[vectors][width] = {};
+    add_rows<2>(rows, count, column, total);
+#pragma unroll
+    for (int v = 0; v < vectors; ++v) {
+      const int64_t at = column + v * warp_size * width;
+      if (at < a.embedding_dim) write_columns<T, width>(a, row, at, total[v], factor);
+    }
+  });
+}
+
+// ---- rows of the table without entries ----
+
+/// A bit for each row of a block that has entries. The whole warp calls it.
+__device__ uint32_t rows_with_entries(const BackwardArguments& a, const Key* keys, int64_t first) {
+  uint32_t rows = 0;
+  const int64_t end = first + block_rows;
+  int64_t entry = first_entry(keys, 0, a.count, static_cast<uint64_t>(first));
+  while (entry < a.count) {
+    const int64_t mine = min(entry + threadIdx.x % warp_size, a.count - 1);
+    const Key key = keys[mine];
+    rows |= key < end ? 1u << (key - static_cast<Key>(first)) : 0u;
+    const Key lowest = __shfl_sync(whole_warp, key, 0);
+    const Key highest = __shfl_sync(whole_warp, key, warp_size - 1);
+    if (highest >= end) break;
+    entry += warp_size;
+    if (lowest == highest) entry = first_entry(keys, entry, a.count, uint64_t{highest} + 1);
+  }
+  return core::over_warp(rows, [](uint32_t left, uint32_t right) { return left | right; });
+}
+
+template <typename T, int width>
+__device__ void write_zeros(const BackwardArguments& a, const Workspace& w, const Share& share) {
+  const int64_t first = share.of * block_rows;
+  const uint32_t others = rows_with_entries(a, w.keys, first);
+  for (int row = 0; row < block_rows && first + row < a.num_embeddings; ++row) {
+    if (others >> row & 1) continue;
+    T* out = static_cast<T*>(a.out) + (first + row) * a.embedding_dim;
+    for_columns<width, copy_vectors>(a, share, [&](int64_t column) {
+#pragma unroll
+      for (int v = 0; v < copy_vectors; ++v) {
+        const int64_t at = column + v * warp_size * width;
+        if (at < a.embedding_dim) core::write_vector<T, width>({}, out + at);
+      }
+    });
+  }
+}
+
+// ---- long groups ----
+
+/// A span of a long group, and the group's first entry.
+struct LongSpan {
+  int64_t begin = -1;  // -1: none
+  int64_t group = -1;
+};
+
+/// The first span of the long group that begins in a window of `span` entries; there is at most
+/// one. The whole warp calls it.
+__device__ LongSpan first_span(const BackwardArguments& a, const Key* keys, int64_t window) {
+  for (int64_t first = window * span; first < (window + 1) * span; first += warp_size) {
+    const int64_t entry = first + threadIdx.x % warp_size;
+    const bool begins = entry < a.count && is_head(a, keys, entry) && is_long(a, keys, entry);
+    const unsigned found = __ballot_sync(whole_warp, begins);
+    if (found == 0) continue;
+    const int64_t begin = first + __ffs(found) - 1;
+    return {begin, begin};
+  }
+  return {};
+}
+
+/// The later span that begins in a window: it belongs to the group of the window's first entry. The
+/// whole warp calls it.
+__device__ LongSpan later_span(const BackwardArguments& a, const Key* keys, int64_t window) {
+  const int64_t first = window * span;
+  if (first == 0 || keys[first] >= a.num_embeddings || keys[first - 1] != keys[first]) return {};
+  const int64_t group = first_entry(keys, 0, first, keys[first]);
+  const int64_t begin = group + (first - group + span - 1) / span * span;
+  if (begin >= a.count || keys[begin] != keys[first]) return {};
+  return {begin, group};
+}
+
+/// Adds the sum of a span. Other multiprocessors have written it, so the L1 cache does not count.
+template <int width, typename C>
+__device__ void add_written(const C* sums, C (&total)[width]) {
+#pragma unroll
+  for (int i = 0; i < width; ++i) {
+#if defined(__CUDA_ARCH__)
+    total[i] += __ldcg(sums + i);
+#else
+    total[i] += sums[i];
+#endif
+  }
+}
+
+/// Sums a span. The lane that sums the last span of its columns adds all of them in order.
+template <typename T, int width>
+__device__ void sum_span(const BackwardArguments& a, const Workspace& w, const LongSpan& of,
+                         int64_t column) {
+  using C = Compute<T>;
+  const int64_t group = of.group, key = w.keys[group];
+  const int64_t end = first_entry(w.keys, of.begin, a.count, static_cast<uint64_t>(key) + 1);
+  const auto count = static_cast<int>(min(end - of.begin, span));
+  C total[1][width] = {};
+  add_rows<4>(SpanRows<T>(a, w.places, of.begin), count, column, total);
+  if (column >= a.embedding_dim) return;
+  const auto sums_of = [&](int64_t begin) {
+    auto* sums = static_cast<C*>(begin == group ? w.heads : w.tails);
+    return sums + begin / span * a.embedding_dim + column;
+  };
+  core::store_values<width>(total[0], sums_of(of.begin));
+  __threadfence();
+  uint32_t* ticket = w.tickets + group / span * w.window_tickets + column / width;
+  const int64_t spans = (end - group + span - 1) / span;
+  if (atomicAdd(ticket, 1u) + 1 != spans) return;
+  __threadfence();
+#pragma unroll
+  for (int i = 0; i < width; ++i) total[0][i] = 0;
+#pragma unroll 4
+  for (int64_t begin = group; begin < end; begin += span) add_written(sums_of(begin), total[0]);
+  write_columns<T, width>(a, row_of(a, w, group), column, total[0], factor_of<T>(a, end - group));
+}
+
+template <typename T, int width>
+__global__ void __launch_bounds__(sum_threads)
+    sum_kernel(BackwardArguments a, Workspace w, Items items) {
+  int64_t item = int64_t{blockIdx.x} * (sum_threads / warp_size) + threadIdx.x / warp_size;
+  if (item < items.windows) {
+    const Share window(item, items.window_pieces);
+    const int64_t column = (window.number * warp_size + threadIdx.x % warp_size) * width;
+    for (int which = 0; which < 2; ++which) {
+      const LongSpan found =
+          which == 0 ? first_span(a, w.keys, window.of) : later_span(a, w.keys, window.of);
+      if (found.begin >= 0) sum_span<T, width>(a, w, found, column);
+    }
+    return;
+  }
+  item -= items.windows;
+  if (item < items.blocks) {
+    write_zeros<T, width>(a, w, Share(item, items.block_shares));
+    return;
+  }
+  const Share entry(item - items.blocks, items.entry_shares);
+  if (entry.of < a.count) sum_group<T, width>(a, w, entry);
 }
 
 /// The minimum number of warps that keeps a multiprocessor busy.
@@ -437,28 +628,30 @@ constexpr int64_t busy_warps = 128;
 
 template <typename T, int width>
 void launch_sums(const BackwardArguments& a, const Workspace& w, cudaStream_t stream) {
-  const int64_t rows = a.out_rows;
   // A warp processes a whole row, so that it finds the row's entries only once, unless there are
   // few rows.
-  const int64_t row_pieces = divide_up(a.embedding_dim, row_vectors<width> * warp_size * width);
-  const int64_t shares =
-      std::min(row_pieces, divide_up(busy_warps * core::multiprocessors(), rows));
-  core::launch(row_kernel<T, width>, divide_up(rows * shares, row_threads / warp_size), row_threads,
-               stream, a, w, shares);
-  if (a.count <= span) return;
-  const int64_t windows = divide_up(a.count, span);
-  const int64_t pieces = divide_up(a.embedding_dim, warp_size * width);
-  core::launch(span_kernel<T, width>, blocks_for(2 * windows * pieces), threads, stream, a, w,
-               pieces);
-  core::launch(finish_kernel<T, width>, blocks_for(windows * pieces), threads, stream, a, w,
-               pieces);
+  const int64_t row_pieces = divide_up(a.embedding_dim, sum_vectors<width> * warp_size * width);
+  const int64_t busy = busy_warps * core::multiprocessors();
+  const auto shares_of = [&](int64_t rows) { return std::min(row_pieces, divide_up(busy, rows)); };
+  Items items;
+  items.window_pieces = divide_up(a.embedding_dim, warp_size * width);
+  if (a.count > span) items.windows = windows_of(a) * items.window_pieces;
+  const int64_t blocks = a.row_ids == nullptr ? divide_up(a.num_embeddings, block_rows) : 0;
+  items.block_shares = shares_of(std::max<int64_t>(1, blocks));
+  items.blocks = blocks * items.block_shares;
+  items.entry_shares = shares_of(a.count);
+  const int64_t warps = items.windows + items.blocks + a.count * items.entry_shares;
+  core::launch(sum_kernel<T, width>, divide_up(warps, sum_threads / warp_size), sum_threads, stream,
+               a, w, items);
 }
 
 /// Sorts rows by id, stably, so that sums have a fixed order. CUB reports and clears errors of
 /// earlier launches, so the status is read after each step.
 const char* sort(const BackwardArguments& a, Workspace& w, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(divide_up(a.count, threads));
-  if (const char* error = core::checked_launch(key_kernel, blocks, threads, 0, stream, a, w)) {
+  const int64_t tickets = a.count > span ? windows_of(a) * w.window_tickets : 0;
+  if (const char* error =
+          core::checked_launch(key_kernel, blocks, threads, 0, stream, a, w, tickets)) {
     return error;
   }
   return core::text_of(cub::DeviceRadixSort::SortPairs(w.sort, w.sort_bytes, w.unsorted_keys,
@@ -466,24 +659,15 @@ const char* sort(const BackwardArguments& a, Workspace& w, cudaStream_t stream) 
                                                        0, key_bits(a.num_embeddings), stream));
 }
 
-/// Dense form: finds the first entry of each row of the table.
-const char* find_first_entries(const BackwardArguments& a, Workspace& w, cudaStream_t stream) {
-  const cudaError_t cleared = cudaMemsetAsync(w.firsts, 0, table_list_bytes(a), stream);
-  if (cleared != cudaSuccess) return core::text_of(cleared);
-  const auto blocks = static_cast<unsigned>(divide_up(a.count, threads));
-  return core::checked_launch(first_kernel, blocks, threads, 0, stream, a, w);
-}
-
 /// Rows form: computes ranks and the id of each row.
-const char* rank_rows(const BackwardArguments& a, Workspace& w, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(divide_up(a.count, threads));
-  if (const char* error = core::checked_launch(head_kernel, blocks, threads, 0, stream, a, w)) {
-    return error;
+const char* rank_rows(const BackwardArguments& a, const Workspace& w, cudaStream_t stream) {
+  const auto tiles = static_cast<unsigned>(tiles_of(a));
+  const bool counted = tiles > most_recounted_tiles;
+  if (counted) {
+    const char* error = core::checked_launch(count_kernel, tiles, rank_threads, 0, stream, a, w);
+    if (error != nullptr) return error;
   }
-  const cudaError_t summed = cub::DeviceScan::InclusiveSum(w.sort, w.sort_bytes, w.unsorted_keys,
-                                                           w.ranks, a.count, stream);
-  if (summed != cudaSuccess) return core::text_of(summed);
-  return core::checked_launch(row_id_kernel, blocks, threads, 0, stream, a, w);
+  return core::checked_launch(rank_kernel, tiles, rank_threads, 0, stream, a, w, counted);
 }
 
 }  // namespace
@@ -508,26 +692,17 @@ int64_t backward_workspace_cuda(const BackwardArguments& arguments) {
   return static_cast<int64_t>(lay_out(arguments).bytes + temporary_bytes(arguments));
 }
 
-const char* sort_cuda(const BackwardArguments& arguments, core::CudaStream stream) {
+const char* backward_cuda(const BackwardArguments& arguments, core::CudaStream stream) {
   if (arguments.count == 0 || arguments.num_embeddings == 0) return nullptr;
   Workspace workspace = lay_out(arguments);
-  workspace.sort_bytes = temporary_bytes(arguments);
   if (const char* error = sort(arguments, workspace, stream)) return error;
-  const auto list = arguments.row_ids == nullptr ? find_first_entries : rank_rows;
-  return list(arguments, workspace, stream);
-}
-
-const char* sum_cuda(const BackwardArguments& arguments, core::CudaStream stream) {
-  if (arguments.count == 0 || arguments.out_rows == 0 || arguments.embedding_dim == 0) {
-    return nullptr;
+  if (arguments.row_ids != nullptr) {
+    if (const char* error = rank_rows(arguments, workspace, stream)) return error;
   }
-  const Workspace workspace = lay_out(arguments);
+  if (arguments.embedding_dim == 0) return nullptr;
   core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const int64_t dim = arguments.embedding_dim;
-    const bool vectors = core::vectorizable<T>(arguments.gradient, dim, dim) &&
-                         core::vectorizable<T>(arguments.out, dim, dim);
-    if (vectors) {
+    if (vectors_fit<T>(arguments)) {
       launch_sums<T, core::vector_width<T>>(arguments, workspace, stream);
     } else {
       launch_sums<T, 1>(arguments, workspace, stream);

@@ -135,18 +135,13 @@ std::tuple<Tensor, Tensor> rows_on_cpu(const Gradient& of) {
   return {row_ids, rows};
 }
 
-/// A gradient's sorted ids, and the data that their kernels share.
-struct SortedOnCuda {
+/// Writes the gradient to `out`. `row_ids` is undefined for the dense form; otherwise it receives
+/// the row of each of `out`, and its last element their number.
+void differentiate_on_cuda(const Gradient& of, const Tensor& out, const Tensor& row_ids) {
   BackwardArguments arguments;
-  Tensor workspace;
-};
-
-/// `row_ids` is undefined for a dense gradient; otherwise its last element receives their number.
-SortedOnCuda sort_on_cuda(const Gradient& of, const Tensor& row_ids) {
-  SortedOnCuda sorted;
-  BackwardArguments& arguments = sorted.arguments;
   arguments.gradient = of.rows.const_data_ptr();
   arguments.sources = sources_of(of);
+  arguments.out = out.mutable_data_ptr();
   arguments.scalar = dispatcher::scalar_of(of.rows);
   arguments.embedding_dim = of.rows.size(-1);
   arguments.ids = dispatcher::index_view(of.ids);
@@ -162,41 +157,34 @@ SortedOnCuda sort_on_cuda(const Gradient& of, const Tensor& row_ids) {
   }
   if constexpr (core::built_with_cuda) {
     const dispatcher::CudaScope scope(of.rows);
-    sorted.workspace =
-        at::empty({backward_workspace_cuda(arguments)}, of.rows.options().dtype(at::kByte));
-    arguments.workspace = sorted.workspace.mutable_data_ptr();
-    dispatcher::check_launch(sort_cuda(arguments, scope.stream()));
+    arguments.workspace_bytes = backward_workspace_cuda(arguments);
+    const Tensor workspace =
+        at::empty({arguments.workspace_bytes}, of.rows.options().dtype(at::kByte));
+    arguments.workspace = workspace.mutable_data_ptr();
+    dispatcher::check_launch(backward_cuda(arguments, scope.stream()));
   }
-  return sorted;
-}
-
-Tensor sum_on_cuda(SortedOnCuda& sorted, const Gradient& of, int64_t out_rows) {
-  Tensor out = at::empty({out_rows, of.rows.size(-1)}, of.rows.options());
-  sorted.arguments.out = out.mutable_data_ptr();
-  sorted.arguments.out_rows = out_rows;
-  if constexpr (core::built_with_cuda) {
-    const dispatcher::CudaScope scope(out);
-    dispatcher::check_launch(sum_cuda(sorted.arguments, scope.stream()));
-  }
-  return out;
 }
 
 std::tuple<Tensor, Tensor> rows_on_cuda(const Gradient& of) {
-  const int64_t count = of.ids.numel();
-  const Tensor row_ids = at::zeros({count + 1}, of.ids.options().dtype(at::kLong));
-  SortedOnCuda sorted = sort_on_cuda(of, row_ids);
-  // The result's size depends on data: this is the only place where posembed waits for a device. It
-  // waits for the sort; the sums then run asynchronously.
+  const int64_t count = of.ids.numel(), most = std::min(count, of.num_embeddings);
+  const auto ids = of.ids.options().dtype(at::kLong);
+  const Tensor rows = at::empty({most, of.rows.size(-1)}, of.rows.options());
+  if (most == 0) return {at::empty({0}, ids), rows};
+  const Tensor row_ids = at::empty({count + 1}, ids);
+  differentiate_on_cuda(of, rows, row_ids);
+  // The result's size depends on data: this is the only place where posembed waits for a device.
+  // The sums do not wait for the host.
   const int64_t groups = row_ids[count].item<int64_t>();
-  return {row_ids.narrow(0, 0, groups), sum_on_cuda(sorted, of, groups)};
+  return {row_ids.narrow(0, 0, groups), rows.narrow(0, 0, groups)};
 }
 
 Tensor dense_on_cuda(const Gradient& of) {
   if (of.ids.numel() == 0) {
     return at::zeros({of.num_embeddings, of.rows.size(-1)}, of.rows.options());
   }
-  SortedOnCuda sorted = sort_on_cuda(of, Tensor());
-  return sum_on_cuda(sorted, of, of.num_embeddings);
+  const Tensor out = at::empty({of.num_embeddings, of.rows.size(-1)}, of.rows.options());
+  differentiate_on_cuda(of, out, Tensor());
+  return out;
 }
 
 /// Calls `make` with contiguous tensors and checked ids.

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -55,7 +56,7 @@ constexpr int64_t rows = 37, padding = 5;
 /// Bags of all kinds: empty, with one id, longer than a span.
 template <typename T>
 struct Problem {
-  explicit Problem(int64_t dim) : dim(dim) {
+  explicit Problem(int64_t dim, int64_t padding = 3) : dim(dim), stride(dim + padding) {
     std::mt19937 generator(static_cast<unsigned>(dim));
     std::normal_distribution<float> normal;
     for (int64_t i = 0; i < offsets.back() + 11; ++i)
@@ -65,7 +66,7 @@ struct Problem {
       for (T& value : values) core::store(static_cast<core::Compute<T>>(normal(generator)), &value);
       return values;
     };
-    table = fill(rows * (dim + 3));
+    table = fill(rows * stride);
     gradient = fill(bags() * dim);
     weights = fill(count());
   }
@@ -82,7 +83,7 @@ struct Problem {
     return bags;
   }
   double row(int64_t place, int64_t column) const {
-    const auto at = static_cast<size_t>(ids[static_cast<size_t>(place)] * (dim + 3) + column);
+    const auto at = static_cast<size_t>(ids[static_cast<size_t>(place)] * stride + column);
     return core::load(table[at]);
   }
   bool counts(int64_t place) const { return ids[static_cast<size_t>(place)] != padding; }
@@ -90,7 +91,7 @@ struct Problem {
     return bag + 1 == bags() ? count() : offsets[static_cast<size_t>(bag + 1)];
   }
 
-  int64_t dim;
+  int64_t dim, stride;
   std::vector<int64_t> offsets = {0, 0, 1, 140, 140, 143};
   std::vector<int32_t> ids;
   std::vector<T> table, gradient, weights;
@@ -133,45 +134,59 @@ double pooled(const Problem<T>& problem, Mode mode, bool weighted, int64_t bag, 
   return mode == Mode::mean && kept > 0 ? sum / static_cast<double>(kept) : sum;
 }
 
-TYPED_TEST(BagKernel, PoolsBagsOfAllKinds) {
-  using T = TypeParam;
-  for (const int64_t dim : {1, 5, 64, 200}) {
-    const Problem<T> problem(dim);
-    for (const Mode mode : {Mode::sum, Mode::mean, Mode::max}) {
-      for (const bool weighted : {false, true}) {
-        if (weighted && mode != Mode::sum) continue;
-        std::vector<T> first;
-        for (const Variant& variant : variants()) {
-          std::vector<T> out(static_cast<size_t>(problem.bags() * dim));
-          std::vector<int64_t> places(out.size(), -2);
-          PoolArguments arguments;
-          arguments.table = problem.table.data();
-          arguments.weights = weighted ? problem.weights.data() : nullptr;
-          arguments.out = out.data();
-          arguments.places = places.data();
-          arguments.scalar = scalar_of<T>();
-          arguments.mode = mode;
-          arguments.rows = rows;
-          arguments.embedding_dim = dim;
-          arguments.table_stride = dim + 3;
-          arguments.bags = problem.view();
-          variant.pool(arguments, 0, problem.bags());
-          if (first.empty()) first = out;
-          EXPECT_TRUE(same_bits(out, first)) << variant.name << " dim " << dim;
-          for (int64_t i = 0; i < problem.bags() * dim; ++i) {
-            const auto at = static_cast<size_t>(i);
-            const double expected = pooled(problem, mode, weighted, i / dim, i % dim);
-            ASSERT_NEAR(core::load(out[at]), expected, tolerance<T>(expected))
-                << variant.name << " element " << i;
-            if (mode == Mode::max && places[at] >= 0) {
-              ASSERT_EQ(core::load(out[at]), problem.row(places[at], i % dim));
-              ASSERT_TRUE(problem.counts(places[at]));
-            }
+template <typename T>
+void check_pool(const Problem<T>& problem) {
+  const int64_t dim = problem.dim;
+  for (const Mode mode : {Mode::sum, Mode::mean, Mode::max}) {
+    for (const bool weighted : {false, true}) {
+      if (weighted && mode != Mode::sum) continue;
+      std::vector<T> first;
+      std::vector<int64_t> first_places;
+      for (const Variant& variant : variants()) {
+        std::vector<T> out(static_cast<size_t>(problem.bags() * dim));
+        std::vector<int64_t> places(out.size(), -2);
+        PoolArguments arguments;
+        arguments.table = problem.table.data();
+        arguments.weights = weighted ? problem.weights.data() : nullptr;
+        arguments.out = out.data();
+        arguments.places = places.data();
+        arguments.scalar = scalar_of<T>();
+        arguments.mode = mode;
+        arguments.rows = rows;
+        arguments.embedding_dim = dim;
+        arguments.table_stride = problem.stride;
+        arguments.bags = problem.view();
+        variant.pool(arguments, 0, problem.bags());
+        if (first.empty()) first = out, first_places = places;
+        EXPECT_TRUE(same_bits(out, first)) << variant.name << " dim " << dim;
+        EXPECT_EQ(places, first_places) << variant.name << " dim " << dim;
+        for (int64_t i = 0; i < problem.bags() * dim; ++i) {
+          const auto at = static_cast<size_t>(i);
+          const double expected = pooled(problem, mode, weighted, i / dim, i % dim);
+          ASSERT_NEAR(core::load(out[at]), expected, tolerance<T>(expected))
+              << variant.name << " element " << i;
+          if (mode == Mode::max && places[at] >= 0) {
+            ASSERT_EQ(core::load(out[at]), problem.row(places[at], i % dim));
+            ASSERT_TRUE(problem.counts(places[at]));
           }
         }
       }
     }
   }
+}
+
+TYPED_TEST(BagKernel, PoolsBagsOfAllKinds) {
+  // On CUDA: bags share a warp or not, with and without 16-byte accesses.
+  for (const int64_t dim : {1, 5, 8, 24, 64, 200, 520}) {
+    for (const int64_t padding : {3, 8}) check_pool(Problem<TypeParam>(dim, padding));
+  }
+}
+
+TYPED_TEST(BagKernel, LeavesPaddingWithAnInfiniteWeightOut) {
+  Problem<TypeParam> problem(8, 8);
+  problem.ids[0] = padding;
+  core::store(std::numeric_limits<core::Compute<TypeParam>>::infinity(), problem.weights.data());
+  check_pool(problem);
 }
 
 TYPED_TEST(BagKernel, GradientOfAMaximumGoesToItsPlaceAlone) {
@@ -213,7 +228,7 @@ TYPED_TEST(BagKernel, DotsAreTheGradientsOfWeights) {
       arguments.scalar = scalar_of<T>();
       arguments.rows = rows;
       arguments.embedding_dim = dim;
-      arguments.table_stride = dim + 3;
+      arguments.table_stride = problem.stride;
       arguments.bags = problem.view();
       variant.dot(arguments, 0, problem.count());
       for (int64_t bag = 0; bag < problem.bags(); ++bag)
@@ -255,7 +270,7 @@ PoolArguments pool_of(Problem<float>& problem, std::vector<float>& out, core::De
   arguments.out = out.data();
   arguments.rows = rows;
   arguments.embedding_dim = problem.dim;
-  arguments.table_stride = problem.dim + 3;
+  arguments.table_stride = problem.stride;
   arguments.bags = problem.view();
   arguments.error = error;
   return arguments;
@@ -271,6 +286,25 @@ TEST(BagGpuSource, RecordsABadIdAndLeavesItOut) {
   EXPECT_EQ(error.value, rows);
   EXPECT_EQ(error.place, 0);
   for (int i = 4; i < 8; ++i) EXPECT_EQ(out[static_cast<size_t>(i)], 0.0f);
+}
+
+TEST(BagGpuSource, RecordsTheFirstBadIdOfABag) {
+  for (const int64_t dim : {4, 64, 520}) {
+    Problem<float> problem(dim, 4);
+    for (const size_t place : {20, 22, 60, 100}) problem.ids[place] = -static_cast<int32_t>(place);
+    std::vector<float> out(static_cast<size_t>(problem.bags() * dim));
+    core::DeviceError error = {};
+    PoolArguments arguments = pool_of(problem, out, &error);
+    ASSERT_EQ(pool_cuda(arguments, nullptr), nullptr);
+    EXPECT_EQ(error.value, -20);
+    EXPECT_EQ(error.place, 20);
+    EXPECT_EQ(error.limit, rows);
+    std::vector<float> same(out.size());
+    for (const size_t place : {20, 22, 60, 100}) problem.ids[place] = padding;
+    arguments.out = same.data();
+    ASSERT_EQ(pool_cuda(arguments, nullptr), nullptr);
+    EXPECT_TRUE(same_bits(out, same)) << dim;
+  }
 }
 
 TEST(BagGpuSource, RecordsABadOffsetAndLeavesItsBagsEmpty) {

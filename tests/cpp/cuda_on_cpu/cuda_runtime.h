@@ -124,6 +124,11 @@ inline unsigned atomicExch_system(unsigned* address, unsigned value) {
   return __atomic_exchange_n(address, value, __ATOMIC_RELEASE);
 }
 inline void __threadfence_system() {}
+inline void __threadfence() {}
+/// Orders memory too, as tickets do with the fences around them.
+inline unsigned atomicAdd(unsigned* address, unsigned value) {
+  return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
+}
 
 namespace cuda_on_cpu {
 
@@ -286,6 +291,7 @@ T __shfl_sync(unsigned, T value, int lane) {
 inline unsigned __ballot_sync(unsigned, bool value) {
   return cuda_on_cpu::Block::current->ballot(value);
 }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
 
 namespace cuda_on_cpu {

@@ -11,8 +11,7 @@
 
 // Renamed, because the library may contain the real launchers.
 #define gather_cuda gather_cuda_on_cpu
-#define sort_cuda sort_cuda_on_cpu
-#define sum_cuda sum_cuda_on_cpu
+#define backward_cuda backward_cuda_on_cpu
 #define backward_workspace_cuda backward_workspace_cuda_on_cpu
 #include "token/kernel_cuda.cu"
 
@@ -155,7 +154,7 @@ Memory make_factors(int64_t count, Scalar scalar) {
 }
 
 void check_backward(Scalar scalar, const std::vector<int64_t>& ids, int64_t dim, int64_t shift,
-                    bool shares = false) {
+                    bool shares = false, int64_t rows = token::rows) {
   const auto count = static_cast<int64_t>(ids.size());
   std::vector<uint32_t> sources;
   for (int64_t place = 0; place < count; ++place) {
@@ -180,15 +179,14 @@ void check_backward(Scalar scalar, const std::vector<int64_t>& ids, int64_t dim,
     std::vector<int64_t> row_ids(ids.size() + 1);
     arguments.row_ids = dense ? nullptr : row_ids.data();
     arguments.groups = &row_ids.back();
-    std::vector<char> workspace(static_cast<size_t>(backward_workspace_cuda(arguments)));
-    arguments.workspace = workspace.data();
     const int64_t held = dense ? rows : count;
     Memory out(held * dim, scalar, 0), expected = out;
     const int64_t groups = expect(arguments, dense, expected.data());
     arguments.out = out.data();
-    arguments.out_rows = dense ? rows : groups;
-    ASSERT_EQ(sort_cuda(arguments, nullptr), nullptr);
-    ASSERT_EQ(sum_cuda(arguments, nullptr), nullptr);
+    arguments.workspace_bytes = backward_workspace_cuda(arguments);
+    std::vector<char> workspace(static_cast<size_t>(arguments.workspace_bytes), '\x5a');
+    arguments.workspace = workspace.data();
+    ASSERT_EQ(backward_cuda(arguments, nullptr), nullptr);
     ASSERT_TRUE(out == expected) << "dim " << dim << (dense ? " dense" : " rows");
     if (dense) continue;
     ASSERT_EQ(row_ids.back(), groups);
@@ -224,6 +222,37 @@ TEST(TokenGpuSource, BackwardWhereSpansOfSeveralIdsBeginInAWindow) {
     ASSERT_NO_FATAL_FAILURE(check_backward(Scalar::float32, ids, dim, 0));
     ASSERT_NO_FATAL_FAILURE(check_backward(Scalar::bfloat16, ids, dim, 0, /*shares=*/true));
   }
+}
+
+TEST(TokenGpuSource, BackwardOfATableWithManyUntouchedRows) {
+  std::mt19937_64 generator(4);
+  for (const int64_t table : {32, 33, 700}) {
+    for (const int64_t count : {1, 300}) {
+      std::vector<int64_t> ids;
+      for (int64_t i = 0; i < count; ++i) {
+        const auto id = static_cast<int64_t>(generator() % static_cast<uint64_t>(table));
+        ids.push_back(start + (i % 3 == 0 ? id : id % 7 + table / 2));
+      }
+      ASSERT_NO_FATAL_FAILURE(check_backward(Scalar::bfloat16, ids, 24, 0, false, table)) << count;
+      ASSERT_NO_FATAL_FAILURE(check_backward(Scalar::float32, ids, 3, 0, true, table)) << count;
+    }
+  }
+}
+
+TEST(TokenGpuSource, BackwardOfManyIds) {
+  for (const int64_t often : {0, 2000}) {
+    const auto ids = make_ids(5000, often, /*outside=*/true);
+    ASSERT_NO_FATAL_FAILURE(check_backward(Scalar::float16, ids, 8, 0));
+    std::vector<int64_t> spread = ids;
+    for (size_t i = 0; i < spread.size(); i += 2) spread[i] = start + static_cast<int64_t>(i) * 2;
+    ASSERT_NO_FATAL_FAILURE(check_backward(Scalar::float32, spread, 2, 0, false, 12000));
+  }
+}
+
+TEST(TokenGpuSource, BackwardOfMoreTilesThanAreCountedTwice) {
+  auto ids = make_ids(most_recounted_tiles * tile_size + 5, 0, /*outside=*/true);
+  for (size_t i = 0; i < ids.size(); i += 2) ids[i] = start + static_cast<int64_t>(i) / 3;
+  ASSERT_NO_FATAL_FAILURE(check_backward(Scalar::float32, ids, 1, 0, false, 6000));
 }
 
 TEST(TokenGpuSource, BackwardOfNothingKept) {
