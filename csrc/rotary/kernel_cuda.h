@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <type_traits>
 
+#include "core/bfloat16_pair.h"
 #include "core/device_vector.h"
 #include "core/divisor.h"
 #include "rotary/decay.h"
@@ -70,7 +71,11 @@ enum class Form {
   exact,     // positions and turns
   decaying,  // the same with amplitudes: xPos
   table,     // memory
+  pairs,     // memory in bfloat16, for data in bfloat16 and products that are rounded to it
 };
+
+template <Form form>
+constexpr bool reads_tables = form == Form::table || form == Form::pairs;
 
 /// Arguments of the other forms, which an exact launch need not carry.
 template <typename T, int capacity>
@@ -92,7 +97,7 @@ struct TableLaunch : Launch<T, capacity> {
 template <typename T, int capacity, Form form>
 using LaunchOf = std::conditional_t<
     form == Form::exact, Launch<T, capacity>,
-    std::conditional_t<form == Form::table, TableLaunch<T, capacity>, DecayingLaunch<T, capacity>>>;
+    std::conditional_t<reads_tables<form>, TableLaunch<T, capacity>, DecayingLaunch<T, capacity>>>;
 
 /// `size` elements, loaded and stored in one instruction.
 template <typename T, int size>
@@ -131,6 +136,13 @@ struct Angles {
   Compute<T> outer[form == Form::decaying ? size : 1];
 };
 
+/// The same for arithmetic on two numbers at once. Half-split: sines and cosines of two pairs in
+/// each word; interleaved: (-sine, sine) and (cosine, cosine) of one.
+template <typename T, int size>
+struct Angles<T, size, Form::pairs> {
+  core::BFloat16Pair sine[size], cosine[size];
+};
+
 /// A thread's share of a row: `size` pairs in two packs. Half-split: the first and the second
 /// members; interleaved: 2 * size neighbours.
 template <typename T, int size, bool interleaved>
@@ -162,7 +174,33 @@ struct Pairs {
     }
   }
 
+  /// The same for products and sums that are rounded to bfloat16, two at once.
+  __device__ void rotate_pairs(const Angles<T, size, Form::pairs>& angles) {
+#pragma unroll
+    for (int i = 0; i < size / 2; ++i) {
+      const auto x = pair_at(first, i), y = pair_at(second, i);
+      if constexpr (interleaved) {
+        constexpr int half = size / 2;
+        set_pair(x * angles.cosine[i] + swapped(x) * angles.sine[i], i, &first);
+        set_pair(y * angles.cosine[half + i] + swapped(y) * angles.sine[half + i], i, &second);
+      } else {
+        set_pair(x * angles.cosine[i] + -(y * angles.sine[i]), i, &first);
+        set_pair(y * angles.cosine[i] + x * angles.sine[i], i, &second);
+      }
+    }
+  }
+
  private:
+  __device__ static core::BFloat16Pair pair_at(const Pack<T, size>& pack, int i) {
+    core::BFloat16Pair pair;
+    memcpy(&pair, pack.element + 2 * i, sizeof pair);
+    return pair;
+  }
+
+  __device__ static void set_pair(core::BFloat16Pair pair, int i, Pack<T, size>* pack) {
+    memcpy(pack->element + 2 * i, &pair, sizeof pair);
+  }
+
   __device__ T& member(int i) { return i < size ? first.element[i] : second.element[i - size]; }
 };
 
@@ -446,7 +484,7 @@ LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
       launch.whole_turns[i] = core::whole_turns(arguments.radians[i].high, launch.turns[i]);
     }
   }
-  if constexpr (form == Form::table) {
+  if constexpr (reads_tables<form>) {
     launch.cosines = arguments.cosines;
     launch.sines = arguments.sines;
     launch.table_scalar = arguments.table_scalar;

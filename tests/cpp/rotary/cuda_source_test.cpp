@@ -124,7 +124,38 @@ TEST(RotaryGpuSource, TurnsByTablesInSteps) {
       problem.head_dim = 2 * problem.pairs + 16;
       for (const Products products : {Products::kept, Products::rounded, Products::fused}) {
         ASSERT_NO_FATAL_FAILURE(check_in_steps(source, problem, products));
+        ASSERT_NO_FATAL_FAILURE(check_in_steps(source, problem, products, /*narrow=*/true));
       }
+    }
+  }
+}
+
+/// Zeros of both signs, infinity, NaN, and numbers whose sums overflow or are denormal.
+TEST(RotaryGpuSource, TablesInBfloat16TurnSpecialNumbersLikeTablesInFloat32) {
+  const double special[] = {0.0, -0.0, INFINITY, -INFINITY, NAN, 3.3e38, -3.3e38, 1e-38, 1e-37, 1};
+  for (int bits = 0; bits < 4; ++bits) {
+    Problem problem;
+    problem.scalar = Scalar::bfloat16;
+    problem.interleaved = (bits & 1) != 0;
+    problem.reverse = (bits & 2) != 0;
+    Call narrow(problem), wide(problem);
+    rotary::Tables tables(problem, /*narrow=*/true);
+    tables.apply(Products::rounded, &narrow.arguments);
+    std::vector<char>& rows = narrow.input(0);
+    for (int64_t i = 0; i < int64_t(rows.size() / 2); ++i) {
+      set_element(rows.data(), problem.scalar, i, special[i * i % 101 % 10]);
+    }
+    wide.input(0) = rows;
+    rotate_all(narrow.arguments, 0, 10);
+    tables.narrow_cosines.clear();
+    tables.apply(Products::rounded, &wide.arguments);
+    rotate_all(wide.arguments, 0, 10);
+    for (int64_t i = 0; i < int64_t(rows.size() / 2); ++i) {
+      const double expected = element(wide.output(0).data(), problem.scalar, i);
+      const double found = element(narrow.output(0).data(), problem.scalar, i);
+      ASSERT_TRUE(std::isnan(expected) ? std::isnan(found) : found == expected) << problem.text();
+      ASSERT_EQ(std::signbit(expected) && !std::isnan(expected),
+                std::signbit(found) && !std::isnan(found));
     }
   }
 }
