@@ -124,10 +124,15 @@ __global__ void __launch_bounds__(most_threads<size>, least_blocks<size, 3>)
 #pragma unroll
     for (int i = 0; i < heads_in_flight; ++i) read_head(i, head + i * launch.heads_per_pass);
 
-    const bool rotated =
-        fill_angles(launch, token, [&](const PairAt<T>& at) { tables.fill(launch, token, at); });
     Angles<T, size, form> angles;
-    tables.read(0, columns, &angles);
+    bool rotated;
+    if constexpr (form == Form::own) {
+      rotated = own_angles(launch, token, columns, &angles);
+    } else {
+      rotated =
+          fill_angles(launch, token, [&](const PairAt<T>& at) { tables.fill(launch, token, at); });
+      tables.read(0, columns, &angles);
+    }
 
     while (head < end) {
 #pragma unroll
@@ -155,9 +160,22 @@ template <typename T, int size, bool interleaved, int capacity, Form form>
 const char* launch_kernel(const Arguments& arguments, core::CudaStream stream) {
   auto launch = make_launch<T, capacity, form>(arguments);
   if (launch.heads == 0) return nullptr;
-  const cudaLaunchConfig_t config = share_heads(&launch, size, stream);
+  const cudaLaunchConfig_t config =
+      form == Form::own ? spread_heads(&launch, size, stream) : share_heads(&launch, size, stream);
   cudaLaunchKernelEx(&config, rotate_kernel<T, size, interleaved, capacity, form>, launch);
   return core::launch_error();
+}
+
+/// Whether threads compute the angles of their own pairs: all heads of all tokens run at once, as
+/// in decoding.
+template <int size>
+bool owns_angles(const Arguments& arguments) {
+  if (size == 1 || arguments.pairs == 0 || arguments.pairs > 64) return false;
+  if (arguments.positions.floating || arguments.frequencies.data != nullptr) return false;
+  int64_t heads = 0;
+  for (int64_t r = 0; r < arguments.count; ++r) heads += arguments.views[r].heads;
+  const int64_t threads = arguments.batch * arguments.seq * heads * (arguments.pairs / size);
+  return threads <= int64_t{96} * core::multiprocessors();
 }
 
 template <typename T, int size, bool interleaved>
@@ -173,6 +191,11 @@ const char* launch_capacity(const Arguments& arguments, core::CudaStream stream)
   }
   if (arguments.decay != nullptr) {
     return launch_kernel<T, size, interleaved, max_pairs, Form::decaying>(arguments, stream);
+  }
+  if constexpr (size > 1) {
+    if (owns_angles<size>(arguments)) {
+      return launch_kernel<T, size, interleaved, 64, Form::own>(arguments, stream);
+    }
   }
   // Most models have at most 64 pairs, and a launch with fewer argument bytes is quicker.
   return arguments.pairs <= 64

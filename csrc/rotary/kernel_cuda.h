@@ -72,6 +72,7 @@ enum class Form {
   decaying,  // the same with amplitudes: xPos
   table,     // memory
   pairs,     // memory in bfloat16, for data in bfloat16 and products that are rounded to it
+  own,       // as exact, by each thread for its own pairs: without barriers, for few tokens
 };
 
 template <Form form>
@@ -96,7 +97,7 @@ struct TableLaunch : Launch<T, capacity> {
 
 template <typename T, int capacity, Form form>
 using LaunchOf = std::conditional_t<
-    form == Form::exact, Launch<T, capacity>,
+    form == Form::exact || form == Form::own, Launch<T, capacity>,
     std::conditional_t<reads_tables<form>, TableLaunch<T, capacity>, DecayingLaunch<T, capacity>>>;
 
 /// `size` elements, loaded and stored in one instruction.
@@ -374,6 +375,18 @@ struct PairAt {
   TurnOf<T> turn;  // unless frequencies are learned
 };
 
+/// Whether the token is rotated by its positions on all axes, the first of which is `first`.
+template <typename T, int capacity>
+__device__ bool is_rotated_on_axes(const Launch<T, capacity>& launch, const core::Position& first,
+                                   const Token& token) {
+  bool rotated = is_rotated(launch, first, token);
+  for (int axis = 1; axis < launch.axes; ++axis) {
+    rotated =
+        is_rotated(launch, position_of(launch, token.batch, token.seq, axis), token) && rotated;
+  }
+  return rotated;
+}
+
 /// Calls fill(at) for the pairs of a token and makes its writes visible to the block. Returns
 /// whether the token is rotated.
 template <typename T, int capacity, typename Fill>
@@ -384,11 +397,7 @@ __device__ bool fill_angles(const Launch<T, capacity>& launch, const Token& toke
   TurnOf<T> turn = {};
   if (first < launch.pairs) turn = turns[first];  // issued before the position is known
   const core::Position first_position = position_of(launch, token.batch, token.seq, 0);
-  bool rotated = is_rotated(launch, first_position, token);
-  for (int axis = 1; axis < launch.axes; ++axis) {
-    rotated =
-        is_rotated(launch, position_of(launch, token.batch, token.seq, axis), token) && rotated;
-  }
+  const bool rotated = is_rotated_on_axes(launch, first_position, token);
   __syncthreads();  // until the previous token's angles have been read
   for (int pair = first; pair < launch.pairs; pair += threads) {
     if (pair != first) turn = turns[pair];
@@ -427,6 +436,31 @@ __device__ bool begin_token(const Launch<T, capacity>& launch, const Token& toke
   return fill_angles(launch, token, [&](const PairAt<T>& at) {
     angle_of(launch, at, sines + at.pair, cosines + at.pair);
   });
+}
+
+/// Computes the exact angles of the thread's own pairs, for whole positions and frequencies that
+/// are not learned. Returns whether the token is rotated.
+template <typename T, int size, bool interleaved, int capacity, Form form>
+__device__ bool own_angles(const Launch<T, capacity>& launch, const Token& token,
+                           const PackColumns<size, interleaved>& columns,
+                           Angles<T, size, form>* angles) {
+  const TurnOf<T>* turns = core::through_data_cache(launch.turns);
+  TurnOf<T> own_turns[size];  // loaded before the position is known
+#pragma unroll
+  for (int i = 0; i < size; ++i) own_turns[i] = turns[columns.pair(i)];
+  const int64_t first = whole_position_of(launch, token.batch, token.seq, 0);
+#pragma unroll
+  for (int i = 0; i < size; ++i) {
+    int64_t position = first;
+    if (launch.axes > 1) {
+      const int axis = core::through_data_cache(launch.axis_of_pair)[columns.pair(i)];
+      position = whole_position_of(launch, token.batch, token.seq, axis);
+    }
+    core::sincos_turn(core::phase(position, own_turns[i]), &angles->sine[i], &angles->cosine[i]);
+    angles->sine[i] *= launch.sine_amplitude;
+    angles->cosine[i] *= launch.amplitude;
+  }
+  return is_rotated_on_axes(launch, core::Position{first, 0, 1.0}, token);
 }
 
 /// Whether all rows and their windows begin at multiples of 16 bytes and have such lengths, and
@@ -538,6 +572,19 @@ cudaLaunchConfig_t share_heads(Launch<T, capacity>* launch, int size, core::Cuda
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.stream = stream;
   if (launch->tokens < wanted) core::launch_early(&config);
+  return config;
+}
+
+/// Gives every thread the pairs of one head, in blocks of at most 128 threads.
+template <typename T, int capacity>
+cudaLaunchConfig_t spread_heads(Launch<T, capacity>* launch, int size, core::CudaStream stream) {
+  constexpr int most = 128;
+  cudaLaunchConfig_t config = share_heads(launch, size, stream);
+  const int per_head = launch->threads_per_head.value;
+  launch->heads_per_pass = std::clamp(most / per_head, 1, launch->heads);
+  launch->heads_of_block = launch->heads_per_pass;
+  config.gridDim.y = static_cast<unsigned>(core::divide_up(launch->heads, launch->heads_of_block));
+  config.blockDim = dim3(static_cast<unsigned>(per_head * launch->heads_per_pass));
   return config;
 }
 

@@ -84,6 +84,42 @@ TEST(RotaryGpuSource, LayoutsPositionsDirectionAmplitude) {
   }
 }
 
+/// So few tokens that every thread computes the angles of its own pairs.
+TEST(RotaryGpuSource, FewTokens) {
+  pretended_multiprocessors = 132;
+  for (const Scalar scalar : scalars) {
+    for (int bits = 0; bits < 16; ++bits) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = (bits & 1) != 0;
+      problem.reverse = (bits & 2) != 0;
+      problem.in_place = (bits & 4) != 0;
+      problem.order = (bits & 8) != 0 ? Order::bhsd : Order::bshd;
+      problem.pairs = bits % 3 == 0 ? 64 : 16;
+      problem.start = bits % 5 == 0 ? 8 : 0;
+      problem.head_dim = problem.start + 2 * problem.pairs + (bits % 2 == 0 ? 16 : 0);
+      problem.heads[0] = 2 * bits + 1;
+      problem.heads[1] = bits % 4;
+      problem.amplitude = 1.25;
+      problem.padding = 8;
+      problem.axes = bits % 7 == 0 ? 2 : 1;
+      problem.seq = 3;
+      problem.positions = {0, 131071, -1, 2147483647, 5, 7, 1048576, 3, -1, 8, 2, 9};
+      ASSERT_NO_FATAL_FAILURE(check(problem));
+      problem.axes = 1;
+      problem.positions.clear();
+      problem.offset = 1000000;
+      if (problem.order == Order::bshd) problem.documents = {0, 1, 3};
+      Call cpu(problem), gpu(problem);
+      rotate_cpu(cpu.arguments, 0, problem.batch * problem.seq);
+      rotate_all(gpu.arguments, 0, problem.batch * problem.seq);
+      ASSERT_EQ(cpu.output(0), gpu.output(0)) << problem.text();
+      ASSERT_EQ(cpu.output(1), gpu.output(1)) << problem.text();
+    }
+  }
+  pretended_multiprocessors = 4;
+}
+
 TEST(RotaryGpuSource, AnAxisForEachPair) { check_each(an_axis_for_each_pair()); }
 
 TEST(RotaryGpuSource, DocumentsRestartPositions) { check_each(restarting_documents()); }
