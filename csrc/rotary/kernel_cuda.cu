@@ -17,7 +17,7 @@ struct Tables {
   __device__ void fill(const LaunchOf<T, capacity, form>& launch, const Token& token,
                        const PairAt<T>& at) {
     const int pair = at.pair;
-    if constexpr (form == Form::table) {
+    if constexpr (reads_tables<form>) {
       using C = Compute<T>;
       const int64_t index = token.batch * launch.table_stride[0] +
                             token.seq * launch.table_stride[1] + pair * launch.table_stride[2];
@@ -33,16 +33,32 @@ struct Tables {
   template <int size, bool interleaved>
   __device__ void read(int r, const PackColumns<size, interleaved>& columns,
                        Angles<T, size, form>* angles) const {
+    if constexpr (form == Form::pairs) {
+      read_pairs(columns, angles);
+    } else {
 #pragma unroll
-    for (int i = 0; i < size; ++i) {
-      const int pair = columns.pair(i);
-      angles->sine[i] = sine[r][pair];
-      angles->cosine[i] = cosine[r][pair];
-      if constexpr (decaying) angles->outer[i] = outer[r][pair];
+      for (int i = 0; i < size; ++i) {
+        const int pair = columns.pair(i);
+        angles->sine[i] = sine[r][pair];
+        angles->cosine[i] = cosine[r][pair];
+        if constexpr (decaying) angles->outer[i] = outer[r][pair];
+      }
     }
   }
 
  private:
+  template <int size, bool interleaved>
+  __device__ void read_pairs(const PackColumns<size, interleaved>& columns,
+                             Angles<T, size, Form::pairs>* angles) const {
+#pragma unroll
+    for (int i = 0; i < (interleaved ? size : size / 2); ++i) {
+      const int pair = columns.pair(interleaved ? i : 2 * i), next = interleaved ? pair : pair + 1;
+      const float first = sine[0][pair];
+      angles->sine[i] = core::pair_of(interleaved ? -first : first, sine[0][next]);
+      angles->cosine[i] = core::pair_of(cosine[0][pair], cosine[0][next]);
+    }
+  }
+
   __device__ void decay(const LaunchOf<T, capacity, form>& launch, int pair,
                         const core::Position& position) {
     const Compute<T> s = sine[0][pair], c = cosine[0][pair];
@@ -63,7 +79,9 @@ template <typename T, int size, bool interleaved, int capacity, Form form>
 __device__ void rotate_owned(const LaunchOf<T, capacity, form>& launch,
                              const Angles<T, size, form>& angles,
                              Pairs<T, size, interleaved>* owned) {
-  if constexpr (form == Form::table) {
+  if constexpr (form == Form::pairs) {
+    owned->rotate_pairs(angles);
+  } else if constexpr (form == Form::table) {
     switch (launch.products) {
       case Products::kept:
         return owned->template rotate_in_steps<Products::kept>(angles);
@@ -106,10 +124,15 @@ __global__ void __launch_bounds__(most_threads<size>, least_blocks<size, 3>)
 #pragma unroll
     for (int i = 0; i < heads_in_flight; ++i) read_head(i, head + i * launch.heads_per_pass);
 
-    const bool rotated =
-        fill_angles(launch, token, [&](const PairAt<T>& at) { tables.fill(launch, token, at); });
     Angles<T, size, form> angles;
-    tables.read(0, columns, &angles);
+    bool rotated;
+    if constexpr (form == Form::own) {
+      rotated = own_angles(launch, token, columns, &angles);
+    } else {
+      rotated =
+          fill_angles(launch, token, [&](const PairAt<T>& at) { tables.fill(launch, token, at); });
+      tables.read(0, columns, &angles);
+    }
 
     while (head < end) {
 #pragma unroll
@@ -137,18 +160,42 @@ template <typename T, int size, bool interleaved, int capacity, Form form>
 const char* launch_kernel(const Arguments& arguments, core::CudaStream stream) {
   auto launch = make_launch<T, capacity, form>(arguments);
   if (launch.heads == 0) return nullptr;
-  const cudaLaunchConfig_t config = share_heads(&launch, size, stream);
+  const cudaLaunchConfig_t config =
+      form == Form::own ? spread_heads(&launch, size, stream) : share_heads(&launch, size, stream);
   cudaLaunchKernelEx(&config, rotate_kernel<T, size, interleaved, capacity, form>, launch);
   return core::launch_error();
+}
+
+/// Whether threads compute the angles of their own pairs: all heads of all tokens run at once, as
+/// in decoding.
+template <int size>
+bool owns_angles(const Arguments& arguments) {
+  if (size == 1 || arguments.pairs == 0 || arguments.pairs > 64) return false;
+  if (arguments.positions.floating || arguments.frequencies.data != nullptr) return false;
+  int64_t heads = 0;
+  for (int64_t r = 0; r < arguments.count; ++r) heads += arguments.views[r].heads;
+  const int64_t threads = arguments.batch * arguments.seq * heads * (arguments.pairs / size);
+  return threads <= int64_t{96} * core::multiprocessors();
 }
 
 template <typename T, int size, bool interleaved>
 const char* launch_capacity(const Arguments& arguments, core::CudaStream stream) {
   if (arguments.cosines != nullptr) {
+    if constexpr (std::is_same_v<T, core::BFloat16> && size > 1) {
+      if (arguments.products == Products::rounded &&
+          arguments.table_scalar == core::Scalar::bfloat16) {
+        return launch_kernel<T, size, interleaved, max_pairs, Form::pairs>(arguments, stream);
+      }
+    }
     return launch_kernel<T, size, interleaved, max_pairs, Form::table>(arguments, stream);
   }
   if (arguments.decay != nullptr) {
     return launch_kernel<T, size, interleaved, max_pairs, Form::decaying>(arguments, stream);
+  }
+  if constexpr (size > 1) {
+    if (owns_angles<size>(arguments)) {
+      return launch_kernel<T, size, interleaved, 64, Form::own>(arguments, stream);
+    }
   }
   // Most models have at most 64 pairs, and a launch with fewer argument bytes is quicker.
   return arguments.pairs <= 64

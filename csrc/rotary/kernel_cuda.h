@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <type_traits>
 
+#include "core/bfloat16_pair.h"
 #include "core/device_vector.h"
 #include "core/divisor.h"
 #include "rotary/decay.h"
@@ -70,7 +71,12 @@ enum class Form {
   exact,     // positions and turns
   decaying,  // the same with amplitudes: xPos
   table,     // memory
+  pairs,     // memory in bfloat16, for data in bfloat16 and products that are rounded to it
+  own,       // as exact, by each thread for its own pairs: without barriers, for few tokens
 };
+
+template <Form form>
+constexpr bool reads_tables = form == Form::table || form == Form::pairs;
 
 /// Arguments of the other forms, which an exact launch need not carry.
 template <typename T, int capacity>
@@ -91,8 +97,8 @@ struct TableLaunch : Launch<T, capacity> {
 
 template <typename T, int capacity, Form form>
 using LaunchOf = std::conditional_t<
-    form == Form::exact, Launch<T, capacity>,
-    std::conditional_t<form == Form::table, TableLaunch<T, capacity>, DecayingLaunch<T, capacity>>>;
+    form == Form::exact || form == Form::own, Launch<T, capacity>,
+    std::conditional_t<reads_tables<form>, TableLaunch<T, capacity>, DecayingLaunch<T, capacity>>>;
 
 /// `size` elements, loaded and stored in one instruction.
 template <typename T, int size>
@@ -131,6 +137,13 @@ struct Angles {
   Compute<T> outer[form == Form::decaying ? size : 1];
 };
 
+/// The same for arithmetic on two numbers at once. Half-split: sines and cosines of two pairs in
+/// each word; interleaved: (-sine, sine) and (cosine, cosine) of one.
+template <typename T, int size>
+struct Angles<T, size, Form::pairs> {
+  core::BFloat16Pair sine[size], cosine[size];
+};
+
 /// A thread's share of a row: `size` pairs in two packs. Half-split: the first and the second
 /// members; interleaved: 2 * size neighbours.
 template <typename T, int size, bool interleaved>
@@ -162,7 +175,33 @@ struct Pairs {
     }
   }
 
+  /// The same for products and sums that are rounded to bfloat16, two at once.
+  __device__ void rotate_pairs(const Angles<T, size, Form::pairs>& angles) {
+#pragma unroll
+    for (int i = 0; i < size / 2; ++i) {
+      const auto x = pair_at(first, i), y = pair_at(second, i);
+      if constexpr (interleaved) {
+        constexpr int half = size / 2;
+        set_pair(x * angles.cosine[i] + swapped(x) * angles.sine[i], i, &first);
+        set_pair(y * angles.cosine[half + i] + swapped(y) * angles.sine[half + i], i, &second);
+      } else {
+        set_pair(x * angles.cosine[i] + -(y * angles.sine[i]), i, &first);
+        set_pair(y * angles.cosine[i] + x * angles.sine[i], i, &second);
+      }
+    }
+  }
+
  private:
+  __device__ static core::BFloat16Pair pair_at(const Pack<T, size>& pack, int i) {
+    core::BFloat16Pair pair;
+    memcpy(&pair, pack.element + 2 * i, sizeof pair);
+    return pair;
+  }
+
+  __device__ static void set_pair(core::BFloat16Pair pair, int i, Pack<T, size>* pack) {
+    memcpy(pack->element + 2 * i, &pair, sizeof pair);
+  }
+
   __device__ T& member(int i) { return i < size ? first.element[i] : second.element[i - size]; }
 };
 
@@ -336,6 +375,18 @@ struct PairAt {
   TurnOf<T> turn;  // unless frequencies are learned
 };
 
+/// Whether the token is rotated by its positions on all axes, the first of which is `first`.
+template <typename T, int capacity>
+__device__ bool is_rotated_on_axes(const Launch<T, capacity>& launch, const core::Position& first,
+                                   const Token& token) {
+  bool rotated = is_rotated(launch, first, token);
+  for (int axis = 1; axis < launch.axes; ++axis) {
+    rotated =
+        is_rotated(launch, position_of(launch, token.batch, token.seq, axis), token) && rotated;
+  }
+  return rotated;
+}
+
 /// Calls fill(at) for the pairs of a token and makes its writes visible to the block. Returns
 /// whether the token is rotated.
 template <typename T, int capacity, typename Fill>
@@ -346,11 +397,7 @@ __device__ bool fill_angles(const Launch<T, capacity>& launch, const Token& toke
   TurnOf<T> turn = {};
   if (first < launch.pairs) turn = turns[first];  // issued before the position is known
   const core::Position first_position = position_of(launch, token.batch, token.seq, 0);
-  bool rotated = is_rotated(launch, first_position, token);
-  for (int axis = 1; axis < launch.axes; ++axis) {
-    rotated =
-        is_rotated(launch, position_of(launch, token.batch, token.seq, axis), token) && rotated;
-  }
+  const bool rotated = is_rotated_on_axes(launch, first_position, token);
   __syncthreads();  // until the previous token's angles have been read
   for (int pair = first; pair < launch.pairs; pair += threads) {
     if (pair != first) turn = turns[pair];
@@ -389,6 +436,31 @@ __device__ bool begin_token(const Launch<T, capacity>& launch, const Token& toke
   return fill_angles(launch, token, [&](const PairAt<T>& at) {
     angle_of(launch, at, sines + at.pair, cosines + at.pair);
   });
+}
+
+/// Computes the exact angles of the thread's own pairs, for whole positions and frequencies that
+/// are not learned. Returns whether the token is rotated.
+template <typename T, int size, bool interleaved, int capacity, Form form>
+__device__ bool own_angles(const Launch<T, capacity>& launch, const Token& token,
+                           const PackColumns<size, interleaved>& columns,
+                           Angles<T, size, form>* angles) {
+  const TurnOf<T>* turns = core::through_data_cache(launch.turns);
+  TurnOf<T> own_turns[size];  // loaded before the position is known
+#pragma unroll
+  for (int i = 0; i < size; ++i) own_turns[i] = turns[columns.pair(i)];
+  const int64_t first = whole_position_of(launch, token.batch, token.seq, 0);
+#pragma unroll
+  for (int i = 0; i < size; ++i) {
+    int64_t position = first;
+    if (launch.axes > 1) {
+      const int axis = core::through_data_cache(launch.axis_of_pair)[columns.pair(i)];
+      position = whole_position_of(launch, token.batch, token.seq, axis);
+    }
+    core::sincos_turn(core::phase(position, own_turns[i]), &angles->sine[i], &angles->cosine[i]);
+    angles->sine[i] *= launch.sine_amplitude;
+    angles->cosine[i] *= launch.amplitude;
+  }
+  return is_rotated_on_axes(launch, core::Position{first, 0, 1.0}, token);
 }
 
 /// Whether all rows and their windows begin at multiples of 16 bytes and have such lengths, and
@@ -446,7 +518,7 @@ LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
       launch.whole_turns[i] = core::whole_turns(arguments.radians[i].high, launch.turns[i]);
     }
   }
-  if constexpr (form == Form::table) {
+  if constexpr (reads_tables<form>) {
     launch.cosines = arguments.cosines;
     launch.sines = arguments.sines;
     launch.table_scalar = arguments.table_scalar;
@@ -500,6 +572,19 @@ cudaLaunchConfig_t share_heads(Launch<T, capacity>* launch, int size, core::Cuda
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.stream = stream;
   if (launch->tokens < wanted) core::launch_early(&config);
+  return config;
+}
+
+/// Gives every thread the pairs of one head, in blocks of at most 128 threads.
+template <typename T, int capacity>
+cudaLaunchConfig_t spread_heads(Launch<T, capacity>* launch, int size, core::CudaStream stream) {
+  constexpr int most = 128;
+  cudaLaunchConfig_t config = share_heads(launch, size, stream);
+  const int per_head = launch->threads_per_head.value;
+  launch->heads_per_pass = std::clamp(most / per_head, 1, launch->heads);
+  launch->heads_of_block = launch->heads_per_pass;
+  config.gridDim.y = static_cast<unsigned>(core::divide_up(launch->heads, launch->heads_of_block));
+  config.blockDim = dim3(static_cast<unsigned>(per_head * launch->heads_per_pass));
   return config;
 }
 

@@ -36,13 +36,20 @@ struct alignas(size) Float8Pack {
   uint16_t pair[size / 2];
 };
 
-/// Divides by a scale in three instructions. Equals a true division for every quotient that float8
-/// can distinguish.
+/// Divides by a scale. Equals a true division for every quotient that float8 can distinguish.
 class Scale {
  public:
   __device__ explicit Scale(float scale)
       : scale_(scale), inverse_(1.0f / scale), is_moderate_(scale > 0x1p-80f && scale < 0x1p80f) {}
 
+  /// Whether multiply() divides exactly: the scale is a power of two.
+  __device__ bool multiplies() const {
+    return is_moderate_ && (core::float_bits(scale_) & 0x7fffffu) == 0;
+  }
+
+  __device__ float multiply(float value) const { return value * inverse_; }
+
+  /// Divides in three instructions.
   __device__ float divide(float value) const {
     if (!is_moderate_) return value / scale_;
     const float quotient = value * inverse_;
@@ -73,20 +80,31 @@ struct CacheWriter {
 
   __device__ void write(const Pack<T, size>& pack, int head, int place) const {
     Stored* out = token + rotary::head_offset<size>(head, head_stride) + place;
+    if constexpr (!float8) {
+      pack.write(out);
+    } else if (scale.multiplies()) {
+      write_scaled(pack, out, [&](float value) { return scale.multiply(value); });
+    } else {
+      write_scaled(pack, out, [&](float value) { return scale.divide(value); });
+    }
+  }
+
+ private:
+  template <typename Divide>
+  __device__ static void write_scaled(const Pack<T, size>& pack, Stored* out,
+                                      const Divide& divide) {
     const auto scaled = [&](int i) {
-      return scale.divide(static_cast<float>(core::load(pack.element[i])));
+      return divide(static_cast<float>(core::load(pack.element[i])));
     };
-    if constexpr (float8 && size == 1) {
+    if constexpr (size == 1) {
       core::store(scaled(0), out);
-    } else if constexpr (float8) {
+    } else {
       Float8Pack<size> rounded;
 #pragma unroll
       for (int i = 0; i < size / 2; ++i) {
         rounded.pair[i] = core::float8_pair(scaled(2 * i), scaled(2 * i + 1));
       }
       *reinterpret_cast<Float8Pack<size>*>(out) = rounded;
-    } else {
-      pack.write(out);
     }
   }
 };

@@ -16,11 +16,13 @@ using rotary::Launch;
 using rotary::Pack;
 using rotary::Token;
 
-/// Arguments of a launch in addition to those of the rotation; index 0 is query, 1 is key.
+/// Arguments of a launch in addition to those of the rotation, in the compute type; index 0 is
+/// query, 1 is key.
+template <typename C>
 struct Norms {
   const void* weight[2];
-  void* rstd[2];
-  double weight_offset, eps;
+  C* rstd[2];
+  C weight_offset, eps;
   int head_dim;
 };
 
@@ -78,10 +80,10 @@ __device__ void multiply(const Pack<C, size>& factor, Pack<C, size>* pack) {
 }
 
 template <typename T, int size>
-__device__ Pack<Compute<T>, size> weights(const Norms& norms, int r, int column) {
+__device__ Pack<Compute<T>, size> weights(const Norms<Compute<T>>& norms, int r, int column) {
   auto pack = load_wide<T, size>(static_cast<const T*>(norms.weight[r]) + column);
 #pragma unroll
-  for (int i = 0; i < size; ++i) pack.element[i] += static_cast<Compute<T>>(norms.weight_offset);
+  for (int i = 0; i < size; ++i) pack.element[i] += norms.weight_offset;
   return pack;
 }
 
@@ -91,10 +93,10 @@ struct alignas(16) WindowWeights {
   C of[2 * capacity];
 
   template <typename T>
-  __device__ void fill(const Launch<T, capacity>& launch, const Norms& norms, int r) {
+  __device__ void fill(const Launch<T, capacity>& launch, const Norms<C>& norms, int r) {
     const T* weight = static_cast<const T*>(norms.weight[r]) + launch.start[r];
     for (int i = static_cast<int>(threadIdx.x); i < 2 * launch.pairs; i += blockDim.x) {
-      of[i] = core::load(weight[i]) + static_cast<C>(norms.weight_offset);
+      of[i] = core::load(weight[i]) + norms.weight_offset;
     }
   }
 
@@ -151,7 +153,7 @@ struct Head {
 template <typename T, int size, bool interleaved, int capacity>
 __global__ void __launch_bounds__(rotary::most_threads<size>, rotary::least_blocks<size, 3>)
     norm_kernel(const __grid_constant__ Launch<T, capacity> launch,
-                const __grid_constant__ Norms norms) {
+                const __grid_constant__ Norms<Compute<T>> norms) {
   using C = Compute<T>;
   constexpr int in_flight = rotary::heads_in_flight;
   __shared__ C sines[capacity], cosines[capacity];
@@ -209,10 +211,10 @@ __global__ void __launch_bounds__(rotary::most_threads<size>, rotary::least_bloc
         }
         const C mean = head_sum(threads, squares, buffer) * inverse_dim;
         if (!active) continue;
-        const C rstd = core::reciprocal_sqrt(mean + static_cast<C>(norms.eps));
+        const C rstd = core::reciprocal_sqrt(mean + norms.eps);
         if (norms.rstd[r] != nullptr && threads.index == 0) {
           const Head head(launch, token, number_of_head);
-          static_cast<C*>(norms.rstd[r])[head.rstd_at] = rstd;
+          norms.rstd[r][head.rstd_at] = rstd;
         }
         const auto norm = [&](Pack<C, size>* pack, const Pack<C, size>& weight) {
           multiply(rstd, pack);
@@ -235,6 +237,170 @@ __global__ void __launch_bounds__(rotary::most_threads<size>, rotary::least_bloc
   }
 }
 
+/// The address of one column in every `step`-th head of a token, the query's first. `Element` is
+/// const for rows that are read.
+template <typename Element, typename Launch>
+class HeadWalk {
+ public:
+  __device__ HeadWalk(const Launch& launch, const Token& token, int column, int head, int step)
+      : launch_(launch), token_(token), column_(column), step_(step) {
+    place(head);
+  }
+
+  __device__ Element* address() const { return address_; }
+
+  /// Goes on to `head`.
+  __device__ void advance(int head) {
+    address_ += distance_;
+    const auto in_key = static_cast<unsigned>(head - launch_.query_heads);
+    if (in_key < static_cast<unsigned>(step_)) place(head);  // the first of the key
+  }
+
+ private:
+  __device__ void place(int head) {
+    const int r = head >= launch_.query_heads, place = r == 0 ? head : head - launch_.query_heads;
+    const HeadView& view = launch_.views[r];
+    constexpr bool reads = std::is_const_v<Element>;
+    const int64_t* stride = reads ? view.in_stride : view.out_stride;
+    const auto data = reinterpret_cast<uintptr_t>(reads ? view.in : view.out);
+    address_ = reinterpret_cast<Element*>(data) + (offset_of(token_, place, stride) + column_);
+    distance_ = step_ * stride[2];
+  }
+
+  const Launch& launch_;
+  const Token& token_;
+  const int column_, step_;
+  Element* address_;
+  int64_t distance_;
+};
+
+/// A thread's share of a head, as loaded.
+struct Words {
+  uint4 first, second;
+};
+
+template <typename T, int size>
+__device__ Pack<Compute<T>, size> widen(const uint4& words) {
+  Pack<T, size> pack;
+  static_assert(sizeof pack == sizeof words);
+  memcpy(pack.element, &words, sizeof words);
+  return widen(pack);
+}
+
+/// Sines and cosines of a token times the weights of query or key, in shared memory.
+template <typename C, int pairs>
+struct alignas(16) Coefficients {
+  C first_cosine[pairs], first_sine[pairs];    // times the weight of the first member
+  C second_cosine[pairs], second_sine[pairs];  // and of the second
+
+  __device__ void set(int pair, C sine, C cosine, C first_weight, C second_weight) {
+    first_cosine[pair] = cosine * first_weight;
+    first_sine[pair] = sine * first_weight;
+    second_cosine[pair] = cosine * second_weight;
+    second_sine[pair] = sine * second_weight;
+  }
+
+  /// Rotates normalised pairs and multiplies them by the weights.
+  template <int size, bool interleaved>
+  __device__ void apply(const rotary::PackColumns<size, interleaved>& columns,
+                        rotary::Pairs<C, size, interleaved>* owned) const {
+    constexpr int run = 4;  // neighbouring pairs
+#pragma unroll
+    for (int i = 0; i < size; i += run) {
+      C c1[run], s1[run], c2[run], s2[run];
+      core::load_values<run>(first_cosine + columns.pair(i), c1);
+      core::load_values<run>(first_sine + columns.pair(i), s1);
+      core::load_values<run>(second_cosine + columns.pair(i), c2);
+      core::load_values<run>(second_sine + columns.pair(i), s2);
+#pragma unroll
+      for (int k = 0; k < run; ++k) {
+        const C x = owned->a(i + k), y = owned->b(i + k);
+        owned->a(i + k) = core::fma(x, c1[k], -(y * s2[k]));
+        owned->b(i + k) = core::fma(y, c2[k], x * s1[k]);
+      }
+    }
+  }
+};
+
+/// The same as norm_kernel for heads that consist of their window of `pairs` pairs. The weights are
+/// multiplied into a token's sines and cosines, which rounds their products differently.
+template <typename T, int size, bool interleaved, int pairs>
+__global__ void __launch_bounds__(rotary::threads_wanted, 3)
+    whole_heads_kernel(const __grid_constant__ Launch<T, pairs> launch,
+                       const __grid_constant__ Norms<Compute<T>> norms) {
+  using C = Compute<T>;
+  using Owned = rotary::Pairs<C, size, interleaved>;
+  constexpr int in_flight = rotary::heads_in_flight;
+  constexpr int threads_per_head = pairs / size;
+  __shared__ Coefficients<C, pairs> coefficients[2];
+  core::wait_for_previous_kernel();
+  const int index = static_cast<int>(threadIdx.x) % threads_per_head;
+  const int group = static_cast<int>(threadIdx.x) / threads_per_head;
+  const rotary::PackColumns<size, interleaved> columns(index, pairs);
+  const int begin = static_cast<int>(blockIdx.y) * launch.heads_of_block;
+  const int end = min(launch.heads, begin + launch.heads_of_block);
+  const int step = launch.heads_per_pass, own_end = group < step ? end : 0;
+
+  for (int64_t number = blockIdx.x; number < launch.tokens; number += gridDim.x) {
+    const Token token = token_of(launch, number);
+    int head = begin + group;
+    HeadWalk<const T, Launch<T, pairs>> in(launch, token, columns.first, head, step);
+    HeadWalk<T, Launch<T, pairs>> out(launch, token, columns.first, head, step);
+    const auto read_head = [&](int next) {
+      Words words;  // of a group without a head: any
+      if (next < own_end) {
+        words.first = *reinterpret_cast<const uint4*>(in.address());
+        words.second = *reinterpret_cast<const uint4*>(in.address() + pairs);
+      }
+      in.advance(next + step);
+      return words;
+    };
+    // As in norm_kernel, the loads of the next heads are in flight while heads are processed.
+    Words ahead[in_flight];
+#pragma unroll
+    for (int i = 0; i < in_flight; ++i) ahead[i] = read_head(head + i * step);
+    const bool rotated = fill_angles(launch, token, [&](const rotary::PairAt<T>& at) {
+      C sine, cosine;
+      angle_of(launch, at, &sine, &cosine);
+      const int first = interleaved ? 2 * at.pair : at.pair;
+      const int second = interleaved ? first + 1 : first + pairs;
+      for (int r = 0; r < 2; ++r) {
+        coefficients[r].set(at.pair, sine, cosine, weights<T, 1>(norms, r, first).element[0],
+                            weights<T, 1>(norms, r, second).element[0]);
+      }
+    });
+    for (int pass = begin; pass < end;) {
+#pragma unroll
+      for (int i = 0; i < in_flight; ++i, pass += step, head += step, out.advance(head)) {
+        if (pass >= end) break;
+        Owned owned = {widen<T, size>(ahead[i].first), widen<T, size>(ahead[i].second)};
+        ahead[i] = read_head(head + in_flight * step);
+        C squares = dot(owned.second, owned.second, dot(owned.first, owned.first, C(0)));
+#pragma unroll
+        for (int lanes = threads_per_head / 2; lanes > 0; lanes /= 2) {
+          squares += __shfl_xor_sync(0xffffffffu, squares, lanes);
+        }
+        if (head >= own_end) continue;
+        const int r = head >= launch.query_heads;
+        const C rstd = core::reciprocal_sqrt(squares * (C(1) / (2 * pairs)) + norms.eps);
+        if (index == 0 && norms.rstd[r] != nullptr) {
+          norms.rstd[r][Head(launch, token, head).rstd_at] = rstd;
+        }
+        multiply(rstd, &owned.first);
+        multiply(rstd, &owned.second);
+        if (rotated) {
+          coefficients[r].apply(columns, &owned);
+        } else {
+          multiply(weights<T, size>(norms, r, columns.first), &owned.first);
+          multiply(weights<T, size>(norms, r, columns.first + pairs), &owned.second);
+        }
+        store_narrow<T, size>(owned.first, out.address());
+        store_narrow<T, size>(owned.second, out.address() + pairs);
+      }
+    }
+  }
+}
+
 // ---- backward ----
 
 /// Shared memory for a block's sums of query and key, for each group of threads.
@@ -243,7 +409,7 @@ constexpr int sums_bytes = 32 * 1024;
 template <typename T, int size, bool interleaved, int capacity>
 __global__ void __launch_bounds__(rotary::most_threads<size>)
     backward_kernel(const __grid_constant__ Launch<T, capacity> launch,
-                    const __grid_constant__ Norms norms,
+                    const __grid_constant__ Norms<Compute<T>> norms,
                     const __grid_constant__ Backward backward) {
   using C = Compute<T>;
   __shared__ C sines[capacity], cosines[capacity];
@@ -270,7 +436,7 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
       T* out = static_cast<T*>(view.out) + offset_of(token, head.number, view.out_stride);
       const T* x =
           static_cast<const T*>(normed.in) + offset_of(token, head.number, normed.in_stride);
-      const C rstd = active ? static_cast<const C*>(norms.rstd[head.r])[head.rstd_at] : C(0);
+      const C rstd = active ? norms.rstd[head.r][head.rstd_at] : C(0);
       C* sum = sums + (threads.group * 2 + head.r) * dim;
       rotary::Pairs<C, size, interleaved> gradient = {}, row = {};
       C along = 0;
@@ -344,14 +510,15 @@ __global__ void __launch_bounds__(core::part_threads)
 
 // ---- launchers ----
 
-Norms make_norms(const Arguments& arguments) {
-  Norms norms = {};
+template <typename C>
+Norms<C> make_norms(const Arguments& arguments) {
+  Norms<C> norms = {};
   for (int r = 0; r < 2; ++r) {
     norms.weight[r] = arguments.weight[r];
-    norms.rstd[r] = arguments.rstd[r];
+    norms.rstd[r] = static_cast<C*>(arguments.rstd[r]);
   }
-  norms.weight_offset = arguments.weight_offset;
-  norms.eps = arguments.eps;
+  norms.weight_offset = static_cast<C>(arguments.weight_offset);
+  norms.eps = static_cast<C>(arguments.eps);
   norms.head_dim = static_cast<int>(arguments.rotation.head_dim);
   return norms;
 }
@@ -363,11 +530,21 @@ struct Forward {
 
   template <typename T, int size, bool interleaved, int capacity>
   const char* launch(core::CudaStream stream) const {
+    return run(norm_kernel<T, size, interleaved, capacity>, size, stream);
+  }
+
+  template <typename T, int size, bool interleaved, int pairs>
+  const char* launch_whole(core::CudaStream stream) const {
+    return run(whole_heads_kernel<T, size, interleaved, pairs>, size, stream);
+  }
+
+  template <typename T, int capacity>
+  const char* run(void (*kernel)(Launch<T, capacity>, Norms<Compute<T>>), int size,
+                  core::CudaStream stream) const {
     auto launch = rotary::make_launch<T, capacity>(rotation());
     if (launch.tokens == 0 || launch.heads == 0) return nullptr;
     const cudaLaunchConfig_t config = share_heads(&launch, size, stream);
-    cudaLaunchKernelEx(&config, norm_kernel<T, size, interleaved, capacity>, launch,
-                       make_norms(arguments));
+    cudaLaunchKernelEx(&config, kernel, launch, make_norms<Compute<T>>(arguments));
     return core::launch_error();
   }
 };
@@ -400,7 +577,7 @@ struct BackwardPass {
     config.blockDim = dim3(static_cast<unsigned>(per_head * launch.heads_per_pass));
     config.stream = stream;
     cudaLaunchKernelEx(&config, backward_kernel<T, size, interleaved, capacity>, launch,
-                       make_norms(arguments.forward), backward);
+                       make_norms<Compute<T>>(arguments.forward), backward);
     config.gridDim = dim3(static_cast<unsigned>(core::divide_up(2 * dim, core::warp_size)));
     config.blockDim = dim3(core::part_threads);
     cudaLaunchKernelEx(&config, add_parts_kernel<T>, arguments);
@@ -416,10 +593,23 @@ const char* launch_capacity(const Pass& pass, core::CudaStream stream) {
   return pass.template launch<T, size, interleaved, rotary::max_pairs>(stream);
 }
 
+/// Heads of 64, 128 or 256 components that are all rotated have their own kernel in 16-bit types.
+template <typename T, int size, bool interleaved, typename Pass>
+const char* launch_form(const Pass& pass, core::CudaStream stream) {
+  if constexpr (size == 8 && std::is_same_v<Pass, Forward>) {
+    const rotary::Arguments& rotation = pass.rotation();
+    const int64_t whole = 2 * rotation.pairs == rotation.head_dim ? rotation.pairs : 0;
+    if (whole == 32) return pass.template launch_whole<T, size, interleaved, 32>(stream);
+    if (whole == 64) return pass.template launch_whole<T, size, interleaved, 64>(stream);
+    if (whole == 128) return pass.template launch_whole<T, size, interleaved, 128>(stream);
+  }
+  return launch_capacity<T, size, interleaved>(pass, stream);
+}
+
 template <typename T, int size, typename Pass>
 const char* launch_pairing(const Pass& pass, core::CudaStream stream) {
-  return pass.rotation().interleaved ? launch_capacity<T, size, true>(pass, stream)
-                                     : launch_capacity<T, size, false>(pass, stream);
+  return pass.rotation().interleaved ? launch_form<T, size, true>(pass, stream)
+                                     : launch_form<T, size, false>(pass, stream);
 }
 
 template <typename T>

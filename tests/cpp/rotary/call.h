@@ -344,19 +344,33 @@ inline double kept(Scalar scalar, double value) {
 /// Tables of cosines and sines that are not those of any angle.
 struct Tables {
   std::vector<float> cosines, sines;
+  std::vector<core::BFloat16> narrow_cosines, narrow_sines;  // the same numbers, if `narrow`
 
-  explicit Tables(const Problem& problem)
+  explicit Tables(const Problem& problem, bool narrow = false)
       : cosines(static_cast<size_t>(problem.batch * problem.seq * problem.pairs)), sines(cosines) {
     for (size_t i = 0; i < cosines.size(); ++i) {
       cosines[i] = std::sin(static_cast<float>(3 * i + 1));
       sines[i] = std::sin(static_cast<float>(7 * i + 2));
     }
+    if (narrow) narrow_cosines = narrowed(&cosines), narrow_sines = narrowed(&sines);
+  }
+
+  /// Rounds the numbers to bfloat16 and returns them.
+  static std::vector<core::BFloat16> narrowed(std::vector<float>* numbers) {
+    std::vector<core::BFloat16> result(numbers->size());
+    for (size_t i = 0; i < result.size(); ++i) {
+      core::store((*numbers)[i], &result[i]);
+      (*numbers)[i] = core::load(result[i]);
+    }
+    return result;
   }
 
   /// Makes a call of the problem rotate by the tables.
   void apply(Products products, Arguments* arguments) const {
-    arguments->cosines = cosines.data();
-    arguments->sines = sines.data();
+    const bool narrow = !narrow_cosines.empty();
+    arguments->cosines = narrow ? static_cast<const void*>(narrow_cosines.data()) : cosines.data();
+    arguments->sines = narrow ? static_cast<const void*>(narrow_sines.data()) : sines.data();
+    arguments->table_scalar = narrow ? Scalar::bfloat16 : Scalar::float32;
     arguments->table_stride[0] = arguments->seq * arguments->pairs;
     arguments->table_stride[1] = arguments->pairs;
     arguments->products = products;
@@ -364,10 +378,11 @@ struct Tables {
 };
 
 /// Rotates by tables and compares every bit with the same steps in plain code.
-inline void check_in_steps(const Variant& variant, const Problem& problem, Products products) {
+inline void check_in_steps(const Variant& variant, const Problem& problem, Products products,
+                           bool narrow = false) {
   Call call(problem);
   const int64_t tokens = problem.batch * problem.seq;
-  const Tables tables(problem);
+  const Tables tables(problem, narrow);
   tables.apply(products, &call.arguments);
   const std::vector<char> before[2] = {call.input(0), call.input(1)};
   variant.rotate(call.arguments, 0, tokens);

@@ -84,6 +84,42 @@ TEST(RotaryGpuSource, LayoutsPositionsDirectionAmplitude) {
   }
 }
 
+/// So few tokens that every thread computes the angles of its own pairs.
+TEST(RotaryGpuSource, FewTokens) {
+  pretended_multiprocessors = 132;
+  for (const Scalar scalar : scalars) {
+    for (int bits = 0; bits < 16; ++bits) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = (bits & 1) != 0;
+      problem.reverse = (bits & 2) != 0;
+      problem.in_place = (bits & 4) != 0;
+      problem.order = (bits & 8) != 0 ? Order::bhsd : Order::bshd;
+      problem.pairs = bits % 3 == 0 ? 64 : 16;
+      problem.start = bits % 5 == 0 ? 8 : 0;
+      problem.head_dim = problem.start + 2 * problem.pairs + (bits % 2 == 0 ? 16 : 0);
+      problem.heads[0] = 2 * bits + 1;
+      problem.heads[1] = bits % 4;
+      problem.amplitude = 1.25;
+      problem.padding = 8;
+      problem.axes = bits % 7 == 0 ? 2 : 1;
+      problem.seq = 3;
+      problem.positions = {0, 131071, -1, 2147483647, 5, 7, 1048576, 3, -1, 8, 2, 9};
+      ASSERT_NO_FATAL_FAILURE(check(problem));
+      problem.axes = 1;
+      problem.positions.clear();
+      problem.offset = 1000000;
+      if (problem.order == Order::bshd) problem.documents = {0, 1, 3};
+      Call cpu(problem), gpu(problem);
+      rotate_cpu(cpu.arguments, 0, problem.batch * problem.seq);
+      rotate_all(gpu.arguments, 0, problem.batch * problem.seq);
+      ASSERT_EQ(cpu.output(0), gpu.output(0)) << problem.text();
+      ASSERT_EQ(cpu.output(1), gpu.output(1)) << problem.text();
+    }
+  }
+  pretended_multiprocessors = 4;
+}
+
 TEST(RotaryGpuSource, AnAxisForEachPair) { check_each(an_axis_for_each_pair()); }
 
 TEST(RotaryGpuSource, DocumentsRestartPositions) { check_each(restarting_documents()); }
@@ -124,7 +160,38 @@ TEST(RotaryGpuSource, TurnsByTablesInSteps) {
       problem.head_dim = 2 * problem.pairs + 16;
       for (const Products products : {Products::kept, Products::rounded, Products::fused}) {
         ASSERT_NO_FATAL_FAILURE(check_in_steps(source, problem, products));
+        ASSERT_NO_FATAL_FAILURE(check_in_steps(source, problem, products, /*narrow=*/true));
       }
+    }
+  }
+}
+
+/// Zeros of both signs, infinity, NaN, and numbers whose sums overflow or are denormal.
+TEST(RotaryGpuSource, TablesInBfloat16TurnSpecialNumbersLikeTablesInFloat32) {
+  const double special[] = {0.0, -0.0, INFINITY, -INFINITY, NAN, 3.3e38, -3.3e38, 1e-38, 1e-37, 1};
+  for (int bits = 0; bits < 4; ++bits) {
+    Problem problem;
+    problem.scalar = Scalar::bfloat16;
+    problem.interleaved = (bits & 1) != 0;
+    problem.reverse = (bits & 2) != 0;
+    Call narrow(problem), wide(problem);
+    rotary::Tables tables(problem, /*narrow=*/true);
+    tables.apply(Products::rounded, &narrow.arguments);
+    std::vector<char>& rows = narrow.input(0);
+    for (int64_t i = 0; i < int64_t(rows.size() / 2); ++i) {
+      set_element(rows.data(), problem.scalar, i, special[i * i % 101 % 10]);
+    }
+    wide.input(0) = rows;
+    rotate_all(narrow.arguments, 0, 10);
+    tables.narrow_cosines.clear();
+    tables.apply(Products::rounded, &wide.arguments);
+    rotate_all(wide.arguments, 0, 10);
+    for (int64_t i = 0; i < int64_t(rows.size() / 2); ++i) {
+      const double expected = element(wide.output(0).data(), problem.scalar, i);
+      const double found = element(narrow.output(0).data(), problem.scalar, i);
+      ASSERT_TRUE(std::isnan(expected) ? std::isnan(found) : found == expected) << problem.text();
+      ASSERT_EQ(std::signbit(expected) && !std::isnan(expected),
+                std::signbit(found) && !std::isnan(found));
     }
   }
 }

@@ -265,6 +265,23 @@ TEST(Float8, RoundsEveryIntervalToItsNearerEnd) {
   }
 }
 
+/// Numbers whose quotients lie at and beside the boundary between two float8 numbers.
+TEST(RotaryCacheGpuSource, ScalesDivideAsDivisionDoes) {
+  for (const float divisor : {1.0f, 0.5f, 0x1p-20f, 64.0f, 0x1p-79f, 0x1p79f, 0x1p-90f, 0x1p100f,
+                              0.3f, 3.0f, 1.75f, 0.0123f, 1e-30f, -2.0f, -0.7f}) {
+    const Scale scale(divisor);
+    for (uint32_t bits = 0; bits < 0x7e; ++bits) {
+      const float boundary = (number_of(bits) + number_of(bits + 1)) / 2 * divisor;
+      for (const float value : {boundary, -boundary, std::nextafter(boundary, 0.0f),
+                                std::nextafter(boundary, 2 * boundary), 0.0f, -0.0f}) {
+        const float found = scale.multiplies() ? scale.multiply(value) : scale.divide(value);
+        ASSERT_EQ(core::float8_bits(found), core::float8_bits(value / divisor))
+            << value << " / " << divisor;
+      }
+    }
+  }
+}
+
 TEST(Float8, RoundsToNearestEvenAndSaturates) {
   const auto bits = [](float value) {
     core::Float8 kept;

@@ -61,6 +61,7 @@ class Call {
   Arguments arguments;
 
   rotary::Call& rotary() { return rotary_; }
+  const std::vector<char>& rstd(int64_t r) const { return rstd_[r]; }
 
   double weight(int64_t r, int64_t i) const {
     return element(weight_[r].data(), problem_.scalar, i) + arguments.weight_offset;
@@ -183,12 +184,13 @@ void check_backward(const Problem& problem) {
   }
 }
 
-/// Windows for which the CPU kernels have special code.
+/// Windows for which kernels have special code.
 void add_whole_blocks(Scalar scalar, std::vector<Problem>* problems) {
   for (const bool interleaved : {false, true}) {
     Problem problem;
     problem.scalar = scalar;
     problem.interleaved = interleaved;
+    problem.positions = {0, 131071, -1, 2147483647, -1, 5, 1048576, 3, 2, 1};
     for (const int pairs : {32, 64, 128}) {
       problem.pairs = pairs;
       problem.head_dim = 2 * problem.pairs;
@@ -261,6 +263,61 @@ TEST(RotaryNormKernel, HeadsOverBlocks) {
     problem.heads[0] = 70;
     problem.heads[1] = 9;
     ASSERT_NO_FATAL_FAILURE(check_forward(problem));
+  }
+  pretended_multiprocessors = 4;
+}
+
+/// The rows and statistics of a call with the kernel for any heads.
+template <typename T, bool interleaved>
+void norm_by_the_generic_kernel(Call* call) {
+  const Forward forward{call->arguments};
+  ASSERT_EQ((forward.launch<T, 8, interleaved, rotary::max_pairs>(nullptr)), nullptr);
+}
+
+template <typename T>
+void check_whole_heads(const Problem& problem) {
+  Call generic(problem), whole(problem);
+  const auto norm = problem.interleaved ? norm_by_the_generic_kernel<T, true>
+                                        : norm_by_the_generic_kernel<T, false>;
+  ASSERT_NO_FATAL_FAILURE(norm(&generic));
+  ASSERT_EQ(norm_and_rotate_cuda(whole.arguments, nullptr), nullptr);
+  for (int64_t r = 0; r < whole.arguments.rotation.count; ++r) {
+    ASSERT_EQ(generic.rstd(r), whole.rstd(r)) << problem.text();
+  }
+  whole.for_rows([&](int64_t r, int64_t place, const std::vector<core::Position>& positions) {
+    const bool leaves = rotary::leaves_token(whole.arguments.rotation, positions);
+    for (int64_t i = place; i < place + problem.head_dim; ++i) {
+      const double expected = element(generic.rotary().output(r).data(), problem.scalar, i);
+      const double allowed = leaves ? 0.0 : rotary::ulp(problem.scalar, expected) + 2e-6;
+      ASSERT_NEAR(element(whole.rotary().output(r).data(), problem.scalar, i), expected, allowed)
+          << problem.text();
+    }
+  });
+}
+
+/// The rows are those of the kernel for any heads but for one rounding, and have the same bits
+/// where tokens are not rotated.
+TEST(RotaryNormGpuSource, WholeHeads) {
+  for (const int multiprocessors : {1, 4, 132}) {
+    pretended_multiprocessors = multiprocessors;
+    for (int bits = 0; bits < 16; ++bits) {
+      Problem problem;
+      problem.scalar = (bits & 1) != 0 ? Scalar::bfloat16 : Scalar::float16;
+      problem.interleaved = (bits & 2) != 0;
+      problem.order = (bits & 4) != 0 ? rotary::Order::bhsd : rotary::Order::sbhd;
+      problem.in_place = (bits & 8) != 0;
+      problem.pairs = int64_t{32} << bits % 3;
+      problem.head_dim = 2 * problem.pairs;
+      problem.padding = 8;
+      problem.positions = {0, 131071, -1, 2147483647, -1, 5, 1048576, 3, 2, 1};
+      for (const int64_t heads : {1, 7, 33}) {
+        problem.heads[0] = heads;
+        problem.heads[1] = bits % 5 + 1;
+        const auto check =
+            (bits & 1) != 0 ? check_whole_heads<core::BFloat16> : check_whole_heads<core::Float16>;
+        ASSERT_NO_FATAL_FAILURE(check(problem));
+      }
+    }
   }
   pretended_multiprocessors = 4;
 }
