@@ -50,7 +50,7 @@ LIMITS = (
     Limit("token::row_kernel<BFloat16, 8>", 56, float64=22),
     Limit("bag::add_kernel<BFloat16, 8>", 128),
     Limit("learned::add_kernel<BFloat16, 8>", 32),
-    Limit("sinusoidal::encode_kernel<BFloat16, 8>", 104, float64=259),
+    Limit("sinusoidal::encode_kernel<BFloat16, 8, false>", 96, float64=3),
     Limit("input::forward_kernel<BFloat16, 8, 2, true>", 64, float64=23),
     Limit("input::forward_kernel<BFloat16, 8, 3, true>", 64, stack=24, float64=23),
     Limit("input::forward_kernel<BFloat16, 8, 4, false>", 80, float64=23),
