@@ -54,6 +54,8 @@ LIMITS = (
     Limit("input::forward_kernel<BFloat16, 8, 2, true>", 64, float64=23),
     Limit("input::forward_kernel<BFloat16, 8, 3, true>", 64, stack=24, float64=23),
     Limit("input::forward_kernel<BFloat16, 8, 4, false>", 80, float64=23),
+    Limit("input::usual_forward_kernel<BFloat16, 8, 3, true>", 128),
+    Limit("input::usual_forward_kernel<BFloat16, 8, 4, false>", 128),
     Limit("input::backward_kernel<BFloat16, 8, 3, true>", 128, float64=23),
     Limit("input::backward_kernel<BFloat16, 8, 2, false>", 128, float64=23),
     Limit("alibi::fill_kernel<BFloat16, 8, true>", 40),

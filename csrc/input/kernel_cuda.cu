@@ -10,13 +10,12 @@
 #include "core/philox.h"
 #include "input/kernel.h"
 #include "input/row_reader.h"
+#include "input/usual_forward.h"
 
 namespace posembed::input {
 namespace {
 
 using core::divide_up;
-
-constexpr int max_threads = 256;
 
 /// The most vectors of a row that a thread keeps in registers.
 constexpr int most_kept = 4;
@@ -57,31 +56,6 @@ __device__ uint64_t mask_index(const Arguments& a, int64_t token, int64_t column
   return static_cast<uint64_t>(a.first_element + token * a.embedding_dim + column);
 }
 
-/// Sums over a team in a fixed order; every thread gets the sums. `turn` starts as 0: calls
-/// alternate between two buffers, so that a call needs only one barrier.
-template <bool one_warp, int count, typename C>
-__device__ void team_sum(C (&values)[count], int* turn) {
-#pragma unroll
-  for (int i = 0; i < count; ++i) values[i] = core::over_warp(values[i], core::Add());
-  if constexpr (!one_warp) {
-    __shared__ C buffers[2][max_threads / warp_size][count];
-    auto& sums = buffers[*turn];
-    *turn ^= 1;
-    const unsigned lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
-#pragma unroll
-    for (int i = 0; i < count; ++i) {
-      if (lane == 0) sums[warp][i] = values[i];
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < count; ++i) values[i] = sums[0][i];
-    for (unsigned other = 1; other < blockDim.x / warp_size; ++other) {
-#pragma unroll
-      for (int i = 0; i < count; ++i) values[i] += sums[other][i];
-    }
-  }
-}
-
 // ---- forward ----
 
 /// Applies the norm's weight and bias, and dropout, to normalised columns.
@@ -107,15 +81,6 @@ __device__ void finish_columns(const Arguments& a, const core::Dropout& dropout,
     drop_columns<T, width>(dropout, mask_index(a, token, column), columns);
   }
 }
-
-template <typename C>
-__device__ void save_moments(const ForwardArguments& f, int64_t token, C mean, C rstd) {
-  if (f.rstd != nullptr) static_cast<C*>(f.rstd)[token] = rstd;
-  if (f.mean != nullptr) static_cast<C*>(f.mean)[token] = mean;
-}
-
-/// Rows of a team in shared memory: of token and position, then of the gradient.
-constexpr int forward_rows = 2, backward_rows = 3;
 
 /// Resident blocks of the forward kernel per multiprocessor.
 constexpr int forward_blocks(int kept) { return kept <= 3 ? 4 : 3; }
@@ -146,25 +111,9 @@ __global__ void __launch_bounds__(max_threads, forward_blocks(kept))
       write_row<T>(reader.columns, row, out);
       continue;
     }
-    C mean = 0, rstd = 1;
     if (a.norm != Norm::none) {
-      if (a.norm == Norm::layer) {
-        C sum[1] = {};
-        row.each_value([&](C& value) { sum[0] += value; });
-        team_sum<one_warp>(sum, &turn);
-        mean = sum[0] * inverse;
-        // Columns outside the row stay 0.
-        reader.columns.for_each([&](int i, int) {
-#pragma unroll
-          for (int k = 0; k < width; ++k) row.vector[i].values[k] -= mean;
-        });
-      }
-      C squares[1] = {};
-      row.each_value([&](C& value) { squares[0] = core::fma(value, value, squares[0]); });
-      team_sum<one_warp>(squares, &turn);
-      rstd = core::reciprocal_sqrt(squares[0] * inverse + static_cast<C>(a.eps));
-      row.each_value([&](C& value) { value *= rstd; });
-      if (reader.records()) save_moments(f, token, mean, rstd);
+      const Moments<C> moments = normalise<T>(a, inverse, reader.columns, &row, &turn);
+      if (reader.records()) save_moments(f, token, moments);
     }
     reader.columns.for_each([&](int i, int offset) {
       finish_columns<T, width>(a, dropout, token, reader.columns.first + offset, &row.vector[i]);
@@ -207,7 +156,7 @@ __global__ void __launch_bounds__(max_threads) wide_forward_kernel(ForwardArgume
         squares += (columns.values[k] - mean) * (columns.values[k] - mean);
     }
     rstd = C(1) / sqrt(block_sum(squares) / static_cast<C>(dim) + static_cast<C>(a.eps));
-    if (threadIdx.x == 0) save_moments(f, token, mean, rstd);
+    if (threadIdx.x == 0) save_moments(f, token, Moments<C>{mean, rstd});
   }
   const core::Dropout dropout = dropout_of(a.dropout, a.seed);
   for (int64_t i = begin; i < dim; i += step) {
@@ -361,58 +310,6 @@ __global__ void __launch_bounds__(max_threads)
   }
 }
 
-/// The sums of a team: for the norm's weight and bias, then for each type. Each thread has its own
-/// cells in shared memory, after the slots of rows.
-template <typename C, int width, int kept, bool one_warp>
-struct SumCells {
-  static constexpr int size = sizeof(core::Part<C, width>) / sizeof(C);
-  static constexpr int parts = width / size;
-  C* data;
-
-  __device__ static SumCells of(int team, int64_t count, size_t slot_bytes) {
-    const int threads = Member<one_warp>::threads();
-    auto* cells = reinterpret_cast<C*>(core::dynamic_shared_memory() + slot_bytes);
-    return {cells + team * count * kept * width * threads + Member<one_warp>::rank() * size};
-  }
-
-  /// Calls function(cell, its first column in the vector) for the cells of a vector.
-  template <typename Function>
-  __device__ void for_each(int number, int i, const Function& function) const {
-#pragma unroll
-    for (int part = 0; part < parts; ++part) {
-      const int row = (number * kept + i) * parts + part;
-      function(data + row * size * Member<one_warp>::threads(), part * size);
-    }
-  }
-
-  __device__ void clear(int number, int i) const {
-    for_each(number, i, [](C* cell, int) {
-      const C zeros[size] = {};
-      core::store_values<size>(zeros, cell);
-    });
-  }
-
-  __device__ void add(int number, int i, const C (&values)[width]) const {
-    for_each(number, i, [&](C* cell, int first) {
-      C total[size];
-      core::load_values<size>(cell, total);
-#pragma unroll
-      for (int k = 0; k < size; ++k) total[k] += values[first + k];
-      core::store_values<size>(total, cell);
-    });
-  }
-
-  /// Adds the cells of a vector to `total`.
-  __device__ void add_to(int number, int i, C (&total)[width]) const {
-    for_each(number, i, [&](const C* cell, int first) {
-      C values[size];
-      core::load_values<size>(cell, values);
-#pragma unroll
-      for (int k = 0; k < size; ++k) total[first + k] += values[k];
-    });
-  }
-};
-
 /// The number of sums that a team keeps; if all tokens have the first type, no other type has a
 /// sum.
 POSEMBED_INLINE int kept_sums(const BackwardArguments& b) {
@@ -468,7 +365,7 @@ template <typename T, int width, int kept, bool one_warp>
 __global__ void __launch_bounds__(backward_threads(one_warp), backward_blocks(kept, one_warp))
     backward_kernel(BackwardArguments b, const __grid_constant__ Teams teams) {
   using C = Compute<T>;
-  using Cells = SumCells<C, width, kept, one_warp>;
+  using Cells = RowCells<C, width, kept, one_warp>;  // sums: weight, bias, then each type
   const Arguments& a = b.input;
   const int64_t dim = a.embedding_dim;
   const int sums_kept = kept_sums(b), in_block = Member<one_warp>::teams();
@@ -490,7 +387,8 @@ __global__ void __launch_bounds__(backward_threads(one_warp), backward_blocks(ke
   };
   if (count > 0) read_next(true);
   for (int number = 0; number < sums_kept; ++number) {
-    reader.columns.for_each([&](int i, int) { sums.clear(number, i); });
+    const C zeros[width] = {};
+    reader.columns.for_each([&](int i, int) { sums.set(number, i, zeros); });
   }
 
   const C scale = static_cast<C>(a.scale);
@@ -625,10 +523,9 @@ struct RowShape {
 
 /// Divides the tokens among teams.
 Teams teams_for(const Arguments& a, int64_t teams) {
-  const bool share = a.position.index.data == nullptr || a.position.index_stride[0] == 0;
   return {divide_up(a.batch * a.seq, teams),
           core::Divisor<int64_t>::of(std::max<int64_t>(1, a.batch)),
-          share && (a.encoding == nullptr || a.encoding_stride[0] == 0)};
+          shares_positions(a) && (a.encoding == nullptr || a.encoding_stride[0] == 0)};
 }
 
 template <typename T, int width>
@@ -641,12 +538,25 @@ void launch_forward(const ForwardArguments& f, cudaStream_t stream) {
   shape.visit<width>([&](auto kept, auto one_warp) {
     const int64_t in_block = one_warp ? max_threads / warp_size : 1;
     const int64_t threads = in_block * shape.threads();
-    const int64_t resident = core::multiprocessors() * forward_blocks(kept) * max_threads / threads;
-    const int64_t blocks = std::min(divide_up(a.batch * a.seq, in_block), resident);
-    const size_t slots = forward_rows * kept * static_cast<size_t>(threads);
-    core::launch_with(forward_kernel<T, width, kept, one_warp>, core::grid_of(blocks),
-                      static_cast<unsigned>(threads), slots * sizeof(Vector<T, width>), stream, f,
-                      teams_for(a, blocks * in_block));
+    const auto run = [&](const auto& kernel, int resident_blocks, size_t type_bytes) {
+      const int64_t resident = core::multiprocessors() * resident_blocks * max_threads / threads;
+      const int64_t blocks = std::min(divide_up(a.batch * a.seq, in_block), resident);
+      const size_t slots = forward_rows * kept * static_cast<size_t>(threads);
+      const size_t bytes = slots * sizeof(Vector<T, width>) + type_bytes;
+      if (!core::allow_shared_memory(kernel, bytes)) return false;
+      core::launch_with(kernel, core::grid_of(blocks), static_cast<unsigned>(threads), bytes,
+                        stream, f, teams_for(a, blocks * in_block));
+      return true;
+    };
+    // Whole rows of several warps have at least three vectors per thread.
+    if constexpr (width > 1 && !std::is_same_v<T, double> && (one_warp || kept > 2)) {
+      const bool whole = a.embedding_dim == width * kept * shape.threads();
+      if (whole && is_usual<T>(a) &&
+          run(usual_forward_kernel<T, width, kept, one_warp>, usual_blocks, type_bytes<T>(a))) {
+        return;
+      }
+    }
+    run(forward_kernel<T, width, kept, one_warp>, forward_blocks(kept), 0);
   });
 }
 

@@ -41,7 +41,8 @@ template <typename T>
 struct Output {
   using C = core::Compute<T>;
 
-  explicit Output(const Case<T>& given) : out(size_t(given.tokens * given.dim)) {
+  explicit Output(const Case<T>& given)
+      : out(size_t(given.tokens * given.dim)), mean(size_t(given.tokens), C(NAN)), rstd(mean) {
     for (T& value : out) core::store(static_cast<C>(NAN), &value);
   }
   ForwardArguments arguments(const Arguments& input) {
@@ -49,7 +50,7 @@ struct Output {
   }
 
   std::vector<T> out;
-  std::vector<C> mean = std::vector<C>(10, C(NAN)), rstd = mean;
+  std::vector<C> mean, rstd;
 };
 
 template <typename T>
@@ -252,12 +253,129 @@ void check_ids_outside(int64_t dim, Norm norm) {
 /// Covers teams that continue with other tokens after a bad one.
 TYPED_TEST(InputGpuSource, IdsOutsideTheirTables) {
   const int usual = std::exchange(pretended_multiprocessors, 1);
-  for (const int64_t dim : {64, 83, 2176}) {
+  for (const int64_t dim : {64, 83, 512, 768, 2176}) {
     for (const Norm norm : {Norm::layer, Norm::rms}) {
       ASSERT_NO_FATAL_FAILURE(check_ids_outside<TypeParam>(dim, norm)) << dim;
     }
   }
   pretended_multiprocessors = usual;
+}
+
+// ---- the usual forward kernel ----
+
+/// More tokens than a small device has teams: 11 sequences of 6 tokens.
+template <typename T>
+Case<T> many_tokens(int64_t dim, Norm norm) {
+  Case<T> given(dim, norm, 0);
+  given.batch = 11;
+  given.seq = 6;
+  given.tokens = 66;
+  for (int64_t i = 10; i < given.tokens; ++i) {
+    given.ids.push_back(static_cast<int32_t>(i * 5 % 11));
+    given.types.push_back(i / 3 % 2);
+  }
+  return given;
+}
+
+/// Compares the call with the same call whose sequences have positions of their own, which
+/// forward_kernel() takes.
+template <typename T>
+void check_usual(const Case<T>& given, Arguments input) {
+  std::vector<int64_t> positions;
+  for (int64_t i = 0; i < given.tokens; ++i) {
+    positions.push_back(index_of(input.position, 0, i % given.seq));
+  }
+  Arguments other = input;
+  other.position.index = {positions.data(), core::Index::int64};
+  other.position.index_stride[0] = given.seq;
+  ASSERT_TRUE(is_usual<T>(input));
+  ASSERT_FALSE(is_usual<T>(other));
+  Output<T> found(given), expected(given);
+  core::DeviceError error = {}, expected_error = {};
+  input.error = &error;
+  other.error = &expected_error;
+  ASSERT_EQ(forward_cuda(found.arguments(input), nullptr), nullptr);
+  ASSERT_EQ(forward_cuda(expected.arguments(other), nullptr), nullptr);
+  const auto same = [](const auto& a, const auto& b) {
+    return memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0;
+  };
+  EXPECT_TRUE(same(found.out, expected.out));
+  EXPECT_TRUE(same(found.mean, expected.mean));
+  EXPECT_TRUE(same(found.rstd, expected.rstd));
+  EXPECT_EQ(error.state, expected_error.state);
+}
+
+/// Every number of vectors per thread, and of warps per row.
+template <typename T>
+std::vector<int64_t> whole_widths() {
+  const int64_t row = core::vector_width<T> * core::warp_size;
+  return {2 * row, 3 * row, 4 * row, 6 * row, 8 * row, 16 * row};
+}
+
+template <typename T>
+class InputUsualGpuSource : public testing::Test {
+ protected:
+  void SetUp() override { std::swap(usual_, pretended_multiprocessors); }
+  void TearDown() override { std::swap(usual_, pretended_multiprocessors); }
+
+ private:
+  int usual_ = 1;
+};
+
+TYPED_TEST_SUITE(InputUsualGpuSource, Scalars);
+
+TYPED_TEST(InputUsualGpuSource, BitsOfTheGeneralKernel) {
+  for (const int64_t dim : whole_widths<TypeParam>()) {
+    for (const Norm norm : {Norm::none, Norm::layer, Norm::rms}) {
+      SCOPED_TRACE(testing::Message() << "dim " << dim << " norm " << int(norm));
+      Case<TypeParam> given = many_tokens<TypeParam>(dim, norm);
+      Arguments input = given.arguments();
+      if (type_bytes<TypeParam>(input) <= most_type_bytes) {
+        ASSERT_NO_FATAL_FAILURE(check_usual(given, input));
+      }
+      input.type.index = {};
+      input.type.index_stride[0] = input.type.index_stride[1] = 0;
+      if (type_bytes<TypeParam>(input) > most_type_bytes) input.type = {};
+      ASSERT_NO_FATAL_FAILURE(check_usual(given, input));
+      input.type = {};
+      input.scale = 1;
+      input.norm_bias = nullptr;
+      ASSERT_NO_FATAL_FAILURE(check_usual(given, input));
+    }
+  }
+}
+
+TYPED_TEST(InputUsualGpuSource, SharedPositionsAndIdsOfBothWidths) {
+  const std::vector<int32_t> positions = {3, -2, 0, 0, 6, 5};
+  const int64_t dim = whole_widths<TypeParam>()[1];
+  Case<TypeParam> given = many_tokens<TypeParam>(dim, Norm::layer);
+  const std::vector<int64_t> ids(given.ids.begin(), given.ids.end());
+  const std::vector<int32_t> types(given.types.begin(), given.types.end());
+  Arguments input = given.arguments();
+  input.token.index = {ids.data(), core::Index::int64};
+  input.type.index = {types.data(), core::Index::int32};
+  input.position.index = {positions.data(), core::Index::int32};
+  input.position.index_stride[0] = 0;
+  check_usual(given, input);
+}
+
+/// Rows of zeros; the rows of the tokens after them are as they would be otherwise.
+TYPED_TEST(InputUsualGpuSource, IndicesOutsideTheirTables) {
+  std::vector<int32_t> positions = {3, -2, 7, 0, -3, 5};
+  for (const int64_t dim : whole_widths<TypeParam>()) {
+    Case<TypeParam> given = many_tokens<TypeParam>(dim, Norm::layer);
+    for (const size_t token : {0, 3, 4, 40, 65}) given.ids[token] = token % 2 == 0 ? -1 : 11;
+    Arguments input = given.arguments();
+    if (type_bytes<TypeParam>(input) > most_type_bytes) {
+      input.type = {};
+    }
+    given.types[10] = 2;
+    given.types[64] = std::numeric_limits<int64_t>::min();
+    ASSERT_NO_FATAL_FAILURE(check_usual(given, input));
+    input.position.index = {positions.data(), core::Index::int32};
+    input.position.index_stride[0] = 0;
+    ASSERT_NO_FATAL_FAILURE(check_usual(given, input));
+  }
 }
 
 TEST(InputGpuSource, Nothing) {
