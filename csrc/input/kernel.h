@@ -72,10 +72,9 @@ POSEMBED_CPU_KERNEL(forward, void(const ForwardArguments& arguments, int64_t beg
 /// Processes all tokens on `stream`. A token with an index outside its table gets zeros.
 const char* forward_cuda(const ForwardArguments& arguments, core::CudaStream stream);
 
-/// Gradients that sum over tokens are reduced from a fixed number of partial sums, so that they
-/// have the same bits for any number of threads.
+/// Gradients that sum over tokens are reduced from a number of partial sums that does not depend on
+/// threads, so that they have the same bits for any number of threads.
 inline constexpr int64_t parts_cpu = 32;
-inline constexpr int64_t parts_cuda = 512;
 
 /// Type tables with at most this many rows have a partial sum for each row.
 inline constexpr int64_t most_types = 8;
@@ -124,6 +123,10 @@ POSEMBED_CPU_KERNEL(backward, void(const BackwardArguments& arguments, int64_t b
 /// Adds up the parts of sums [begin, end).
 POSEMBED_CPU_KERNEL(add_parts,
                     void(const BackwardArguments& arguments, int64_t begin, int64_t end));
+
+/// The number of parts for backward_cuda(): blocks that run at once on the current device. Depends
+/// on the model of the device, the sizes, and which gradients are needed; so do the bits of sums.
+int64_t parts_cuda(const BackwardArguments& arguments);
 
 /// Both steps on `stream`, except `position_gradient`.
 const char* backward_cuda(const BackwardArguments& arguments, core::CudaStream stream);

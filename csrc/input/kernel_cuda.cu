@@ -288,10 +288,13 @@ __device__ void backward_token(const BackwardArguments& b, const TokenIndices& p
   }
 }
 
+/// Resident blocks of wide_backward_kernel() per multiprocessor.
+constexpr int wide_blocks = 4;
+
 /// For rows wider than a block's registers: each block processes one part of the tokens and has
 /// that part's sums.
 template <typename T, int width>
-__global__ void __launch_bounds__(max_threads)
+__global__ void __launch_bounds__(max_threads, wide_blocks)
     wide_backward_kernel(BackwardArguments b, core::Divisor<int64_t> seq) {
   using C = Compute<T>;
   const int64_t dim = b.input.embedding_dim, tokens = b.input.batch * b.input.seq,
@@ -313,7 +316,7 @@ __global__ void __launch_bounds__(max_threads)
 /// The number of sums that a team keeps; if all tokens have the first type, no other type has a
 /// sum.
 POSEMBED_INLINE int kept_sums(const BackwardArguments& b) {
-  if (b.partial == nullptr) return 0;
+  if (b.weight_gradient == nullptr && b.type_gradient == nullptr) return 0;
   if (b.type_gradient == nullptr) return 2;
   return 2 + (b.input.type.index.data == nullptr ? 1 : static_cast<int>(b.input.type.rows));
 }
@@ -560,41 +563,105 @@ void launch_forward(const ForwardArguments& f, cudaStream_t stream) {
   });
 }
 
-/// Shared memory that lets a multiprocessor hold three blocks.
-constexpr size_t third_of_shared = 64 * 1024;
+/// Shared memory of the current device, in bytes; zeros if unknown.
+struct SharedMemory {
+  int64_t of_block = 0, of_multiprocessor = 0;
+  int64_t reserved = 0;  // in each block
 
-/// False if a block's sums do not fit into shared memory.
-template <typename T, int width, int kept, bool one_warp>
-bool launch_teams_backward(const BackwardArguments& b, int row_threads, cudaStream_t stream) {
-  const size_t sum_bytes = static_cast<size_t>(kept_sums(b)) * sizeof(Compute<T>);
-  const size_t thread_bytes = kept * width * (backward_rows * sizeof(T) + sum_bytes);
-  size_t threads = static_cast<size_t>(row_threads);
-  while (one_warp && 2 * threads <= backward_threads(true) &&
-         2 * threads * thread_bytes <= third_of_shared) {
-    threads *= 2;
+  SharedMemory() {
+    int device = 0;
+    if (cudaGetDevice(&device) != cudaSuccess) return;
+    const auto read = [device](cudaDeviceAttr attribute) {
+      int value = 0;
+      cudaDeviceGetAttribute(&value, attribute, device);
+      return int64_t{value};
+    };
+    of_block = read(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    of_multiprocessor = read(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+    reserved = read(cudaDevAttrReservedSharedMemoryPerBlock);
   }
-  const size_t bytes = threads * thread_bytes;
-  const auto kernel = backward_kernel<T, width, kept, one_warp>;
-  if (!core::allow_shared_memory(kernel, bytes)) return false;
-  const int64_t teams = b.parts * static_cast<int64_t>(threads) / row_threads;
-  core::launch_with(kernel, static_cast<unsigned>(b.parts), static_cast<unsigned>(threads), bytes,
-                    stream, b, teams_for(b.input, teams));
-  return true;
+};
+
+/// A block of backward_kernel().
+struct BackwardBlock {
+  int64_t threads, bytes;  // bytes: of dynamic_shared_memory()
+  int64_t resident;        // per multiprocessor; 0: a block does not fit
+
+  int64_t resident_threads() const { return resident * threads; }
+};
+
+/// The block for a call: nearly the most warps that the device can hold, in the largest blocks,
+/// because each block has sums that add_parts_kernel() reads.
+template <typename T, int width>
+BackwardBlock block_for(const BackwardArguments& b, int64_t row_threads, int kept, bool one_warp) {
+  constexpr int64_t static_bytes = 1024;  // more than team_sum() declares
+  const SharedMemory shared;
+  const int64_t sum_bytes = kept_sums(b) * int64_t{sizeof(Compute<T>)},
+                thread_bytes = kept * width * (backward_rows * int64_t{sizeof(T)} + sum_bytes),
+                by_registers = backward_threads(one_warp) * backward_blocks(kept, one_warp);
+  const auto with = [&](int64_t threads) {
+    const int64_t bytes = threads * thread_bytes, used = bytes + static_bytes;
+    const int64_t by_memory = shared.of_multiprocessor / (used + shared.reserved);
+    const bool fits = used <= shared.of_block;
+    return BackwardBlock{threads, bytes, fits ? std::min(by_registers / threads, by_memory) : 0};
+  };
+  BackwardBlock best = with(row_threads);
+  if (!one_warp) return best;
+  for (int64_t threads = 2 * row_threads; threads <= backward_threads(true); threads *= 2) {
+    const BackwardBlock larger = with(threads);
+    if (10 * larger.resident_threads() >= 9 * best.resident_threads()) best = larger;
+  }
+  return best;
+}
+
+/// Calls teams(kept, one_warp, block) for rows that a block's registers and shared memory hold,
+/// otherwise wide().
+template <typename T, int width, typename Function, typename Wide>
+void visit_backward(const BackwardArguments& b, const Function& teams, const Wide& wide) {
+  const RowShape shape(b.input.embedding_dim, width, 2);
+  bool fits = false;
+  if (shape.fits()) {
+    shape.visit<width>([&](auto kept, auto one_warp) {
+      const BackwardBlock block = block_for<T, width>(b, shape.threads(), kept, one_warp);
+      fits = block.resident > 0;
+      if (fits) teams(kept, one_warp, block);
+    });
+  }
+  if (!fits) wide();
+}
+
+template <typename T, int width>
+int64_t parts_for(const BackwardArguments& b) {
+  const Arguments& a = b.input;
+  const int64_t tokens = a.batch * a.seq;
+  int64_t parts = 1;
+  visit_backward<T, width>(
+      b,
+      [&](auto, auto one_warp, const BackwardBlock& block) {
+        const int64_t in_block = one_warp ? block.threads / warp_size : 1;
+        parts = std::min(core::multiprocessors() * block.resident, divide_up(tokens, in_block));
+      },
+      [&] { parts = std::min<int64_t>(core::multiprocessors() * wide_blocks, tokens); });
+  return std::max<int64_t>(1, parts);
 }
 
 template <typename T, int width>
 void launch_parts_backward(const BackwardArguments& b, cudaStream_t stream) {
-  const int64_t dim = b.input.embedding_dim;
-  const RowShape shape(dim, width, 2);
-  bool launched = false;
-  if (shape.fits()) {
-    shape.visit<width>([&](auto kept, auto one_warp) {
-      launched = launch_teams_backward<T, width, kept, one_warp>(b, shape.threads(), stream);
-    });
-  }
-  if (launched) return;
-  core::launch_with(wide_backward_kernel<T, width>, static_cast<unsigned>(b.parts), max_threads, 0,
-                    stream, b, core::Divisor<int64_t>::of(std::max<int64_t>(1, b.input.seq)));
+  const auto parts = static_cast<unsigned>(b.parts);
+  visit_backward<T, width>(
+      b,
+      [&](auto kept, auto one_warp, const BackwardBlock& block) {
+        const auto kernel = backward_kernel<T, width, kept, one_warp>;
+        const auto bytes = static_cast<size_t>(block.bytes);
+        core::allow_shared_memory(kernel, bytes);
+        const int64_t in_block = one_warp ? block.threads / warp_size : 1;
+        core::launch_with(kernel, parts, static_cast<unsigned>(block.threads), bytes, stream, b,
+                          teams_for(b.input, b.parts * in_block));
+      },
+      [&] {
+        core::launch_with(wide_backward_kernel<T, width>, parts, max_threads, 0, stream, b,
+                          core::Divisor<int64_t>::of(std::max<int64_t>(1, b.input.seq)));
+      });
 }
 
 template <typename T, int width>
@@ -610,6 +677,23 @@ template <typename T, int width>
 void launch_drop(const DropoutArguments& d, cudaStream_t stream) {
   const int64_t blocks = divide_up(d.count, int64_t{max_threads} * width);
   core::launch(drop_kernel<T, width>, blocks, max_threads, stream, d);
+}
+
+/// Calls function(Tag<T>, width) with constants.
+template <typename Function>
+void visit_vectors(const BackwardArguments& arguments, const Function& function) {
+  const Arguments& a = arguments.input;
+  core::visit_scalar(a.scalar, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const int64_t dim = a.embedding_dim;
+    if (vectors_fit<T>(a) && core::vectorizable<T>(arguments.gradient, dim, dim) &&
+        (arguments.sum_gradient == nullptr ||
+         core::vectorizable<T>(arguments.sum_gradient, dim, dim))) {
+      function(tag, std::integral_constant<int, core::vector_width<T>>());
+    } else {
+      function(tag, std::integral_constant<int, 1>());
+    }
+  });
 }
 
 bool empty(const Arguments& a) { return a.batch == 0 || a.seq == 0 || a.embedding_dim == 0; }
@@ -631,19 +715,19 @@ const char* forward_cuda(const ForwardArguments& arguments, core::CudaStream str
   return core::launch_error();
 }
 
+int64_t parts_cuda(const BackwardArguments& arguments) {
+  int64_t parts = 1;
+  if (arguments.input.embedding_dim == 0) return parts;
+  visit_vectors(arguments, [&](auto tag, auto width) {
+    parts = parts_for<typename decltype(tag)::type, width>(arguments);
+  });
+  return parts;
+}
+
 const char* backward_cuda(const BackwardArguments& arguments, core::CudaStream stream) {
-  const Arguments& a = arguments.input;
-  if (a.embedding_dim == 0) return nullptr;
-  core::visit_scalar(a.scalar, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const int64_t dim = a.embedding_dim;
-    if (vectors_fit<T>(a) && core::vectorizable<T>(arguments.gradient, dim, dim) &&
-        (arguments.sum_gradient == nullptr ||
-         core::vectorizable<T>(arguments.sum_gradient, dim, dim))) {
-      launch_backward<T, core::vector_width<T>>(arguments, stream);
-    } else {
-      launch_backward<T, 1>(arguments, stream);
-    }
+  if (arguments.input.embedding_dim == 0) return nullptr;
+  visit_vectors(arguments, [&](auto tag, auto width) {
+    launch_backward<typename decltype(tag)::type, width>(arguments, stream);
   });
   return core::launch_error();
 }

@@ -123,6 +123,17 @@ void* target(const Tensor& result) {
   return result.numel() == 0 ? nullptr : result.mutable_data_ptr();
 }
 
+/// The number of parts of the tokens.
+int64_t parts_of(const BackwardArguments& arguments, const Tensor& gradient) {
+  if constexpr (core::built_with_cuda) {
+    if (dispatcher::on_cuda(gradient)) {
+      const dispatcher::CudaScope scope(gradient);
+      return parts_cuda(arguments);
+    }
+  }
+  return std::clamp<int64_t>(arguments.input.batch * arguments.input.seq, 1, parts_cpu);
+}
+
 /// Memory for partial sums, if any are needed.
 Tensor make_partial(BackwardArguments& arguments, const Tensor& like) {
   if (arguments.weight_gradient == nullptr && arguments.type_gradient == nullptr) return {};
@@ -167,9 +178,8 @@ Backward run_backward(const Input& in, const Tensor& gradient, const Tensor& mea
   arguments.weight_gradient = target(weight);
   arguments.bias_gradient = target(bias);
   arguments.type_gradient = target(type);
-  const int64_t most = dispatcher::on_cuda(gradient) ? parts_cuda : parts_cpu;
   if (fused) arguments.position_gradient = begin_positions(in, position);
-  arguments.parts = std::clamp<int64_t>(in.ids.numel(), 1, most);
+  arguments.parts = parts_of(arguments, gradient);
   const Tensor partial = make_partial(arguments, rows);
   launch(arguments, gradient);
   if (counts_positions(in) && !fused) {

@@ -112,7 +112,11 @@ void check_backward(const Case<T>& given, const Arguments& input) {
   const BackwardArguments expected = cpu.arguments(given, input, from);
   backward_cpu(expected, 0, expected.parts);
   add_parts_cpu(expected, 0, sums_of(expected));
-  ASSERT_EQ(backward_cuda(gpu.arguments(given, input, from), nullptr), nullptr);
+  BackwardArguments arguments = gpu.arguments(given, input, from);
+  arguments.parts = parts_cuda(arguments);
+  gpu.partial.assign(size_t(arguments.parts * 4 * partial_columns(given.dim)), NAN);
+  arguments.partial = gpu.partial.data();
+  ASSERT_EQ(backward_cuda(arguments, nullptr), nullptr);
   const double unit = (given.dim == 1 ? 1e3 : 20) * tolerance<T>();
   expect_same(gpu.sum, cpu.sum, unit, "sum");
   if (expected.type_gradient != nullptr) expect_same(gpu.type, cpu.type, unit, "type");
@@ -130,6 +134,21 @@ std::vector<Case<T>> gpu_cases() {
   return all;
 }
 
+/// More tokens than a small device has teams: 11 sequences of 6 tokens.
+template <typename T>
+Case<T> many_tokens(int64_t dim, Norm norm) {
+  Case<T> given(dim, norm, 0);
+  given.batch = 11;
+  given.seq = 6;
+  given.tokens = 66;
+  for (int64_t i = 10; i < given.tokens; ++i) {
+    given.ids.push_back(static_cast<int32_t>(i * 5 % 11));
+    given.types.push_back(i / 3 % 2);
+  }
+  given.gradient = random_values<T>(given.tokens * dim, 6);
+  return given;
+}
+
 template <typename T>
 class InputGpuSource : public testing::Test {};
 
@@ -139,6 +158,13 @@ TYPED_TEST(InputGpuSource, Forward) {
   for (const Case<TypeParam>& given : gpu_cases<TypeParam>()) {
     SCOPED_TRACE(testing::Message() << "dim " << given.dim << " norm " << int(given.norm));
     ASSERT_NO_FATAL_FAILURE(check_forward(given, given.arguments()));
+  }
+}
+
+TYPED_TEST(InputGpuSource, BackwardOfManyTokens) {
+  for (const int64_t dim : {83, 512, 1024}) {
+    const auto given = many_tokens<TypeParam>(dim, Norm::layer);
+    ASSERT_NO_FATAL_FAILURE(check_backward(given, given.arguments()));
   }
 }
 
@@ -261,21 +287,46 @@ TYPED_TEST(InputGpuSource, IdsOutsideTheirTables) {
   pretended_multiprocessors = usual;
 }
 
-// ---- the usual forward kernel ----
-
-/// More tokens than a small device has teams: 11 sequences of 6 tokens.
-template <typename T>
-Case<T> many_tokens(int64_t dim, Norm norm) {
-  Case<T> given(dim, norm, 0);
-  given.batch = 11;
-  given.seq = 6;
-  given.tokens = 66;
-  for (int64_t i = 10; i < given.tokens; ++i) {
-    given.ids.push_back(static_cast<int32_t>(i * 5 % 11));
-    given.types.push_back(i / 3 % 2);
+/// As many parts as blocks run at once, but not more than there are tokens for.
+TYPED_TEST(InputGpuSource, Parts) {
+  for (const int64_t dim : {5, 64, 256, 768, 1024, 4096, 100000}) {
+    Case<TypeParam> given(dim, Norm::layer, 0);
+    const Arguments input = given.arguments();
+    Output<TypeParam> from(given);
+    Gradients<TypeParam> gradients(given);
+    BackwardArguments arguments = gradients.arguments(given, input, from);
+    const int64_t few = parts_cuda(arguments);
+    EXPECT_GE(few, 1);
+    EXPECT_LE(few, given.tokens);
+    arguments.input.batch = int64_t{1} << 30;
+    const int64_t most = parts_cuda(arguments);
+    EXPECT_EQ(most % pretended_multiprocessors, 0);
+    const int usual = std::exchange(pretended_multiprocessors, 3 * pretended_multiprocessors);
+    EXPECT_EQ(parts_cuda(arguments), 3 * most) << dim;
+    pretended_multiprocessors = usual;
+    arguments.input.batch = 0;
+    EXPECT_EQ(parts_cuda(arguments), 1);
   }
-  return given;
 }
+
+/// The warps that a multiprocessor of the pretended device (99 KiB of shared memory) holds.
+TEST(InputGpuSource, BlocksFillAMultiprocessor) {
+  Case<core::BFloat16> given(768, Norm::layer, 0);
+  Output<core::BFloat16> from(given);
+  Gradients<core::BFloat16> gradients(given);
+  BackwardArguments arguments = gradients.arguments(given, given.arguments(), from);
+  const auto block = [&] { return block_for<core::BFloat16, 8>(arguments, warp_size, 3, true); };
+  EXPECT_EQ(block().threads, 32);  // sums for weight, bias and two types
+  EXPECT_EQ(block().resident, 5);
+  arguments.type_gradient = nullptr;
+  EXPECT_EQ(block().threads, 128);
+  EXPECT_EQ(block().resident, 2);
+  arguments.weight_gradient = nullptr;  // no sums: registers limit the blocks
+  EXPECT_EQ(block().threads, 128);
+  EXPECT_EQ(block().resident, 4);
+}
+
+// ---- the usual forward kernel ----
 
 /// Compares the call with the same call whose sequences have positions of their own, which
 /// forward_kernel() takes.
