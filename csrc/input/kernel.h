@@ -41,10 +41,10 @@ struct Arguments {
   int64_t batch = 0, seq = 0, embedding_dim = 0;
   Table token, type, position;
   double scale = 1.0;  // of token rows
-  /// CPU: replaces the position table, at the positions in `position.index`; without pairs there is
-  /// none.
+  /// Replaces the position table, at the positions in `position.index`; without pairs there is
+  /// none. On CUDA only where computes_sinusoid_cuda().
   sinusoidal::Sinusoid sinusoid;
-  /// CUDA, instead of `sinusoid`: its values, computed beforehand in the compute type.
+  /// CUDA otherwise, instead of `sinusoid`: its values, computed beforehand in the compute type.
   const void* encoding = nullptr;
   int64_t encoding_stride[2] = {0, 0};  // batch, seq; in elements
   Norm norm = Norm::none;
@@ -68,6 +68,9 @@ struct ForwardArguments {
 /// Tokens are numbered seq index * batch + batch index, so that neighbours share a position;
 /// processes tokens [begin, end). Indices must have been checked.
 POSEMBED_CPU_KERNEL(forward, void(const ForwardArguments& arguments, int64_t begin, int64_t end));
+
+/// Whether forward_cuda() computes `sinusoid` itself. `out` must then be aligned to 16 bytes.
+bool computes_sinusoid_cuda(const Arguments& arguments);
 
 /// Processes all tokens on `stream`. A token with an index outside its table gets zeros.
 const char* forward_cuda(const ForwardArguments& arguments, core::CudaStream stream);

@@ -17,9 +17,6 @@ namespace {
 
 using core::divide_up;
 
-/// The most vectors of a row that a thread keeps in registers.
-constexpr int most_kept = 4;
-
 template <typename C>
 __device__ C block_sum(C value) {
   return core::over_block(value, core::Add());
@@ -531,6 +528,54 @@ Teams teams_for(const Arguments& a, int64_t teams) {
           shares_positions(a) && (a.encoding == nullptr || a.encoding_stride[0] == 0)};
 }
 
+/// Whether rows have `kept` vectors for each thread of their teams, all inside the row.
+template <int width>
+bool is_whole(const Arguments& a, const RowShape& shape) {
+  return a.embedding_dim == width * shape.kept * shape.threads();
+}
+
+/// Launches a forward kernel in as many blocks as run at once. False if it needs more shared memory
+/// than a block has.
+template <typename T, int width, bool one_warp, typename Kernel, typename... More>
+bool run_forward(const Kernel& kernel, int resident_blocks, size_t type_bytes,
+                 const RowShape& shape, int kept, const ForwardArguments& f, cudaStream_t stream,
+                 const More&... more) {
+  const Arguments& a = f.input;
+  const int64_t in_block = one_warp ? max_threads / warp_size : 1;
+  const int64_t threads = in_block * shape.threads();
+  const int64_t resident = core::multiprocessors() * resident_blocks * max_threads / threads;
+  const int64_t blocks = std::min(divide_up(a.batch * a.seq, in_block), resident);
+  const size_t slots = forward_rows * kept * static_cast<size_t>(threads);
+  const size_t bytes = slots * sizeof(Vector<T, width>) + type_bytes;
+  if (!core::allow_shared_memory(kernel, bytes)) return false;
+  core::launch_with(kernel, core::grid_of(blocks), static_cast<unsigned>(threads), bytes, stream, f,
+                    teams_for(a, blocks * in_block), more...);
+  return true;
+}
+
+/// False if usual_forward_kernel() does not take the call.
+template <typename T, int width, int kept, bool one_warp>
+bool launch_usual(const RowShape& shape, const ForwardArguments& f, cudaStream_t stream) {
+  const Arguments& a = f.input;
+  // Whole rows of several warps have at least three vectors per thread.
+  if constexpr (width > 1 && !std::is_same_v<T, double> && (one_warp || kept > 2)) {
+    if (!is_whole<width>(a, shape) || kept != shape.kept || !is_usual<T>(a)) return false;
+    const auto run = [&](const auto& kernel, const auto& turns) {
+      return run_forward<T, width, one_warp>(kernel, usual_blocks, type_bytes<T>(a), shape, kept, f,
+                                             stream, turns);
+    };
+    if constexpr (one_warp) {
+      if (a.sinusoid.pairs > 0) {
+        Turns<true> turns;
+        std::copy_n(a.sinusoid.turns, a.sinusoid.pairs, turns.of_pairs);
+        return run(usual_forward_kernel<T, width, kept, one_warp, true>, turns);
+      }
+    }
+    return run(usual_forward_kernel<T, width, kept, one_warp, false>, Turns<false>{});
+  }
+  return false;
+}
+
 template <typename T, int width>
 void launch_forward(const ForwardArguments& f, cudaStream_t stream) {
   const Arguments& a = f.input;
@@ -539,27 +584,9 @@ void launch_forward(const ForwardArguments& f, cudaStream_t stream) {
     return core::launch(wide_forward_kernel<T, width>, a.batch * a.seq, max_threads, stream, f);
   }
   shape.visit<width>([&](auto kept, auto one_warp) {
-    const int64_t in_block = one_warp ? max_threads / warp_size : 1;
-    const int64_t threads = in_block * shape.threads();
-    const auto run = [&](const auto& kernel, int resident_blocks, size_t type_bytes) {
-      const int64_t resident = core::multiprocessors() * resident_blocks * max_threads / threads;
-      const int64_t blocks = std::min(divide_up(a.batch * a.seq, in_block), resident);
-      const size_t slots = forward_rows * kept * static_cast<size_t>(threads);
-      const size_t bytes = slots * sizeof(Vector<T, width>) + type_bytes;
-      if (!core::allow_shared_memory(kernel, bytes)) return false;
-      core::launch_with(kernel, core::grid_of(blocks), static_cast<unsigned>(threads), bytes,
-                        stream, f, teams_for(a, blocks * in_block));
-      return true;
-    };
-    // Whole rows of several warps have at least three vectors per thread.
-    if constexpr (width > 1 && !std::is_same_v<T, double> && (one_warp || kept > 2)) {
-      const bool whole = a.embedding_dim == width * kept * shape.threads();
-      if (whole && is_usual<T>(a) &&
-          run(usual_forward_kernel<T, width, kept, one_warp>, usual_blocks, type_bytes<T>(a))) {
-        return;
-      }
-    }
-    run(forward_kernel<T, width, kept, one_warp>, forward_blocks(kept), 0);
+    if (launch_usual<T, width, kept, one_warp>(shape, f, stream)) return;
+    run_forward<T, width, one_warp>(forward_kernel<T, width, kept, one_warp>, forward_blocks(kept),
+                                    0, shape, kept, f, stream);
   });
 }
 
@@ -699,6 +726,17 @@ void visit_vectors(const BackwardArguments& arguments, const Function& function)
 bool empty(const Arguments& a) { return a.batch == 0 || a.seq == 0 || a.embedding_dim == 0; }
 
 }  // namespace
+
+bool computes_sinusoid_cuda(const Arguments& a) {
+  return core::visit_scalar(a.scalar, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    constexpr int width = core::vector_width<T>;
+    const RowShape shape(a.embedding_dim, width, most_kept);
+    return !std::is_same_v<T, double> && shape.warps == 1 && shape.kept > 1 &&
+           is_whole<width>(a, shape) && vectors_fit<T>(a) && is_usual<T>(a) &&
+           fills_rows(a.sinusoid);
+  });
+}
 
 const char* forward_cuda(const ForwardArguments& arguments, core::CudaStream stream) {
   const Arguments& a = arguments.input;

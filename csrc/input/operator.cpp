@@ -44,7 +44,7 @@ Tensor empty_output(const Input& in) {
 }
 
 void fill_output(const Input& in, const Tensor& out) {
-  const Prepared prepared = prepare(in);
+  const Prepared prepared = prepare(in, Pass::forward);
   ForwardArguments arguments;
   arguments.input = prepared.arguments;
   launch(arguments, out);
@@ -62,7 +62,7 @@ Forward empty_forward(const Input& in) {
 
 void forward(const Input& in, const Forward& results) {
   const auto& [out, mean, rstd] = results;
-  const Prepared prepared = prepare(in);
+  const Prepared prepared = prepare(in, Pass::forward);
   ForwardArguments arguments;
   arguments.input = prepared.arguments;
   if (in.norm() == InputNorm::layer) arguments.mean = mean.mutable_data_ptr();
@@ -163,7 +163,7 @@ bool sums_positions(const Input& in) {
 /// `sum_rows`: see BackwardArguments; if given, the gradient of the sum is not among the results.
 Backward run_backward(const Input& in, const Tensor& gradient, const Tensor& mean,
                       const Tensor& rstd, void* const* sum_rows) {
-  const Prepared prepared = prepare(in);
+  const Prepared prepared = prepare(in, Pass::backward);
   const Tensor rows = gradient.contiguous(), means = mean.contiguous(), rstds = rstd.contiguous();
   const bool fused = sums_positions(in);
   Backward results = backward_results(in, sum_rows == nullptr && changes(in), fused);

@@ -17,6 +17,9 @@ using core::warp_size;
 constexpr int max_threads = 256;
 constexpr int max_warps = max_threads / warp_size;
 
+/// The most vectors of a row that a thread keeps in registers.
+constexpr int most_kept = 4;
+
 /// Teams of threads, each one warp or a block, divide the tokens.
 struct Teams {
   int64_t tokens;  // of a team

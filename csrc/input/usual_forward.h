@@ -1,7 +1,8 @@
 // The forward kernel of the usual call: whole rows of vectors, positions that sequences share, and
 // no dropout. Decides nothing from token to token, and keeps in registers what tokens share: the
-// norm's weight and bias, and a position's row while the position stays. Gives the bits of
-// forward_kernel(), which takes every call. Part of kernel_cuda.cu.
+// norm's weight and bias, and a position's row while the position stays. A position's sinusoid is
+// computed once for all these tokens. Gives the bits of forward_kernel(), which takes every call.
+// Part of kernel_cuda.cu.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +19,16 @@ constexpr int usual_blocks = 2;
 
 /// The shared memory that rows of types may take in a block.
 constexpr size_t most_type_bytes = 16 * 1024;
+
+/// A sinusoid's turns as kernel arguments, for rows of one warp.
+template <bool exists>
+struct Turns {
+  static constexpr int most = most_kept * core::vector_width<core::BFloat16> * core::warp_size / 2;
+  core::Turn64 of_pairs[most];
+};
+
+template <>
+struct Turns<false> {};
 
 /// The rows of the type table that tokens can have.
 POSEMBED_INLINE int64_t type_rows(const Arguments& a) {
@@ -45,11 +56,19 @@ bool is_usual(const Arguments& a) {
   };
   const bool same_type =
       a.type.data == nullptr || (a.type.index.data == nullptr && a.type.index_stride[1] == 0);
-  return a.seed == nullptr && a.encoding == nullptr && a.position.data != nullptr &&
-         shares_positions(a) && in_order(a.token) && (same_type || in_order(a.type)) &&
+  return a.seed == nullptr && a.encoding == nullptr &&
+         (a.position.data != nullptr || a.sinusoid.pairs > 0) && shares_positions(a) &&
+         in_order(a.token) && (same_type || in_order(a.type)) &&
          type_bytes<T>(a) <= most_type_bytes &&
          (a.norm_bias == nullptr || a.norm_weight != nullptr) && a.batch * a.seq <= most &&
          a.token.rows <= most && a.token.stride <= most;
+}
+
+/// Whether usual_forward_kernel() computes the call's sinusoid, if the call is usual.
+inline bool fills_rows(const sinusoidal::Sinusoid& sinusoid) {
+  const sinusoidal::Layout& layout = sinusoid.layout;
+  return sinusoid.pairs > 0 && layout.filled == layout.columns && sinusoid.order == 0 &&
+         sinusoid.learned_scale == nullptr;
 }
 
 /// A row that all tokens share: in registers, as it is stored, or read again for each token from
@@ -82,6 +101,41 @@ struct SharedRow {
   }
 };
 
+/// Fills a row with the sinusoid of a position.
+template <typename T, int width, int kept, bool one_warp>
+__device__ void fill_row(const sinusoidal::Sinusoid& sinusoid, const core::Turn64* turns,
+                         int64_t position,
+                         const RowColumns<T, width, kept, one_warp, true>& columns,
+                         KeptRow<T, width, kept>* row) {
+  const sinusoidal::Layout& layout = sinusoid.layout;
+  const core::Position at = sinusoidal::placed(sinusoid, {position, 0, 1.0});
+  const float factor = static_cast<float>(sinusoid.scale) * static_cast<float>(at.scale);
+  const auto pair = [&](int64_t number, float* first, float* second) {
+    float sine, cosine;
+    sinusoidal::sincos_at(at, turns[number], 0, factor, &sine, &cosine);
+    *first = layout.cos_first ? cosine : sine;
+    *second = layout.cos_first ? sine : cosine;
+  };
+  columns.for_each([&](int i, int offset) {
+    auto& values = row->vector[i].values;
+    const int64_t column = columns.first + offset;
+    const bool in_second_half = column >= layout.half;
+#pragma unroll
+    for (int k = 0; k < width; k += 2) {
+      if (layout.interleaved) {
+        pair((column + k) / 2, &values[k], &values[k + 1]);
+        continue;
+      }
+#pragma unroll
+      for (int other = k; other < k + 2; ++other) {
+        float first, second;
+        pair(column + other - (in_second_half ? layout.half : 0), &first, &second);
+        values[other] = in_second_half ? second : first;
+      }
+    }
+  });
+}
+
 /// RowReader for the usual call.
 template <typename T, int width, int kept, bool one_warp>
 struct UsualReader {
@@ -97,6 +151,7 @@ struct UsualReader {
   // The one after it.
   int batch, seq;
   int64_t id;
+  int64_t position = 0;  // the last that was new
 
   __device__ UsualReader(const Arguments& input, const Teams& teams, int first)
       : a(input),
@@ -147,17 +202,19 @@ struct UsualReader {
   }
 
   __device__ void read_position() {
+    position = index_of(a.position, 0, seq);
     position_valid = true;
-    const T* row = table_row<T>(a, a.position, index_of(a.position, 0, seq), {0, seq, token},
-                                records(), &position_valid);
+    const T* row =
+        table_row<T>(a, a.position, position, {0, seq, token}, records(), &position_valid);
     if (row != nullptr) read_row(row, 0, position_row);
   }
 };
 
-template <typename T, int width, int kept, bool one_warp>
+template <typename T, int width, int kept, bool one_warp, bool sinusoids>
 __global__ void __launch_bounds__(max_threads, usual_blocks)
     usual_forward_kernel(const __grid_constant__ ForwardArguments f,
-                         const __grid_constant__ Teams teams) {
+                         const __grid_constant__ Teams teams,
+                         const __grid_constant__ Turns<sinusoids> turns) {
   using C = Compute<T>;
   const Arguments& a = f.input;
   const size_t slot_bytes = sizeof(Vector<T, width>) * forward_rows * kept * blockDim.x;
@@ -182,8 +239,12 @@ __global__ void __launch_bounds__(max_threads, usual_blocks)
   KeptRow<T, width, kept> position;
   int turn = 0;
   for (; left > 0; --left) {
+    if constexpr (sinusoids) {
+      const core::Turn64* of_pairs = core::through_data_cache(turns.of_pairs);
+      if (reader.new_position) fill_row(a.sinusoid, of_pairs, reader.position, columns, &position);
+    }
     core::wait_for_copies();
-    if (reader.new_position && reader.position_valid) {
+    if (!sinusoids && reader.new_position && reader.position_valid) {
       columns.for_each([&](int i, int) {
         position.vector[i] = load_columns<T, width>(reader.position_row[i].values, 0);
       });

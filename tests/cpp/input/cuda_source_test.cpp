@@ -328,6 +328,17 @@ TEST(InputGpuSource, BlocksFillAMultiprocessor) {
 
 // ---- the usual forward kernel ----
 
+/// The same bits.
+template <typename T>
+void expect_equal(const Output<T>& found, const Output<T>& expected) {
+  const auto same = [](const auto& a, const auto& b) {
+    return memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0;
+  };
+  EXPECT_TRUE(same(found.out, expected.out));
+  EXPECT_TRUE(same(found.mean, expected.mean));
+  EXPECT_TRUE(same(found.rstd, expected.rstd));
+}
+
 /// Compares the call with the same call whose sequences have positions of their own, which
 /// forward_kernel() takes.
 template <typename T>
@@ -347,12 +358,7 @@ void check_usual(const Case<T>& given, Arguments input) {
   other.error = &expected_error;
   ASSERT_EQ(forward_cuda(found.arguments(input), nullptr), nullptr);
   ASSERT_EQ(forward_cuda(expected.arguments(other), nullptr), nullptr);
-  const auto same = [](const auto& a, const auto& b) {
-    return memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0;
-  };
-  EXPECT_TRUE(same(found.out, expected.out));
-  EXPECT_TRUE(same(found.mean, expected.mean));
-  EXPECT_TRUE(same(found.rstd, expected.rstd));
+  expect_equal(found, expected);
   EXPECT_EQ(error.state, expected_error.state);
 }
 
@@ -408,6 +414,50 @@ TYPED_TEST(InputUsualGpuSource, SharedPositionsAndIdsOfBothWidths) {
   input.position.index = {positions.data(), core::Index::int32};
   input.position.index_stride[0] = 0;
   check_usual(given, input);
+}
+
+/// Compares a sinusoid that the kernel computes with one that is given to forward_kernel().
+TYPED_TEST(InputUsualGpuSource, Sinusoids) {
+  using T = TypeParam;
+  using sinusoidal::Preset;
+  const std::vector<int64_t> positions = {5, -1, 0, 1000000, -3, 7};
+  for (const Preset preset : {Preset::vaswani, Preset::marian, Preset::tensor2tensor}) {
+    for (const int64_t dim : whole_widths<T>()) {
+      for (const bool counted : {false, true}) {
+        const Norm norm = counted ? Norm::none : Norm::layer;
+        const Case<T> given = many_tokens<T>(dim, norm);
+        sinusoidal::Encoding encoding(preset, dim, 10000, 0, counted);
+        encoding.sinusoid.scale = 0.5;
+        encoding.sinusoid.first = counted ? 0 : 4;
+        Arguments input = given.arguments();
+        input.type = {};
+        input.position = Table{};
+        input.position.offset = 1000;
+        if (!counted) input.position.index = {positions.data(), core::Index::int64};
+        input.sinusoid = encoding.sinusoid;
+        const bool fits = dim <= 4 * core::vector_width<T> * core::warp_size;
+        const bool expected_to_compute =
+            fits && !std::is_same_v<T, double> && encoding.sinusoid.layout.filled == dim;
+        ASSERT_EQ(computes_sinusoid_cuda(input), expected_to_compute) << dim;
+        if (!expected_to_compute) continue;
+        Arguments other = input;
+        other.sinusoid = {};
+        std::vector<core::Compute<T>> ready;
+        sinusoidal::Arguments fill = sinusoidal::rows(encoding.sinusoid, 1, given.seq, ready);
+        if (!counted) fill.positions.data = positions.data();
+        fill.position_stride[1] = 1;
+        fill.offset = 1000;
+        sinusoidal::encode_cpu(fill, 0, sinusoidal::encodings(fill));
+        other.encoding = ready.data();
+        other.encoding_stride[1] = dim;
+        ASSERT_FALSE(is_usual<T>(other));
+        Output<T> found(given), expected(given);
+        ASSERT_EQ(forward_cuda(found.arguments(input), nullptr), nullptr);
+        ASSERT_EQ(forward_cuda(expected.arguments(other), nullptr), nullptr);
+        expect_equal(found, expected);
+      }
+    }
+  }
 }
 
 /// Rows of zeros; the rows of the tokens after them are as they would be otherwise.
