@@ -152,14 +152,22 @@ void prepare_places(const Input& in, Prepared& prepared) {
   position.index_stride[1] = 1;
 }
 
-void prepare_sinusoid(const Input& in, Prepared& prepared) {
+/// Whether the kernel computes the sinusoid.
+bool computes_sinusoid(const Input& in, Pass pass, const Arguments& arguments) {
+  if (!dispatcher::on_cuda(in.token)) return true;
+  if constexpr (core::built_with_cuda) {
+    return pass == Pass::forward && computes_sinusoid_cuda(arguments);
+  }
+  return false;
+}
+
+void prepare_sinusoid(const Input& in, Pass pass, Prepared& prepared) {
   if (in.sinusoid().empty()) return;
   Arguments& arguments = prepared.arguments;
-  if (!dispatcher::on_cuda(in.token)) {
-    prepared.sinusoid = sinusoidal::specification(in.sinusoid());
-    arguments.sinusoid = prepared.sinusoid->sinusoid();
-    return;
-  }
+  prepared.sinusoid = sinusoidal::specification(in.sinusoid());
+  arguments.sinusoid = prepared.sinusoid->sinusoid();
+  if (computes_sinusoid(in, pass, arguments)) return;
+  arguments.sinusoid = {};
   prepared.encoding = encoding(in).contiguous();
   arguments.encoding = prepared.encoding.const_data_ptr();
   const bool shared = prepared.encoding.dim() == 2 || prepared.encoding.size(0) == 1;
@@ -221,7 +229,7 @@ void check(const Input& in) {
   check_dropout(in.seed(), in.dropout(), in.first_token(), "first_token");
 }
 
-Prepared prepare(const Input& in) {
+Prepared prepare(const Input& in, Pass pass) {
   Prepared prepared;
   Arguments& arguments = prepared.arguments;
   arguments.scalar = dispatcher::scalar_of(in.token);
@@ -232,7 +240,6 @@ Prepared prepare(const Input& in) {
   prepare_token(in, prepared);
   prepare_type(in, prepared);
   prepare_places(in, prepared);
-  prepare_sinusoid(in, prepared);
   prepare_position(in, prepared);
   prepare_norm(in, prepared);
   if (drops(in)) {
@@ -240,6 +247,7 @@ Prepared prepare(const Input& in) {
     arguments.first_element = in.first_token().expect_int() * arguments.embedding_dim;
     arguments.seed = in.seed()->const_data_ptr<int64_t>();
   }
+  prepare_sinusoid(in, pass, prepared);  // last: depends on the others
   return prepared;
 }
 

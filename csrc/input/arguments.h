@@ -28,8 +28,11 @@ struct Prepared {
   sinusoidal::SpecificationPointer sinusoid;
 };
 
+/// The pass that a kernel computes.
+enum class Pass { forward, backward };
+
 /// Requires check(in). On the CPU also checks the values of ids, positions and types: raises
 /// c10::IndexError.
-Prepared prepare(const Input& in);
+Prepared prepare(const Input& in, Pass pass);
 
 }  // namespace posembed::input

@@ -41,10 +41,10 @@ struct Arguments {
   int64_t batch = 0, seq = 0, embedding_dim = 0;
   Table token, type, position;
   double scale = 1.0;  // of token rows
-  /// CPU: replaces the position table, at the positions in `position.index`; without pairs there is
-  /// none.
+  /// Replaces the position table, at the positions in `position.index`; without pairs there is
+  /// none. On CUDA only where computes_sinusoid_cuda().
   sinusoidal::Sinusoid sinusoid;
-  /// CUDA, instead of `sinusoid`: its values, computed beforehand in the compute type.
+  /// CUDA otherwise, instead of `sinusoid`: its values, computed beforehand in the compute type.
   const void* encoding = nullptr;
   int64_t encoding_stride[2] = {0, 0};  // batch, seq; in elements
   Norm norm = Norm::none;
@@ -69,13 +69,15 @@ struct ForwardArguments {
 /// processes tokens [begin, end). Indices must have been checked.
 POSEMBED_CPU_KERNEL(forward, void(const ForwardArguments& arguments, int64_t begin, int64_t end));
 
+/// Whether forward_cuda() computes `sinusoid` itself. `out` must then be aligned to 16 bytes.
+bool computes_sinusoid_cuda(const Arguments& arguments);
+
 /// Processes all tokens on `stream`. A token with an index outside its table gets zeros.
 const char* forward_cuda(const ForwardArguments& arguments, core::CudaStream stream);
 
-/// Gradients that sum over tokens are reduced from a fixed number of partial sums, so that they
-/// have the same bits for any number of threads.
+/// Gradients that sum over tokens are reduced from a number of partial sums that does not depend on
+/// threads, so that they have the same bits for any number of threads.
 inline constexpr int64_t parts_cpu = 32;
-inline constexpr int64_t parts_cuda = 512;
 
 /// Type tables with at most this many rows have a partial sum for each row.
 inline constexpr int64_t most_types = 8;
@@ -124,6 +126,10 @@ POSEMBED_CPU_KERNEL(backward, void(const BackwardArguments& arguments, int64_t b
 /// Adds up the parts of sums [begin, end).
 POSEMBED_CPU_KERNEL(add_parts,
                     void(const BackwardArguments& arguments, int64_t begin, int64_t end));
+
+/// The number of parts for backward_cuda(): blocks that run at once on the current device. Depends
+/// on the model of the device, the sizes, and which gradients are needed; so do the bits of sums.
+int64_t parts_cuda(const BackwardArguments& arguments);
 
 /// Both steps on `stream`, except `position_gradient`.
 const char* backward_cuda(const BackwardArguments& arguments, core::CudaStream stream);

@@ -10,16 +10,12 @@
 #include "core/philox.h"
 #include "input/kernel.h"
 #include "input/row_reader.h"
+#include "input/usual_forward.h"
 
 namespace posembed::input {
 namespace {
 
 using core::divide_up;
-
-constexpr int max_threads = 256;
-
-/// The most vectors of a row that a thread keeps in registers.
-constexpr int most_kept = 4;
 
 template <typename C>
 __device__ C block_sum(C value) {
@@ -57,31 +53,6 @@ __device__ uint64_t mask_index(const Arguments& a, int64_t token, int64_t column
   return static_cast<uint64_t>(a.first_element + token * a.embedding_dim + column);
 }
 
-/// Sums over a team in a fixed order; every thread gets the sums. `turn` starts as 0: calls
-/// alternate between two buffers, so that a call needs only one barrier.
-template <bool one_warp, int count, typename C>
-__device__ void team_sum(C (&values)[count], int* turn) {
-#pragma unroll
-  for (int i = 0; i < count; ++i) values[i] = core::over_warp(values[i], core::Add());
-  if constexpr (!one_warp) {
-    __shared__ C buffers[2][max_threads / warp_size][count];
-    auto& sums = buffers[*turn];
-    *turn ^= 1;
-    const unsigned lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
-#pragma unroll
-    for (int i = 0; i < count; ++i) {
-      if (lane == 0) sums[warp][i] = values[i];
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < count; ++i) values[i] = sums[0][i];
-    for (unsigned other = 1; other < blockDim.x / warp_size; ++other) {
-#pragma unroll
-      for (int i = 0; i < count; ++i) values[i] += sums[other][i];
-    }
-  }
-}
-
 // ---- forward ----
 
 /// Applies the norm's weight and bias, and dropout, to normalised columns.
@@ -107,15 +78,6 @@ __device__ void finish_columns(const Arguments& a, const core::Dropout& dropout,
     drop_columns<T, width>(dropout, mask_index(a, token, column), columns);
   }
 }
-
-template <typename C>
-__device__ void save_moments(const ForwardArguments& f, int64_t token, C mean, C rstd) {
-  if (f.rstd != nullptr) static_cast<C*>(f.rstd)[token] = rstd;
-  if (f.mean != nullptr) static_cast<C*>(f.mean)[token] = mean;
-}
-
-/// Rows of a team in shared memory: of token and position, then of the gradient.
-constexpr int forward_rows = 2, backward_rows = 3;
 
 /// Resident blocks of the forward kernel per multiprocessor.
 constexpr int forward_blocks(int kept) { return kept <= 3 ? 4 : 3; }
@@ -146,25 +108,9 @@ __global__ void __launch_bounds__(max_threads, forward_blocks(kept))
       write_row<T>(reader.columns, row, out);
       continue;
     }
-    C mean = 0, rstd = 1;
     if (a.norm != Norm::none) {
-      if (a.norm == Norm::layer) {
-        C sum[1] = {};
-        row.each_value([&](C& value) { sum[0] += value; });
-        team_sum<one_warp>(sum, &turn);
-        mean = sum[0] * inverse;
-        // Columns outside the row stay 0.
-        reader.columns.for_each([&](int i, int) {
-#pragma unroll
-          for (int k = 0; k < width; ++k) row.vector[i].values[k] -= mean;
-        });
-      }
-      C squares[1] = {};
-      row.each_value([&](C& value) { squares[0] = core::fma(value, value, squares[0]); });
-      team_sum<one_warp>(squares, &turn);
-      rstd = core::reciprocal_sqrt(squares[0] * inverse + static_cast<C>(a.eps));
-      row.each_value([&](C& value) { value *= rstd; });
-      if (reader.records()) save_moments(f, token, mean, rstd);
+      const Moments<C> moments = normalise<T>(a, inverse, reader.columns, &row, &turn);
+      if (reader.records()) save_moments(f, token, moments);
     }
     reader.columns.for_each([&](int i, int offset) {
       finish_columns<T, width>(a, dropout, token, reader.columns.first + offset, &row.vector[i]);
@@ -207,7 +153,7 @@ __global__ void __launch_bounds__(max_threads) wide_forward_kernel(ForwardArgume
         squares += (columns.values[k] - mean) * (columns.values[k] - mean);
     }
     rstd = C(1) / sqrt(block_sum(squares) / static_cast<C>(dim) + static_cast<C>(a.eps));
-    if (threadIdx.x == 0) save_moments(f, token, mean, rstd);
+    if (threadIdx.x == 0) save_moments(f, token, Moments<C>{mean, rstd});
   }
   const core::Dropout dropout = dropout_of(a.dropout, a.seed);
   for (int64_t i = begin; i < dim; i += step) {
@@ -339,10 +285,13 @@ __device__ void backward_token(const BackwardArguments& b, const TokenIndices& p
   }
 }
 
+/// Resident blocks of wide_backward_kernel() per multiprocessor.
+constexpr int wide_blocks = 4;
+
 /// For rows wider than a block's registers: each block processes one part of the tokens and has
 /// that part's sums.
 template <typename T, int width>
-__global__ void __launch_bounds__(max_threads)
+__global__ void __launch_bounds__(max_threads, wide_blocks)
     wide_backward_kernel(BackwardArguments b, core::Divisor<int64_t> seq) {
   using C = Compute<T>;
   const int64_t dim = b.input.embedding_dim, tokens = b.input.batch * b.input.seq,
@@ -361,62 +310,10 @@ __global__ void __launch_bounds__(max_threads)
   }
 }
 
-/// The sums of a team: for the norm's weight and bias, then for each type. Each thread has its own
-/// cells in shared memory, after the slots of rows.
-template <typename C, int width, int kept, bool one_warp>
-struct SumCells {
-  static constexpr int size = sizeof(core::Part<C, width>) / sizeof(C);
-  static constexpr int parts = width / size;
-  C* data;
-
-  __device__ static SumCells of(int team, int64_t count, size_t slot_bytes) {
-    const int threads = Member<one_warp>::threads();
-    auto* cells = reinterpret_cast<C*>(core::dynamic_shared_memory() + slot_bytes);
-    return {cells + team * count * kept * width * threads + Member<one_warp>::rank() * size};
-  }
-
-  /// Calls function(cell, its first column in the vector) for the cells of a vector.
-  template <typename Function>
-  __device__ void for_each(int number, int i, const Function& function) const {
-#pragma unroll
-    for (int part = 0; part < parts; ++part) {
-      const int row = (number * kept + i) * parts + part;
-      function(data + row * size * Member<one_warp>::threads(), part * size);
-    }
-  }
-
-  __device__ void clear(int number, int i) const {
-    for_each(number, i, [](C* cell, int) {
-      const C zeros[size] = {};
-      core::store_values<size>(zeros, cell);
-    });
-  }
-
-  __device__ void add(int number, int i, const C (&values)[width]) const {
-    for_each(number, i, [&](C* cell, int first) {
-      C total[size];
-      core::load_values<size>(cell, total);
-#pragma unroll
-      for (int k = 0; k < size; ++k) total[k] += values[first + k];
-      core::store_values<size>(total, cell);
-    });
-  }
-
-  /// Adds the cells of a vector to `total`.
-  __device__ void add_to(int number, int i, C (&total)[width]) const {
-    for_each(number, i, [&](const C* cell, int first) {
-      C values[size];
-      core::load_values<size>(cell, values);
-#pragma unroll
-      for (int k = 0; k < size; ++k) total[first + k] += values[k];
-    });
-  }
-};
-
 /// The number of sums that a team keeps; if all tokens have the first type, no other type has a
 /// sum.
 POSEMBED_INLINE int kept_sums(const BackwardArguments& b) {
-  if (b.partial == nullptr) return 0;
+  if (b.weight_gradient == nullptr && b.type_gradient == nullptr) return 0;
   if (b.type_gradient == nullptr) return 2;
   return 2 + (b.input.type.index.data == nullptr ? 1 : static_cast<int>(b.input.type.rows));
 }
@@ -468,7 +365,7 @@ template <typename T, int width, int kept, bool one_warp>
 __global__ void __launch_bounds__(backward_threads(one_warp), backward_blocks(kept, one_warp))
     backward_kernel(BackwardArguments b, const __grid_constant__ Teams teams) {
   using C = Compute<T>;
-  using Cells = SumCells<C, width, kept, one_warp>;
+  using Cells = RowCells<C, width, kept, one_warp>;  // sums: weight, bias, then each type
   const Arguments& a = b.input;
   const int64_t dim = a.embedding_dim;
   const int sums_kept = kept_sums(b), in_block = Member<one_warp>::teams();
@@ -490,7 +387,8 @@ __global__ void __launch_bounds__(backward_threads(one_warp), backward_blocks(ke
   };
   if (count > 0) read_next(true);
   for (int number = 0; number < sums_kept; ++number) {
-    reader.columns.for_each([&](int i, int) { sums.clear(number, i); });
+    const C zeros[width] = {};
+    reader.columns.for_each([&](int i, int) { sums.set(number, i, zeros); });
   }
 
   const C scale = static_cast<C>(a.scale);
@@ -625,10 +523,57 @@ struct RowShape {
 
 /// Divides the tokens among teams.
 Teams teams_for(const Arguments& a, int64_t teams) {
-  const bool share = a.position.index.data == nullptr || a.position.index_stride[0] == 0;
   return {divide_up(a.batch * a.seq, teams),
           core::Divisor<int64_t>::of(std::max<int64_t>(1, a.batch)),
-          share && (a.encoding == nullptr || a.encoding_stride[0] == 0)};
+          shares_positions(a) && (a.encoding == nullptr || a.encoding_stride[0] == 0)};
+}
+
+/// Whether rows have `kept` vectors for each thread of their teams, all inside the row.
+template <int width>
+bool is_whole(const Arguments& a, const RowShape& shape) {
+  return a.embedding_dim == width * shape.kept * shape.threads();
+}
+
+/// Launches a forward kernel in as many blocks as run at once. False if it needs more shared memory
+/// than a block has.
+template <typename T, int width, bool one_warp, typename Kernel, typename... More>
+bool run_forward(const Kernel& kernel, int resident_blocks, size_t type_bytes,
+                 const RowShape& shape, int kept, const ForwardArguments& f, cudaStream_t stream,
+                 const More&... more) {
+  const Arguments& a = f.input;
+  const int64_t in_block = one_warp ? max_threads / warp_size : 1;
+  const int64_t threads = in_block * shape.threads();
+  const int64_t resident = core::multiprocessors() * resident_blocks * max_threads / threads;
+  const int64_t blocks = std::min(divide_up(a.batch * a.seq, in_block), resident);
+  const size_t slots = forward_rows * kept * static_cast<size_t>(threads);
+  const size_t bytes = slots * sizeof(Vector<T, width>) + type_bytes;
+  if (!core::allow_shared_memory(kernel, bytes)) return false;
+  core::launch_with(kernel, core::grid_of(blocks), static_cast<unsigned>(threads), bytes, stream, f,
+                    teams_for(a, blocks * in_block), more...);
+  return true;
+}
+
+/// False if usual_forward_kernel() does not take the call.
+template <typename T, int width, int kept, bool one_warp>
+bool launch_usual(const RowShape& shape, const ForwardArguments& f, cudaStream_t stream) {
+  const Arguments& a = f.input;
+  // Whole rows of several warps have at least three vectors per thread.
+  if constexpr (width > 1 && !std::is_same_v<T, double> && (one_warp || kept > 2)) {
+    if (!is_whole<width>(a, shape) || kept != shape.kept || !is_usual<T>(a)) return false;
+    const auto run = [&](const auto& kernel, const auto& turns) {
+      return run_forward<T, width, one_warp>(kernel, usual_blocks, type_bytes<T>(a), shape, kept, f,
+                                             stream, turns);
+    };
+    if constexpr (one_warp) {
+      if (a.sinusoid.pairs > 0) {
+        Turns<true> turns;
+        std::copy_n(a.sinusoid.turns, a.sinusoid.pairs, turns.of_pairs);
+        return run(usual_forward_kernel<T, width, kept, one_warp, true>, turns);
+      }
+    }
+    return run(usual_forward_kernel<T, width, kept, one_warp, false>, Turns<false>{});
+  }
+  return false;
 }
 
 template <typename T, int width>
@@ -639,52 +584,111 @@ void launch_forward(const ForwardArguments& f, cudaStream_t stream) {
     return core::launch(wide_forward_kernel<T, width>, a.batch * a.seq, max_threads, stream, f);
   }
   shape.visit<width>([&](auto kept, auto one_warp) {
-    const int64_t in_block = one_warp ? max_threads / warp_size : 1;
-    const int64_t threads = in_block * shape.threads();
-    const int64_t resident = core::multiprocessors() * forward_blocks(kept) * max_threads / threads;
-    const int64_t blocks = std::min(divide_up(a.batch * a.seq, in_block), resident);
-    const size_t slots = forward_rows * kept * static_cast<size_t>(threads);
-    core::launch_with(forward_kernel<T, width, kept, one_warp>, core::grid_of(blocks),
-                      static_cast<unsigned>(threads), slots * sizeof(Vector<T, width>), stream, f,
-                      teams_for(a, blocks * in_block));
+    if (launch_usual<T, width, kept, one_warp>(shape, f, stream)) return;
+    run_forward<T, width, one_warp>(forward_kernel<T, width, kept, one_warp>, forward_blocks(kept),
+                                    0, shape, kept, f, stream);
   });
 }
 
-/// Shared memory that lets a multiprocessor hold three blocks.
-constexpr size_t third_of_shared = 64 * 1024;
+/// Shared memory of the current device, in bytes; zeros if unknown.
+struct SharedMemory {
+  int64_t of_block = 0, of_multiprocessor = 0;
+  int64_t reserved = 0;  // in each block
 
-/// False if a block's sums do not fit into shared memory.
-template <typename T, int width, int kept, bool one_warp>
-bool launch_teams_backward(const BackwardArguments& b, int row_threads, cudaStream_t stream) {
-  const size_t sum_bytes = static_cast<size_t>(kept_sums(b)) * sizeof(Compute<T>);
-  const size_t thread_bytes = kept * width * (backward_rows * sizeof(T) + sum_bytes);
-  size_t threads = static_cast<size_t>(row_threads);
-  while (one_warp && 2 * threads <= backward_threads(true) &&
-         2 * threads * thread_bytes <= third_of_shared) {
-    threads *= 2;
+  SharedMemory() {
+    int device = 0;
+    if (cudaGetDevice(&device) != cudaSuccess) return;
+    const auto read = [device](cudaDeviceAttr attribute) {
+      int value = 0;
+      cudaDeviceGetAttribute(&value, attribute, device);
+      return int64_t{value};
+    };
+    of_block = read(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    of_multiprocessor = read(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+    reserved = read(cudaDevAttrReservedSharedMemoryPerBlock);
   }
-  const size_t bytes = threads * thread_bytes;
-  const auto kernel = backward_kernel<T, width, kept, one_warp>;
-  if (!core::allow_shared_memory(kernel, bytes)) return false;
-  const int64_t teams = b.parts * static_cast<int64_t>(threads) / row_threads;
-  core::launch_with(kernel, static_cast<unsigned>(b.parts), static_cast<unsigned>(threads), bytes,
-                    stream, b, teams_for(b.input, teams));
-  return true;
+};
+
+/// A block of backward_kernel().
+struct BackwardBlock {
+  int64_t threads, bytes;  // bytes: of dynamic_shared_memory()
+  int64_t resident;        // per multiprocessor; 0: a block does not fit
+
+  int64_t resident_threads() const { return resident * threads; }
+};
+
+/// The block for a call: nearly the most warps that the device can hold, in the largest blocks,
+/// because each block has sums that add_parts_kernel() reads.
+template <typename T, int width>
+BackwardBlock block_for(const BackwardArguments& b, int64_t row_threads, int kept, bool one_warp) {
+  constexpr int64_t static_bytes = 1024;  // more than team_sum() declares
+  const SharedMemory shared;
+  const int64_t sum_bytes = kept_sums(b) * int64_t{sizeof(Compute<T>)},
+                thread_bytes = kept * width * (backward_rows * int64_t{sizeof(T)} + sum_bytes),
+                by_registers = backward_threads(one_warp) * backward_blocks(kept, one_warp);
+  const auto with = [&](int64_t threads) {
+    const int64_t bytes = threads * thread_bytes, used = bytes + static_bytes;
+    const int64_t by_memory = shared.of_multiprocessor / (used + shared.reserved);
+    const bool fits = used <= shared.of_block;
+    return BackwardBlock{threads, bytes, fits ? std::min(by_registers / threads, by_memory) : 0};
+  };
+  BackwardBlock best = with(row_threads);
+  if (!one_warp) return best;
+  for (int64_t threads = 2 * row_threads; threads <= backward_threads(true); threads *= 2) {
+    const BackwardBlock larger = with(threads);
+    if (10 * larger.resident_threads() >= 9 * best.resident_threads()) best = larger;
+  }
+  return best;
+}
+
+/// Calls teams(kept, one_warp, block) for rows that a block's registers and shared memory hold,
+/// otherwise wide().
+template <typename T, int width, typename Function, typename Wide>
+void visit_backward(const BackwardArguments& b, const Function& teams, const Wide& wide) {
+  const RowShape shape(b.input.embedding_dim, width, 2);
+  bool fits = false;
+  if (shape.fits()) {
+    shape.visit<width>([&](auto kept, auto one_warp) {
+      const BackwardBlock block = block_for<T, width>(b, shape.threads(), kept, one_warp);
+      fits = block.resident > 0;
+      if (fits) teams(kept, one_warp, block);
+    });
+  }
+  if (!fits) wide();
+}
+
+template <typename T, int width>
+int64_t parts_for(const BackwardArguments& b) {
+  const Arguments& a = b.input;
+  const int64_t tokens = a.batch * a.seq;
+  int64_t parts = 1;
+  visit_backward<T, width>(
+      b,
+      [&](auto, auto one_warp, const BackwardBlock& block) {
+        const int64_t in_block = one_warp ? block.threads / warp_size : 1;
+        parts = std::min(core::multiprocessors() * block.resident, divide_up(tokens, in_block));
+      },
+      [&] { parts = std::min<int64_t>(core::multiprocessors() * wide_blocks, tokens); });
+  return std::max<int64_t>(1, parts);
 }
 
 template <typename T, int width>
 void launch_parts_backward(const BackwardArguments& b, cudaStream_t stream) {
-  const int64_t dim = b.input.embedding_dim;
-  const RowShape shape(dim, width, 2);
-  bool launched = false;
-  if (shape.fits()) {
-    shape.visit<width>([&](auto kept, auto one_warp) {
-      launched = launch_teams_backward<T, width, kept, one_warp>(b, shape.threads(), stream);
-    });
-  }
-  if (launched) return;
-  core::launch_with(wide_backward_kernel<T, width>, static_cast<unsigned>(b.parts), max_threads, 0,
-                    stream, b, core::Divisor<int64_t>::of(std::max<int64_t>(1, b.input.seq)));
+  const auto parts = static_cast<unsigned>(b.parts);
+  visit_backward<T, width>(
+      b,
+      [&](auto kept, auto one_warp, const BackwardBlock& block) {
+        const auto kernel = backward_kernel<T, width, kept, one_warp>;
+        const auto bytes = static_cast<size_t>(block.bytes);
+        core::allow_shared_memory(kernel, bytes);
+        const int64_t in_block = one_warp ? block.threads / warp_size : 1;
+        core::launch_with(kernel, parts, static_cast<unsigned>(block.threads), bytes, stream, b,
+                          teams_for(b.input, b.parts * in_block));
+      },
+      [&] {
+        core::launch_with(wide_backward_kernel<T, width>, parts, max_threads, 0, stream, b,
+                          core::Divisor<int64_t>::of(std::max<int64_t>(1, b.input.seq)));
+      });
 }
 
 template <typename T, int width>
@@ -702,9 +706,37 @@ void launch_drop(const DropoutArguments& d, cudaStream_t stream) {
   core::launch(drop_kernel<T, width>, blocks, max_threads, stream, d);
 }
 
+/// Calls function(Tag<T>, width) with constants.
+template <typename Function>
+void visit_vectors(const BackwardArguments& arguments, const Function& function) {
+  const Arguments& a = arguments.input;
+  core::visit_scalar(a.scalar, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const int64_t dim = a.embedding_dim;
+    if (vectors_fit<T>(a) && core::vectorizable<T>(arguments.gradient, dim, dim) &&
+        (arguments.sum_gradient == nullptr ||
+         core::vectorizable<T>(arguments.sum_gradient, dim, dim))) {
+      function(tag, std::integral_constant<int, core::vector_width<T>>());
+    } else {
+      function(tag, std::integral_constant<int, 1>());
+    }
+  });
+}
+
 bool empty(const Arguments& a) { return a.batch == 0 || a.seq == 0 || a.embedding_dim == 0; }
 
 }  // namespace
+
+bool computes_sinusoid_cuda(const Arguments& a) {
+  return core::visit_scalar(a.scalar, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    constexpr int width = core::vector_width<T>;
+    const RowShape shape(a.embedding_dim, width, most_kept);
+    return !std::is_same_v<T, double> && shape.warps == 1 && shape.kept > 1 &&
+           is_whole<width>(a, shape) && vectors_fit<T>(a) && is_usual<T>(a) &&
+           fills_rows(a.sinusoid);
+  });
+}
 
 const char* forward_cuda(const ForwardArguments& arguments, core::CudaStream stream) {
   const Arguments& a = arguments.input;
@@ -721,19 +753,19 @@ const char* forward_cuda(const ForwardArguments& arguments, core::CudaStream str
   return core::launch_error();
 }
 
+int64_t parts_cuda(const BackwardArguments& arguments) {
+  int64_t parts = 1;
+  if (arguments.input.embedding_dim == 0) return parts;
+  visit_vectors(arguments, [&](auto tag, auto width) {
+    parts = parts_for<typename decltype(tag)::type, width>(arguments);
+  });
+  return parts;
+}
+
 const char* backward_cuda(const BackwardArguments& arguments, core::CudaStream stream) {
-  const Arguments& a = arguments.input;
-  if (a.embedding_dim == 0) return nullptr;
-  core::visit_scalar(a.scalar, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const int64_t dim = a.embedding_dim;
-    if (vectors_fit<T>(a) && core::vectorizable<T>(arguments.gradient, dim, dim) &&
-        (arguments.sum_gradient == nullptr ||
-         core::vectorizable<T>(arguments.sum_gradient, dim, dim))) {
-      launch_backward<T, core::vector_width<T>>(arguments, stream);
-    } else {
-      launch_backward<T, 1>(arguments, stream);
-    }
+  if (arguments.input.embedding_dim == 0) return nullptr;
+  visit_vectors(arguments, [&](auto tag, auto width) {
+    launch_backward<typename decltype(tag)::type, width>(arguments, stream);
   });
   return core::launch_error();
 }

@@ -44,7 +44,7 @@ Tensor empty_output(const Input& in) {
 }
 
 void fill_output(const Input& in, const Tensor& out) {
-  const Prepared prepared = prepare(in);
+  const Prepared prepared = prepare(in, Pass::forward);
   ForwardArguments arguments;
   arguments.input = prepared.arguments;
   launch(arguments, out);
@@ -62,7 +62,7 @@ Forward empty_forward(const Input& in) {
 
 void forward(const Input& in, const Forward& results) {
   const auto& [out, mean, rstd] = results;
-  const Prepared prepared = prepare(in);
+  const Prepared prepared = prepare(in, Pass::forward);
   ForwardArguments arguments;
   arguments.input = prepared.arguments;
   if (in.norm() == InputNorm::layer) arguments.mean = mean.mutable_data_ptr();
@@ -123,6 +123,17 @@ void* target(const Tensor& result) {
   return result.numel() == 0 ? nullptr : result.mutable_data_ptr();
 }
 
+/// The number of parts of the tokens.
+int64_t parts_of(const BackwardArguments& arguments, const Tensor& gradient) {
+  if constexpr (core::built_with_cuda) {
+    if (dispatcher::on_cuda(gradient)) {
+      const dispatcher::CudaScope scope(gradient);
+      return parts_cuda(arguments);
+    }
+  }
+  return std::clamp<int64_t>(arguments.input.batch * arguments.input.seq, 1, parts_cpu);
+}
+
 /// Memory for partial sums, if any are needed.
 Tensor make_partial(BackwardArguments& arguments, const Tensor& like) {
   if (arguments.weight_gradient == nullptr && arguments.type_gradient == nullptr) return {};
@@ -152,7 +163,7 @@ bool sums_positions(const Input& in) {
 /// `sum_rows`: see BackwardArguments; if given, the gradient of the sum is not among the results.
 Backward run_backward(const Input& in, const Tensor& gradient, const Tensor& mean,
                       const Tensor& rstd, void* const* sum_rows) {
-  const Prepared prepared = prepare(in);
+  const Prepared prepared = prepare(in, Pass::backward);
   const Tensor rows = gradient.contiguous(), means = mean.contiguous(), rstds = rstd.contiguous();
   const bool fused = sums_positions(in);
   Backward results = backward_results(in, sum_rows == nullptr && changes(in), fused);
@@ -167,9 +178,8 @@ Backward run_backward(const Input& in, const Tensor& gradient, const Tensor& mea
   arguments.weight_gradient = target(weight);
   arguments.bias_gradient = target(bias);
   arguments.type_gradient = target(type);
-  const int64_t most = dispatcher::on_cuda(gradient) ? parts_cuda : parts_cpu;
   if (fused) arguments.position_gradient = begin_positions(in, position);
-  arguments.parts = std::clamp<int64_t>(in.ids.numel(), 1, most);
+  arguments.parts = parts_of(arguments, gradient);
   const Tensor partial = make_partial(arguments, rows);
   launch(arguments, gradient);
   if (counts_positions(in) && !fused) {

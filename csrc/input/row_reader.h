@@ -1,7 +1,11 @@
-// Reads the rows of a team's tokens ahead, in device code. Part of kernel_cuda.cu.
+// Teams of threads: a team's columns of a row, its sums over a row, and its tokens' rows, which are
+// read ahead. In device code. Part of kernel_cuda.cu.
 #pragma once
 
+#include <algorithm>
+
 #include "core/async_copy.h"
+#include "core/block_reduce.h"
 #include "core/divisor.h"
 #include "input/token_columns.h"
 
@@ -9,6 +13,12 @@ namespace posembed::input {
 namespace {
 
 using core::warp_size;
+
+constexpr int max_threads = 256;
+constexpr int max_warps = max_threads / warp_size;
+
+/// The most vectors of a row that a thread keeps in registers.
+constexpr int most_kept = 4;
 
 /// Teams of threads, each one warp or a block, divide the tokens.
 struct Teams {
@@ -29,8 +39,39 @@ struct Member {
   __device__ static int64_t number() { return int64_t{blockIdx.x} * teams() + team(); }
 };
 
-/// A thread's columns of a row: `kept` vectors, a team's width apart.
-template <typename T, int width, int kept, bool one_warp>
+/// Sums over a team in a fixed order; every thread gets the sums. `turn` starts as 0: calls
+/// alternate between two buffers, so that a call needs only one barrier.
+template <bool one_warp, int count, typename C>
+__device__ void team_sum(C (&values)[count], int* turn) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) values[i] = core::over_warp(values[i], core::Add());
+  if constexpr (!one_warp) {
+    alignas(16) __shared__ C buffers[2][count][max_warps];
+    auto& sums = buffers[*turn];
+    *turn ^= 1;
+    const unsigned warp = threadIdx.x / warp_size;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      if (threadIdx.x % warp_size == 0) sums[i][warp] = values[i];
+    }
+    __syncthreads();
+    const unsigned warps = blockDim.x / warp_size;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      C of_warps[max_warps];
+      core::load_values<max_warps>(sums[i], of_warps);
+      values[i] = of_warps[0];
+#pragma unroll
+      for (unsigned other = 1; other < max_warps; ++other) {
+        if (other < warps) values[i] += of_warps[other];
+      }
+    }
+  }
+}
+
+/// A thread's columns of a row: `kept` vectors, a team's width apart. `whole`: none is outside the
+/// row.
+template <typename T, int width, int kept, bool one_warp, bool whole = false>
 struct RowColumns {
   int first, dim;
 
@@ -43,7 +84,7 @@ struct RowColumns {
     const int step = Member<one_warp>::threads() * width;
 #pragma unroll
     for (int i = 0; i < kept; ++i) {
-      if (first + i * step < dim) function(i, i * step);
+      if (whole || first + i * step < dim) function(i, i * step);
     }
   }
 };
@@ -63,6 +104,9 @@ struct KeptRow {
   }
 };
 
+/// Rows of a team in shared memory: of token and position, then of the gradient.
+constexpr int forward_rows = 2, backward_rows = 3;
+
 /// Shared memory for a thread's vectors of a row, which no other thread uses.
 template <typename T, int width, bool one_warp>
 struct Slots {
@@ -77,6 +121,58 @@ struct Slots {
 
   __device__ Vector<T, width>& operator[](int i) const {
     return data[i * Member<one_warp>::threads()];
+  }
+};
+
+/// Rows in the compute type in shared memory, after the slots: each thread of a team has its own
+/// cells, in units of 16 bytes, a team's width apart.
+template <typename C, int width, int kept, bool one_warp>
+struct RowCells {
+  static constexpr int size = sizeof(core::Part<C, width>) / sizeof(C);
+  static constexpr int parts = width / size;
+  C* data;
+
+  /// Those of a team of the block, if each team has `rows`.
+  __device__ static RowCells of(int team, int64_t rows, size_t slot_bytes) {
+    const int threads = Member<one_warp>::threads();
+    auto* cells = reinterpret_cast<C*>(core::dynamic_shared_memory() + slot_bytes);
+    return {cells + team * rows * kept * width * threads + Member<one_warp>::rank() * size};
+  }
+
+  /// Calls function(cell, its first column in the vector) for the cells of a vector.
+  template <typename Function>
+  __device__ void for_each(int number, int i, const Function& function) const {
+    const int unit = size * Member<one_warp>::threads();
+    C* row = data + number * (kept * parts * unit);
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      function(row + (i * parts + part) * unit, part * size);
+    }
+  }
+
+  __device__ void set(int number, int i, const C (&values)[width]) const {
+    for_each(number, i,
+             [&](C* cell, int first) { core::store_values<size>(values + first, cell); });
+  }
+
+  __device__ void add(int number, int i, const C (&values)[width]) const {
+    for_each(number, i, [&](C* cell, int first) {
+      C total[size];
+      core::load_values<size>(cell, total);
+#pragma unroll
+      for (int k = 0; k < size; ++k) total[k] += values[first + k];
+      core::store_values<size>(total, cell);
+    });
+  }
+
+  /// Adds the cells of a vector to `total`.
+  __device__ void add_to(int number, int i, C (&total)[width]) const {
+    for_each(number, i, [&](const C* cell, int first) {
+      C values[size];
+      core::load_values<size>(cell, values);
+#pragma unroll
+      for (int k = 0; k < size; ++k) total[first + k] += values[k];
+    });
   }
 };
 
@@ -175,11 +271,47 @@ struct RowReader {
 };
 
 /// Writes a thread's columns of a row.
-template <typename T, int width, int kept, bool one_warp>
-__device__ void write_row(const RowColumns<T, width, kept, one_warp>& columns,
+template <typename T, int width, int kept, bool one_warp, bool whole>
+__device__ void write_row(const RowColumns<T, width, kept, one_warp, whole>& columns,
                           const KeptRow<T, width, kept>& row, T* out) {
   T* to = out + columns.first;
   columns.for_each([&](int i, int offset) { store_columns<T, width>(row.vector[i], to, offset); });
+}
+
+template <typename C>
+struct Moments {
+  C mean = 0, rstd = 1;
+};
+
+template <typename C>
+__device__ void save_moments(const ForwardArguments& f, int64_t token, const Moments<C>& moments) {
+  if (f.rstd != nullptr) static_cast<C*>(f.rstd)[token] = moments.rstd;
+  if (f.mean != nullptr) static_cast<C*>(f.mean)[token] = moments.mean;
+}
+
+/// Normalises a team's row. `inverse`: of the number of columns.
+template <typename T, int width, int kept, bool one_warp, bool whole, typename C = Compute<T>>
+__device__ Moments<C> normalise(const Arguments& a, C inverse,
+                                const RowColumns<T, width, kept, one_warp, whole>& columns,
+                                KeptRow<T, width, kept>* row, int* turn) {
+  Moments<C> moments;
+  if (a.norm == Norm::layer) {
+    C sum[1] = {};
+    row->each_value([&](C& value) { sum[0] += value; });
+    team_sum<one_warp>(sum, turn);
+    moments.mean = sum[0] * inverse;
+    // Columns outside the row stay 0.
+    columns.for_each([&](int i, int) {
+#pragma unroll
+      for (int k = 0; k < width; ++k) row->vector[i].values[k] -= moments.mean;
+    });
+  }
+  C squares[1] = {};
+  row->each_value([&](C& value) { squares[0] = core::fma(value, value, squares[0]); });
+  team_sum<one_warp>(squares, turn);
+  moments.rstd = core::reciprocal_sqrt(squares[0] * inverse + static_cast<C>(a.eps));
+  row->each_value([&](C& value) { value *= moments.rstd; });
+  return moments;
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
 // Sinusoids on CUDA: a thread keeps the turns of a few pairs in registers and iterates over rows.
-// Turns are kernel arguments, so there is no table in memory.
+// Turns are kernel arguments, so there is no table in memory. As many blocks as run at once divide
+// the rows, so that a thread always has rows to read while it computes and writes.
 #include <algorithm>
 
 #include "core/device_store.h"
+#include "core/divisor.h"
 #include "sinusoidal/kernel.h"
 
 namespace posembed::sinusoidal {
@@ -11,8 +13,8 @@ namespace {
 using core::Compute;
 
 constexpr int most_threads = 128;
-constexpr int64_t most_row_blocks = 4096;
-constexpr int64_t busy_row_blocks = 1024;  // fewer leave parts of a large GPU idle
+constexpr int resident_blocks = 5;  // of most_threads, per multiprocessor
+constexpr int64_t most_rest_blocks = 4096;
 constexpr int64_t argument_bytes = 16384;
 constexpr int rows_in_flight = 2;  // per thread: four 16-byte loads
 
@@ -83,70 +85,106 @@ __device__ void interleave(C (&values)[2][width]) {
   for (int i = 0; i < 2 * width; ++i) values[i / width][i % width] = mixed[i];
 }
 
+/// The sequences that share an encoding in a block: one of gridDim.z parts of the batch, or one
+/// sequence.
+struct Sequences {
+  bool shared;
+  int64_t first, count;  // if shared
+
+  __device__ explicit Sequences(const Arguments& a)
+      : shared(a.position_stride[0] == 0),
+        first(a.batch * blockIdx.z / gridDim.z),
+        count(a.batch * (blockIdx.z + 1) / gridDim.z - first) {}
+};
+
+/// The rows that an encoding is applied to, from the next one on.
+template <typename T>
+struct Rows {
+  const T* in = nullptr;  // nullptr: nothing to add to
+  T* out = nullptr;
+  int64_t batch = 0, seq = 0;
+  int64_t left = 0;
+
+  /// Those of encoding `number`; none if it is beyond the last encoding.
+  __device__ Rows(const Arguments& a, const Sequences& sequences, int64_t number,
+                  const core::Divisor<int64_t>& length) {
+    const auto place = core::divide(number, length);
+    if (place.quotient >= (sequences.shared ? 1 : a.batch)) return;
+    batch = sequences.shared ? sequences.first : place.quotient;
+    seq = place.remainder;
+    left = sequences.shared ? sequences.count : 1;
+    out = static_cast<T*>(a.out) + batch * a.out_stride[0] + seq * a.out_stride[1];
+    if (a.in == nullptr) return;
+    in = static_cast<const T*>(a.in) + batch * a.in_stride[0] + seq * a.in_stride[1];
+  }
+
+  __device__ void advance(const Arguments& a, int64_t by) {
+    left -= by;
+    out += by * a.out_stride[0];
+    if (in != nullptr) in += by * a.in_stride[0];
+  }
+};
+
 /// A block processes `width` pairs per thread, starting at pair `begin` of the model, of every
 /// gridDim.x-th encoding, for one of gridDim.z parts of the sequences that share it. `block` has
-/// `count` pairs.
-template <typename T, int width>
-__global__ void encode_kernel(Arguments arguments, const __grid_constant__ TurnBlock<T> block,
-                              int64_t begin, int64_t count) {
+/// `count` pairs. The next rows are always in flight, those of the next encoding too.
+template <typename T, int width, bool derivative>
+__global__ void __launch_bounds__(most_threads, resident_blocks)
+    encode_kernel(Arguments arguments, const __grid_constant__ TurnBlock<T> block,
+                  core::Divisor<int64_t> length, int64_t begin, int64_t count) {
   using C = Compute<T>;
   const Sinusoid& sinusoid = arguments.sinusoid;
   const Layout& layout = sinusoid.layout;
   const int64_t place = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * width;
   if (place >= count) return;
+  const int64_t order = derivative ? sinusoid.order : 0;
   TurnOf<T> turns[width];
-  C factors[width];
+  C factors[derivative ? width : 1];
   const double scale = scale_of(sinusoid);
 #pragma unroll
   for (int i = 0; i < width; ++i) {
     turns[i] = core::through_data_cache(block.turns)[place + i];
-    factors[i] = static_cast<C>(amplitude(scale, sinusoid.order, turns[i]));
+    factors[derivative ? i : 0] = static_cast<C>(amplitude(scale, order, turns[i]));
   }
   const PairIndices indices = indices_of<width>(layout, begin + place);
-  const bool shared = arguments.position_stride[0] == 0;
-  const int64_t rows = shared ? arguments.seq : arguments.batch * arguments.seq;
-  const int64_t shared_begin = arguments.batch * blockIdx.z / gridDim.z;
-  const int64_t shared_end = arguments.batch * (blockIdx.z + 1) / gridDim.z;
-  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
-    const int64_t batch = row / arguments.seq, seq = row - batch * arguments.seq;
-    const int64_t index = batch * arguments.position_stride[0] + seq * arguments.position_stride[1];
-    const int64_t last = shared ? shared_end : batch + 1;
-    const auto in = [&](int64_t b) {
-      const T* data = static_cast<const T*>(arguments.in);
-      return data == nullptr || b >= last
-                 ? nullptr
-                 : data + b * arguments.in_stride[0] + seq * arguments.in_stride[1];
-    };
-    // Loads of the first rows are issued before the encoding is computed.
-    int64_t b = shared ? shared_begin : batch;
-    PairColumns<T, width> columns[rows_in_flight];
-    const auto read_rows = [&] {
+  const Sequences sequences(arguments);
+  int64_t number = blockIdx.x;
+  Rows<T> rows(arguments, sequences, number, length);
+  PairColumns<T, width> columns[rows_in_flight];
+  const auto read_rows = [&] {
 #pragma unroll
-      for (int i = 0; i < rows_in_flight; ++i)
-        columns[i] = read_columns<T, width>(in(b + i), indices);
-    };
-    read_rows();
+    for (int i = 0; i < rows_in_flight; ++i) {
+      const bool needed = rows.in != nullptr && i < rows.left;
+      columns[i] =
+          read_columns<T, width>(needed ? rows.in + i * arguments.in_stride[0] : nullptr, indices);
+    }
+  };
+  read_rows();
+  while (rows.left > 0) {
+    const int64_t index =
+        rows.batch * arguments.position_stride[0] + rows.seq * arguments.position_stride[1];
     const Position position =
-        placed(sinusoid, position_of(arguments.positions, arguments.offset, seq, index));
+        placed(sinusoid, position_of(arguments.positions, arguments.offset, rows.seq, index));
     C values[2][width];
 #pragma unroll
     for (int i = 0; i < width; ++i) {
-      const C factor = factors[i] * static_cast<C>(position.scale);
+      const C factor = factors[derivative ? i : 0] * static_cast<C>(position.scale);
       C sine, cosine;
-      sincos_at(position, turns[i], sinusoid.order, factor, &sine, &cosine);
+      sincos_at(position, turns[i], order, factor, &sine, &cosine);
       values[0][i] = layout.cos_first ? cosine : sine;
       values[1][i] = layout.cos_first ? sine : cosine;
     }
     if (layout.interleaved) interleave(values);
-    while (b < last) {
+    for (bool more = true; more;) {
 #pragma unroll
       for (int i = 0; i < rows_in_flight; ++i) {
-        if (b + i >= last) break;
-        T* out = static_cast<T*>(arguments.out) + (b + i) * arguments.out_stride[0] +
-                 seq * arguments.out_stride[1];
-        apply<T, width>(values, arguments.in != nullptr, indices, columns[i], out);
+        if (i >= rows.left) break;
+        apply<T, width>(values, arguments.in != nullptr, indices, columns[i],
+                        rows.out + i * arguments.out_stride[0]);
       }
-      b += rows_in_flight;
+      rows.advance(arguments, rows_in_flight);
+      more = rows.left > 0;
+      if (!more) rows = Rows<T>(arguments, sequences, number += gridDim.x, length);
       read_rows();
     }
   }
@@ -185,28 +223,39 @@ bool in_packs(const Arguments& arguments) {
          (arguments.in == nullptr || fits(arguments.in, arguments.in_stride));
 }
 
-/// The number of blocks that share an encoding: more than one if few encodings serve many
-/// sequences.
-unsigned parts_of_batch(const Arguments& arguments) {
-  if (arguments.position_stride[0] != 0) return 1;
-  const int64_t parts = core::divide_up(busy_row_blocks, arguments.seq);
-  return static_cast<unsigned>(std::min(arguments.batch, parts));
+/// The grid of a launch for `pairs` pairs: as many blocks as the device can run at once. Blocks
+/// share an encoding if few encodings serve many sequences.
+dim3 grid_for(const Arguments& arguments, int64_t pairs_of_block, int64_t pairs, int64_t threads) {
+  const int64_t columns = core::divide_up(pairs, pairs_of_block);
+  const int64_t resident = core::multiprocessors() * resident_blocks * most_threads / threads;
+  const int64_t rows = std::min(encodings(arguments), std::max<int64_t>(1, resident / columns));
+  const int64_t parts = arguments.position_stride[0] == 0 ? resident / (rows * columns) : 1;
+  return dim3(static_cast<unsigned>(rows), static_cast<unsigned>(columns),
+              static_cast<unsigned>(std::clamp<int64_t>(parts, 1, arguments.batch)));
 }
 
-template <typename T, int width>
+template <typename T, int width, bool derivative>
 void launch_pairs(const Arguments& arguments, core::CudaStream stream) {
   const Sinusoid& sinusoid = arguments.sinusoid;
+  const auto length = core::Divisor<int64_t>::of(arguments.seq);
   TurnBlock<T> block;
   for (int64_t begin = 0; begin < sinusoid.pairs; begin += most_pairs<T>) {
     const int64_t count = std::min(most_pairs<T>, sinusoid.pairs - begin);
     std::copy_n(turns_of<T>(sinusoid) + begin, count, block.turns);
     const int64_t warps = core::divide_up(count, width * core::warp_size);
     const auto threads = std::min<int64_t>(warps * core::warp_size, most_threads);
-    const dim3 grid(static_cast<unsigned>(std::min(encodings(arguments), most_row_blocks)),
-                    static_cast<unsigned>(core::divide_up(count, width * threads)),
-                    parts_of_batch(arguments));
-    core::launch_with(encode_kernel<T, width>, grid, static_cast<unsigned>(threads), 0, stream,
-                      arguments, block, begin, count);
+    core::launch_with(
+        encode_kernel<T, width, derivative>, grid_for(arguments, width * threads, count, threads),
+        static_cast<unsigned>(threads), 0, stream, arguments, block, length, begin, count);
+  }
+}
+
+template <typename T, int width>
+void launch_order(const Arguments& arguments, core::CudaStream stream) {
+  if (arguments.sinusoid.order == 0) {
+    launch_pairs<T, width, false>(arguments, stream);
+  } else {
+    launch_pairs<T, width, true>(arguments, stream);
   }
 }
 
@@ -215,13 +264,13 @@ const char* launch(const Arguments& arguments, core::CudaStream stream) {
   constexpr int width = core::vector_width<T>;
   if (arguments.batch * arguments.seq == 0) return nullptr;
   if (in_packs<T, width>(arguments)) {
-    launch_pairs<T, width>(arguments, stream);
+    launch_order<T, width>(arguments, stream);
   } else {
-    launch_pairs<T, 1>(arguments, stream);
+    launch_order<T, 1>(arguments, stream);
   }
   if (arguments.sinusoid.layout.filled < arguments.sinusoid.layout.columns) {
     const int64_t rows = arguments.batch * arguments.seq;
-    const int64_t blocks = std::min(core::divide_up(rows, most_threads), most_row_blocks);
+    const int64_t blocks = std::min(core::divide_up(rows, most_threads), most_rest_blocks);
     core::launch(rest_kernel<T>, blocks, most_threads, stream, arguments);
   }
   return core::launch_error();

@@ -125,6 +125,12 @@ def test_launches(name: str) -> None:
         assert launches(lambda: differentiate(outputs[0])) == int(backward)
 
 
+def test_sinusoids_of_whole_rows_are_computed_by_the_kernel() -> None:
+    """Rows of whole 16-byte vectors for each lane of a warp, positions that sequences share."""
+    assert launches(lambda: embed(512, positions="sinusoidal")) == 1
+    assert launches(lambda: embed(512, positions="sinusoidal", num_types=2)) == 1
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_values_read_by_the_host(name: str) -> None:
     """Reading a value waits for the device and prevents capture by a CUDA graph."""

@@ -52,8 +52,13 @@ struct alignas(16) uint4 {
 using cudaError_t = int;
 using cudaStream_t = struct CUstream_st*;
 inline constexpr cudaError_t cudaSuccess = 0, cudaErrorInvalidConfiguration = 9;
-inline constexpr int cudaDevAttrMultiProcessorCount = 0, cudaDevAttrComputeCapabilityMajor = 1;
-inline constexpr int cudaDevAttrMaxSharedMemoryPerBlockOptin = 2;
+enum cudaDeviceAttr {
+  cudaDevAttrMultiProcessorCount,
+  cudaDevAttrComputeCapabilityMajor,
+  cudaDevAttrMaxSharedMemoryPerMultiprocessor,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin,
+  cudaDevAttrReservedSharedMemoryPerBlock
+};
 
 inline constexpr int cudaLaunchAttributeProgrammaticStreamSerialization = 0;
 struct cudaLaunchAttribute {
@@ -79,9 +84,10 @@ using std::min;
 inline int pretended_multiprocessors = 4;
 
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-inline cudaError_t cudaDeviceGetAttribute(int* value, int attribute, int) {
-  const bool memory = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin;
-  return *value = memory ? cuda_on_cpu::most_shared_memory : pretended_multiprocessors, cudaSuccess;
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  constexpr int reserved = 1 << 10, most = cuda_on_cpu::most_shared_memory;
+  const int values[] = {pretended_multiprocessors, 8, most + reserved, most, reserved};
+  return *value = values[attribute], cudaSuccess;
 }
 inline cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t) {
   return memset(data, value, bytes), cudaSuccess;

@@ -41,7 +41,8 @@ template <typename T>
 struct Output {
   using C = core::Compute<T>;
 
-  explicit Output(const Case<T>& given) : out(size_t(given.tokens * given.dim)) {
+  explicit Output(const Case<T>& given)
+      : out(size_t(given.tokens * given.dim)), mean(size_t(given.tokens), C(NAN)), rstd(mean) {
     for (T& value : out) core::store(static_cast<C>(NAN), &value);
   }
   ForwardArguments arguments(const Arguments& input) {
@@ -49,7 +50,7 @@ struct Output {
   }
 
   std::vector<T> out;
-  std::vector<C> mean = std::vector<C>(10, C(NAN)), rstd = mean;
+  std::vector<C> mean, rstd;
 };
 
 template <typename T>
@@ -111,7 +112,11 @@ void check_backward(const Case<T>& given, const Arguments& input) {
   const BackwardArguments expected = cpu.arguments(given, input, from);
   backward_cpu(expected, 0, expected.parts);
   add_parts_cpu(expected, 0, sums_of(expected));
-  ASSERT_EQ(backward_cuda(gpu.arguments(given, input, from), nullptr), nullptr);
+  BackwardArguments arguments = gpu.arguments(given, input, from);
+  arguments.parts = parts_cuda(arguments);
+  gpu.partial.assign(size_t(arguments.parts * 4 * partial_columns(given.dim)), NAN);
+  arguments.partial = gpu.partial.data();
+  ASSERT_EQ(backward_cuda(arguments, nullptr), nullptr);
   const double unit = (given.dim == 1 ? 1e3 : 20) * tolerance<T>();
   expect_same(gpu.sum, cpu.sum, unit, "sum");
   if (expected.type_gradient != nullptr) expect_same(gpu.type, cpu.type, unit, "type");
@@ -129,6 +134,21 @@ std::vector<Case<T>> gpu_cases() {
   return all;
 }
 
+/// More tokens than a small device has teams: 11 sequences of 6 tokens.
+template <typename T>
+Case<T> many_tokens(int64_t dim, Norm norm) {
+  Case<T> given(dim, norm, 0);
+  given.batch = 11;
+  given.seq = 6;
+  given.tokens = 66;
+  for (int64_t i = 10; i < given.tokens; ++i) {
+    given.ids.push_back(static_cast<int32_t>(i * 5 % 11));
+    given.types.push_back(i / 3 % 2);
+  }
+  given.gradient = random_values<T>(given.tokens * dim, 6);
+  return given;
+}
+
 template <typename T>
 class InputGpuSource : public testing::Test {};
 
@@ -138,6 +158,13 @@ TYPED_TEST(InputGpuSource, Forward) {
   for (const Case<TypeParam>& given : gpu_cases<TypeParam>()) {
     SCOPED_TRACE(testing::Message() << "dim " << given.dim << " norm " << int(given.norm));
     ASSERT_NO_FATAL_FAILURE(check_forward(given, given.arguments()));
+  }
+}
+
+TYPED_TEST(InputGpuSource, BackwardOfManyTokens) {
+  for (const int64_t dim : {83, 512, 1024}) {
+    const auto given = many_tokens<TypeParam>(dim, Norm::layer);
+    ASSERT_NO_FATAL_FAILURE(check_backward(given, given.arguments()));
   }
 }
 
@@ -252,12 +279,204 @@ void check_ids_outside(int64_t dim, Norm norm) {
 /// Covers teams that continue with other tokens after a bad one.
 TYPED_TEST(InputGpuSource, IdsOutsideTheirTables) {
   const int usual = std::exchange(pretended_multiprocessors, 1);
-  for (const int64_t dim : {64, 83, 2176}) {
+  for (const int64_t dim : {64, 83, 512, 768, 2176}) {
     for (const Norm norm : {Norm::layer, Norm::rms}) {
       ASSERT_NO_FATAL_FAILURE(check_ids_outside<TypeParam>(dim, norm)) << dim;
     }
   }
   pretended_multiprocessors = usual;
+}
+
+/// As many parts as blocks run at once, but not more than there are tokens for.
+TYPED_TEST(InputGpuSource, Parts) {
+  for (const int64_t dim : {5, 64, 256, 768, 1024, 4096, 100000}) {
+    Case<TypeParam> given(dim, Norm::layer, 0);
+    const Arguments input = given.arguments();
+    Output<TypeParam> from(given);
+    Gradients<TypeParam> gradients(given);
+    BackwardArguments arguments = gradients.arguments(given, input, from);
+    const int64_t few = parts_cuda(arguments);
+    EXPECT_GE(few, 1);
+    EXPECT_LE(few, given.tokens);
+    arguments.input.batch = int64_t{1} << 30;
+    const int64_t most = parts_cuda(arguments);
+    EXPECT_EQ(most % pretended_multiprocessors, 0);
+    const int usual = std::exchange(pretended_multiprocessors, 3 * pretended_multiprocessors);
+    EXPECT_EQ(parts_cuda(arguments), 3 * most) << dim;
+    pretended_multiprocessors = usual;
+    arguments.input.batch = 0;
+    EXPECT_EQ(parts_cuda(arguments), 1);
+  }
+}
+
+/// The warps that a multiprocessor of the pretended device (99 KiB of shared memory) holds.
+TEST(InputGpuSource, BlocksFillAMultiprocessor) {
+  Case<core::BFloat16> given(768, Norm::layer, 0);
+  Output<core::BFloat16> from(given);
+  Gradients<core::BFloat16> gradients(given);
+  BackwardArguments arguments = gradients.arguments(given, given.arguments(), from);
+  const auto block = [&] { return block_for<core::BFloat16, 8>(arguments, warp_size, 3, true); };
+  EXPECT_EQ(block().threads, 32);  // sums for weight, bias and two types
+  EXPECT_EQ(block().resident, 5);
+  arguments.type_gradient = nullptr;
+  EXPECT_EQ(block().threads, 128);
+  EXPECT_EQ(block().resident, 2);
+  arguments.weight_gradient = nullptr;  // no sums: registers limit the blocks
+  EXPECT_EQ(block().threads, 128);
+  EXPECT_EQ(block().resident, 4);
+}
+
+// ---- the usual forward kernel ----
+
+/// The same bits.
+template <typename T>
+void expect_equal(const Output<T>& found, const Output<T>& expected) {
+  const auto same = [](const auto& a, const auto& b) {
+    return memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0;
+  };
+  EXPECT_TRUE(same(found.out, expected.out));
+  EXPECT_TRUE(same(found.mean, expected.mean));
+  EXPECT_TRUE(same(found.rstd, expected.rstd));
+}
+
+/// Compares the call with the same call whose sequences have positions of their own, which
+/// forward_kernel() takes.
+template <typename T>
+void check_usual(const Case<T>& given, Arguments input) {
+  std::vector<int64_t> positions;
+  for (int64_t i = 0; i < given.tokens; ++i) {
+    positions.push_back(index_of(input.position, 0, i % given.seq));
+  }
+  Arguments other = input;
+  other.position.index = {positions.data(), core::Index::int64};
+  other.position.index_stride[0] = given.seq;
+  ASSERT_TRUE(is_usual<T>(input));
+  ASSERT_FALSE(is_usual<T>(other));
+  Output<T> found(given), expected(given);
+  core::DeviceError error = {}, expected_error = {};
+  input.error = &error;
+  other.error = &expected_error;
+  ASSERT_EQ(forward_cuda(found.arguments(input), nullptr), nullptr);
+  ASSERT_EQ(forward_cuda(expected.arguments(other), nullptr), nullptr);
+  expect_equal(found, expected);
+  EXPECT_EQ(error.state, expected_error.state);
+}
+
+/// Every number of vectors per thread, and of warps per row.
+template <typename T>
+std::vector<int64_t> whole_widths() {
+  const int64_t row = core::vector_width<T> * core::warp_size;
+  return {2 * row, 3 * row, 4 * row, 6 * row, 8 * row, 16 * row};
+}
+
+template <typename T>
+class InputUsualGpuSource : public testing::Test {
+ protected:
+  void SetUp() override { std::swap(usual_, pretended_multiprocessors); }
+  void TearDown() override { std::swap(usual_, pretended_multiprocessors); }
+
+ private:
+  int usual_ = 1;
+};
+
+TYPED_TEST_SUITE(InputUsualGpuSource, Scalars);
+
+TYPED_TEST(InputUsualGpuSource, BitsOfTheGeneralKernel) {
+  for (const int64_t dim : whole_widths<TypeParam>()) {
+    for (const Norm norm : {Norm::none, Norm::layer, Norm::rms}) {
+      SCOPED_TRACE(testing::Message() << "dim " << dim << " norm " << int(norm));
+      Case<TypeParam> given = many_tokens<TypeParam>(dim, norm);
+      Arguments input = given.arguments();
+      if (type_bytes<TypeParam>(input) <= most_type_bytes) {
+        ASSERT_NO_FATAL_FAILURE(check_usual(given, input));
+      }
+      input.type.index = {};
+      input.type.index_stride[0] = input.type.index_stride[1] = 0;
+      if (type_bytes<TypeParam>(input) > most_type_bytes) input.type = {};
+      ASSERT_NO_FATAL_FAILURE(check_usual(given, input));
+      input.type = {};
+      input.scale = 1;
+      input.norm_bias = nullptr;
+      ASSERT_NO_FATAL_FAILURE(check_usual(given, input));
+    }
+  }
+}
+
+TYPED_TEST(InputUsualGpuSource, SharedPositionsAndIdsOfBothWidths) {
+  const std::vector<int32_t> positions = {3, -2, 0, 0, 6, 5};
+  const int64_t dim = whole_widths<TypeParam>()[1];
+  Case<TypeParam> given = many_tokens<TypeParam>(dim, Norm::layer);
+  const std::vector<int64_t> ids(given.ids.begin(), given.ids.end());
+  const std::vector<int32_t> types(given.types.begin(), given.types.end());
+  Arguments input = given.arguments();
+  input.token.index = {ids.data(), core::Index::int64};
+  input.type.index = {types.data(), core::Index::int32};
+  input.position.index = {positions.data(), core::Index::int32};
+  input.position.index_stride[0] = 0;
+  check_usual(given, input);
+}
+
+/// Compares a sinusoid that the kernel computes with one that is given to forward_kernel().
+TYPED_TEST(InputUsualGpuSource, Sinusoids) {
+  using T = TypeParam;
+  using sinusoidal::Preset;
+  const std::vector<int64_t> positions = {5, -1, 0, 1000000, -3, 7};
+  for (const Preset preset : {Preset::vaswani, Preset::marian, Preset::tensor2tensor}) {
+    for (const int64_t dim : whole_widths<T>()) {
+      for (const bool counted : {false, true}) {
+        const Norm norm = counted ? Norm::none : Norm::layer;
+        const Case<T> given = many_tokens<T>(dim, norm);
+        sinusoidal::Encoding encoding(preset, dim, 10000, 0, counted);
+        encoding.sinusoid.scale = 0.5;
+        encoding.sinusoid.first = counted ? 0 : 4;
+        Arguments input = given.arguments();
+        input.type = {};
+        input.position = Table{};
+        input.position.offset = 1000;
+        if (!counted) input.position.index = {positions.data(), core::Index::int64};
+        input.sinusoid = encoding.sinusoid;
+        const bool fits = dim <= 4 * core::vector_width<T> * core::warp_size;
+        const bool expected_to_compute =
+            fits && !std::is_same_v<T, double> && encoding.sinusoid.layout.filled == dim;
+        ASSERT_EQ(computes_sinusoid_cuda(input), expected_to_compute) << dim;
+        if (!expected_to_compute) continue;
+        Arguments other = input;
+        other.sinusoid = {};
+        std::vector<core::Compute<T>> ready;
+        sinusoidal::Arguments fill = sinusoidal::rows(encoding.sinusoid, 1, given.seq, ready);
+        if (!counted) fill.positions.data = positions.data();
+        fill.position_stride[1] = 1;
+        fill.offset = 1000;
+        sinusoidal::encode_cpu(fill, 0, sinusoidal::encodings(fill));
+        other.encoding = ready.data();
+        other.encoding_stride[1] = dim;
+        ASSERT_FALSE(is_usual<T>(other));
+        Output<T> found(given), expected(given);
+        ASSERT_EQ(forward_cuda(found.arguments(input), nullptr), nullptr);
+        ASSERT_EQ(forward_cuda(expected.arguments(other), nullptr), nullptr);
+        expect_equal(found, expected);
+      }
+    }
+  }
+}
+
+/// Rows of zeros; the rows of the tokens after them are as they would be otherwise.
+TYPED_TEST(InputUsualGpuSource, IndicesOutsideTheirTables) {
+  std::vector<int32_t> positions = {3, -2, 7, 0, -3, 5};
+  for (const int64_t dim : whole_widths<TypeParam>()) {
+    Case<TypeParam> given = many_tokens<TypeParam>(dim, Norm::layer);
+    for (const size_t token : {0, 3, 4, 40, 65}) given.ids[token] = token % 2 == 0 ? -1 : 11;
+    Arguments input = given.arguments();
+    if (type_bytes<TypeParam>(input) > most_type_bytes) {
+      input.type = {};
+    }
+    given.types[10] = 2;
+    given.types[64] = std::numeric_limits<int64_t>::min();
+    ASSERT_NO_FATAL_FAILURE(check_usual(given, input));
+    input.position.index = {positions.data(), core::Index::int32};
+    input.position.index_stride[0] = 0;
+    ASSERT_NO_FATAL_FAILURE(check_usual(given, input));
+  }
 }
 
 TEST(InputGpuSource, Nothing) {

@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <cmath>
+#include <numeric>
 #include <random>
 
 // Renamed, because the library may contain the real launcher.
@@ -89,7 +90,7 @@ TYPED_TEST(SinusoidalGpuSource, MorePairsThanOneLaunchCarries) {
 }
 
 TYPED_TEST(SinusoidalGpuSource, PositionsOfEveryTypeSharedOrNot) {
-  const Encoding encoding(Preset::vaswani, 40, 10000, 0, false);
+  const Encoding encoding(Preset::vaswani, 48, 10000, 0, false);
   const int32_t narrow[] = {7, -3, 0, 1000, 2147483647, -1};
   const int64_t whole[] = {7, -3, 0, int64_t{1} << 40, 2147483647, -1};
   const float single[] = {0.5f, NAN, -0.25f, INFINITY, 998.3897f, 1e30f};
@@ -110,7 +111,7 @@ TYPED_TEST(SinusoidalGpuSource, PositionsOfEveryTypeSharedOrNot) {
         arguments.positions = view;
         arguments.position_stride[0] = shared ? 0 : 3;
         arguments.position_stride[1] = 1;
-        ASSERT_NO_FATAL_FAILURE(check<TypeParam>(arguments, {2, 3, 40, 0, 0}, true, false));
+        ASSERT_NO_FATAL_FAILURE(check<TypeParam>(arguments, {2, 3, 48, 0, 0}, true, false));
       }
     }
   }
@@ -125,19 +126,38 @@ TYPED_TEST(SinusoidalGpuSource, LearnedScale) {
   check<TypeParam>(arguments, {1, 5, 24, 0, 0}, true, false);
 }
 
-TYPED_TEST(SinusoidalGpuSource, MoreRowsThanBlocks) {
-  const Encoding encoding(Preset::vaswani, 7, 10000, 0, false);
-  Arguments arguments;
-  arguments.sinusoid = encoding.sinusoid;
-  check<TypeParam>(arguments, {1, most_row_blocks + 3, 7, 0, 0}, false, false);
+/// The blocks of 32 threads that a launch has on the pretended device.
+int64_t most_blocks() {
+  return int64_t{pretended_multiprocessors} * resident_blocks * most_threads / core::warp_size;
+}
+
+/// A block goes on with another encoding, with and without a rest of the rows that it reads
+/// together.
+TYPED_TEST(SinusoidalGpuSource, MoreEncodingsThanBlocks) {
+  std::vector<int64_t> positions(size_t(2 * most_blocks()));
+  std::iota(positions.begin(), positions.end(), -7);
+  for (const int64_t dim : {7, 16}) {
+    const Encoding encoding(Preset::vaswani, dim, 10000, 0, false);
+    Arguments arguments;
+    arguments.sinusoid = encoding.sinusoid;
+    for (const int64_t batch : {1, 2, 3, 5}) {
+      const Strided form{batch, most_blocks() * 2 + 3, dim, 0, 0};
+      ASSERT_NO_FATAL_FAILURE(check<TypeParam>(arguments, form, false, false));
+      ASSERT_NO_FATAL_FAILURE(check<TypeParam>(arguments, form, true, true));
+    }
+    arguments.positions = {positions.data(), false, core::Index::int64, {}};
+    arguments.position_stride[0] = most_blocks() / 3;
+    arguments.position_stride[1] = 1;
+    check<TypeParam>(arguments, {5, most_blocks() / 3, dim, 0, 0}, true, false);
+  }
 }
 
 TYPED_TEST(SinusoidalGpuSource, ManySequencesOfFewTokens) {
   const Encoding encoding(Preset::vaswani, 8, 10000, 0, false);
   Arguments arguments;
   arguments.sinusoid = encoding.sinusoid;
-  check<TypeParam>(arguments, {busy_row_blocks + 5, 1, 8, 0, 0}, true, false);
-  check<TypeParam>(arguments, {7, busy_row_blocks / 4, 8, 0, 0}, true, false);
+  check<TypeParam>(arguments, {4 * most_blocks() + 5, 1, 8, 0, 0}, true, false);
+  check<TypeParam>(arguments, {7, most_blocks() / 4, 8, 0, 0}, true, false);
 }
 
 TYPED_TEST(SinusoidalGpuSource, Nothing) {

@@ -46,11 +46,12 @@ def test_equals_submodules_one_after_the_other(options: dict, device: torch.devi
 
 @kinds
 @pytest.mark.parametrize("shared", [True, False])
-def test_long_batches(options: dict, shared: bool, device: torch.device) -> None:
+@pytest.mark.parametrize("width", [200, 512])
+def test_long_batches(options: dict, shared: bool, width: int, device: torch.device) -> None:
     """Kernels process several tokens of a place together, whether or not they share a position."""
     torch.manual_seed(0)
     longer = options | ({"max_positions": 90} if "max_positions" in options else {})
-    embed = pe.InputEmbedding(ROWS, 200, device=device, **longer)
+    embed = pe.InputEmbedding(ROWS, width, device=device, **longer)
     exact = copy.deepcopy(embed).double()
     ids = torch.randint(0, ROWS, (6, 70), device=device)
     types = torch.randint(0, 2, (6, 70), device=device) if embed.token_type else None
@@ -180,15 +181,16 @@ def test_an_empty_batch_has_zero_gradients() -> None:
         {"preset": "fairseq", "scale": 2.0},
     ],
 )
+@pytest.mark.parametrize("width", [COLUMNS, 512])
 def test_sinusoids_have_the_bits_of_the_operator(
-    dtype: torch.dtype, spec: dict, device: torch.device
+    dtype: torch.dtype, spec: dict, width: int, device: torch.device
 ) -> None:
-    sinusoid = pe.SinusoidalSpec(COLUMNS, **spec)
-    token = torch.randn(ROWS, COLUMNS, device=device, dtype=dtype)
+    sinusoid = pe.SinusoidalSpec(width, **spec)
+    token = torch.randn(ROWS, width, device=device, dtype=dtype)
     ids = torch.randint(0, ROWS, (3, 9), device=device)
     positions = torch.randint(0, 2**40, (3, 9), device=device)
     positions[1, 2:4] = -1
-    for places in ({"offset": 7}, {"positions": positions}):
+    for places in ({"offset": 7}, {"positions": positions}, {"positions": positions[1]}):
         result = pe.functional.input_embedding(ids, token, sinusoid=sinusoid, **places)
         expected = pe.functional.sinusoidal(token[ids], spec=sinusoid, **places)
         assert torch.equal(result, expected)
