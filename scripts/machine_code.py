@@ -56,8 +56,8 @@ LIMITS = (
     Limit("input::forward_kernel<BFloat16, 8, 4, false>", 80, float64=23),
     Limit("input::backward_kernel<BFloat16, 8, 3, true>", 128, float64=23),
     Limit("input::backward_kernel<BFloat16, 8, 2, false>", 128, float64=23),
-    Limit("alibi::fill_kernel<BFloat16, 8, true>", 40),
-    Limit("alibi::add_kernel<BFloat16, 8, true>", 40),
+    Limit("alibi::fill_kernel<BFloat16, 8, true>", 48),
+    Limit("alibi::add_kernel<BFloat16, 8, true>", 48),
     Limit("alibi::softmax_kernel<BFloat16, 8, true>", 40),
     Limit("alibi::softmax_backward_kernel<BFloat16, 8, true>", 40, float64=97),
 )

@@ -81,6 +81,287 @@ struct RowNumbers {
   }
 };
 
+// ----------------------------------------------------------------------------------- packs of keys
+
+/// Whole numbers up to this size, and their differences, are floats.
+constexpr int64_t most_exact = 1 << 23;
+
+/// NaN if the position is too large for exact differences.
+template <typename C>
+__device__ C exact(int64_t position) {
+  return position <= most_exact && position >= -most_exact ? static_cast<C>(position)
+                                                           : static_cast<C>(NAN);
+}
+
+/// The positions of `width` neighbouring keys.
+template <typename C, int width>
+struct Keys {
+  C position[width];  // infinity: masked
+  C first, last;      // the smallest and the largest of them; NaN if one is not exact
+};
+
+/// Keeps the compiler from computing a value again wherever it is used.
+__device__ void compute_once([[maybe_unused]] float& value) {
+#if defined(__CUDA_ARCH__)
+  asm("" : "+f"(value));
+#endif
+}
+__device__ void compute_once([[maybe_unused]] double& value) {
+#if defined(__CUDA_ARCH__)
+  asm("" : "+d"(value));
+#endif
+}
+
+template <int width, bool plain, typename C>
+__device__ Keys<C, width> keys_at(const Distances& distances, int64_t batch, int64_t key) {
+  Keys<C, width> keys;
+  bool all_exact = true;
+#pragma unroll
+  for (int i = 0; i < width; ++i) {
+    const C position = !plain && is_masked(distances, batch, key + i)
+                           ? static_cast<C>(INFINITY)
+                           : exact<C>(plain ? key + i : key_position(distances, batch, key + i));
+    keys.position[i] = position;
+    keys.first = i == 0 || position < keys.first ? position : keys.first;
+    keys.last = i == 0 || position > keys.last ? position : keys.last;
+    all_exact = all_exact && position == position;
+  }
+  if (!all_exact) keys.first = keys.last = static_cast<C>(NAN);
+  compute_once(keys.first);
+  compute_once(keys.last);
+  return keys;
+}
+
+/// The biases along a row, for packs of its keys. Moves from row to row of a head.
+template <typename C, bool plain>
+class RowBias {
+ public:
+  __device__ RowBias(const Distances& distances, const BiasLine<C>& line)
+      : distances_(distances),
+        line_(line),
+        most_(distances.causal ? C(0) : static_cast<C>(2 * most_exact)) {}
+
+  __device__ void move_to(int64_t batch, int64_t query) {
+    batch_ = batch;
+    query_ = query;
+    position_ =
+        exact<C>(plain ? distances_.offset + query : query_position(distances_, batch, query));
+    if (!has_documents()) return;
+    // Neighbouring rows are mostly of the same document.
+    const int64_t place = distances_.offset + query;
+    if (place < document_.begin || place >= document_.end) {
+      document_ = document_of(distances_, query);
+    }
+  }
+
+  /// Whether the query sees none of the keys.
+  template <int width>
+  __device__ bool hides(const Keys<C, width>& keys, int64_t key) const {
+    if (has_documents() && (key >= document_.end || key + width <= document_.begin)) return true;
+    return keys.first - position_ > most_;  // false if one is NaN
+  }
+
+  /// The bias of a hidden key: -infinity, or 0.
+  __device__ C hidden_bias() const { return line_.hidden; }
+
+  /// Whether scores of hidden keys are not used.
+  __device__ bool drops_hidden() const { return line_.hidden < 0; }
+
+  template <int width>
+  __device__ void fill(const Keys<C, width>& keys, int64_t key, C (&biases)[width]) const {
+    visit(
+        keys, key, [&](int i, C slope, C distance) { biases[i] = slope * distance; },
+        [&](int i) { biases[i] = line_.hidden; });
+  }
+
+  /// Adds biases to scores * scale. Hidden scores are not used: padding may hold NaN.
+  template <int width>
+  __device__ void add(const Keys<C, width>& keys, int64_t key, C scale, C (&scores)[width]) const {
+    visit(
+        keys, key,
+        [&](int i, C slope, C distance) {
+          scores[i] = core::fma(slope, distance, scores[i] * scale);
+        },
+        [&](int i) { scores[i] = drops_hidden() ? line_.hidden : scores[i] * scale; });
+  }
+
+ private:
+  __device__ bool has_documents() const { return !plain && distances_.documents > 0; }
+
+  /// Calls visible(i, slope, distance) or hidden(i) for each key.
+  template <int width, typename Visible, typename Hidden>
+  __device__ void visit(const Keys<C, width>& keys, int64_t key, const Visible& visible,
+                        const Hidden& hidden_key) const {
+    const C nearest = keys.first - position_;
+    if (hides(keys, key)) {
+#pragma unroll
+      for (int i = 0; i < width; ++i) hidden_key(i);
+    } else if (ends_within<width>(key) || !(nearest == nearest)) {
+      visit_one_by_one<width>(key, visible, hidden_key);
+    } else if (keys.last <= position_) {
+#pragma unroll
+      for (int i = 0; i < width; ++i) visible(i, line_.before, keys.position[i] - position_);
+    } else {
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        const C distance = keys.position[i] - position_;
+        if (distance > most_) {
+          hidden_key(i);
+        } else {
+          visible(i, distance > 0 ? line_.after : line_.before, distance);
+        }
+      }
+    }
+  }
+
+  /// The same for keys of several documents, and for positions that are not exact. Not unrolled,
+  /// because this is rare and takes many registers.
+  template <int width, typename Visible, typename Hidden>
+  __device__ void visit_one_by_one(int64_t key, const Visible& visible,
+                                   const Hidden& hidden_key) const {
+    const Query<plain> query(distances_, {batch_, 0, query_});
+#pragma unroll 1
+    for (int at = 0; at < width; ++at) {
+      const int32_t distance = query.distance_to(key + at);
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        if (i != at) continue;
+        if (distance == hidden) {
+          hidden_key(i);
+        } else {
+          visible(i, slope_at(line_, distance), static_cast<C>(distance));
+        }
+      }
+    }
+  }
+
+  /// Whether the query's document has some of `width` keys, but not all.
+  template <int width>
+  __device__ bool ends_within(int64_t key) const {
+    return has_documents() && (key < document_.begin || key + width > document_.end);
+  }
+
+  const Distances& distances_;
+  BiasLine<C> line_;
+  C most_;  // keys at larger distances are hidden
+  C position_ = 0;
+  KeyRange document_ = {0, 0};
+  int64_t batch_ = 0, query_ = 0;
+};
+
+template <int width, typename T>
+__device__ void load_keys(const T* in, Compute<T> (&values)[width]) {
+  const auto pack = *reinterpret_cast<const Vector<T, width>*>(in);
+  core::load_all(pack.values, values);
+}
+
+template <int width, typename T>
+__device__ void store_keys(const Compute<T> (&values)[width], T* out) {
+  Vector<T, width> pack;
+#pragma unroll
+  for (int i = 0; i < width; ++i) core::store(values[i], pack.values + i);
+  core::write_vector<T, width>(pack, out);
+}
+
+// ------------------------------------------------------------------------------------ fill and add
+
+/// A warp takes a tile: a pack of keys for each lane, in some rows of one head. What depends on
+/// keys or the head alone is computed once for all its rows.
+struct Tile {
+  int64_t batch, head;
+  int64_t begin, end;  // queries
+  int64_t key;         // the first key of the lane
+};
+
+struct Tiles {
+  core::Divisor<int64_t> chunks, parts, heads;  // chunks of a row, parts of a head's rows
+  int64_t count;
+  int64_t rows;  // of a part
+
+  static Tiles of(int64_t batch, int64_t heads, const Distances& distances, int width) {
+    const auto divisor = [](int64_t value) {
+      return core::Divisor<int64_t>::of(std::max<int64_t>(1, value));
+    };
+    const int64_t chunks = core::divide_up(distances.keys, core::warp_size * width);
+    const int64_t planes = batch * heads;
+    // Fewer rows where large tiles would leave multiprocessors without warps.
+    const int64_t enough = int64_t{32} * core::multiprocessors();
+    int64_t rows = 16;
+    while (rows > 1 && planes * chunks * core::divide_up(distances.queries, rows) < enough) {
+      rows /= 2;
+    }
+    const int64_t parts = core::divide_up(distances.queries, rows);
+    return {divisor(chunks), divisor(parts), divisor(heads), planes * parts * chunks, rows};
+  }
+
+  unsigned blocks() const { return blocks_for(core::divide_up(count, warps)); }
+
+  __device__ Tile tile(int64_t number, const Distances& distances, int width) const {
+    const auto chunk = core::divide(number, chunks);
+    const auto part = core::divide(chunk.quotient, parts);
+    const auto head = core::divide(part.quotient, heads);
+    const int64_t begin = part.remainder * rows;
+    const int64_t lane = threadIdx.x % core::warp_size;
+    return {head.quotient, head.remainder, begin, min(begin + rows, distances.queries),
+            (chunk.remainder * core::warp_size + lane) * width};
+  }
+
+  static constexpr int warps = block_size / core::warp_size;
+};
+
+/// Calls visit(tile, bias, keys) for every tile of the warp whose lane has keys.
+template <int width, bool plain, typename C, typename Visit>
+__device__ void for_each_tile(const Tiles& tiles, const Slopes& slopes, const Distances& distances,
+                              const Visit& visit) {
+  const int64_t first = int64_t{blockIdx.x} * Tiles::warps + threadIdx.x / core::warp_size;
+  for (int64_t number = first; number < tiles.count; number += int64_t{gridDim.x} * Tiles::warps) {
+    const Tile tile = tiles.tile(number, distances, width);
+    if (tile.key >= distances.keys) continue;
+    visit(tile, RowBias<C, plain>(distances, bias_line<C>(slopes, distances, tile.head)),
+          keys_at<width, plain, C>(distances, tile.batch, tile.key));
+  }
+}
+
+template <typename T, int width, bool plain>
+__global__ void __launch_bounds__(block_size)
+    fill_kernel(const __grid_constant__ FillArguments arguments, Tiles tiles) {
+  using C = Compute<T>;
+  const auto fill = [&](const Tile& tile, RowBias<C, plain> bias, const Keys<C, width>& keys) {
+    T* out = row_data<T>(arguments.out, {tile.batch, tile.head, tile.begin}) + tile.key;
+    for (int64_t query = tile.begin; query < tile.end; ++query) {
+      bias.move_to(tile.batch, query);
+      C biases[width] = {};
+      bias.fill(keys, tile.key, biases);
+      store_keys<width>(biases, out);
+      out += arguments.out.stride[2];
+    }
+  };
+  for_each_tile<width, plain, C>(tiles, arguments.slopes, arguments.distances, fill);
+}
+
+template <typename T, int width, bool plain>
+__global__ void __launch_bounds__(block_size)
+    add_kernel(const __grid_constant__ ScoreArguments arguments, Tiles tiles) {
+  using C = Compute<T>;
+  const C scale = static_cast<C>(arguments.scale);
+  const auto add = [&](const Tile& tile, RowBias<C, plain> bias, const Keys<C, width>& keys) {
+    const T* in = row_data<const T>(arguments.in, {tile.batch, tile.head, tile.begin}) + tile.key;
+    T* out = row_data<T>(arguments.out, {tile.batch, tile.head, tile.begin}) + tile.key;
+    for (int64_t query = tile.begin; query < tile.end; ++query) {
+      bias.move_to(tile.batch, query);
+      C scores[width] = {};
+      if (!bias.drops_hidden() || !bias.hides(keys, tile.key)) load_keys<width>(in, scores);
+      bias.add(keys, tile.key, scale, scores);
+      store_keys<width>(scores, out);
+      in += arguments.in.stride[2];
+      out += arguments.out.stride[2];
+    }
+  };
+  for_each_tile<width, plain, C>(tiles, arguments.slopes, arguments.distances, add);
+}
+
+// ----------------------------------------------------------------------------------------- softmax
+
 /// The distances of `width` neighbouring keys on one side of the query, which need no checks:
 /// first, first + 1, and so on.
 template <typename C>
@@ -116,80 +397,6 @@ __device__ void add_biases(const Query<plain>& query, const BiasLine<C>& line, i
     scores[i] = biased(line, query.distance_to(key + i), scores[i], scale);
   }
 }
-
-template <int width, typename C, bool plain>
-__device__ void fill_biases(const Query<plain>& query, const BiasLine<C>& line, int64_t key,
-                            C (&biases)[width]) {
-  const auto side = one_side<width>(query, line, key);
-  if (side.holds) {
-#pragma unroll
-    for (int i = 0; i < width; ++i) biases[i] = side.slope * (side.first + static_cast<C>(i));
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < width; ++i) biases[i] = bias(line, query.distance_to(key + i));
-}
-
-template <int width, typename T>
-__device__ void load_keys(const T* in, Compute<T> (&values)[width]) {
-  const auto pack = *reinterpret_cast<const Vector<T, width>*>(in);
-  core::load_all(pack.values, values);
-}
-
-template <int width, typename T>
-__device__ void store_keys(const Compute<T> (&values)[width], T* out) {
-  Vector<T, width> pack;
-#pragma unroll
-  for (int i = 0; i < width; ++i) core::store(values[i], pack.values + i);
-  core::write_vector<T, width>(pack, out);
-}
-
-// ------------------------------------------------------------------------------------ fill and add
-
-template <typename T, int width, bool plain>
-__global__ void fill_kernel(FillArguments arguments, RowNumbers numbers) {
-  using C = Compute<T>;
-  const Distances& distances = arguments.distances;
-  const int64_t heads = arguments.slopes.heads;
-  const int64_t rows = arguments.batch * heads * distances.queries;
-  for (int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
-    const Row row = numbers.row(number);
-    const Query<plain> query(distances, row);
-    const BiasLine<C> line = bias_line<C>(arguments.slopes, distances, row.head);
-    T* out = row_data<T>(arguments.out, row);
-    for (int64_t key = int64_t{threadIdx.x} * width; key < distances.keys;
-         key += block_size * width) {
-      C biases[width];
-      fill_biases(query, line, key, biases);
-      store_keys<width>(biases, out + key);
-    }
-  }
-}
-
-template <typename T, int width, bool plain>
-__global__ void add_kernel(ScoreArguments arguments, RowNumbers numbers) {
-  using C = Compute<T>;
-  const Distances& distances = arguments.distances;
-  const int64_t heads = arguments.slopes.heads;
-  const int64_t rows = arguments.batch * heads * distances.queries;
-  const C scale = static_cast<C>(arguments.scale);
-  for (int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
-    const Row row = numbers.row(number);
-    const Query<plain> query(distances, row);
-    const BiasLine<C> line = bias_line<C>(arguments.slopes, distances, row.head);
-    const T* in = row_data<const T>(arguments.in, row);
-    T* out = row_data<T>(arguments.out, row);
-    for (int64_t key = int64_t{threadIdx.x} * width; key < distances.keys;
-         key += block_size * width) {
-      C scores[width];
-      load_keys<width>(in + key, scores);
-      add_biases(query, line, key, scale, scores);
-      store_keys<width>(scores, out + key);
-    }
-  }
-}
-
-// ----------------------------------------------------------------------------------------- softmax
 
 __device__ float exponential(float x) { return core::exp_of_negative(x); }
 __device__ double exponential(double x) { return exp(x); }
@@ -400,19 +607,20 @@ template <typename T, typename Launch>
 const char* with_form(bool vectors, const Distances& distances, Launch launch) {
   using Whole = std::integral_constant<int, core::vector_width<T>>;
   using Single = std::integral_constant<int, 1>;
-  if (!distances.plain()) return launch(Single(), std::false_type());
-  return vectors ? launch(Whole(), std::true_type()) : launch(Single(), std::true_type());
+  const auto with = [&](auto width) {
+    return distances.plain() ? launch(width, std::true_type()) : launch(width, std::false_type());
+  };
+  return vectors ? with(Whole()) : with(Single());
 }
 
 template <typename T>
 const char* launch_fill(const FillArguments& arguments, core::CudaStream stream) {
   const Distances& distances = arguments.distances;
-  const unsigned blocks = blocks_for(arguments.batch * arguments.slopes.heads * distances.queries);
   const bool vectors = in_vectors<T>(arguments.out, distances.keys);
   return with_form<T>(vectors, distances, [&](auto width, auto plain) {
-    return core::checked_launch(fill_kernel<T, width(), plain()>, blocks, block_size, 0, stream,
-                                arguments,
-                                RowNumbers::of(arguments.slopes.heads, distances.queries));
+    const Tiles tiles = Tiles::of(arguments.batch, arguments.slopes.heads, distances, width());
+    return core::checked_launch(fill_kernel<T, width(), plain()>, tiles.blocks(), block_size, 0,
+                                stream, arguments, tiles);
   });
 }
 
@@ -432,10 +640,11 @@ unsigned blocks_for(const ScoreArguments& arguments) {
 
 template <typename T>
 const char* launch_add(const ScoreArguments& arguments, core::CudaStream stream) {
-  const unsigned blocks = blocks_for(arguments);
   return with_form<T>(in_vectors<T>(arguments), arguments.distances, [&](auto width, auto plain) {
-    return core::checked_launch(add_kernel<T, width(), plain()>, blocks, block_size, 0, stream,
-                                arguments, numbers_of(arguments));
+    const Tiles tiles =
+        Tiles::of(arguments.batch, arguments.slopes.heads, arguments.distances, width());
+    return core::checked_launch(add_kernel<T, width(), plain()>, tiles.blocks(), block_size, 0,
+                                stream, arguments, tiles);
   });
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -250,13 +251,15 @@ TYPED_TEST(ALiBiKernel, ReducesToTheSameBitsOnEveryInstructionSet) {
 
 /// Scores of two batches and three heads, with every option that hides or moves keys.
 struct Placed {
-  static constexpr int64_t batch = 2, heads = 3, queries = 5, keys = 37;
-  static constexpr int64_t rows = batch * heads * queries;
+  static constexpr int64_t batch = 2, heads = 3, queries = 5, rows = batch * heads * queries;
 
-  Placed() {
+  /// `shift`: added to every position.
+  explicit Placed(int64_t keys, int32_t shift = 0)
+      : keys(keys), boundaries{0, 4, 18, static_cast<int32_t>(keys)}, mask(new bool[batch * keys]) {
+    for (int32_t& position : query_positions) position += shift;
     for (int64_t i = 0; i < batch * keys; ++i) {
-      key_positions.push_back(i * 7 % 23 - 4);
-      mask[i] = i % 5 != 2;
+      key_positions.push_back(i * 7 % 23 - 4 + shift);
+      mask[i] = i % 5 != 2 && (i < keys || i >= keys + 9);  // the second batch has padding
     }
   }
 
@@ -272,20 +275,31 @@ struct Placed {
     result.key_stride = keys;
     result.cu_seqlens = {boundaries.data(), core::Index::int32};
     result.documents = 3;
-    result.mask = mask;
+    result.mask = mask.get();
     result.mask_stride = keys;
     return result;
   }
+
+  size_t count() const { return static_cast<size_t>(rows * keys); }
 
   Matrices matrices(void* data) const {
     return {data, {heads * queries * keys, queries * keys, keys}};
   }
 
+  int64_t keys;
   std::vector<int32_t> query_positions = {12, 3, 5, 9, 0};
   std::vector<int64_t> key_positions;
-  std::vector<int32_t> boundaries = {0, 4, 18, 37};
-  bool mask[batch * keys];
+  std::vector<int32_t> boundaries;
+  std::unique_ptr<bool[]> mask;
 };
+
+/// Rows of every width of vectors, and positions whose differences float32 does not hold.
+std::vector<Placed> placed_rows() {
+  std::vector<Placed> result;
+  for (const int64_t keys : {37, 38, 36, 40}) result.emplace_back(keys);
+  result.emplace_back(40, 1 << 24);
+  return result;
+}
 
 template <typename T>
 std::vector<T> random_numbers(size_t count, unsigned seed) {
@@ -315,10 +329,10 @@ constexpr double tolerance = std::is_same_v<T, double> ? 1e-15
 
 TYPED_TEST(ALiBiKernel, BiasesAndWeightsOfMovedAndHiddenKeys) {
   using T = TypeParam;
-  const Placed placed;
-  const std::vector<T> scores = random_numbers<T>(Placed::rows * Placed::keys, 3);
-  for (const bool causal : {true, false}) {
-    for (const bool apply_mask : {true, false}) {
+  for (const Placed& placed : placed_rows()) {
+    const std::vector<T> scores = random_numbers<T>(placed.count(), 3);
+    for (const int options : {0, 1, 2, 3}) {
+      const bool causal = options % 2 == 0, apply_mask = options < 2;
       ScoreArguments arguments;
       arguments.slopes = {two_sided.data(), core::Scalar::float32, 3, 2};
       arguments.distances = placed.distances(causal, apply_mask);
@@ -329,21 +343,35 @@ TYPED_TEST(ALiBiKernel, BiasesAndWeightsOfMovedAndHiddenKeys) {
       std::vector<T> sums(scores.size()), weights(scores.size());
       arguments.out = placed.matrices(sums.data());
       add_cpu(arguments, 0, Placed::rows);
+      std::vector<T> biases(scores.size()), of_cuda(scores.size());
+      const auto expect_same_bits = [&](const std::vector<T>& want) {
+        EXPECT_EQ(memcmp(of_cuda.data(), want.data(), want.size() * sizeof(T)), 0)
+            << "causal " << causal << " apply_mask " << apply_mask << " keys " << placed.keys;
+      };
+      arguments.out = placed.matrices(of_cuda.data());
+      ASSERT_EQ(add_cuda(arguments, nullptr), nullptr);
+      expect_same_bits(sums);
+      FillArguments bias{arguments.slopes, arguments.distances, arguments.scalar, Placed::batch,
+                         placed.matrices(biases.data())};
+      fill_cpu(bias, 0, Placed::rows);
+      bias.out = arguments.out;
+      ASSERT_EQ(fill_cuda(bias, nullptr), nullptr);
+      expect_same_bits(biases);
       for (const auto& [name, softmax] : POSEMBED_COPIES(softmax)) {
-        SCOPED_TRACE(testing::Message()
-                     << name << " causal " << causal << " apply_mask " << apply_mask);
+        SCOPED_TRACE(testing::Message() << name << " causal " << causal << " apply_mask "
+                                        << apply_mask << " keys " << placed.keys);
         arguments.out = placed.matrices(weights.data());
         softmax(arguments, 0, 7);
         softmax(arguments, 7, Placed::rows);
         for (int64_t row = 0; row < Placed::rows; ++row) {
           const int64_t batch = row / (3 * Placed::queries), head = row / Placed::queries % 3;
           std::vector<double> biased;
-          for (int64_t key = 0; key < Placed::keys; ++key) {
+          for (int64_t key = 0; key < placed.keys; ++key) {
             const double bias =
                 expected_bias(two_sided[head], two_sided[3 + head], arguments.distances,
                               row % Placed::queries, key, batch);
-            biased.push_back(0.25 * core::load(scores[row * Placed::keys + key]) + bias);
-            const double sum = core::load(sums[row * Placed::keys + key]);
+            biased.push_back(0.25 * core::load(scores[row * placed.keys + key]) + bias);
+            const double sum = core::load(sums[row * placed.keys + key]);
             if (std::isfinite(biased.back())) {
               ASSERT_NEAR(sum, biased.back(), tolerance<T> * 16) << "row " << row << " key " << key;
             } else {
@@ -351,8 +379,8 @@ TYPED_TEST(ALiBiKernel, BiasesAndWeightsOfMovedAndHiddenKeys) {
             }
           }
           const std::vector<double> want = expected_softmax(biased);
-          for (int64_t key = 0; key < Placed::keys; ++key) {
-            const double have = core::load(weights[row * Placed::keys + key]);
+          for (int64_t key = 0; key < placed.keys; ++key) {
+            const double have = core::load(weights[row * placed.keys + key]);
             ASSERT_NEAR(have, want[key], tolerance<T>) << "row " << row << " key " << key;
           }
         }
@@ -470,22 +498,22 @@ TEST(ALiBiSoftmax, HiddenScoresAreNotRead) {
 
 TYPED_TEST(ALiBiKernel, GradientsThroughSoftmax) {
   using T = TypeParam;
-  const Placed placed;
-  const size_t count = Placed::rows * Placed::keys;
+  const Placed placed(37);
+  const size_t count = placed.count();
   const std::vector<T> grad = random_numbers<T>(count, 5);
   for (const bool plain : {true, false}) {
     SoftmaxBackwardArguments arguments;
     arguments.distances = placed.distances(/*causal=*/false, /*apply_mask=*/true);
-    if (plain) arguments.distances = distances_of({Placed::queries, Placed::keys, 16, false, true});
+    if (plain) arguments.distances = distances_of({Placed::queries, placed.keys, 16, false, true});
     arguments.scalar = scalar_of<T>();
     arguments.batch = Placed::batch;
     arguments.scale = 0.5;
     arguments.grad = placed.matrices(const_cast<T*>(grad.data()));
     std::vector<T> weights = random_numbers<T>(count, 6);
     for (int64_t place = 0; place < static_cast<int64_t>(count); ++place) {
-      const int64_t row = place / Placed::keys;
+      const int64_t row = place / placed.keys;
       const double distance = expected_distance(arguments.distances, row / (3 * Placed::queries),
-                                                row % Placed::queries, place % Placed::keys);
+                                                row % Placed::queries, place % placed.keys);
       if (std::isnan(distance)) weights[place] = T{};  // as softmax gives them
     }
     std::vector<double> partial(2 * Placed::rows), slopes(6), want_slopes(6, 0.0);
@@ -505,15 +533,15 @@ TYPED_TEST(ALiBiKernel, GradientsThroughSoftmax) {
         const int64_t batch = row / (3 * Placed::queries), head = row / Placed::queries % 3;
         double dot = 0;
         const auto at = [&](const std::vector<T>& numbers, int64_t key) {
-          return static_cast<double>(core::load(numbers[row * Placed::keys + key]));
+          return static_cast<double>(core::load(numbers[row * placed.keys + key]));
         };
         const auto distance = [&](int64_t key) {
           return expected_distance(arguments.distances, batch, row % Placed::queries, key);
         };
-        for (int64_t key = 0; key < Placed::keys; ++key) {
+        for (int64_t key = 0; key < placed.keys; ++key) {
           dot += at(grad, key) * at(weights, key);
         }
-        for (int64_t key = 0; key < Placed::keys; ++key) {
+        for (int64_t key = 0; key < placed.keys; ++key) {
           const double change = at(weights, key) * (at(grad, key) - dot);
           ASSERT_NEAR(at(out, key), 0.5 * change, tolerance<T> * 100) << "row " << row;
           if (std::isnan(distance(key))) continue;
