@@ -58,7 +58,8 @@ LIMITS = (
     Limit("input::backward_kernel<BFloat16, 8, 2, false>", 128, float64=23),
     Limit("alibi::fill_kernel<BFloat16, 8, true>", 48),
     Limit("alibi::add_kernel<BFloat16, 8, true>", 48),
-    Limit("alibi::softmax_kernel<BFloat16, 8, true>", 40),
+    Limit("alibi::row_softmax_kernel<BFloat16, 8>", 64),
+    Limit("alibi::row_softmax_backward_kernel<BFloat16, 8>", 128),
     Limit("alibi::softmax_backward_kernel<BFloat16, 8, true>", 40, float64=97),
 )
 

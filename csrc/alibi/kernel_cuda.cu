@@ -1,5 +1,10 @@
-// ALiBi on CUDA: a block processes one row of scores, and a thread 16 bytes of it at a time. The
-// bias is computed in registers from the distance. Every kernel is memory-bound.
+// ALiBi on CUDA: biases are computed in registers from distances, 16 bytes of a row at a time.
+// Every kernel is memory-bound. Which kernel takes a row:
+//   bias, scores + bias   fill_kernel, add_kernel: a warp takes a pack column of several rows
+//   softmax               row_softmax_kernel, if a block keeps the row in registers;
+//                         softmax_kernel otherwise: moved or hidden keys, float64, long rows
+//   its gradients         row_softmax_backward_kernel for scores alone, if the row fits;
+//                         softmax_backward_kernel otherwise: slopes, float64, long rows
 #include <algorithm>
 
 #include "alibi/bias.h"
@@ -44,12 +49,6 @@ class Query {
     }
     return causal_distance(distances_, static_cast<int32_t>(distance));
   }
-
-  __device__ int32_t plain_distance(int64_t key) const {
-    return static_cast<int32_t>(key - position_);
-  }
-
-  __device__ bool is_causal() const { return distances_.causal; }
 
   /// Keys from here on are hidden and have weight 0.
   __device__ int64_t visible_end() const {
@@ -362,42 +361,6 @@ __global__ void __launch_bounds__(block_size)
 
 // ----------------------------------------------------------------------------------------- softmax
 
-/// The distances of `width` neighbouring keys on one side of the query, which need no checks:
-/// first, first + 1, and so on.
-template <typename C>
-struct OneSide {
-  bool holds = false;
-  C slope = 0, first = 0;
-};
-
-template <int width, typename C, bool plain>
-__device__ OneSide<C> one_side(const Query<plain>& query, const BiasLine<C>& line, int64_t key) {
-  if constexpr (!plain || width == 1) return {};
-  const int32_t first = query.plain_distance(key), last = first + width - 1;
-  constexpr int32_t exact = 1 << 24;  // smaller whole numbers are floats
-  const bool before = last <= 0 && first > -exact, after = first > 0 && last < exact;
-  if (!before && (!after || query.is_causal())) return {};
-  return {true, before ? line.before : line.after, static_cast<C>(first)};
-}
-
-/// Adds biases to the scores of `width` keys.
-template <int width, typename C, bool plain>
-__device__ void add_biases(const Query<plain>& query, const BiasLine<C>& line, int64_t key, C scale,
-                           C (&scores)[width]) {
-  const auto side = one_side<width>(query, line, key);
-  if (side.holds) {
-#pragma unroll
-    for (int i = 0; i < width; ++i) {
-      scores[i] = core::fma(side.slope, side.first + static_cast<C>(i), scores[i] * scale);
-    }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < width; ++i) {
-    scores[i] = biased(line, query.distance_to(key + i), scores[i], scale);
-  }
-}
-
 __device__ float exponential(float x) { return core::exp_of_negative(x); }
 __device__ double exponential(double x) { return exp(x); }
 
@@ -415,7 +378,8 @@ __global__ void softmax_kernel(ScoreArguments arguments, RowNumbers numbers, int
   for (int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
     const Row row = numbers.row(number);
     const Query<plain> query(distances, row);
-    const BiasLine<C> line = bias_line<C>(arguments.slopes, distances, row.head);
+    RowBias<C, plain> bias(distances, bias_line<C>(arguments.slopes, distances, row.head));
+    bias.move_to(row.batch, row.query);
     const T* in = row_data<const T>(arguments.in, row);
     T* out = row_data<T>(arguments.out, row);
     const int64_t end = query.visible_end();
@@ -427,7 +391,7 @@ __global__ void softmax_kernel(ScoreArguments arguments, RowNumbers numbers, int
     };
     const auto read = [&](int64_t key, C(&scores)[width]) {
       load_keys<width>(in + key, scores);
-      add_biases(query, line, key, scale, scores);
+      bias.add(keys_at<width, plain, C>(distances, row.batch, key), key, scale, scores);
     };
     C most = -static_cast<C>(INFINITY);
     each_pack([&](int64_t key) {
@@ -471,6 +435,140 @@ __global__ void softmax_kernel(ScoreArguments arguments, RowNumbers numbers, int
       core::store(C(0), out + key);
     }
   }
+}
+
+/// e^x for x <= 0, for results of type T. Those of 16 bits round away what the fast instruction
+/// lacks of exp_of_negative's precision.
+template <typename T>
+__device__ float exponential_for(float x) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(T) == 2) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.44269504f));
+    return result;
+  }
+#endif
+  return core::exp_of_negative(x);
+}
+
+// ------------------------------------------------------------------------------- rows in registers
+
+/// A block has as many warps as a row needs, so that its threads keep the row in registers. It
+/// processes `rows` rows, one after another.
+struct RowBlocks {
+  unsigned blocks, threads;
+  int64_t rows;
+
+  static RowBlocks of(int64_t count, int64_t keys, int keys_per_thread) {
+    unsigned threads = core::warp_size;
+    while (threads * keys_per_thread < keys) threads *= 2;
+    // Fewer rows where large blocks would leave multiprocessors without work.
+    const int64_t enough = int64_t{64} * core::multiprocessors();
+    const int64_t rows = std::clamp<int64_t>(count / enough, 1, 8);
+    return {core::grid_of(core::divide_up(count, rows)), threads, rows};
+  }
+};
+
+/// Calls visit(pack, key) for the packs of a thread, in a row that the whole block shares.
+template <int packs, int width, typename Visit>
+__device__ void each_pack(int keys, const Visit& visit) {
+#pragma unroll
+  for (int pack = 0; pack < packs; ++pack) {
+    const int key = static_cast<int>(pack * blockDim.x + threadIdx.x) * width;
+    if (key < keys) visit(pack, key);
+  }
+}
+
+__device__ Row next(const Row& row, int64_t heads, int64_t queries) {
+  if (row.query + 1 < queries) return {row.batch, row.head, row.query + 1};
+  if (row.head + 1 < heads) return {row.batch, row.head + 1, 0};
+  return {row.batch + 1, 0, 0};
+}
+
+/// Calls visit(number, row) for the rows of a block.
+template <typename Visit>
+__device__ void each_row(const RowNumbers& numbers, int64_t rows_per_block, int64_t rows,
+                         int64_t heads, int64_t queries, const Visit& visit) {
+  const int64_t begin = blockIdx.x * rows_per_block, end = min(begin + rows_per_block, rows);
+  Row row = numbers.row(begin);
+  for (int64_t number = begin; number < end; ++number, row = next(row, heads, queries)) visit(row);
+}
+
+/// The number of keys, from the first one, that the query of a row of plain ALiBi sees.
+__device__ int visible_keys(const Distances& distances, int64_t query) {
+  return static_cast<int>(Query<true>(distances, {0, 0, query}).visible_end());
+}
+
+/// Keys that a thread keeps.
+constexpr int softmax_keys = 32;
+
+/// The softmax of rows of plain ALiBi.
+template <typename T, int width>
+__global__ void __launch_bounds__(block_size, sizeof(T) == 2 ? 4 : 2)
+    row_softmax_kernel(const __grid_constant__ ScoreArguments arguments, RowNumbers numbers,
+                       int64_t rows_per_block) {
+  using C = Compute<T>;
+  constexpr int packs = softmax_keys / width;
+  const Distances& distances = arguments.distances;
+  const int64_t heads = arguments.slopes.heads, queries = distances.queries;
+  const int keys = static_cast<int>(distances.keys);
+  const C scale = static_cast<C>(arguments.scale);
+  const auto softmax_of_row = [&](const Row& row) {
+    const BiasLine<C> line = bias_line<C>(arguments.slopes, distances, row.head);
+    const C after = distances.causal ? C(0) : line.after;
+    const C position = static_cast<C>(distances.offset + row.query);
+    const int end = visible_keys(distances, row.query);
+    const T* in = row_data<const T>(arguments.in, row);
+    T* out = row_data<T>(arguments.out, row);
+    Vector<T, width> given[packs];
+    each_pack<packs, width>(end, [&](int pack, int key) {
+      given[pack] = *reinterpret_cast<const Vector<T, width>*>(in + key);
+    });
+    C values[packs][width];
+    C most = -static_cast<C>(INFINITY);
+    each_pack<packs, width>(end, [&](int pack, int key) {
+      C(&scores)[width] = values[pack];
+      core::load_all(given[pack].values, scores);
+      const C first = static_cast<C>(key) - position;
+      if (first + (width - 1) <= 0) {
+#pragma unroll
+        for (int i = 0; i < width; ++i) {
+          scores[i] = core::fma(line.before, first + static_cast<C>(i), scores[i] * scale);
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < width; ++i) {
+          const C distance = first + static_cast<C>(i);
+          const C score =
+              core::fma(distance > 0 ? after : line.before, distance, scores[i] * scale);
+          scores[i] = key + i < end ? score : -static_cast<C>(INFINITY);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < width; ++i) most = fmax(scores[i], most);  // skips NaN
+    });
+    most = core::over_block(most, core::Larger());
+    if (most == -static_cast<C>(INFINITY)) most = 0;
+    C part = 0;
+    each_pack<packs, width>(end, [&](int pack, int) {
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        part += values[pack][i] = exponential_for<T>(values[pack][i] - most);
+      }
+    });
+    const C sum = core::over_block(part, core::Add());
+    const C factor = sum == 0 ? C(0) : 1 / sum;  // all keys hidden: zeros
+    each_pack<packs, width>(keys, [&](int pack, int key) {
+      C weights[width] = {};
+      if (key < end) {
+#pragma unroll
+        for (int i = 0; i < width; ++i) weights[i] = values[pack][i] * factor;
+      }
+      store_keys<width>(weights, out + key);
+    });
+  };
+  each_row(numbers, rows_per_block, arguments.batch * heads * queries, heads, queries,
+           softmax_of_row);
 }
 
 // -------------------------------------------------------------------------------------- gradients
@@ -552,6 +650,65 @@ __global__ void softmax_backward_kernel(SoftmaxBackwardArguments arguments, RowN
     });
     if (gradient.sides > 0) store_sums(sums, gradient, number, rows);
   }
+}
+
+/// Keys that a thread keeps: 128 bytes of each matrix.
+template <typename T>
+constexpr int backward_keys = 128 / static_cast<int>(sizeof(T));
+
+/// Gradients of scores alone.
+template <typename T, int width>
+__global__ void __launch_bounds__(block_size, 2)
+    row_softmax_backward_kernel(const __grid_constant__ SoftmaxBackwardArguments arguments,
+                                RowNumbers numbers, int64_t rows_per_block) {
+  using C = Compute<T>;
+  using Pack = Vector<T, width>;
+  constexpr int packs = backward_keys<T> / width;
+  const Distances& distances = arguments.distances;
+  const int64_t heads = arguments.slopes.heads, queries = distances.queries;
+  const int keys = static_cast<int>(distances.keys);
+  const C scale = static_cast<C>(arguments.scale);
+  const auto gradient_of_row = [&](const Row& row) {
+    const int end = visible_keys(distances, row.query);
+    const T* grad = row_data<const T>(arguments.grad, row);
+    const T* weights = row_data<const T>(arguments.weights, row);
+    T* out = row_data<T>(arguments.out, row);
+    Pack g[packs], w[packs];
+    each_pack<packs, width>(end, [&](int pack, int key) {
+      g[pack] = *reinterpret_cast<const Pack*>(grad + key);
+      w[pack] = *reinterpret_cast<const Pack*>(weights + key);
+    });
+    // Hidden keys have gradient 0, even if memory holds NaN.
+    const auto hide = [&](int key, C(&values)[width]) {
+      if (key + width <= end) return;
+#pragma unroll
+      for (int i = 0; i < width; ++i) values[i] = key + i < end ? values[i] : C(0);
+    };
+    C dot = 0;
+    each_pack<packs, width>(end, [&](int pack, int key) {
+      C of_weights[width], values[width];
+      core::load_all(g[pack].values, of_weights);
+      core::load_all(w[pack].values, values);
+      hide(key, of_weights);
+      hide(key, values);
+#pragma unroll
+      for (int i = 0; i < width; ++i) dot = core::fma(of_weights[i], values[i], dot);
+    });
+    const C mean = core::over_block(dot, core::Add());
+    each_pack<packs, width>(keys, [&](int pack, int key) {
+      C of_scores[width] = {}, values[width];
+      if (key < end) {
+        core::load_all(g[pack].values, of_scores);
+        core::load_all(w[pack].values, values);
+#pragma unroll
+        for (int i = 0; i < width; ++i) of_scores[i] = values[i] * (of_scores[i] - mean) * scale;
+        hide(key, of_scores);
+      }
+      store_keys<width>(of_scores, out + key);
+    });
+  };
+  each_row(numbers, rows_per_block, arguments.batch * heads * queries, heads, queries,
+           gradient_of_row);
 }
 
 template <typename T, bool plain>
@@ -648,8 +805,23 @@ const char* launch_add(const ScoreArguments& arguments, core::CudaStream stream)
   });
 }
 
+/// Whether a kernel can keep rows of plain ALiBi in registers.
+bool in_registers(const Distances& distances, bool vectors, int keys_per_thread) {
+  const bool exact = std::abs(distances.offset) + distances.queries <= most_exact;
+  return vectors && distances.plain() && exact && distances.keys <= block_size * keys_per_thread;
+}
+
 template <typename T>
-const char* launch_softmax(const ScoreArguments& arguments, core::CudaStream stream) {
+const char* launch_row_softmax(const ScoreArguments& arguments, core::CudaStream stream) {
+  const Distances& distances = arguments.distances;
+  const RowBlocks rows = RowBlocks::of(arguments.batch * arguments.slopes.heads * distances.queries,
+                                       distances.keys, softmax_keys);
+  return core::checked_launch(row_softmax_kernel<T, core::vector_width<T>>, rows.blocks,
+                              rows.threads, 0, stream, arguments, numbers_of(arguments), rows.rows);
+}
+
+template <typename T>
+const char* launch_general_softmax(const ScoreArguments& arguments, core::CudaStream stream) {
   using C = Compute<T>;
   const unsigned blocks = blocks_for(arguments);
   const int64_t kept = std::min<int64_t>(arguments.distances.keys, kept_bytes / sizeof(C));
@@ -661,21 +833,61 @@ const char* launch_softmax(const ScoreArguments& arguments, core::CudaStream str
 }
 
 template <typename T>
-const char* launch_softmax_backward(const SoftmaxBackwardArguments& arguments,
-                                    core::CudaStream stream) {
+const char* launch_softmax(const ScoreArguments& arguments, core::CudaStream stream) {
+  if constexpr (!std::is_same_v<T, double>) {
+    if (in_registers(arguments.distances, in_vectors<T>(arguments), softmax_keys)) {
+      return launch_row_softmax<T>(arguments, stream);
+    }
+  }
+  return launch_general_softmax<T>(arguments, stream);
+}
+
+template <typename T>
+const char* launch_row_softmax_backward(SoftmaxBackwardArguments arguments,
+                                        core::CudaStream stream) {
+  const int64_t heads = arguments.slopes.heads, queries = arguments.distances.queries;
+  // Where keys are hidden by other rules, their weights are 0, and nothing else hides them.
+  if (!arguments.distances.plain()) arguments.distances.causal = false;
+  const RowBlocks rows =
+      RowBlocks::of(arguments.batch * heads * queries, arguments.distances.keys, backward_keys<T>);
+  return core::checked_launch(row_softmax_backward_kernel<T, core::vector_width<T>>, rows.blocks,
+                              rows.threads, 0, stream, arguments, RowNumbers::of(heads, queries),
+                              rows.rows);
+}
+
+template <typename T>
+bool in_vectors(const SoftmaxBackwardArguments& arguments) {
+  const int64_t keys = arguments.distances.keys;
+  return in_vectors<T>(arguments.grad, keys) && in_vectors<T>(arguments.weights, keys) &&
+         in_vectors<T>(arguments.out, keys);
+}
+
+template <typename T>
+const char* launch_general_softmax_backward(const SoftmaxBackwardArguments& arguments,
+                                            core::CudaStream stream) {
   const SlopeGradient& gradient = arguments.slopes;
   const int64_t queries = arguments.distances.queries;
   const unsigned blocks = blocks_for(arguments.batch * gradient.heads * queries);
-  const int64_t keys = arguments.distances.keys;
-  const bool vectors = in_vectors<T>(arguments.grad, keys) &&
-                       in_vectors<T>(arguments.weights, keys) && in_vectors<T>(arguments.out, keys);
   const RowNumbers numbers = RowNumbers::of(gradient.heads, queries);
+  const bool vectors = in_vectors<T>(arguments);
   const char* error = with_form<T>(vectors, arguments.distances, [&](auto width, auto plain) {
     return core::checked_launch(softmax_backward_kernel<T, width(), plain()>, blocks, block_size, 0,
                                 stream, arguments, numbers);
   });
   if (error != nullptr || gradient.sides == 0) return error;
   return launch_reduce_heads(gradient, arguments.batch, queries, stream);
+}
+
+template <typename T>
+const char* launch_softmax_backward(const SoftmaxBackwardArguments& arguments,
+                                    core::CudaStream stream) {
+  if constexpr (!std::is_same_v<T, double>) {
+    const bool fits = arguments.distances.keys <= block_size * backward_keys<T>;
+    if (arguments.slopes.sides == 0 && fits && in_vectors<T>(arguments)) {
+      return launch_row_softmax_backward<T>(arguments, stream);
+    }
+  }
+  return launch_general_softmax_backward<T>(arguments, stream);
 }
 
 template <typename T>
