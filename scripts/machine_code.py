@@ -57,8 +57,11 @@ LIMITS = (
     Limit("input::backward_kernel<BFloat16, 8, 3, true>", 128, float64=23),
     Limit("input::backward_kernel<BFloat16, 8, 2, false>", 128, float64=23),
     Limit("alibi::fill_kernel<BFloat16, 8, true>", 48),
+    Limit("alibi::fill_kernel<BFloat16, 8, false>", 64),
     Limit("alibi::add_kernel<BFloat16, 8, true>", 48),
-    Limit("alibi::row_softmax_kernel<BFloat16, 8>", 64),
+    Limit("alibi::add_kernel<BFloat16, 8, false>", 64),
+    Limit("alibi::row_softmax_kernel<BFloat16, 8, true>", 64),
+    Limit("alibi::row_softmax_kernel<BFloat16, 8, false>", 80),
     Limit("alibi::row_softmax_backward_kernel<BFloat16, 8>", 128),
     Limit("alibi::softmax_backward_kernel<BFloat16, 8, true>", 40, float64=97),
 )
