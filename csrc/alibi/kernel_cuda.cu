@@ -262,7 +262,13 @@ __device__ void store_keys(const Compute<T> (&values)[width], T* out) {
   Vector<T, width> pack;
 #pragma unroll
   for (int i = 0; i < width; ++i) core::store(values[i], pack.values + i);
-  core::write_vector<T, width>(pack, out);
+  if constexpr (sizeof pack == sizeof(uint32_t)) {
+    uint32_t word;
+    memcpy(&word, pack.values, sizeof word);
+    *reinterpret_cast<uint32_t*>(out) = word;
+  } else {
+    core::write_vector<T, width>(pack, out);
+  }
 }
 
 // ------------------------------------------------------------------------------------ fill and add
@@ -926,13 +932,13 @@ const char* with_form(int64_t possible, const Distances& distances, Launch launc
 /// The same with all widths of a type.
 template <typename T, typename Launch>
 const char* with_all_widths(int64_t possible, const Distances& distances, Launch launch) {
-  return with_form<core::vector_width<T>, core::vector_width<T>, 1>(possible, distances, launch);
+  return with_form<core::vector_width<T>, 2, 1>(possible, distances, launch);
 }
 
 /// The same with the widths of kernels that keep rows in registers.
 template <typename T, typename Launch>
 const char* with_row_widths(int64_t possible, const Distances& distances, Launch launch) {
-  return with_form<core::vector_width<T>, 2, core::vector_width<T>>(possible, distances, launch);
+  return with_form<core::vector_width<T>, 2, 2>(possible, distances, launch);
 }
 
 /// The same with the widths of general kernels: whole vectors and single keys.
@@ -996,7 +1002,7 @@ const char* launch_softmax(const ScoreArguments& arguments, core::CudaStream str
   const int64_t possible = width_of<T>(arguments);
   const bool exact = std::abs(distances.offset) + distances.queries <= most_exact;
   if constexpr (!std::is_same_v<T, double>) {
-    if (possible == core::vector_width<T> && distances.keys <= block_size * softmax_keys &&
+    if (possible > 1 && distances.keys <= block_size * softmax_keys &&
         (exact || !distances.plain())) {
       const RowBlocks rows =
           RowBlocks::of(arguments.batch, arguments.slopes.heads, distances, softmax_keys);
@@ -1056,7 +1062,7 @@ const char* launch_softmax_backward(const SoftmaxBackwardArguments& arguments,
   const int64_t possible = width_of<T>(arguments);
   if constexpr (!std::is_same_v<T, double>) {
     const bool fits = arguments.distances.keys <= block_size * backward_keys<T>;
-    if (arguments.slopes.sides == 0 && fits && possible == core::vector_width<T>) {
+    if (arguments.slopes.sides == 0 && fits && possible > 1) {
       return launch_row_softmax_backward<T>(arguments, possible, stream);
     }
   }
