@@ -667,8 +667,48 @@ class PlacedRow {
   KeyTable<C, width> table_;
 };
 
+/// The softmax of a row whose positions are not exact, one key at a time. Short, because every copy
+/// of row_softmax_kernel has it and few rows take it.
+template <typename T>
+__device__ void softmax_one_by_one(const ScoreArguments& arguments, const Row& row) {
+  using C = Compute<T>;
+  const Distances& distances = arguments.distances;
+  const Query<false> query(distances, row);
+  const BiasLine<C> line = bias_line<C>(arguments.slopes, distances, row.head);
+  const T* in = row_data<const T>(arguments.in, row);
+  T* out = row_data<T>(arguments.out, row);
+  C most = -static_cast<C>(INFINITY), sum = 0;
+#pragma unroll 1
+  for (int pass = 0; pass < 3; ++pass) {
+    C part = 0;
+#pragma unroll 1
+    for (int64_t key = threadIdx.x; key < distances.keys; key += blockDim.x) {
+      const C score = biased(line, query.distance_to(key), core::load(in[key]),
+                             static_cast<C>(arguments.scale));
+      if (pass == 0) {
+        most = score > most ? score : most;
+        continue;
+      }
+      const C value = exponential(score - most);
+      part += value;
+      if (pass == 2) core::store(sum == 0 ? C(0) : value * (1 / sum), out + key);
+    }
+    if (pass == 0) {
+      most = core::over_block(most, core::Larger());
+      if (most == -static_cast<C>(INFINITY)) most = 0;
+    } else if (pass == 1) {
+      sum = core::over_block(part, core::Add());
+    }
+  }
+}
+
+/// The blocks of a multiprocessor that the registers of a kernel are limited for: as many as spill
+/// none of them.
 template <typename T, int width, bool plain>
-__global__ void __launch_bounds__(block_size, sizeof(T) == 4 ? 2 : (plain ? 4 : 3))
+constexpr int softmax_blocks = sizeof(T) == 4 || width == 2 ? 2 : (plain&& width == 8 ? 4 : 3);
+
+template <typename T, int width, bool plain>
+__global__ void __launch_bounds__(block_size, (softmax_blocks<T, width, plain>))
     row_softmax_kernel(const __grid_constant__ ScoreArguments arguments, RowBlocks blocks) {
   using C = Compute<T>;
   constexpr int packs = softmax_keys / width;
@@ -677,7 +717,7 @@ __global__ void __launch_bounds__(block_size, sizeof(T) == 4 ? 2 : (plain ? 4 : 
   std::conditional_t<plain, PlainRow<C, width, packs>, PlacedRow<C, width, packs>> biases(
       arguments);
   if (!biases.read_keys(blocks)) {
-    blocks.each_row([&](const Row& row) { softmax_of_row<T, 1, plain>(arguments, row, 0); });
+    blocks.each_row([&](const Row& row) { softmax_one_by_one<T>(arguments, row); });
     return;
   }
   blocks.each_row([&](const Row& row) {
