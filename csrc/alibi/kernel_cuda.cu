@@ -1,5 +1,10 @@
-// ALiBi on CUDA: a block processes one row of scores, and a thread 16 bytes of it at a time. The
-// bias is computed in registers from the distance. Every kernel is memory-bound.
+// ALiBi on CUDA: biases are computed in registers from distances, 16 bytes of a row at a time.
+// Every kernel is memory-bound. Which kernel takes a row:
+//   bias, scores + bias   fill_kernel, add_kernel: a warp takes a pack column of several rows
+//   softmax               row_softmax_kernel, if a block keeps the row in registers;
+//                         softmax_kernel otherwise: float64, long rows, rows of an odd length
+//   its gradients         row_softmax_backward_kernel for scores alone, if the row fits;
+//                         softmax_backward_kernel otherwise: the same, and gradients of slopes
 #include <algorithm>
 
 #include "alibi/bias.h"
@@ -45,12 +50,6 @@ class Query {
     return causal_distance(distances_, static_cast<int32_t>(distance));
   }
 
-  __device__ int32_t plain_distance(int64_t key) const {
-    return static_cast<int32_t>(key - position_);
-  }
-
-  __device__ bool is_causal() const { return distances_.causal; }
-
   /// Keys from here on are hidden and have weight 0.
   __device__ int64_t visible_end() const {
     if (!plain || !distances_.causal || !distances_.apply_mask) return distances_.keys;
@@ -81,54 +80,176 @@ struct RowNumbers {
   }
 };
 
-/// The distances of `width` neighbouring keys on one side of the query, which need no checks:
-/// first, first + 1, and so on.
+// ----------------------------------------------------------------------------------- packs of keys
+
+/// Whole numbers up to this size, and their differences, are floats.
+constexpr int64_t most_exact = 1 << 23;
+
+/// NaN if the position is too large for exact differences.
 template <typename C>
-struct OneSide {
-  bool holds = false;
-  C slope = 0, first = 0;
+__device__ C exact(int64_t position) {
+  return position <= most_exact && position >= -most_exact ? static_cast<C>(position)
+                                                           : static_cast<C>(NAN);
+}
+
+/// The positions of `width` neighbouring keys.
+template <typename C, int width>
+struct Keys {
+  C position[width];  // infinity: masked
+  C first, last;      // the smallest and the largest of them; NaN if one is not exact
 };
 
-template <int width, typename C, bool plain>
-__device__ OneSide<C> one_side(const Query<plain>& query, const BiasLine<C>& line, int64_t key) {
-  if constexpr (!plain || width == 1) return {};
-  const int32_t first = query.plain_distance(key), last = first + width - 1;
-  constexpr int32_t exact = 1 << 24;  // smaller whole numbers are floats
-  const bool before = last <= 0 && first > -exact, after = first > 0 && last < exact;
-  if (!before && (!after || query.is_causal())) return {};
-  return {true, before ? line.before : line.after, static_cast<C>(first)};
+/// Keeps the compiler from computing a value again wherever it is used.
+__device__ void compute_once([[maybe_unused]] float& value) {
+#if defined(__CUDA_ARCH__)
+  asm("" : "+f"(value));
+#endif
+}
+__device__ void compute_once([[maybe_unused]] double& value) {
+#if defined(__CUDA_ARCH__)
+  asm("" : "+d"(value));
+#endif
 }
 
-/// Adds biases to the scores of `width` keys.
-template <int width, typename C, bool plain>
-__device__ void add_biases(const Query<plain>& query, const BiasLine<C>& line, int64_t key, C scale,
-                           C (&scores)[width]) {
-  const auto side = one_side<width>(query, line, key);
-  if (side.holds) {
-#pragma unroll
-    for (int i = 0; i < width; ++i) {
-      scores[i] = core::fma(side.slope, side.first + static_cast<C>(i), scores[i] * scale);
-    }
-    return;
-  }
+template <int width, bool plain, typename C>
+__device__ Keys<C, width> keys_at(const Distances& distances, int64_t batch, int64_t key) {
+  Keys<C, width> keys;
+  bool all_exact = true;
 #pragma unroll
   for (int i = 0; i < width; ++i) {
-    scores[i] = biased(line, query.distance_to(key + i), scores[i], scale);
+    const C position = !plain && is_masked(distances, batch, key + i)
+                           ? static_cast<C>(INFINITY)
+                           : exact<C>(plain ? key + i : key_position(distances, batch, key + i));
+    keys.position[i] = position;
+    keys.first = i == 0 || position < keys.first ? position : keys.first;
+    keys.last = i == 0 || position > keys.last ? position : keys.last;
+    all_exact = all_exact && position == position;
   }
+  if (!all_exact) keys.first = keys.last = static_cast<C>(NAN);
+  compute_once(keys.first);
+  compute_once(keys.last);
+  return keys;
 }
 
-template <int width, typename C, bool plain>
-__device__ void fill_biases(const Query<plain>& query, const BiasLine<C>& line, int64_t key,
-                            C (&biases)[width]) {
-  const auto side = one_side<width>(query, line, key);
-  if (side.holds) {
-#pragma unroll
-    for (int i = 0; i < width; ++i) biases[i] = side.slope * (side.first + static_cast<C>(i));
-    return;
+/// The biases along a row, for packs of its keys. Moves from row to row of a head.
+template <typename C, bool plain>
+class RowBias {
+ public:
+  __device__ RowBias(const Distances& distances, const BiasLine<C>& line)
+      : distances_(distances),
+        line_(line),
+        most_(distances.causal ? C(0) : static_cast<C>(2 * most_exact)) {}
+
+  __device__ void move_to(int64_t batch, int64_t query) {
+    batch_ = batch;
+    query_ = query;
+    position_ =
+        exact<C>(plain ? distances_.offset + query : query_position(distances_, batch, query));
+    if (!has_documents()) return;
+    // Neighbouring rows are mostly of the same document.
+    const int64_t place = distances_.offset + query;
+    if (place < document_.begin || place >= document_.end) {
+      document_ = document_of(distances_, query);
+    }
   }
+
+  /// Whether the query sees none of the keys.
+  template <int width>
+  __device__ bool hides(const Keys<C, width>& keys, int64_t key) const {
+    if (has_documents() && (key >= document_.end || key + width <= document_.begin)) return true;
+    return keys.first - position_ > most_;  // false if one is NaN
+  }
+
+  /// The bias of a hidden key: -infinity, or 0.
+  __device__ C hidden_bias() const { return line_.hidden; }
+
+  /// Whether scores of hidden keys are not used.
+  __device__ bool drops_hidden() const { return line_.hidden < 0; }
+
+  __device__ void set_line(const BiasLine<C>& line) { line_ = line; }
+
+  /// Whether the query's position is exact.
+  __device__ bool is_exact() const { return position_ == position_; }
+
+  template <int width>
+  __device__ void fill(const Keys<C, width>& keys, int64_t key, C (&biases)[width]) const {
+    visit<false>(
+        keys, key, [&](int i, C slope, C distance) { biases[i] = slope * distance; },
+        [&](int i) { biases[i] = line_.hidden; });
+  }
+
+  /// Adds biases to scores * scale. Hidden scores are not used: padding may hold NaN.
+  /// `all_exact`: the caller knows that positions are exact.
+  template <bool all_exact = false, int width>
+  __device__ void add(const Keys<C, width>& keys, int64_t key, C scale, C (&scores)[width]) const {
+    visit<all_exact>(
+        keys, key,
+        [&](int i, C slope, C distance) {
+          scores[i] = core::fma(slope, distance, scores[i] * scale);
+        },
+        [&](int i) { scores[i] = drops_hidden() ? line_.hidden : scores[i] * scale; });
+  }
+
+ private:
+  __device__ bool has_documents() const { return !plain && distances_.documents > 0; }
+
+  /// Calls visible(i, slope, distance) or hidden(i) for each key.
+  template <bool all_exact, int width, typename Visible, typename Hidden>
+  __device__ void visit(const Keys<C, width>& keys, int64_t key, const Visible& visible,
+                        const Hidden& hidden_key) const {
+    const C nearest = keys.first - position_;
+    const bool inside =
+        !has_documents() || (key >= document_.begin && key + width <= document_.end);
+    if (hides(keys, key)) {
 #pragma unroll
-  for (int i = 0; i < width; ++i) biases[i] = bias(line, query.distance_to(key + i));
-}
+      for (int i = 0; i < width; ++i) hidden_key(i);
+    } else if (!all_exact && !(nearest == nearest)) {
+      visit_one_by_one<width>(key, visible, hidden_key);
+    } else if (keys.last <= position_ && inside) {
+#pragma unroll
+      for (int i = 0; i < width; ++i) visible(i, line_.before, keys.position[i] - position_);
+    } else {
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        const C distance = keys.position[i] - position_;
+        const bool outside = !inside && (key + i < document_.begin || key + i >= document_.end);
+        if (distance > most_ || outside) {
+          hidden_key(i);
+        } else {
+          visible(i, distance > 0 ? line_.after : line_.before, distance);
+        }
+      }
+    }
+  }
+
+  /// The same for positions that are not exact, and may be errors. Not unrolled, because this is
+  /// rare and takes many registers.
+  template <int width, typename Visible, typename Hidden>
+  __device__ void visit_one_by_one(int64_t key, const Visible& visible,
+                                   const Hidden& hidden_key) const {
+    const Query<plain> query(distances_, {batch_, 0, query_});
+#pragma unroll 1
+    for (int at = 0; at < width; ++at) {
+      const int32_t distance = query.distance_to(key + at);
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        if (i != at) continue;
+        if (distance == hidden) {
+          hidden_key(i);
+        } else {
+          visible(i, slope_at(line_, distance), static_cast<C>(distance));
+        }
+      }
+    }
+  }
+
+  const Distances& distances_;
+  BiasLine<C> line_;
+  C most_;  // keys at larger distances are hidden
+  C position_ = 0;
+  KeyRange document_ = {0, 0};
+  int64_t batch_ = 0, query_ = 0;
+};
 
 template <int width, typename T>
 __device__ void load_keys(const T* in, Compute<T> (&values)[width]) {
@@ -141,52 +262,110 @@ __device__ void store_keys(const Compute<T> (&values)[width], T* out) {
   Vector<T, width> pack;
 #pragma unroll
   for (int i = 0; i < width; ++i) core::store(values[i], pack.values + i);
-  core::write_vector<T, width>(pack, out);
+  if constexpr (sizeof pack == sizeof(uint32_t)) {
+    uint32_t word;
+    memcpy(&word, pack.values, sizeof word);
+    *reinterpret_cast<uint32_t*>(out) = word;
+  } else {
+    core::write_vector<T, width>(pack, out);
+  }
 }
 
 // ------------------------------------------------------------------------------------ fill and add
 
-template <typename T, int width, bool plain>
-__global__ void fill_kernel(FillArguments arguments, RowNumbers numbers) {
-  using C = Compute<T>;
-  const Distances& distances = arguments.distances;
-  const int64_t heads = arguments.slopes.heads;
-  const int64_t rows = arguments.batch * heads * distances.queries;
-  for (int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
-    const Row row = numbers.row(number);
-    const Query<plain> query(distances, row);
-    const BiasLine<C> line = bias_line<C>(arguments.slopes, distances, row.head);
-    T* out = row_data<T>(arguments.out, row);
-    for (int64_t key = int64_t{threadIdx.x} * width; key < distances.keys;
-         key += block_size * width) {
-      C biases[width];
-      fill_biases(query, line, key, biases);
-      store_keys<width>(biases, out + key);
+/// A warp takes a tile: a pack of keys for each lane, in some rows of one head. What depends on
+/// keys or the head alone is computed once for all its rows.
+struct Tile {
+  int64_t batch, head;
+  int64_t begin, end;  // queries
+  int64_t key;         // the first key of the lane
+};
+
+struct Tiles {
+  core::Divisor<int64_t> chunks, parts, heads;  // chunks of a row, parts of a head's rows
+  int64_t count;
+  int64_t rows;  // of a part
+
+  static Tiles of(int64_t batch, int64_t heads, const Distances& distances, int width) {
+    const auto divisor = [](int64_t value) {
+      return core::Divisor<int64_t>::of(std::max<int64_t>(1, value));
+    };
+    const int64_t chunks = core::divide_up(distances.keys, core::warp_size * width);
+    const int64_t planes = batch * heads;
+    // Fewer rows where large tiles would leave multiprocessors without warps.
+    const int64_t enough = int64_t{32} * core::multiprocessors();
+    int64_t rows = 16;
+    while (rows > 1 && planes * chunks * core::divide_up(distances.queries, rows) < enough) {
+      rows /= 2;
     }
+    const int64_t parts = core::divide_up(distances.queries, rows);
+    return {divisor(chunks), divisor(parts), divisor(heads), planes * parts * chunks, rows};
+  }
+
+  unsigned blocks() const { return blocks_for(core::divide_up(count, warps)); }
+
+  __device__ Tile tile(int64_t number, const Distances& distances, int width) const {
+    const auto chunk = core::divide(number, chunks);
+    const auto part = core::divide(chunk.quotient, parts);
+    const auto head = core::divide(part.quotient, heads);
+    const int64_t begin = part.remainder * rows;
+    const int64_t lane = threadIdx.x % core::warp_size;
+    return {head.quotient, head.remainder, begin, min(begin + rows, distances.queries),
+            (chunk.remainder * core::warp_size + lane) * width};
+  }
+
+  static constexpr int warps = block_size / core::warp_size;
+};
+
+/// Calls visit(tile, bias, keys) for every tile of the warp whose lane has keys.
+template <int width, bool plain, typename C, typename Visit>
+__device__ void for_each_tile(const Tiles& tiles, const Slopes& slopes, const Distances& distances,
+                              const Visit& visit) {
+  const int64_t first = int64_t{blockIdx.x} * Tiles::warps + threadIdx.x / core::warp_size;
+  for (int64_t number = first; number < tiles.count; number += int64_t{gridDim.x} * Tiles::warps) {
+    const Tile tile = tiles.tile(number, distances, width);
+    if (tile.key >= distances.keys) continue;
+    visit(tile, RowBias<C, plain>(distances, bias_line<C>(slopes, distances, tile.head)),
+          keys_at<width, plain, C>(distances, tile.batch, tile.key));
   }
 }
 
 template <typename T, int width, bool plain>
-__global__ void add_kernel(ScoreArguments arguments, RowNumbers numbers) {
+__global__ void __launch_bounds__(block_size)
+    fill_kernel(const __grid_constant__ FillArguments arguments, Tiles tiles) {
   using C = Compute<T>;
-  const Distances& distances = arguments.distances;
-  const int64_t heads = arguments.slopes.heads;
-  const int64_t rows = arguments.batch * heads * distances.queries;
-  const C scale = static_cast<C>(arguments.scale);
-  for (int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
-    const Row row = numbers.row(number);
-    const Query<plain> query(distances, row);
-    const BiasLine<C> line = bias_line<C>(arguments.slopes, distances, row.head);
-    const T* in = row_data<const T>(arguments.in, row);
-    T* out = row_data<T>(arguments.out, row);
-    for (int64_t key = int64_t{threadIdx.x} * width; key < distances.keys;
-         key += block_size * width) {
-      C scores[width];
-      load_keys<width>(in + key, scores);
-      add_biases(query, line, key, scale, scores);
-      store_keys<width>(scores, out + key);
+  const auto fill = [&](const Tile& tile, RowBias<C, plain> bias, const Keys<C, width>& keys) {
+    T* out = row_data<T>(arguments.out, {tile.batch, tile.head, tile.begin}) + tile.key;
+    for (int64_t query = tile.begin; query < tile.end; ++query) {
+      bias.move_to(tile.batch, query);
+      C biases[width] = {};
+      bias.fill(keys, tile.key, biases);
+      store_keys<width>(biases, out);
+      out += arguments.out.stride[2];
     }
-  }
+  };
+  for_each_tile<width, plain, C>(tiles, arguments.slopes, arguments.distances, fill);
+}
+
+template <typename T, int width, bool plain>
+__global__ void __launch_bounds__(block_size)
+    add_kernel(const __grid_constant__ ScoreArguments arguments, Tiles tiles) {
+  using C = Compute<T>;
+  const C scale = static_cast<C>(arguments.scale);
+  const auto add = [&](const Tile& tile, RowBias<C, plain> bias, const Keys<C, width>& keys) {
+    const T* in = row_data<const T>(arguments.in, {tile.batch, tile.head, tile.begin}) + tile.key;
+    T* out = row_data<T>(arguments.out, {tile.batch, tile.head, tile.begin}) + tile.key;
+    for (int64_t query = tile.begin; query < tile.end; ++query) {
+      bias.move_to(tile.batch, query);
+      C scores[width] = {};
+      if (!bias.drops_hidden() || !bias.hides(keys, tile.key)) load_keys<width>(in, scores);
+      bias.add(keys, tile.key, scale, scores);
+      store_keys<width>(scores, out);
+      in += arguments.in.stride[2];
+      out += arguments.out.stride[2];
+    }
+  };
+  for_each_tile<width, plain, C>(tiles, arguments.slopes, arguments.distances, add);
 }
 
 // ----------------------------------------------------------------------------------------- softmax
@@ -197,73 +376,397 @@ __device__ double exponential(double x) { return exp(x); }
 /// Bytes of a row that stay in shared memory between passes; the rest is reloaded.
 constexpr int64_t kept_bytes = 40 * 1024;
 
+/// The softmax of a row of any kind, by a block.
 template <typename T, int width, bool plain>
-__global__ void softmax_kernel(ScoreArguments arguments, RowNumbers numbers, int64_t kept_keys) {
+__device__ void softmax_of_row(const ScoreArguments& arguments, const Row& row, int64_t kept_keys) {
   using C = Compute<T>;
   C* const kept = reinterpret_cast<C*>(core::dynamic_shared_memory());
   const Distances& distances = arguments.distances;
-  const int64_t heads = arguments.slopes.heads;
-  const int64_t rows = arguments.batch * heads * distances.queries;
   const C scale = static_cast<C>(arguments.scale);
+  const Query<plain> query(distances, row);
+  RowBias<C, plain> bias(distances, bias_line<C>(arguments.slopes, distances, row.head));
+  bias.move_to(row.batch, row.query);
+  const T* in = row_data<const T>(arguments.in, row);
+  T* out = row_data<T>(arguments.out, row);
+  const int64_t end = query.visible_end();
+  // A thread visits the same keys in every pass, so passes need no barrier between them.
+  const auto each_pack = [&](auto visit) {
+    for (int64_t key = int64_t{threadIdx.x} * width; key < end; key += blockDim.x * width) {
+      visit(key);
+    }
+  };
+  const auto read = [&](int64_t key, C(&scores)[width]) {
+    load_keys<width>(in + key, scores);
+    bias.add(keys_at<width, plain, C>(distances, row.batch, key), key, scale, scores);
+  };
+  C most = -static_cast<C>(INFINITY);
+  each_pack([&](int64_t key) {
+    C scores[width];
+    read(key, scores);
+    if (key < kept_keys) core::store_values<width>(scores, kept + key);
+#pragma unroll
+    for (int i = 0; i < width; ++i) most = scores[i] > most ? scores[i] : most;
+  });
+  most = core::over_block(most, core::Larger());
+  if (most == -static_cast<C>(INFINITY)) most = 0;
+  C part = 0;
+  each_pack([&](int64_t key) {
+    C values[width];
+    if (key < kept_keys) {
+      core::load_values<width>(kept + key, values);
+    } else {
+      read(key, values);
+    }
+#pragma unroll
+    for (int i = 0; i < width; ++i) part += values[i] = exponential(values[i] - most);
+    if (key < kept_keys) core::store_values<width>(values, kept + key);
+  });
+  const C sum = core::over_block(part, core::Add());
+  const C factor = sum == 0 ? C(0) : 1 / sum;  // all keys hidden: zeros
+  each_pack([&](int64_t key) {
+    C values[width];
+    if (key < kept_keys) {
+      core::load_values<width>(kept + key, values);
+    } else {
+      read(key, values);
+#pragma unroll
+      for (int i = 0; i < width; ++i) values[i] = exponential(values[i] - most);
+    }
+#pragma unroll
+    for (int i = 0; i < width; ++i) values[i] *= factor;
+    store_keys<width>(values, out + key);
+  });
+  const int64_t written = (end + width - 1) / width * width;
+  for (int64_t key = written + threadIdx.x; key < distances.keys; key += blockDim.x) {
+    core::store(C(0), out + key);
+  }
+}
+
+template <typename T, int width, bool plain>
+__global__ void softmax_kernel(const __grid_constant__ ScoreArguments arguments, RowNumbers numbers,
+                               int64_t kept_keys) {
+  const int64_t rows = arguments.batch * arguments.slopes.heads * arguments.distances.queries;
   for (int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
-    const Row row = numbers.row(number);
-    const Query<plain> query(distances, row);
-    const BiasLine<C> line = bias_line<C>(arguments.slopes, distances, row.head);
+    softmax_of_row<T, width, plain>(arguments, numbers.row(number), kept_keys);
+  }
+}
+
+/// e^x for x <= 0, for results of type T. Those of 16 bits round away what the fast instruction
+/// lacks of exp_of_negative's precision.
+template <typename T>
+__device__ float exponential_for(float x) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(T) == 2) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.44269504f));
+    return result;
+  }
+#endif
+  return core::exp_of_negative(x);
+}
+
+// ------------------------------------------------------------------------------- rows in registers
+
+/// A block has as many warps as a row needs, so that its threads keep the row in registers. It
+/// processes `rows` rows of a batch, one after another.
+struct RowBlocks {
+  core::Divisor<int64_t> parts, queries;  // parts: blocks of a batch
+  int64_t rows, rows_of_batch;
+  unsigned blocks, threads;
+
+  static RowBlocks of(int64_t batch, int64_t heads, const Distances& distances,
+                      int keys_per_thread) {
+    const auto divisor = [](int64_t value) {
+      return core::Divisor<int64_t>::of(std::max<int64_t>(1, value));
+    };
+    unsigned threads = core::warp_size;
+    while (threads * keys_per_thread < distances.keys) threads *= 2;
+    const int64_t rows_of_batch = heads * distances.queries;
+    // Fewer rows where large blocks would leave multiprocessors without work.
+    const int64_t enough = int64_t{64} * core::multiprocessors();
+    const int64_t rows = std::clamp<int64_t>(batch * rows_of_batch / enough, 1, 8);
+    const int64_t parts = core::divide_up(rows_of_batch, rows);
+    return {divisor(parts), divisor(distances.queries),   rows,
+            rows_of_batch,  core::grid_of(batch * parts), threads};
+  }
+
+  /// The first row of the block.
+  __device__ Row first() const {
+    const auto part = core::divide(int64_t{blockIdx.x}, parts);
+    const auto place = core::divide(part.remainder * rows, queries);
+    return {part.quotient, place.quotient, place.remainder};
+  }
+
+  /// The number of its rows.
+  __device__ int count() const {
+    const int64_t begin = core::divide(int64_t{blockIdx.x}, parts).remainder * rows;
+    return static_cast<int>(min(rows, rows_of_batch - begin));
+  }
+
+  /// Calls visit(row) for each of its rows.
+  template <typename Visit>
+  __device__ void each_row(const Visit& visit) const {
+    Row row = first();
+    for (int left = count(); left > 0; --left) {
+      visit(row);
+      if (++row.query == queries.value) row = {row.batch, row.head + 1, 0};
+    }
+  }
+};
+
+/// The first key of a thread's pack, in a row that the whole block shares.
+template <int width>
+__device__ int key_of(int pack) {
+  return static_cast<int>(pack * blockDim.x + threadIdx.x) * width;
+}
+
+/// Calls visit(pack, key) for the packs of a thread.
+template <int packs, int width, typename Visit>
+__device__ void each_pack(int keys, const Visit& visit) {
+#pragma unroll
+  for (int pack = 0; pack < packs; ++pack) {
+    const int key = key_of<width>(pack);
+    if (key < keys) visit(pack, key);
+  }
+}
+
+/// The number of keys, from the first one, that the query of a row of plain ALiBi sees.
+__device__ int visible_keys(const Distances& distances, int64_t query) {
+  return static_cast<int>(Query<true>(distances, {0, 0, query}).visible_end());
+}
+
+/// Keys that a thread keeps.
+constexpr int softmax_keys = 32;
+
+/// The positions of the keys of a block's threads, in shared memory. Each thread reads its own.
+template <typename C, int width>
+class KeyTable {
+ public:
+  __device__ explicit KeyTable(int packs)
+      : positions_(reinterpret_cast<C*>(core::dynamic_shared_memory())),
+        ends_(positions_ + packs * width * blockDim.x) {}
+
+  static size_t bytes(unsigned threads, int packs) {
+    return threads * static_cast<size_t>(packs) * (width + 2) * sizeof(C);
+  }
+
+  __device__ void write(int pack, const Keys<C, width>& keys) {
+    const unsigned place = pack * blockDim.x + threadIdx.x;
+    const C ends[2] = {keys.first, keys.last};
+    core::store_values<width>(keys.position, positions_ + place * width);
+    core::store_values<2>(ends, ends_ + place * 2);
+  }
+
+  __device__ Keys<C, width> at(int pack) const {
+    const unsigned place = pack * blockDim.x + threadIdx.x;
+    Keys<C, width> keys;
+    C ends[2];
+    core::load_values<width>(positions_ + place * width, keys.position);
+    core::load_values<2>(ends_ + place * 2, ends);
+    keys.first = ends[0];
+    keys.last = ends[1];
+    return keys;
+  }
+
+ private:
+  C* positions_;
+  C* ends_;
+};
+
+/// The biases of rows whose positions are key - query, for row_softmax_kernel.
+template <typename C, int width, int packs>
+class PlainRow {
+ public:
+  __device__ explicit PlainRow(const ScoreArguments& arguments) : arguments_(arguments) {}
+
+  /// Prepares a block's rows; false if it cannot process them.
+  __device__ bool read_keys(const RowBlocks&) { return true; }
+
+  __device__ void move_to(const Row& row) {
+    const Distances& distances = arguments_.distances;
+    line_ = bias_line<C>(arguments_.slopes, distances, row.head);
+    if (distances.causal) line_.after = 0;  // hidden, or without bias
+    position_ = static_cast<C>(distances.offset + row.query);
+    end_ = visible_keys(distances, row.query);
+  }
+
+  __device__ bool needs(int, int key) const { return key < end_; }
+
+  __device__ void add(int, int key, C scale, C (&scores)[width]) const {
+    const C first = static_cast<C>(key) - position_;
+    if (first + (width - 1) <= 0) {
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        scores[i] = core::fma(line_.before, first + static_cast<C>(i), scores[i] * scale);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        const C distance = first + static_cast<C>(i);
+        const C score =
+            core::fma(distance > 0 ? line_.after : line_.before, distance, scores[i] * scale);
+        scores[i] = key + i < end_ ? score : -static_cast<C>(INFINITY);
+      }
+    }
+  }
+
+  /// The weight of a pack of hidden keys.
+  __device__ C hidden_weight(C) const { return 0; }
+
+ private:
+  const ScoreArguments& arguments_;
+  BiasLine<C> line_ = {};
+  C position_ = 0;
+  int end_ = 0;
+};
+
+/// The same for rows of moved or hidden keys, whose positions are in shared memory.
+template <typename C, int width, int packs>
+class PlacedRow {
+ public:
+  __device__ explicit PlacedRow(const ScoreArguments& arguments)
+      : arguments_(arguments), bias_(arguments.distances, {}), table_(packs) {}
+
+  /// False if positions are not exact.
+  __device__ bool read_keys(const RowBlocks& blocks) {
+    const Distances& distances = arguments_.distances;
+    const int64_t batch = blocks.first().batch;
+    bool exact = true;
+#pragma unroll 1
+    for (int pack = 0; pack < packs && key_of<width>(pack) < distances.keys; ++pack) {
+      const auto keys = keys_at<width, false, C>(distances, batch, key_of<width>(pack));
+      exact = exact && keys.first == keys.first;
+      table_.write(pack, keys);
+    }
+    blocks.each_row([&](const Row& row) {
+      bias_.move_to(row.batch, row.query);
+      exact = exact && bias_.is_exact();
+    });
+    return core::over_block(exact ? 0 : 1, core::Larger()) == 0;
+  }
+
+  __device__ void move_to(const Row& row) {
+    bias_.set_line(bias_line<C>(arguments_.slopes, arguments_.distances, row.head));
+    bias_.move_to(row.batch, row.query);
+  }
+
+  __device__ bool needs(int pack, int key) const {
+    return !bias_.drops_hidden() || !bias_.hides(table_.at(pack), key);
+  }
+
+  __device__ void add(int pack, int key, C scale, C (&scores)[width]) const {
+    bias_.template add<true>(table_.at(pack), key, scale, scores);
+  }
+
+  /// NaN if the row has one, as for hidden keys among visible ones.
+  __device__ C hidden_weight(C factor) const { return 0 * factor; }
+
+ private:
+  const ScoreArguments& arguments_;
+  RowBias<C, false> bias_;
+  KeyTable<C, width> table_;
+};
+
+/// The softmax of a row whose positions are not exact, one key at a time. Short, because every copy
+/// of row_softmax_kernel has it and few rows take it.
+template <typename T>
+__device__ void softmax_one_by_one(const ScoreArguments& arguments, const Row& row) {
+  using C = Compute<T>;
+  const Distances& distances = arguments.distances;
+  const Query<false> query(distances, row);
+  const BiasLine<C> line = bias_line<C>(arguments.slopes, distances, row.head);
+  const T* in = row_data<const T>(arguments.in, row);
+  T* out = row_data<T>(arguments.out, row);
+  C most = -static_cast<C>(INFINITY), sum = 0;
+#pragma unroll 1
+  for (int pass = 0; pass < 3; ++pass) {
+    C part = 0;
+#pragma unroll 1
+    for (int64_t key = threadIdx.x; key < distances.keys; key += blockDim.x) {
+      const C score = biased(line, query.distance_to(key), core::load(in[key]),
+                             static_cast<C>(arguments.scale));
+      if (pass == 0) {
+        most = score > most ? score : most;
+        continue;
+      }
+      const C value = exponential(score - most);
+      part += value;
+      if (pass == 2) core::store(sum == 0 ? C(0) : value * (1 / sum), out + key);
+    }
+    if (pass == 0) {
+      most = core::over_block(most, core::Larger());
+      if (most == -static_cast<C>(INFINITY)) most = 0;
+    } else if (pass == 1) {
+      sum = core::over_block(part, core::Add());
+    }
+  }
+}
+
+/// The blocks of a multiprocessor that the registers of a kernel are limited for: as many as spill
+/// none of them.
+template <typename T, int width, bool plain>
+constexpr int softmax_blocks = sizeof(T) == 4 || width == 2 ? 2 : (plain&& width == 8 ? 4 : 3);
+
+template <typename T, int width, bool plain>
+__global__ void __launch_bounds__(block_size, (softmax_blocks<T, width, plain>))
+    row_softmax_kernel(const __grid_constant__ ScoreArguments arguments, RowBlocks blocks) {
+  using C = Compute<T>;
+  constexpr int packs = softmax_keys / width;
+  const int keys = static_cast<int>(arguments.distances.keys);
+  const C scale = static_cast<C>(arguments.scale);
+  std::conditional_t<plain, PlainRow<C, width, packs>, PlacedRow<C, width, packs>> biases(
+      arguments);
+  if (!biases.read_keys(blocks)) {
+    blocks.each_row([&](const Row& row) { softmax_one_by_one<T>(arguments, row); });
+    return;
+  }
+  blocks.each_row([&](const Row& row) {
+    biases.move_to(row);
     const T* in = row_data<const T>(arguments.in, row);
     T* out = row_data<T>(arguments.out, row);
-    const int64_t end = query.visible_end();
-    // A thread visits the same keys in every pass, so passes need no barrier between them.
-    const auto each_pack = [&](auto visit) {
-      for (int64_t key = int64_t{threadIdx.x} * width; key < end; key += block_size * width) {
-        visit(key);
-      }
-    };
-    const auto read = [&](int64_t key, C(&scores)[width]) {
-      load_keys<width>(in + key, scores);
-      add_biases(query, line, key, scale, scores);
-    };
-    C most = -static_cast<C>(INFINITY);
-    each_pack([&](int64_t key) {
-      C scores[width];
-      read(key, scores);
-      if (key < kept_keys) core::store_values<width>(scores, kept + key);
-#pragma unroll
-      for (int i = 0; i < width; ++i) most = scores[i] > most ? scores[i] : most;
+    Vector<T, width> given[packs];
+    unsigned needed = 0;  // a bit for each pack
+    each_pack<packs, width>(keys, [&](int pack, int key) {
+      if (!biases.needs(pack, key)) return;
+      needed |= 1u << pack;
+      given[pack] = *reinterpret_cast<const Vector<T, width>*>(in + key);
     });
+    C values[packs][width];
+    C most = -static_cast<C>(INFINITY);
+#pragma unroll
+    for (int pack = 0; pack < packs; ++pack) {
+      if ((needed >> pack & 1) == 0) continue;
+      const int key = key_of<width>(pack);
+      core::load_all(given[pack].values, values[pack]);
+      biases.add(pack, key, scale, values[pack]);
+#pragma unroll
+      for (int i = 0; i < width; ++i) most = fmax(values[pack][i], most);  // skips NaN
+    }
     most = core::over_block(most, core::Larger());
     if (most == -static_cast<C>(INFINITY)) most = 0;
     C part = 0;
-    each_pack([&](int64_t key) {
-      C values[width];
-      if (key < kept_keys) {
-        core::load_values<width>(kept + key, values);
-      } else {
-        read(key, values);
-      }
 #pragma unroll
-      for (int i = 0; i < width; ++i) part += values[i] = exponential(values[i] - most);
-      if (key < kept_keys) core::store_values<width>(values, kept + key);
-    });
+    for (int pack = 0; pack < packs; ++pack) {
+      if ((needed >> pack & 1) == 0) continue;
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        part += values[pack][i] = exponential_for<T>(values[pack][i] - most);
+      }
+    }
     const C sum = core::over_block(part, core::Add());
     const C factor = sum == 0 ? C(0) : 1 / sum;  // all keys hidden: zeros
-    each_pack([&](int64_t key) {
-      C values[width];
-      if (key < kept_keys) {
-        core::load_values<width>(kept + key, values);
+    each_pack<packs, width>(keys, [&](int pack, int key) {
+      C weights[width];
+      if ((needed >> pack & 1) != 0) {
+#pragma unroll
+        for (int i = 0; i < width; ++i) weights[i] = values[pack][i] * factor;
       } else {
-        read(key, values);
 #pragma unroll
-        for (int i = 0; i < width; ++i) values[i] = exponential(values[i] - most);
+        for (int i = 0; i < width; ++i) weights[i] = biases.hidden_weight(factor);
       }
-#pragma unroll
-      for (int i = 0; i < width; ++i) values[i] *= factor;
-      store_keys<width>(values, out + key);
+      store_keys<width>(weights, out + key);
     });
-    const int64_t written = (end + width - 1) / width * width;
-    for (int64_t key = written + threadIdx.x; key < distances.keys; key += block_size) {
-      core::store(C(0), out + key);
-    }
-  }
+  });
 }
 
 // -------------------------------------------------------------------------------------- gradients
@@ -347,6 +850,62 @@ __global__ void softmax_backward_kernel(SoftmaxBackwardArguments arguments, RowN
   }
 }
 
+/// Keys that a thread keeps: 128 bytes of each matrix.
+template <typename T>
+constexpr int backward_keys = 128 / static_cast<int>(sizeof(T));
+
+/// Gradients of scores alone.
+template <typename T, int width>
+__global__ void __launch_bounds__(block_size, 2)
+    row_softmax_backward_kernel(const __grid_constant__ SoftmaxBackwardArguments arguments,
+                                RowBlocks blocks) {
+  using C = Compute<T>;
+  using Pack = Vector<T, width>;
+  constexpr int packs = backward_keys<T> / width;
+  const Distances& distances = arguments.distances;
+  const int keys = static_cast<int>(distances.keys);
+  const C scale = static_cast<C>(arguments.scale);
+  blocks.each_row([&](const Row& row) {
+    const int end = visible_keys(distances, row.query);
+    const T* grad = row_data<const T>(arguments.grad, row);
+    const T* weights = row_data<const T>(arguments.weights, row);
+    T* out = row_data<T>(arguments.out, row);
+    Pack g[packs], w[packs];
+    each_pack<packs, width>(end, [&](int pack, int key) {
+      g[pack] = *reinterpret_cast<const Pack*>(grad + key);
+      w[pack] = *reinterpret_cast<const Pack*>(weights + key);
+    });
+    // Hidden keys have gradient 0, even if memory holds NaN.
+    const auto hide = [&](int key, C(&values)[width]) {
+      if (key + width <= end) return;
+#pragma unroll
+      for (int i = 0; i < width; ++i) values[i] = key + i < end ? values[i] : C(0);
+    };
+    C dot = 0;
+    each_pack<packs, width>(end, [&](int pack, int key) {
+      C of_weights[width], values[width];
+      core::load_all(g[pack].values, of_weights);
+      core::load_all(w[pack].values, values);
+      hide(key, of_weights);
+      hide(key, values);
+#pragma unroll
+      for (int i = 0; i < width; ++i) dot = core::fma(of_weights[i], values[i], dot);
+    });
+    const C mean = core::over_block(dot, core::Add());
+    each_pack<packs, width>(keys, [&](int pack, int key) {
+      C of_scores[width] = {}, values[width];
+      if (key < end) {
+        core::load_all(g[pack].values, of_scores);
+        core::load_all(w[pack].values, values);
+#pragma unroll
+        for (int i = 0; i < width; ++i) of_scores[i] = values[i] * (of_scores[i] - mean) * scale;
+        hide(key, of_scores);
+      }
+      store_keys<width>(of_scores, out + key);
+    });
+  });
+}
+
 template <typename T, bool plain>
 __global__ void reduce_rows_kernel(ReduceArguments arguments, RowNumbers numbers) {
   const Distances& distances = arguments.distances;
@@ -387,86 +946,167 @@ const char* launch_reduce_heads(const SlopeGradient& gradient, int64_t batch, in
 
 // --------------------------------------------------------------------------------------- launches
 
-/// Whether all rows can be read and written 16 bytes at a time.
+/// The largest number of keys, up to 16 bytes, in which all rows can be read and written.
 template <typename T>
-bool in_vectors(const Matrices& matrices, int64_t keys) {
-  return std::all_of(matrices.stride, matrices.stride + 3, [&](int64_t stride) {
-    return core::vectorizable<T>(matrices.data, keys, stride);
-  });
+int64_t width_of(const Matrices& matrices, int64_t keys) {
+  const auto place = static_cast<int64_t>(reinterpret_cast<uintptr_t>(matrices.data) / sizeof(T));
+  const auto* stride = matrices.stride;
+  const int64_t all = core::vector_width<T> | keys | place | stride[0] | stride[1] | stride[2];
+  return all & -all;
 }
 
 /// Returns launch(width, plain), both passed as types so that kernels can use them as constants.
+/// Tries `width`, width / step, and so on; none below `least`.
+template <int width, int step, int least, typename Launch>
+const char* with_form(int64_t possible, const Distances& distances, Launch launch) {
+  if constexpr (width > 1 && width / step >= least) {
+    if (possible < width) {
+      return with_form<width / step, step, least>(possible, distances, launch);
+    }
+  }
+  const std::integral_constant<int, width> constant;
+  return distances.plain() ? launch(constant, std::true_type())
+                           : launch(constant, std::false_type());
+}
+
+/// The same with all widths of a type.
 template <typename T, typename Launch>
-const char* with_form(bool vectors, const Distances& distances, Launch launch) {
-  using Whole = std::integral_constant<int, core::vector_width<T>>;
-  using Single = std::integral_constant<int, 1>;
-  if (!distances.plain()) return launch(Single(), std::false_type());
-  return vectors ? launch(Whole(), std::true_type()) : launch(Single(), std::true_type());
+const char* with_all_widths(int64_t possible, const Distances& distances, Launch launch) {
+  return with_form<core::vector_width<T>, 2, 1>(possible, distances, launch);
+}
+
+/// The same with the widths of kernels that keep rows in registers.
+template <typename T, typename Launch>
+const char* with_row_widths(int64_t possible, const Distances& distances, Launch launch) {
+  return with_form<core::vector_width<T>, 2, 2>(possible, distances, launch);
+}
+
+/// The same with the widths of general kernels: whole vectors and single keys.
+template <typename T, typename Launch>
+const char* with_general_widths(int64_t possible, const Distances& distances, Launch launch) {
+  return with_form<core::vector_width<T>, core::vector_width<T>, 1>(possible, distances, launch);
 }
 
 template <typename T>
 const char* launch_fill(const FillArguments& arguments, core::CudaStream stream) {
   const Distances& distances = arguments.distances;
-  const unsigned blocks = blocks_for(arguments.batch * arguments.slopes.heads * distances.queries);
-  const bool vectors = in_vectors<T>(arguments.out, distances.keys);
-  return with_form<T>(vectors, distances, [&](auto width, auto plain) {
-    return core::checked_launch(fill_kernel<T, width(), plain()>, blocks, block_size, 0, stream,
-                                arguments,
-                                RowNumbers::of(arguments.slopes.heads, distances.queries));
+  const int64_t possible = width_of<T>(arguments.out, distances.keys);
+  return with_all_widths<T>(possible, distances, [&](auto width, auto plain) {
+    const Tiles tiles = Tiles::of(arguments.batch, arguments.slopes.heads, distances, width());
+    return core::checked_launch(fill_kernel<T, width(), plain()>, tiles.blocks(), block_size, 0,
+                                stream, arguments, tiles);
   });
 }
 
 template <typename T>
-bool in_vectors(const ScoreArguments& arguments) {
-  return in_vectors<T>(arguments.in, arguments.distances.keys) &&
-         in_vectors<T>(arguments.out, arguments.distances.keys);
+int64_t width_of(const ScoreArguments& arguments) {
+  return std::min(width_of<T>(arguments.in, arguments.distances.keys),
+                  width_of<T>(arguments.out, arguments.distances.keys));
 }
 
 RowNumbers numbers_of(const ScoreArguments& arguments) {
   return RowNumbers::of(arguments.slopes.heads, arguments.distances.queries);
 }
 
-unsigned blocks_for(const ScoreArguments& arguments) {
-  return blocks_for(arguments.batch * arguments.slopes.heads * arguments.distances.queries);
+int64_t rows_of(const ScoreArguments& arguments) {
+  return arguments.batch * arguments.slopes.heads * arguments.distances.queries;
 }
 
 template <typename T>
 const char* launch_add(const ScoreArguments& arguments, core::CudaStream stream) {
-  const unsigned blocks = blocks_for(arguments);
-  return with_form<T>(in_vectors<T>(arguments), arguments.distances, [&](auto width, auto plain) {
-    return core::checked_launch(add_kernel<T, width(), plain()>, blocks, block_size, 0, stream,
-                                arguments, numbers_of(arguments));
+  const Distances& distances = arguments.distances;
+  return with_all_widths<T>(width_of<T>(arguments), distances, [&](auto width, auto plain) {
+    const Tiles tiles = Tiles::of(arguments.batch, arguments.slopes.heads, distances, width());
+    return core::checked_launch(add_kernel<T, width(), plain()>, tiles.blocks(), block_size, 0,
+                                stream, arguments, tiles);
   });
 }
 
 template <typename T>
-const char* launch_softmax(const ScoreArguments& arguments, core::CudaStream stream) {
+const char* launch_general_softmax(const ScoreArguments& arguments, core::CudaStream stream) {
   using C = Compute<T>;
-  const unsigned blocks = blocks_for(arguments);
-  const int64_t kept = std::min<int64_t>(arguments.distances.keys, kept_bytes / sizeof(C));
+  const Distances& distances = arguments.distances;
+  const unsigned blocks = blocks_for(rows_of(arguments));
+  const int64_t kept = std::min<int64_t>(distances.keys, kept_bytes / sizeof(C));
   const size_t bytes = static_cast<size_t>(kept) * sizeof(C);
-  return with_form<T>(in_vectors<T>(arguments), arguments.distances, [&](auto width, auto plain) {
+  return with_general_widths<T>(width_of<T>(arguments), distances, [&](auto width, auto plain) {
     return core::checked_launch(softmax_kernel<T, width(), plain()>, blocks, block_size, bytes,
                                 stream, arguments, numbers_of(arguments), kept);
+  });
+}
+
+/// Rows that fit in the registers of a block; positions of a row must fit in shared memory, too.
+template <typename T>
+const char* launch_softmax(const ScoreArguments& arguments, core::CudaStream stream) {
+  const Distances& distances = arguments.distances;
+  const int64_t possible = width_of<T>(arguments);
+  const bool exact = std::abs(distances.offset) + distances.queries <= most_exact;
+  if constexpr (!std::is_same_v<T, double>) {
+    if (possible > 1 && distances.keys <= block_size * softmax_keys &&
+        (exact || !distances.plain())) {
+      const RowBlocks rows =
+          RowBlocks::of(arguments.batch, arguments.slopes.heads, distances, softmax_keys);
+      return with_row_widths<T>(possible, distances, [&](auto width, auto plain) {
+        const size_t bytes =
+            plain() ? 0
+                    : KeyTable<Compute<T>, width()>::bytes(rows.threads, softmax_keys / width());
+        if (bytes > kept_bytes) return launch_general_softmax<T>(arguments, stream);
+        return core::checked_launch(row_softmax_kernel<T, width(), plain()>, rows.blocks,
+                                    rows.threads, bytes, stream, arguments, rows);
+      });
+    }
+  }
+  return launch_general_softmax<T>(arguments, stream);
+}
+
+template <typename T>
+int64_t width_of(const SoftmaxBackwardArguments& arguments) {
+  const int64_t keys = arguments.distances.keys;
+  return std::min({width_of<T>(arguments.grad, keys), width_of<T>(arguments.weights, keys),
+                   width_of<T>(arguments.out, keys)});
+}
+
+template <typename T>
+const char* launch_general_softmax_backward(const SoftmaxBackwardArguments& arguments,
+                                            core::CudaStream stream) {
+  const SlopeGradient& gradient = arguments.slopes;
+  const Distances& distances = arguments.distances;
+  const unsigned blocks = blocks_for(arguments.batch * gradient.heads * distances.queries);
+  const RowNumbers numbers = RowNumbers::of(gradient.heads, distances.queries);
+  const char* error =
+      with_general_widths<T>(width_of<T>(arguments), distances, [&](auto width, auto plain) {
+        return core::checked_launch(softmax_backward_kernel<T, width(), plain()>, blocks,
+                                    block_size, 0, stream, arguments, numbers);
+      });
+  if (error != nullptr || gradient.sides == 0) return error;
+  return launch_reduce_heads(gradient, arguments.batch, distances.queries, stream);
+}
+
+template <typename T>
+const char* launch_row_softmax_backward(SoftmaxBackwardArguments arguments, int64_t possible,
+                                        core::CudaStream stream) {
+  Distances& distances = arguments.distances;
+  const RowBlocks rows =
+      RowBlocks::of(arguments.batch, arguments.slopes.heads, distances, backward_keys<T>);
+  // Keys that other rules hide have weight 0, and that is enough.
+  if (!distances.plain()) distances.causal = false;
+  return with_row_widths<T>(possible, distances, [&](auto width, auto) {
+    return core::checked_launch(row_softmax_backward_kernel<T, width()>, rows.blocks, rows.threads,
+                                0, stream, arguments, rows);
   });
 }
 
 template <typename T>
 const char* launch_softmax_backward(const SoftmaxBackwardArguments& arguments,
                                     core::CudaStream stream) {
-  const SlopeGradient& gradient = arguments.slopes;
-  const int64_t queries = arguments.distances.queries;
-  const unsigned blocks = blocks_for(arguments.batch * gradient.heads * queries);
-  const int64_t keys = arguments.distances.keys;
-  const bool vectors = in_vectors<T>(arguments.grad, keys) &&
-                       in_vectors<T>(arguments.weights, keys) && in_vectors<T>(arguments.out, keys);
-  const RowNumbers numbers = RowNumbers::of(gradient.heads, queries);
-  const char* error = with_form<T>(vectors, arguments.distances, [&](auto width, auto plain) {
-    return core::checked_launch(softmax_backward_kernel<T, width(), plain()>, blocks, block_size, 0,
-                                stream, arguments, numbers);
-  });
-  if (error != nullptr || gradient.sides == 0) return error;
-  return launch_reduce_heads(gradient, arguments.batch, queries, stream);
+  const int64_t possible = width_of<T>(arguments);
+  if constexpr (!std::is_same_v<T, double>) {
+    const bool fits = arguments.distances.keys <= block_size * backward_keys<T>;
+    if (arguments.slopes.sides == 0 && fits && possible > 1) {
+      return launch_row_softmax_backward<T>(arguments, possible, stream);
+    }
+  }
+  return launch_general_softmax_backward<T>(arguments, stream);
 }
 
 template <typename T>

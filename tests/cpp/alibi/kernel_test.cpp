@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -250,13 +251,19 @@ TYPED_TEST(ALiBiKernel, ReducesToTheSameBitsOnEveryInstructionSet) {
 
 /// Scores of two batches and three heads, with every option that hides or moves keys.
 struct Placed {
-  static constexpr int64_t batch = 2, heads = 3, queries = 5, keys = 37;
-  static constexpr int64_t rows = batch * heads * queries;
+  static constexpr int64_t batch = 2, heads = 3;
 
-  Placed() {
+  /// `shift`: added to every position.
+  explicit Placed(int64_t keys, int32_t shift = 0, int32_t queries = 5)
+      : keys(keys),
+        queries(queries),
+        rows(batch * heads * queries),
+        boundaries{0, 4, 18, static_cast<int32_t>(keys)},
+        mask(new bool[batch * keys]) {
+    for (int32_t i = 0; i < queries; ++i) query_positions.push_back(i * 8 % 13 + shift);
     for (int64_t i = 0; i < batch * keys; ++i) {
-      key_positions.push_back(i * 7 % 23 - 4);
-      mask[i] = i % 5 != 2;
+      key_positions.push_back(i * 7 % 23 - 4 + shift);
+      mask[i] = i % 5 != 2 && (i < keys || i >= keys + 9);  // the second batch has padding
     }
   }
 
@@ -272,20 +279,32 @@ struct Placed {
     result.key_stride = keys;
     result.cu_seqlens = {boundaries.data(), core::Index::int32};
     result.documents = 3;
-    result.mask = mask;
+    result.mask = mask.get();
     result.mask_stride = keys;
     return result;
   }
+
+  size_t count() const { return static_cast<size_t>(rows * keys); }
 
   Matrices matrices(void* data) const {
     return {data, {heads * queries * keys, queries * keys, keys}};
   }
 
-  std::vector<int32_t> query_positions = {12, 3, 5, 9, 0};
+  int64_t keys, queries, rows;
+  std::vector<int32_t> query_positions;
   std::vector<int64_t> key_positions;
-  std::vector<int32_t> boundaries = {0, 4, 18, 37};
-  bool mask[batch * keys];
+  std::vector<int32_t> boundaries;
+  std::unique_ptr<bool[]> mask;
 };
+
+/// Rows of every width of vectors, and positions whose differences float32 does not hold.
+std::vector<Placed> placed_rows() {
+  std::vector<Placed> result;
+  for (const int64_t keys : {37, 38, 36, 40}) result.emplace_back(keys);
+  result.emplace_back(40, 1 << 24);
+  result.emplace_back(40, 0, 131);  // a block processes rows of two heads
+  return result;
+}
 
 template <typename T>
 std::vector<T> random_numbers(size_t count, unsigned seed) {
@@ -315,10 +334,10 @@ constexpr double tolerance = std::is_same_v<T, double> ? 1e-15
 
 TYPED_TEST(ALiBiKernel, BiasesAndWeightsOfMovedAndHiddenKeys) {
   using T = TypeParam;
-  const Placed placed;
-  const std::vector<T> scores = random_numbers<T>(Placed::rows * Placed::keys, 3);
-  for (const bool causal : {true, false}) {
-    for (const bool apply_mask : {true, false}) {
+  for (const Placed& placed : placed_rows()) {
+    const std::vector<T> scores = random_numbers<T>(placed.count(), 3);
+    for (const int options : {0, 1, 2, 3}) {
+      const bool causal = options % 2 == 0, apply_mask = options < 2;
       ScoreArguments arguments;
       arguments.slopes = {two_sided.data(), core::Scalar::float32, 3, 2};
       arguments.distances = placed.distances(causal, apply_mask);
@@ -328,22 +347,36 @@ TYPED_TEST(ALiBiKernel, BiasesAndWeightsOfMovedAndHiddenKeys) {
       arguments.in = placed.matrices(const_cast<T*>(scores.data()));
       std::vector<T> sums(scores.size()), weights(scores.size());
       arguments.out = placed.matrices(sums.data());
-      add_cpu(arguments, 0, Placed::rows);
+      add_cpu(arguments, 0, placed.rows);
+      std::vector<T> biases(scores.size()), of_cuda(scores.size());
+      const auto expect_same_bits = [&](const std::vector<T>& want) {
+        EXPECT_EQ(memcmp(of_cuda.data(), want.data(), want.size() * sizeof(T)), 0)
+            << "causal " << causal << " apply_mask " << apply_mask << " keys " << placed.keys;
+      };
+      arguments.out = placed.matrices(of_cuda.data());
+      ASSERT_EQ(add_cuda(arguments, nullptr), nullptr);
+      expect_same_bits(sums);
+      FillArguments bias{arguments.slopes, arguments.distances, arguments.scalar, Placed::batch,
+                         placed.matrices(biases.data())};
+      fill_cpu(bias, 0, placed.rows);
+      bias.out = arguments.out;
+      ASSERT_EQ(fill_cuda(bias, nullptr), nullptr);
+      expect_same_bits(biases);
       for (const auto& [name, softmax] : POSEMBED_COPIES(softmax)) {
-        SCOPED_TRACE(testing::Message()
-                     << name << " causal " << causal << " apply_mask " << apply_mask);
+        SCOPED_TRACE(testing::Message() << name << " causal " << causal << " apply_mask "
+                                        << apply_mask << " keys " << placed.keys);
         arguments.out = placed.matrices(weights.data());
         softmax(arguments, 0, 7);
-        softmax(arguments, 7, Placed::rows);
-        for (int64_t row = 0; row < Placed::rows; ++row) {
-          const int64_t batch = row / (3 * Placed::queries), head = row / Placed::queries % 3;
+        softmax(arguments, 7, placed.rows);
+        for (int64_t row = 0; row < placed.rows; ++row) {
+          const int64_t batch = row / (3 * placed.queries), head = row / placed.queries % 3;
           std::vector<double> biased;
-          for (int64_t key = 0; key < Placed::keys; ++key) {
+          for (int64_t key = 0; key < placed.keys; ++key) {
             const double bias =
                 expected_bias(two_sided[head], two_sided[3 + head], arguments.distances,
-                              row % Placed::queries, key, batch);
-            biased.push_back(0.25 * core::load(scores[row * Placed::keys + key]) + bias);
-            const double sum = core::load(sums[row * Placed::keys + key]);
+                              row % placed.queries, key, batch);
+            biased.push_back(0.25 * core::load(scores[row * placed.keys + key]) + bias);
+            const double sum = core::load(sums[row * placed.keys + key]);
             if (std::isfinite(biased.back())) {
               ASSERT_NEAR(sum, biased.back(), tolerance<T> * 16) << "row " << row << " key " << key;
             } else {
@@ -351,8 +384,8 @@ TYPED_TEST(ALiBiKernel, BiasesAndWeightsOfMovedAndHiddenKeys) {
             }
           }
           const std::vector<double> want = expected_softmax(biased);
-          for (int64_t key = 0; key < Placed::keys; ++key) {
-            const double have = core::load(weights[row * Placed::keys + key]);
+          for (int64_t key = 0; key < placed.keys; ++key) {
+            const double have = core::load(weights[row * placed.keys + key]);
             ASSERT_NEAR(have, want[key], tolerance<T>) << "row " << row << " key " << key;
           }
         }
@@ -468,27 +501,130 @@ TEST(ALiBiSoftmax, HiddenScoresAreNotRead) {
   }
 }
 
+const Case rows_in_registers[] = {
+    {5, 8, 3, true, true},        {3, 40, 0, true, true},      {4, 44, 37, true, true},
+    {3, 300, 200, true, true},    {9, 1024, 100, true, true},  {2, 1030, 1026, true, true},
+    {2, 2056, 2000, false, true}, {2, 4098, 4000, true, true}, {2, 8192, 5000, false, true},
+    {3, 64, -2, true, true},      {3, 64, 30, true, false},    {601, 8, 0, true, true},
+};
+
+/// Matrices of scores, weights or gradients: two batches of two heads.
+template <typename T>
+struct Rows {
+  explicit Rows(const Distances& distances, unsigned seed)
+      : count(4 * distances.queries * distances.keys),
+        plane(distances.queries * distances.keys),
+        keys(distances.keys),
+        data(random_numbers<T>(count, seed)) {}
+
+  Matrices matrices() { return {data.data(), {2 * plane, plane, keys}}; }
+
+  int64_t count, plane, keys;
+  std::vector<T> data;
+};
+
+/// The kernels for rows in registers give what the general ones give: equal bits are not expected,
+/// because sums are in another order and results of 16 bits use a faster exp.
+template <typename T>
+void expect_general_results(const Distances& distances) {
+  Rows<T> scores(distances, 8), weights(distances, 0), expected(distances, 0), again(distances, 0);
+  for (int64_t place = 0; place < scores.count; ++place) {
+    const int64_t batch = place / (2 * scores.plane), query = place % scores.plane / scores.keys;
+    if (distances.apply_mask &&
+        std::isnan(expected_distance(distances, batch, query, place % scores.keys))) {
+      core::store(std::numeric_limits<Compute<T>>::quiet_NaN(), &scores.data[place]);
+    }
+  }
+  ScoreArguments arguments{{two_sided.data(), core::Scalar::float32, 2, 2},
+                           distances,
+                           scalar_of<T>(),
+                           /*batch=*/2,
+                           /*scale=*/2,
+                           scores.matrices(),
+                           expected.matrices()};
+  ASSERT_EQ(launch_general_softmax<T>(arguments, nullptr), nullptr);
+  arguments.out = weights.matrices();
+  ASSERT_EQ(softmax_cuda(arguments, nullptr), nullptr);
+  const double rounding = 2 * tolerance<T>;
+  const double denormal = std::is_same_v<T, core::Float16> ? std::ldexp(1.0, -24) : 1e-9;
+  for (int64_t i = 0; i < scores.count; ++i) {
+    const double want = core::load(expected.data[i]);
+    ASSERT_NEAR(core::load(weights.data[i]), want, rounding * std::abs(want) + denormal) << i;
+  }
+  arguments.out = again.matrices();
+  ASSERT_EQ(softmax_cuda(arguments, nullptr), nullptr);
+  EXPECT_EQ(memcmp(again.data.data(), weights.data.data(), scores.count * sizeof(T)), 0);
+
+  Rows<T> grad(distances, 9);
+  for (int64_t i = 0; i < scores.count && distances.plain(); ++i) {
+    // Padding of the rows' ends may hold NaN.
+    const bool is_hidden = core::load(scores.data[i]) != core::load(scores.data[i]);
+    if (is_hidden) grad.data[i] = scores.data[i];
+  }
+  SoftmaxBackwardArguments backward;
+  backward.distances = distances;
+  backward.scalar = scalar_of<T>();
+  backward.batch = 2;
+  backward.scale = 0.5;
+  backward.grad = grad.matrices();
+  backward.weights = weights.matrices();
+  backward.slopes.sides = 0;
+  backward.slopes.heads = 2;
+  backward.out = expected.matrices();
+  ASSERT_EQ(launch_general_softmax_backward<T>(backward, nullptr), nullptr);
+  backward.out = again.matrices();
+  ASSERT_EQ(softmax_backward_cuda(backward, nullptr), nullptr);
+  // grad - mean may cancel, and then the order of the mean's sum shows.
+  for (int64_t i = 0; i < scores.count; ++i) {
+    const double weight = core::load(weights.data[i]), want = core::load(expected.data[i]);
+    ASSERT_NEAR(core::load(again.data[i]), want,
+                rounding * std::abs(want) + 4 * tolerance<float> * std::abs(weight) + denormal)
+        << i;
+  }
+}
+
+TYPED_TEST(ALiBiKernel, PlainRowsInRegistersAgreeWithTheGeneralKernels) {
+  for (const Case& c : rows_in_registers) {
+    SCOPED_TRACE(testing::Message() << "queries " << c.queries << " keys " << c.keys);
+    expect_general_results<TypeParam>(distances_of(c));
+  }
+}
+
+TYPED_TEST(ALiBiKernel, PlacedRowsInRegistersAgreeWithTheGeneralKernels) {
+  std::vector<Placed> cases = placed_rows();
+  for (const int64_t keys : {300, 1032, 8192}) cases.emplace_back(keys);
+  for (const Placed& placed : cases) {
+    for (const int options : {0, 1, 2, 3}) {
+      if (placed.keys == 8192 && options > 0) continue;
+      SCOPED_TRACE(testing::Message() << "keys " << placed.keys << " options " << options);
+      Distances distances = placed.distances(options % 2 == 0, options < 2);
+      if (placed.keys > 40) distances.documents = 0;  // of which one would be long
+      expect_general_results<TypeParam>(distances);
+    }
+  }
+}
+
 TYPED_TEST(ALiBiKernel, GradientsThroughSoftmax) {
   using T = TypeParam;
-  const Placed placed;
-  const size_t count = Placed::rows * Placed::keys;
+  const Placed placed(37);
+  const size_t count = placed.count();
   const std::vector<T> grad = random_numbers<T>(count, 5);
   for (const bool plain : {true, false}) {
     SoftmaxBackwardArguments arguments;
     arguments.distances = placed.distances(/*causal=*/false, /*apply_mask=*/true);
-    if (plain) arguments.distances = distances_of({Placed::queries, Placed::keys, 16, false, true});
+    if (plain) arguments.distances = distances_of({placed.queries, placed.keys, 16, false, true});
     arguments.scalar = scalar_of<T>();
     arguments.batch = Placed::batch;
     arguments.scale = 0.5;
     arguments.grad = placed.matrices(const_cast<T*>(grad.data()));
     std::vector<T> weights = random_numbers<T>(count, 6);
     for (int64_t place = 0; place < static_cast<int64_t>(count); ++place) {
-      const int64_t row = place / Placed::keys;
-      const double distance = expected_distance(arguments.distances, row / (3 * Placed::queries),
-                                                row % Placed::queries, place % Placed::keys);
+      const int64_t row = place / placed.keys;
+      const double distance = expected_distance(arguments.distances, row / (3 * placed.queries),
+                                                row % placed.queries, place % placed.keys);
       if (std::isnan(distance)) weights[place] = T{};  // as softmax gives them
     }
-    std::vector<double> partial(2 * Placed::rows), slopes(6), want_slopes(6, 0.0);
+    std::vector<double> partial(2 * placed.rows), slopes(6), want_slopes(6, 0.0);
     arguments.slopes = {2, 3, partial.data(), slopes.data(), core::Scalar::float64};
     for (const auto& [name, softmax_backward] : POSEMBED_COPIES(softmax_backward)) {
       SCOPED_TRACE(testing::Message() << name << " plain " << plain);
@@ -496,24 +632,24 @@ TYPED_TEST(ALiBiKernel, GradientsThroughSoftmax) {
       arguments.weights = placed.matrices(weights.data());
       arguments.out = placed.matrices(out.data());
       softmax_backward(arguments, 0, 4);
-      softmax_backward(arguments, 4, Placed::rows);
+      softmax_backward(arguments, 4, placed.rows);
       if (name != source_name) {
-        reduce_heads_cpu(arguments.slopes, Placed::batch, Placed::queries);
+        reduce_heads_cpu(arguments.slopes, Placed::batch, placed.queries);
       }
       want_slopes.assign(6, 0.0);
-      for (int64_t row = 0; row < Placed::rows; ++row) {
-        const int64_t batch = row / (3 * Placed::queries), head = row / Placed::queries % 3;
+      for (int64_t row = 0; row < placed.rows; ++row) {
+        const int64_t batch = row / (3 * placed.queries), head = row / placed.queries % 3;
         double dot = 0;
         const auto at = [&](const std::vector<T>& numbers, int64_t key) {
-          return static_cast<double>(core::load(numbers[row * Placed::keys + key]));
+          return static_cast<double>(core::load(numbers[row * placed.keys + key]));
         };
         const auto distance = [&](int64_t key) {
-          return expected_distance(arguments.distances, batch, row % Placed::queries, key);
+          return expected_distance(arguments.distances, batch, row % placed.queries, key);
         };
-        for (int64_t key = 0; key < Placed::keys; ++key) {
+        for (int64_t key = 0; key < placed.keys; ++key) {
           dot += at(grad, key) * at(weights, key);
         }
-        for (int64_t key = 0; key < Placed::keys; ++key) {
+        for (int64_t key = 0; key < placed.keys; ++key) {
           const double change = at(weights, key) * (at(grad, key) - dot);
           ASSERT_NEAR(at(out, key), 0.5 * change, tolerance<T> * 100) << "row " << row;
           if (std::isnan(distance(key))) continue;
