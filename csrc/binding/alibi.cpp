@@ -2,7 +2,7 @@
 
 #include "bindings.h"
 
-namespace posembed::python {
+namespace posembed::binding {
 namespace {
 
 using NameOrTensor = std::variant<std::string, torch::Tensor>;
@@ -124,4 +124,4 @@ const Binding binding_of_alibi([](py::module_& module) {
   def_on_scores(bound, "softmax_", &on_scores<&ALiBiImpl::softmax_>);
 });
 
-}  // namespace posembed::python
+}  // namespace posembed::binding

@@ -8,7 +8,7 @@
 #include "bindings.h"
 #include "path.h"
 
-namespace posembed::python {
+namespace posembed::binding {
 namespace {
 
 using pretrained::FileFormatError;
@@ -171,4 +171,4 @@ const Binding binding_of_pretrained([](py::module_& module) {
       .def("coverage", &coverage, py::arg("vocabulary"), py::arg("progress"));
 });
 
-}  // namespace posembed::python
+}  // namespace posembed::binding
