@@ -16,14 +16,14 @@ class Sum {
  public:
   void add(int64_t factor, int64_t most) {
     if (factor == 0 || most == 0) return;
-    const auto place = std::find_if(terms_, terms_ + count_,
-                                    [=](const Term& term) { return term.factor <= factor; });
-    if (place != terms_ + count_ && place->factor == factor) {
-      place->most += most;
+    const auto next = std::find_if(terms_, terms_ + count_,
+                                   [=](const Term& term) { return term.factor <= factor; });
+    if (next != terms_ + count_ && next->factor == factor) {
+      next->most += most;
       return;
     }
-    std::copy_backward(place, terms_ + count_, terms_ + count_ + 1);
-    *place = {factor, most};
+    std::copy_backward(next, terms_ + count_, terms_ + count_ + 1);
+    *next = {factor, most};
     ++count_;
   }
 

@@ -107,9 +107,9 @@ Table table(const Tensor& data, const Tensor& index, core::ErrorKind kind) {
 /// Checks, on the CPU, that ids are 0, 1, …
 void check_order(const Tensor& ids) {
   const core::IndexView view = dispatcher::index_view(ids);
-  for (int64_t place = 0; place < ids.numel(); ++place) {
-    TORCH_CHECK_VALUE(core::read(view, place) == place, "ids: expected 0, 1, … with own_rows, got ",
-                      core::read(view, place), " at index ", place);
+  for (int64_t index = 0; index < ids.numel(); ++index) {
+    TORCH_CHECK_VALUE(core::read(view, index) == index, "ids: expected 0, 1, … with own_rows, got ",
+                      core::read(view, index), " at index ", index);
   }
 }
 
@@ -141,7 +141,7 @@ void prepare_type(const Input& in, Prepared& prepared) {
 }
 
 /// The position of each token, for a table or for sinusoids.
-void prepare_places(const Input& in, Prepared& prepared) {
+void prepare_position_index(const Input& in, Prepared& prepared) {
   Table& position = prepared.arguments.position;
   position.offset = in.offset().number().expect_int();
   if (!in.positions().has_value()) return;
@@ -231,7 +231,7 @@ Prepared prepare(const Input& in) {
   arguments.scale = in.scale();
   prepare_token(in, prepared);
   prepare_type(in, prepared);
-  prepare_places(in, prepared);
+  prepare_position_index(in, prepared);
   prepare_sinusoid(in, prepared);
   prepare_position(in, prepared);
   prepare_norm(in, prepared);

@@ -74,8 +74,8 @@ class BackwardPart {
       }
       const int64_t done = group ? together : 1;
       left -= done;
-      const bool last_of_place = token.batch + done == a_.batch;
-      if (b_.position_gradient != nullptr && last_of_place) store_position(token.place);
+      const bool last_of_seq = token.batch + done == a_.batch;
+      if (b_.position_gradient != nullptr && last_of_seq) store_position(token.seq);
     }
   }
 
@@ -100,8 +100,8 @@ class BackwardPart {
 
   /// Uses non-temporal stores, as for the rows: ordinary stores read memory first and would delay
   /// them.
-  void store_position(int64_t place) const {
-    T* out = static_cast<T*>(b_.position_gradient) + place * dim_;
+  void store_position(int64_t seq) const {
+    T* out = static_cast<T*>(b_.position_gradient) + seq * dim_;
     core::for_blocks(dim_, [&](int64_t i, auto count) {
       core::store_block<streaming>(core::load_values<T>(position_ + i), out + i, count);
     });

@@ -28,9 +28,9 @@ struct Table {
 };
 
 /// The index of a token.
-POSEMBED_INLINE int64_t index_of(const Table& table, int64_t batch, int64_t place) {
-  if (table.index.data == nullptr) return table.offset + place * table.index_stride[1];
-  return read(table.index, batch * table.index_stride[0] + place * table.index_stride[1]);
+POSEMBED_INLINE int64_t index_of(const Table& table, int64_t batch, int64_t seq) {
+  if (table.index.data == nullptr) return table.offset + seq * table.index_stride[1];
+  return read(table.index, batch * table.index_stride[0] + seq * table.index_stride[1]);
 }
 
 enum class Norm : int8_t { none, layer, rms };

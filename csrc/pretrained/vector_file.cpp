@@ -65,8 +65,8 @@ void fill_missing(torch::Tensor& vectors, const Vocabulary& vocabulary, Missing 
   TORCH_CHECK_VALUE(found > 0, "vocabulary: none of its ", vocabulary.size(),
                     " words has a row in ", readable(path));
   const torch::Tensor mean = mean_of(vectors, found);
-  for (int64_t place = 0; place < vocabulary.size(); ++place) {
-    if (!vocabulary.is_met(place)) vectors[place].copy_(mean);
+  for (int64_t i = 0; i < vocabulary.size(); ++i) {
+    if (!vocabulary.is_met(i)) vectors[i].copy_(mean);
   }
 }
 

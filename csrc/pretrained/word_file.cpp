@@ -414,9 +414,9 @@ bool store_finite(Number number, T* out) {
 }  // namespace
 
 template <typename Error, typename Number>
-void RowReader::refuse_range(const Row& row, std::string_view place, int64_t index,
+void RowReader::refuse_range(const Row& row, std::string_view text, int64_t index,
                              const Number& number, core::Scalar scalar) const {
-  fail<Error>(offset(place), "row ", row.number, ", column ", index + 1,
+  fail<Error>(offset(text), "row ", row.number, ", column ", index + 1,
               ": expected a number that is finite in ", name(scalar), ", got ", number);
 }
 

@@ -53,9 +53,9 @@ template <typename T, bool interleaved>
 constexpr int64_t pair_of_slot(int64_t slot) {
   if constexpr (std::is_same_v<T, double>) return slot;
   constexpr int64_t block = interleaved ? lanes : 2 * lanes;
-  const int64_t place = slot % block;
-  return slot - place +
-         (interleaved ? core::pair_of_lane<T>(place) : core::element_of_slot<T>(place));
+  const int64_t index = slot % block;
+  return slot - index +
+         (interleaved ? core::pair_of_lane<T>(index) : core::element_of_slot<T>(index));
 }
 
 /// Fills the turns of all slots. Unrolled, so that indices within a block are constants: a loop

@@ -175,11 +175,11 @@ void check_pair_memory(const Tensor& query_out, const Tensor& key_out, const Ten
 void check_position_values(const Tensor& positions, const char* argument) {
   if (positions.is_floating_point()) return;
   const core::IndexView view = dispatcher::index_view(positions);
-  for (int64_t place = 0; place < positions.numel(); ++place) {
-    const int64_t position = core::read(view, place);
+  for (int64_t i = 0; i < positions.numel(); ++i) {
+    const int64_t position = core::read(view, i);
     TORCH_CHECK_INDEX(position >= -1, argument,
                       ": expected -1 (leave the token as it is) or more, got ", position,
-                      " at index ", place, "; floating positions may be negative");
+                      " at index ", i, "; floating positions may be negative");
   }
 }
 

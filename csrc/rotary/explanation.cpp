@@ -122,11 +122,11 @@ std::string amplitudes_line(const XPosScaling& scaling, int64_t pairs) {
 }
 
 std::string row(int64_t pair, int64_t axis, double frequency, double plain) {
-  const std::string place =
+  const std::string label =
       format("%4lld  %4lld  ", static_cast<long long>(pair), static_cast<long long>(axis));
-  if (frequency == 0.0) return place + "stands still";
+  if (frequency == 0.0) return label + "stands still";
   const double turn = two_pi / std::abs(frequency);
-  return place + format("%16.8g  %12.2f  %8.4gx  %.0f", frequency, turn, plain / frequency,
+  return label + format("%16.8g  %12.2f  %8.4gx  %.0f", frequency, turn, plain / frequency,
                         std::ceil(turn / 2.0));
 }
 
@@ -139,9 +139,9 @@ std::string table(const RotarySpec& spec, const std::vector<double>& plain,
       "pair  axis  radians/position    wavelength  stretched  half a turn from position";
   for (int64_t i = 0; i < shown; ++i) {
     const int64_t pair = shown < 2 ? i : (i * (pairs - 1) + (shown - 1) / 2) / (shown - 1);
-    const auto place = static_cast<size_t>(pair);
-    const int64_t axis = spec.sections.has_value() ? spec.sections->axis_of_pair[place] : 0;
-    text.append("\n").append(row(pair, axis, scaled[place], plain[place]));
+    const auto index = static_cast<size_t>(pair);
+    const int64_t axis = spec.sections.has_value() ? spec.sections->axis_of_pair[index] : 0;
+    text.append("\n").append(row(pair, axis, scaled[index], plain[index]));
   }
   return text;
 }

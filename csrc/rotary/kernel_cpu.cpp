@@ -159,7 +159,8 @@ struct Plan {
   Turns<T> turns;
   Walk<T> walks[2] = {};
   bool streams = false;
-  int64_t places = 0;  // in a tile whose angles all sequences share; 0: walk tokens in order
+  /// The length of tiles of which all sequences share the angles; 0: walk tokens in order.
+  int64_t shared_tile = 0;
 };
 
 /// Whether the sequences of a batch can share angles: same positions, and no xPos, which gives
@@ -170,10 +171,10 @@ inline bool has_common_positions(const Arguments& arguments) {
   return arguments.positions.data == nullptr || arguments.position_stride[0] == 0;
 }
 
-/// Plan::places. Sharing angles saves most with few heads. For data larger than the caches each
-/// sequence's tile is a separate memory stream, so only short tiles without gaps share.
+/// Plan::shared_tile. Sharing angles saves most with few heads. For data larger than the caches
+/// each sequence's tile is a separate memory stream, so only short tiles without gaps share.
 template <typename T>
-int64_t shared_places(const Arguments& arguments, const Walk<T>* walks) {
+int64_t shared_tile(const Arguments& arguments, const Walk<T>* walks) {
   if (!has_common_positions(arguments)) return 0;
   int64_t elements = 0;
   bool gaps = false;
@@ -196,7 +197,7 @@ void make_plan(const Arguments& arguments, Plan<T>* plan) {
     plan->walks[r] = plan_walk<T, interleaved>(arguments, arguments.views[r]);
     plan->streams = plan->streams || plan->walks[r].by.stores != Stores::ordinary;
   }
-  plan->places = shared_places(arguments, plan->walks);
+  plan->shared_tile = shared_tile(arguments, plan->walks);
 }
 
 /// Rotates tokens [begin, end) in their order in memory.
@@ -228,20 +229,20 @@ void rotate_in_order(const Arguments& arguments, const Plan<T>& plan, const Toke
   }
 }
 
-/// Rotates tokens [begin, end) of at least two sequences: a tile of places in each sequence by the
+/// Rotates tokens [begin, end) of at least two sequences: the same tile of each sequence by the
 /// same angles.
 template <typename T, bool interleaved>
-void rotate_places(const Arguments& arguments, const Plan<T>& plan, const TokenOrder& order,
-                   int64_t begin, int64_t end) {
+void rotate_shared_tiles(const Arguments& arguments, const Plan<T>& plan, const TokenOrder& order,
+                         int64_t begin, int64_t end) {
   Angles<T> angles[tile_tokens<T>];
   Token tokens[tile_tokens<T>];
   const int64_t seq = arguments.seq;
-  for (int64_t place = 0; place < seq; place += plan.places) {
-    const int64_t count = std::min(plan.places, seq - place);
-    begin_tile<T, interleaved>(arguments, plan.turns, 0, count, order, {0, place, false}, tokens,
+  for (int64_t tile = 0; tile < seq; tile += plan.shared_tile) {
+    const int64_t count = std::min(plan.shared_tile, seq - tile);
+    begin_tile<T, interleaved>(arguments, plan.turns, 0, count, order, {0, tile, false}, tokens,
                                angles);
     for (int64_t sequence = begin / seq; sequence * seq < end; ++sequence) {
-      const int64_t first = sequence * seq + place;
+      const int64_t first = sequence * seq + tile;
       const int64_t from = std::clamp<int64_t>(begin - first, 0, count);
       const int64_t to = std::clamp<int64_t>(end - first, 0, count);
       for (int64_t t = from; t < to; ++t) tokens[t].batch = sequence;
@@ -257,8 +258,8 @@ void rotate_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
   Plan<T> plan;
   make_plan<T, interleaved>(arguments, &plan);
   const TokenOrder order(arguments);
-  if (plan.places > 0 && !order.seq_first && end - begin >= 2 * arguments.seq) {
-    rotate_places<T, interleaved>(arguments, plan, order, begin, end);
+  if (plan.shared_tile > 0 && !order.seq_first && end - begin >= 2 * arguments.seq) {
+    rotate_shared_tiles<T, interleaved>(arguments, plan, order, begin, end);
   } else {
     rotate_in_order<T, interleaved>(arguments, plan, order, begin, end);
   }

@@ -153,10 +153,10 @@ POSEMBED_INLINE void rotate_half_blocks(const T* in, T* out, const Source& angle
   FloatPair values[2 * blocks];  // first members of the pairs, then second members
   T* outs[2 * blocks];
   for (int b = 0; b < 2 * blocks; ++b) {
-    const int64_t place = b < blocks ? i + b * block : pairs + i + (b - blocks) * block;
-    prefetch<streaming, block * sizeof(T)>(in + place);
-    values[b] = core::load_pair(in + place);
-    outs[b] = out + place;
+    const int64_t offset = b < blocks ? i + b * block : pairs + i + (b - blocks) * block;
+    prefetch<streaming, block * sizeof(T)>(in + offset);
+    values[b] = core::load_pair(in + offset);
+    outs[b] = out + offset;
   }
   for (int b = 0; b < blocks; ++b) {
     FloatPair &x = values[b], &y = values[blocks + b];

@@ -79,12 +79,12 @@ class CacheWriter {
 /// The rows of one token; `out` is null if `rows` has none.
 template <typename T>
 RowGroup<T> rows_of(const HeadView& view, const Token& token) {
-  const auto place = [&](const int64_t* stride) {
+  const auto offset = [&](const int64_t* stride) {
     return token.batch * stride[0] + token.seq * stride[1];
   };
   T* out = static_cast<T*>(view.out);
-  return {static_cast<const T*>(view.in) + place(view.in_stride),
-          out == nullptr ? nullptr : out + place(view.out_stride), view.heads, view.in_stride[2],
+  return {static_cast<const T*>(view.in) + offset(view.in_stride),
+          out == nullptr ? nullptr : out + offset(view.out_stride), view.heads, view.in_stride[2],
           view.out_stride[2]};
 }
 

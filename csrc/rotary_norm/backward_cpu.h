@@ -92,14 +92,14 @@ class Backward {
     }
   }
 
-  /// Propagates the gradients of `count` results to query or key. `place`: index of the first
-  /// head's rstd.
-  void through_heads(const Token& token, int64_t r, int64_t head, int64_t count, int64_t place) {
+  /// Propagates the gradients of `count` results to query or key. `index`: of the first head's
+  /// rstd.
+  void through_heads(const Token& token, int64_t r, int64_t head, int64_t count, int64_t index) {
     const HeadView &view = rotation_.views[r], &inputs = arguments_.normed[r];
     const T* input = static_cast<const T*>(inputs.in) + offset_of(token, head, inputs.in_stride);
     const T* result = static_cast<const T*>(view.in) + offset_of(token, head, view.in_stride);
     T* out = static_cast<T*>(view.out) + offset_of(token, head, view.out_stride);
-    const C* rstd = static_cast<const C*>(arguments_.forward.rstd[r]) + place;
+    const C* rstd = static_cast<const C*>(arguments_.forward.rstd[r]) + index;
     for (int64_t k = 0; k < count; ++k) {
       rotate_back(token, result + k * view.in_stride[2], gradient_ + k * columns_);
     }

@@ -170,10 +170,10 @@ class Forward {
     }
   }
 
-  /// Saves rstd for the backward pass. `place`: index of the first head.
-  void keep_rstd(const C* rstd, int64_t count, int64_t r, int64_t place) const {
+  /// Saves rstd for the backward pass. `index`: of the first head's rstd.
+  void keep_rstd(const C* rstd, int64_t count, int64_t r, int64_t index) const {
     C* kept = static_cast<C*>(arguments_.rstd[r]);
-    if (kept != nullptr) std::copy_n(rstd, count, kept + place);
+    if (kept != nullptr) std::copy_n(rstd, count, kept + index);
   }
 
   void norm_at_once(const Heads<T>& heads, NormHeads norm, int64_t r, const C* rstd) {

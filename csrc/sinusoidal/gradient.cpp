@@ -130,14 +130,15 @@ bool requires_grad(const MaybeTensor& tensor) {
 }
 
 Tensor add_autograd(const Tensor& x, const Addition& given) {
-  const Tensor places = given.positions.value_or(Tensor()), factor = given.scale.value_or(Tensor());
-  auto node = dispatcher::node_for<SinusoidalAddBackward>(x, places, factor);
+  const Tensor positions = given.positions.value_or(Tensor()),
+               factor = given.scale.value_or(Tensor());
+  auto node = dispatcher::node_for<SinusoidalAddBackward>(x, positions, factor);
   if (node && (requires_grad(given.positions) || requires_grad(given.scale))) {
     node->saved.save(given);
   }
   Tensor output = dispatcher::below_autograd([&] { return sinusoidal_add(x, given); });
   if (node) torch::autograd::set_history(output, node);
-  if (dispatcher::tangent(places).defined() || dispatcher::tangent(factor).defined()) {
+  if (dispatcher::tangent(positions).defined() || dispatcher::tangent(factor).defined()) {
     const Tensor along =
         encoding_tangent(encoding_of(given, x), x.scalar_type()).expand_symint(x.sym_sizes());
     dispatcher::set_tangent(output, dispatcher::accumulate(dispatcher::tangent(x), along));

@@ -81,7 +81,7 @@ double divisor_of(const SinusoidalSpec& spec) {
   return sinusoidal::divisor_of(preset, spec.embedding_dim, spec.shift.value_or(usual));
 }
 
-/// The place of position 0 in the series; 0 without padding.
+/// The index of position 0 in the series; 0 without padding.
 int64_t first_of(const SinusoidalSpec& spec) {
   if (spec.padding_idx.has_value()) return *spec.padding_idx + 1;
   return spec.preset == "fairseq" ? 2 : 0;

@@ -73,9 +73,9 @@ Tensor table_gradient(const Tensor& gradient, const c10::SymInt& num_embeddings,
 Tensor sparse_gradient(const Tensor& row_ids, const Tensor& rows,
                        const c10::SymInt& num_embeddings);
 
-/// The rows that a gradient of the table sums, one for each place.
+/// The rows that a gradient of the table sums, one for each id.
 struct Gradient {
-  // [..., embedding_dim], contiguous: one for each place, or those that `sources` names.
+  // [..., embedding_dim], contiguous: one for each id, or those that `sources` names.
   const Tensor& rows;
   const Tensor& ids;  // [...], contiguous
   int64_t num_embeddings;
@@ -84,8 +84,8 @@ struct Gradient {
   bool scale_grad_by_freq = false;
   int64_t vocabulary_start = -1;
   Tensor sources =
-      {};  // int32, read as uint32: index of each place's row in `rows`; undefined: its own
-  Tensor factors = {};  // for each place, float64 for float64, otherwise float32; undefined: ones
+      {};  // int32, read as uint32: index of each id's row in `rows`; undefined: its own
+  Tensor factors = {};  // for each id, float64 for float64, otherwise float32; undefined: ones
 };
 
 /// The table's gradient [num_embeddings, embedding_dim]. Ids must have been checked.

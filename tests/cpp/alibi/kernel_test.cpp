@@ -56,8 +56,8 @@ Copies<Kernel> copies(Kernel* baseline, Kernel* avx2, Kernel* avx512, Kernel* so
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
-double position(const core::IndexView& view, int64_t place) {
-  return static_cast<double>(core::read(view, place));
+double position(const core::IndexView& view, int64_t index) {
+  return static_cast<double>(core::read(view, index));
 }
 
 /// Query position - key position; NaN if the key is hidden from the query.
@@ -74,7 +74,7 @@ double expected_distance(const Distances& distances, int64_t batch, int64_t row,
   for (int64_t document = 0; document < distances.documents; ++document) {
     const int64_t begin = core::read(distances.cu_seqlens, document);
     const int64_t end = core::read(distances.cu_seqlens, document + 1);
-    const auto inside = [&](int64_t place) { return place >= begin && place < end; };
+    const auto inside = [&](int64_t index) { return index >= begin && index < end; };
     seen &= inside(distances.offset + row) == inside(key);
   }
   return seen ? query - at : std::nan("");
@@ -186,16 +186,16 @@ TYPED_TEST(ALiBiKernel, AddsToStridedScoresInPlace) {
       arguments.out = arguments.in;
       add(arguments, 0, 4);
       add(arguments, 4, batch * heads * c.queries);
-      for (int64_t place = 0; place < static_cast<int64_t>(scores.size()); ++place) {
-        const int64_t key = place % row, query = place / row % c.queries;
-        const int64_t head = place / strides[1];
-        long double want = core::load(before[place]);  // exact: the kernels round only the sum
+      for (int64_t index = 0; index < static_cast<int64_t>(scores.size()); ++index) {
+        const int64_t key = index % row, query = index / row % c.queries;
+        const int64_t head = index / strides[1];
+        long double want = core::load(before[index]);  // exact: the kernels round only the sum
         if (key < c.keys) {
           want = want / 2 + expected_bias(two_sided[head], two_sided[heads + head],
                                           arguments.distances, query, key);
         }
-        ASSERT_EQ(core::load(scores[place]), rounded<T>(static_cast<Compute<T>>(want)))
-            << "place " << place;
+        ASSERT_EQ(core::load(scores[index]), rounded<T>(static_cast<Compute<T>>(want)))
+            << "index " << index;
       }
     }
   }
@@ -223,11 +223,11 @@ TYPED_TEST(ALiBiKernel, ReducesToTheSameBitsOnEveryInstructionSet) {
     arguments.slopes.scalar = core::Scalar::float64;
     std::vector<double> want(2 * heads, 0.0);
     double size = 0;
-    for (int64_t place = 0; place < batch * heads * plane; ++place) {
-      const int64_t key = place % c.keys, query = place / c.keys % c.queries;
-      const int64_t head = place / plane % heads;
+    for (int64_t index = 0; index < batch * heads * plane; ++index) {
+      const int64_t key = index % c.keys, query = index / c.keys % c.queries;
+      const int64_t head = index / plane % heads;
       const auto distance = static_cast<double>(key - query - c.offset);
-      const double product = distance * core::load(grad[place]);
+      const double product = distance * core::load(grad[index]);
       size += std::abs(product);
       if (distance <= 0) want[head] += product;
       if (distance > 0 && !c.causal) want[heads + head] -= product;
@@ -482,11 +482,11 @@ TYPED_TEST(ALiBiKernel, GradientsThroughSoftmax) {
     arguments.scale = 0.5;
     arguments.grad = placed.matrices(const_cast<T*>(grad.data()));
     std::vector<T> weights = random_numbers<T>(count, 6);
-    for (int64_t place = 0; place < static_cast<int64_t>(count); ++place) {
-      const int64_t row = place / Placed::keys;
+    for (int64_t index = 0; index < static_cast<int64_t>(count); ++index) {
+      const int64_t row = index / Placed::keys;
       const double distance = expected_distance(arguments.distances, row / (3 * Placed::queries),
-                                                row % Placed::queries, place % Placed::keys);
-      if (std::isnan(distance)) weights[place] = T{};  // as softmax gives them
+                                                row % Placed::queries, index % Placed::keys);
+      if (std::isnan(distance)) weights[index] = T{};  // as softmax gives them
     }
     std::vector<double> partial(2 * Placed::rows), slopes(6), want_slopes(6, 0.0);
     arguments.slopes = {2, 3, partial.data(), slopes.data(), core::Scalar::float64};
