@@ -121,13 +121,13 @@ POSEMBED_INLINE void store_pairs(const FloatPair (&values)[count], BFloat16* con
     for (size_t i = 0; i < count; ++i) store_pair<streaming>(values[i], outs[i]);
     return;
   }
-  Words joined[count], least;
+  Words joined[count], minima;
   for (size_t i = 0; i < count; ++i) {
     const Words even = words(values[i].first) + 0x8000u, odd = words(values[i].second) + 0x8000u;
     joined[i] = join_upper_halves(even, odd);
-    least = i == 0 ? least_halves(even, odd) : least_halves(least, least_halves(even, odd));
+    minima = i == 0 ? min_halves(even, odd) : min_halves(minima, min_halves(even, odd));
   }
-  if (__builtin_expect(any_lower_half_is_zero(least), false)) {
+  if (__builtin_expect(any_lower_half_is_zero(minima), false)) {
     for (size_t i = 0; i < count; ++i) {
       joined[i] = join_bfloat16(words(values[i].first), words(values[i].second));
     }

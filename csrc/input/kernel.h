@@ -78,7 +78,7 @@ inline constexpr int64_t parts_cpu = 32;
 inline constexpr int64_t parts_cuda = 512;
 
 /// Type tables with at most this many rows have a partial sum for each row.
-inline constexpr int64_t most_types = 8;
+inline constexpr int64_t max_types = 8;
 
 /// The length of a partial sum: whole vectors.
 POSEMBED_INLINE int64_t partial_columns(int64_t embedding_dim) {

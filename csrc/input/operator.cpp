@@ -167,9 +167,9 @@ Backward run_backward(const Input& in, const Tensor& gradient, const Tensor& mea
   arguments.weight_gradient = target(weight);
   arguments.bias_gradient = target(bias);
   arguments.type_gradient = target(type);
-  const int64_t most = dispatcher::on_cuda(gradient) ? parts_cuda : parts_cpu;
+  const int64_t max_parts = dispatcher::on_cuda(gradient) ? parts_cuda : parts_cpu;
   if (fused) arguments.position_gradient = begin_positions(in, position);
-  arguments.parts = std::clamp<int64_t>(in.ids.numel(), 1, most);
+  arguments.parts = std::clamp<int64_t>(in.ids.numel(), 1, max_parts);
   const Tensor partial = make_partial(arguments, rows);
   launch(arguments, gradient);
   if (counts_positions(in) && !fused) {

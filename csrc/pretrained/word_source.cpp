@@ -195,7 +195,7 @@ class WordSource : public Source {
 
   Survey read_all() const {
     constexpr int64_t part = 8 << 20;
-    constexpr size_t most_named = 100;
+    constexpr size_t max_named = 100;
     Survey result;
     std::vector<float> numbers(static_cast<size_t>(layout_.dim));
     FileText text(file_);
@@ -208,7 +208,7 @@ class WordSource : public Source {
         ++result.rows;
       } catch (const BadRow& error) {
         result.bad.push_back(rows.row());
-        if (result.named.size() < most_named) {
+        if (result.named.size() < max_named) {
           const std::string word = readable(std::string(rows.first_word()));
           result.named.push_back({rows.row(), error.offset, word, error.what()});
         }

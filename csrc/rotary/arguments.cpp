@@ -52,10 +52,10 @@ void check_position_type(const Tensor& positions, const char* argument) {
 
 /// Accepts the axes in use, and the unused ones after them that the specification declares.
 void check_axes(const c10::SymInt& axes, const Specification& spec, const char* argument) {
-  const int64_t least = std::max<int64_t>(2, spec.used_axes);
-  if (least == spec.axes) return dispatcher::check_size(axes, least, argument, "axes");
-  TORCH_CHECK_VALUE(axes >= least && axes <= spec.axes, argument, ": expected axes ", least, " to ",
-                    spec.axes, ", got ", axes);
+  const int64_t min_axes = std::max<int64_t>(2, spec.used_axes);
+  if (min_axes == spec.axes) return dispatcher::check_size(axes, min_axes, argument, "axes");
+  TORCH_CHECK_VALUE(axes >= min_axes && axes <= spec.axes, argument, ": expected axes ", min_axes,
+                    " to ", spec.axes, ", got ", axes);
 }
 
 void check_positions(const Tensor& all, const Tensor& query, const Dimensions& where,

@@ -96,16 +96,17 @@ std::string stretched_line(const std::vector<double>& plain, const std::vector<d
     const auto kept = [&](size_t pair) {
       return std::abs(stretch(plain[pair], scaled[pair]) - 1.0) < 1e-9;
     };
-    double most = 0.0;
+    double max_stretch = 0.0;
     for (end = begin; end < plain.size() && kept(end) == kept(begin); ++end) {
-      most = std::max(most, stretch(plain[end], scaled[end]));
+      max_stretch = std::max(max_stretch, stretch(plain[end], scaled[end]));
     }
     line += line.empty() ? "pairs " : "; pairs ";
     line += std::to_string(begin) + " to " + std::to_string(end - 1);
     if (kept(begin)) {
       line += " as they are";
     } else {
-      line += std::isinf(most) ? " stand still" : format(" stretched by up to %.4gx", most);
+      line += std::isinf(max_stretch) ? " stand still"
+                                      : format(" stretched by up to %.4gx", max_stretch);
     }
   }
   return line;

@@ -430,9 +430,9 @@ void rotate_in_buffer(const Arguments& arguments, const HeadView& view, const To
   constexpr int64_t elements = buffer_bytes / static_cast<int64_t>(sizeof(T));
   alignas(64) T buffer[elements];
   const int64_t dim = row_dim(arguments, view), start = window_start(arguments, view);
-  const int64_t most = elements / dim;
-  for (int64_t row = 0; row < group.count; row += most) {
-    const int64_t count = std::min(most, group.count - row);
+  const int64_t max_rows = elements / dim;
+  for (int64_t row = 0; row < group.count; row += max_rows) {
+    const int64_t count = std::min(max_rows, group.count - row);
     const T* in = group.in + row * group.in_step;
     T* out = group.out + row * group.out_step;
     copy_rows<T>({in, buffer, count, group.in_step, dim}, dim, copy_ahead);

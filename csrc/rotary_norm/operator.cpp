@@ -207,8 +207,8 @@ void backward(const Tensor& query_gradient, const Tensor& key_gradient, const Te
     arguments.forward.rstd[r] = const_cast<void*>(rstd[r].const_data_ptr());  // only read
   }
   const rotary::Arguments& rotation = arguments.forward.rotation;
-  const int64_t most = dispatcher::on_cuda(call.query) ? parts_cuda : parts_cpu;
-  arguments.parts = std::clamp<int64_t>(rotation.batch * rotation.seq, 1, most);
+  const int64_t max_parts = dispatcher::on_cuda(call.query) ? parts_cuda : parts_cpu;
+  arguments.parts = std::clamp<int64_t>(rotation.batch * rotation.seq, 1, max_parts);
   const Tensor partial =
       at::empty({arguments.parts, 2, rotation.head_dim},
                 call.query.options().dtype(dispatcher::compute_type(call.query)));

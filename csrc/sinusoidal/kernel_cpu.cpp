@@ -250,12 +250,12 @@ StridedRows<T> rows_of(const Arguments& arguments, int64_t batch, int64_t seq, i
 template <typename T, bool interleaved>
 void encode_position(const Sinusoid& sinusoid, const std::vector<TurnOf<T>>& turns,
                      const Position& position, const StridedRows<T>& rows, bool streamed) {
-  constexpr int64_t most = block_pairs<interleaved>;
+  constexpr int64_t max_count = block_pairs<interleaved>;
   Block<T, interleaved> block;
   const auto slots = static_cast<int64_t>(turns.size());
-  for (int64_t pair = 0; pair < sinusoid.pairs; pair += most) {
-    fill_block(sinusoid, position, turns.data() + pair, std::min(most, slots - pair), block);
-    const int64_t count = std::min(most, sinusoid.pairs - pair);
+  for (int64_t pair = 0; pair < sinusoid.pairs; pair += max_count) {
+    fill_block(sinusoid, position, turns.data() + pair, std::min(max_count, slots - pair), block);
+    const int64_t count = std::min(max_count, sinusoid.pairs - pair);
     add_block(sinusoid.layout, block, pair, count, rows, streamed);
   }
   finish_rows(sinusoid.layout, rows);

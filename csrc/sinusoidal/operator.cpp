@@ -69,9 +69,9 @@ at::ScalarType encoded_type(const MaybeType& dtype, const Tensor& positions) {
 void check_encode(const Encoding& given) {
   check_position_type(given.positions);
   check_scale(given.scale);
-  constexpr int64_t most = 1000;  // kernels take a step for each
-  TORCH_CHECK_VALUE(given.order >= 0 && given.order <= most, "order: expected 0 to ", most,
-                    ", got ", given.order);
+  constexpr int64_t max_order = 1000;  // kernels take a step for each
+  TORCH_CHECK_VALUE(given.order >= 0 && given.order <= max_order, "order: expected 0 to ",
+                    max_order, ", got ", given.order);
 }
 
 // ------------------------------------------------------------------------------------ the kernels

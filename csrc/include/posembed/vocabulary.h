@@ -37,8 +37,8 @@ class Vocabulary {
 
   /// Appends a word; an empty one stands for a row without a word.
   void add(std::string_view word) {
-    TORCH_CHECK_VALUE(word.size() <= most - text_.size() && ends_.size() < most / 2,
-                      "vocabulary: expected words of at most ", most, " bytes in all");
+    TORCH_CHECK_VALUE(word.size() <= max_bytes - text_.size() && ends_.size() < max_bytes / 2,
+                      "vocabulary: expected words of at most ", max_bytes, " bytes in all");
     text_ += word;
     ends_.push_back(static_cast<uint32_t>(text_.size()));
   }
@@ -94,7 +94,7 @@ class Vocabulary {
 
  private:
   /// Indices and bytes are counted in 32 bits.
-  static constexpr size_t most = std::numeric_limits<uint32_t>::max();
+  static constexpr size_t max_bytes = std::numeric_limits<uint32_t>::max();
 
   [[noreturn]] POSEMBED_API static void refuse_twice(std::string_view word);
 

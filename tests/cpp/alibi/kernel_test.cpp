@@ -298,11 +298,11 @@ std::vector<T> random_numbers(size_t count, unsigned seed) {
 
 /// softmax of a row in double precision; zeros if all keys are hidden.
 std::vector<double> expected_softmax(const std::vector<double>& scores) {
-  const double most = *std::max_element(scores.begin(), scores.end());
+  const double max_score = *std::max_element(scores.begin(), scores.end());
   std::vector<double> weights(scores.size(), 0.0);
-  if (most == -infinity) return weights;
+  if (max_score == -infinity) return weights;
   double sum = 0;
-  for (size_t i = 0; i < scores.size(); ++i) sum += weights[i] = std::exp(scores[i] - most);
+  for (size_t i = 0; i < scores.size(); ++i) sum += weights[i] = std::exp(scores[i] - max_score);
   for (double& weight : weights) weight /= sum;
   return weights;
 }

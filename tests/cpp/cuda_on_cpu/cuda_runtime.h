@@ -99,7 +99,7 @@ inline cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuc
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 template <typename... Parameters>
 cudaError_t cudaFuncSetAttribute(void (*)(Parameters...), cudaFuncAttribute, int bytes) {
-  return bytes <= cuda_on_cpu::most_shared_memory ? cudaSuccess : cudaErrorInvalidConfiguration;
+  return bytes <= cuda_on_cpu::max_shared_memory ? cudaSuccess : cudaErrorInvalidConfiguration;
 }
 inline const char* cudaGetErrorString(cudaError_t) { return "invalid configuration argument"; }
 

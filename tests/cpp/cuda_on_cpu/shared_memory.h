@@ -21,8 +21,8 @@ extern "C" [[gnu::used]] inline const char* __asan_default_options() {
 namespace cuda_on_cpu {
 
 /// The maximum per block on a GPU of compute capability 8.6.
-inline constexpr int most_shared_memory = 99 << 10;
-alignas(16) inline unsigned char shared_memory[most_shared_memory];
+inline constexpr int max_shared_memory = 99 << 10;
+alignas(16) inline unsigned char shared_memory[max_shared_memory];
 
 /// Prepares the memory for a block. Sets every bit, which reads as NaN.
 inline void give_shared_memory(size_t bytes) {

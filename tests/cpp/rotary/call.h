@@ -43,10 +43,12 @@ inline void set_element(void* data, Scalar scalar, int64_t index, double value) 
 /// The distance between neighbouring numbers at `value`.
 inline double ulp(Scalar scalar, double value) {
   const int digits = scalar == Scalar::bfloat16 ? 8 : scalar == Scalar::float16 ? 11 : 24;
-  const int least = scalar == Scalar::bfloat16 ? -133 : scalar == Scalar::float16 ? -24 : -149;
+  const int min_exponent = scalar == Scalar::bfloat16  ? -133
+                           : scalar == Scalar::float16 ? -24
+                                                       : -149;
   if (scalar == Scalar::float64) return std::ldexp(1.0, std::max(std::ilogb(value) - 52, -1074));
-  return value == 0 ? std::ldexp(1.0, least)
-                    : std::ldexp(1.0, std::max(std::ilogb(value) - digits + 1, least));
+  return value == 0 ? std::ldexp(1.0, min_exponent)
+                    : std::ldexp(1.0, std::max(std::ilogb(value) - digits + 1, min_exponent));
 }
 
 /// Whether a token with these positions is not rotated.
