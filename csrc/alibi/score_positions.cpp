@@ -136,8 +136,8 @@ Call with_positions(Call call, const c10::SymInt& queries, const c10::SymInt& ke
   return call;
 }
 
-ScorePositions::ScorePositions(const Call& given, int64_t queries, int64_t keys) {
-  const Call call = with_positions(given, queries, keys);
+ScorePositions::ScorePositions(const Call& original, int64_t queries, int64_t keys) {
+  const Call call = with_positions(original, queries, keys);
   distances_.queries = queries;
   distances_.keys = keys;
   distances_.offset = call.query_offset().value_or(keys - queries).expect_int();

@@ -104,9 +104,10 @@ Tensor bag_autograd(const Tensor& weight, const Bag& in, Text mode, const MaybeT
     node->mode = mode;
     node->form = gradient;
   }
-  return dispatcher::bilinear(node, weight, factors, [&](const Tensor& table, const Tensor& by) {
-    return token_bag(table, in, mode, if_defined(by), gradient);
-  });
+  return dispatcher::bilinear(node, weight, factors,
+                              [&](const Tensor& table, const Tensor& scales) {
+                                return token_bag(table, in, mode, if_defined(scales), gradient);
+                              });
 }
 
 // ------------------------------------------------------------------------------------ maximum
@@ -202,9 +203,10 @@ Tensor backward_autograd(const Tensor& gradient, c10::SymInt num_embeddings, con
     node->maxima = dispatcher::save(maxima);
     node->mode = mode;
   }
-  return dispatcher::bilinear(node, gradient, factors, [&](const Tensor& rows, const Tensor& by) {
-    return token_bag_backward(rows, num_embeddings, in, mode, if_defined(by), maxima);
-  });
+  return dispatcher::bilinear(
+      node, gradient, factors, [&](const Tensor& rows, const Tensor& scales) {
+        return token_bag_backward(rows, num_embeddings, in, mode, if_defined(scales), maxima);
+      });
 }
 
 class TokenBagRowsNode : public token::RowsNode<TokenBagRowsNode> {

@@ -259,12 +259,12 @@ Result gradient_of(const Tensor& gradient, const c10::SymInt& count, const Bag& 
                       : shares
                           ? gradient.contiguous()
                           : at::zeros({layout.bags.count, gradient.size(1)}, gradient.options());
-  token::Gradient of{rows, layout.ids, num_embeddings, in.padding_idx};
+  token::Gradient table_gradient{rows, layout.ids, num_embeddings, in.padding_idx};
   if (shares) {
-    of.sources = bags_of_ids(layout);
-    of.factors = factors_of(gradient, in, weights, mode, of.sources);
+    table_gradient.sources = bags_of_ids(layout);
+    table_gradient.factors = factors_of(gradient, in, weights, mode, table_gradient.sources);
   }
-  return make(of);
+  return make(table_gradient);
 }
 
 dispatcher::Unallocated table_shape(const Tensor& gradient, c10::SymInt num_embeddings,

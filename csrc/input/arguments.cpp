@@ -129,15 +129,15 @@ void prepare_token(const Input& in, Prepared& prepared) {
 void prepare_type(const Input& in, Prepared& prepared) {
   if (!in.token_type().has_value()) return;
   prepared.token_type = dispatcher::with_contiguous_last_dim(*in.token_type());
-  const bool given = in.types().has_value();
-  if (given) prepared.types = in.types()->contiguous();
-  if (given && !dispatcher::on_cuda(in.token))
+  const bool has_types = in.types().has_value();
+  if (has_types) prepared.types = in.types()->contiguous();
+  if (has_types && !dispatcher::on_cuda(in.token))
     check_range(prepared.types, "types", *in.token_type(), "token type");
   Table& type = prepared.arguments.type;
   type = table(prepared.token_type, prepared.types, core::ErrorKind::token_type);
   // If no types are given, every token has type 0.
-  type.index_stride[0] = given ? in.ids.size(1) : 0;
-  type.index_stride[1] = given ? 1 : 0;
+  type.index_stride[0] = has_types ? in.ids.size(1) : 0;
+  type.index_stride[1] = has_types ? 1 : 0;
 }
 
 /// The position of each token, for a table or for sinusoids.

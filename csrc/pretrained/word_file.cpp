@@ -267,16 +267,16 @@ template <typename Search>
 size_t RowReader::find(int64_t begin, const Search& search) {
   const auto size = static_cast<int64_t>(file_.size());
   int64_t from = begin;
-  size_t found = std::string_view::npos;
-  while (found == std::string_view::npos && from < size) {
+  size_t end = std::string_view::npos;
+  while (end == std::string_view::npos && from < size) {
     load_to(from + 1);
-    found = search(loaded(), static_cast<size_t>(from));
+    end = search(loaded(), static_cast<size_t>(from));
     from = loaded_;
-    if (static_cast<int64_t>(std::min(found, loaded().size())) - begin > max_line) {
+    if (static_cast<int64_t>(std::min(end, loaded().size())) - begin > max_line) {
       fail(begin, "more than ", max_line, " bytes without the end of a word or a line");
     }
   }
-  return found;
+  return end;
 }
 
 bool RowReader::at_end() {

@@ -18,10 +18,10 @@ constexpr double tolerance = 1e-3;
 constexpr int64_t pairs_shown = 16;
 constexpr double two_pi = core::constants::two_pi.high;
 
-template <typename... Given>
-std::string format(const char* pattern, Given... given) {
+template <typename... Arguments>
+std::string format(const char* pattern, Arguments... arguments) {
   char line[256];
-  std::snprintf(line, sizeof(line), pattern, given...);
+  std::snprintf(line, sizeof(line), pattern, arguments...);
   return line;
 }
 

@@ -48,7 +48,7 @@ RowOrder four_abreast(int64_t row_bytes) {
 template <typename T>
 struct Walk {
   const HeadView* view;
-  Rotating<T> by;
+  Rotating<T> rotating;
   RowOrder order;
   bool fetches_behind;  // see fetch_behind_token()
   bool fetches_ahead;   // see fetch_ahead()
@@ -147,7 +147,7 @@ void rotate_tile(const Arguments& arguments, const Walk<T>& walk, const Token* t
       for (int64_t t = first; t < count; t += order.apart) {
         const RowGroup<T> heads = heads_of_token<T>(view, tokens[t], head, group);
         if (walk.fetches_ahead) fetch_ahead(heads, dim);
-        rotate_rows(arguments, view, tokens[t], walk.by, angles[t], heads);
+        rotate_rows(arguments, view, tokens[t], walk.rotating, angles[t], heads);
       }
     }
   }
@@ -195,7 +195,7 @@ void make_plan(const Arguments& arguments, Plan<T>* plan) {
   order_decay<T, interleaved>(arguments, &plan->turns);
   for (int64_t r = 0; r < arguments.count; ++r) {
     plan->walks[r] = plan_walk<T, interleaved>(arguments, arguments.views[r]);
-    plan->streams = plan->streams || plan->walks[r].by.stores != Stores::ordinary;
+    plan->streams = plan->streams || plan->walks[r].rotating.stores != Stores::ordinary;
   }
   plan->shared_tile = shared_tile(arguments, plan->walks);
 }
@@ -216,7 +216,7 @@ void rotate_in_order(const Arguments& arguments, const Plan<T>& plan, const Toke
     const bool has_angles = shares && first > begin && seq == tokens[0].seq;
     if (has_angles) tokens[0].batch = batch;
     for (int64_t t = 0; t < tile; ++t) order.advance(&batch, &seq);
-    if (std::is_same_v<T, float> && walks[0].by.stores == Stores::streaming)
+    if (std::is_same_v<T, float> && walks[0].rotating.stores == Stores::streaming)
       prefetch_token<T>(arguments, token);
     for (int64_t r = 0; r < arguments.count; ++r) {
       const bool of_both = r == 0 || arguments.decay != nullptr;  // except with xPos

@@ -448,22 +448,22 @@ void rotate_in_buffer(const Arguments& arguments, const HeadView& view, const To
 /// everything if the token is not rotated. Tangents outside the window are 0 and not copied.
 template <typename T>
 POSEMBED_INLINE void rotate_rows(const Arguments& arguments, const HeadView& view,
-                                 const Token& token, const Rotating<T>& by, const Angles<T>& angles,
-                                 const RowGroup<T>& group) {
-  if (by.stores == Stores::streaming_from_buffer) {
-    rotate_in_buffer(arguments, view, token, by.rotate, angles, group);
+                                 const Token& token, const Rotating<T>& rotating,
+                                 const Angles<T>& angles, const RowGroup<T>& group) {
+  if (rotating.stores == Stores::streaming_from_buffer) {
+    rotate_in_buffer(arguments, view, token, rotating.rotate, angles, group);
     return;
   }
   const int64_t dim = row_dim(arguments, view), start = window_start(arguments, view);
-  const bool streams_margins = by.stores == Stores::streaming && token.rotated;
+  const bool streams_margins = rotating.stores == Stores::streaming && token.rotated;
   if (!arguments.tangent && !streams_margins) {
     const int64_t window = token.rotated ? start : dim;
     copy_group(group, 0, window);
     copy_group(group, window + 2 * arguments.pairs, dim);
   }
   if (!token.rotated) return;
-  by.rotate(group.in + start, group.out + start, group.count, group.in_step, group.out_step, angles,
-            arguments.pairs, by.margins);
+  rotating.rotate(group.in + start, group.out + start, group.count, group.in_step, group.out_step,
+                  angles, arguments.pairs, rotating.margins);
 }
 
 }  // namespace

@@ -119,8 +119,8 @@ struct Walk {
   }
 
   void rotate(const HeadView& view, const Token& token, const Angles<T>& angles,
-              const RowGroup<T>& group, const Rotating<T>& by) const {
-    rotary::POSEMBED_ISA::rotate_rows(arguments.rotation, view, token, by, angles, group);
+              const RowGroup<T>& group, const Rotating<T>& rotating) const {
+    rotary::POSEMBED_ISA::rotate_rows(arguments.rotation, view, token, rotating, angles, group);
   }
 
   /// Rotates a key for a float8 cache window by window and rounds it to T in between, as if it came

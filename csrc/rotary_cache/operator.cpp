@@ -204,15 +204,15 @@ void rotate_and_cache(const Call& call, const rotary::SpecificationPointer& spec
   const int64_t page_size = call.key_cache.size(cache_where.slots);
   arguments.page_size = std::max<int64_t>(1, page_size);
   arguments.slot_count = call.key_cache.size(0) * page_size;
-  const rotary::Rotation by = rotation_of(call);
-  const rotary::Inputs inputs = rotary::checked_inputs(by.call, call.query.size(where.seq));
+  const rotary::Rotation rotation = rotation_of(call);
+  const rotary::Inputs inputs = rotary::checked_inputs(rotation.call, call.query.size(where.seq));
   const Tensor slots = checked_slots(call, arguments.slot_count);
   const Tensor query = dispatcher::with_contiguous_last_dim(call.query);
   const Tensor key = dispatcher::with_contiguous_last_dim(call.key);
   const Tensor value = dispatcher::with_contiguous_last_dim(call.value);
   const Tensor* const rotated_key = call.rotate_key ? &key : nullptr;
   arguments.rotation = rotary::arguments({{&query, &key}, {&call.rotated_query(), rotated_key}, 2},
-                                         inputs, by, *spec);
+                                         inputs, rotation, *spec);
   arguments.value = rotary::head_view(value, nullptr, where);
   arguments.value_dim = value.size(-1);
   arguments.key_cache =

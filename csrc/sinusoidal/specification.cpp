@@ -34,10 +34,10 @@ void read(const nlohmann::json& object, const char* key, std::optional<T>& value
 /// get() alone would truncate fractions.
 void read_whole(const nlohmann::json& object, const char* key, std::optional<int64_t>& value) {
   if (!object.contains(key) || object.at(key).is_null()) return;
-  const nlohmann::json& given = object.at(key);
-  TORCH_CHECK_VALUE(given.is_number_integer(), key, ": expected a whole number, got ",
-                    given.dump());
-  value = given.get<int64_t>();
+  const nlohmann::json& number = object.at(key);
+  TORCH_CHECK_VALUE(number.is_number_integer(), key, ": expected a whole number, got ",
+                    number.dump());
+  value = number.get<int64_t>();
 }
 
 template <typename T>

@@ -89,10 +89,10 @@ struct Gradient {
 };
 
 /// The table's gradient [num_embeddings, embedding_dim]. Ids must have been checked.
-Tensor dense_gradient(const Gradient& of);
+Tensor dense_gradient(const Gradient& gradient);
 
 /// Ids of the touched rows, ascending, and the rows.
-std::tuple<Tensor, Tensor> rows_gradient(const Gradient& of);
+std::tuple<Tensor, Tensor> rows_gradient(const Gradient& gradient);
 
 /// Raises c10::ValueError if there are more ids or rows than can be sorted, or than a gradient of
 /// the table can hold. `gradient` is that of rows: [..., embedding_dim].

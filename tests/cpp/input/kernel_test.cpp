@@ -121,7 +121,7 @@ TYPED_TEST(InputKernel, BackwardMatchesPlainLoops) {
     std::vector<C> means(10), rstds(10);
     for (int64_t row = 0; row < given.tokens; ++row) {
       const auto [x, rstd] = given.normalised(row);
-      double mean = 0, along = 0;
+      double mean = 0, projection = 0;
       std::vector<double> dy(static_cast<size_t>(dim));
       for (int64_t i = 0; i < dim; ++i) {
         const auto at_i = static_cast<size_t>(i);
@@ -130,13 +130,14 @@ TYPED_TEST(InputKernel, BackwardMatchesPlainLoops) {
         bias[at_i] += g;
         dy[at_i] = g * given.weight_at(i);
         mean += dy[at_i] / static_cast<double>(dim);
-        along += dy[at_i] * x[at_i] / static_cast<double>(dim);
+        projection += dy[at_i] * x[at_i] / static_cast<double>(dim);
       }
       if (given.norm != Norm::layer) mean = 0;
-      if (given.norm == Norm::none) along = 0;
+      if (given.norm == Norm::none) projection = 0;
       for (int64_t i = 0; i < dim; ++i) {
         const auto at_i = static_cast<size_t>(i);
-        sum[static_cast<size_t>(row * dim) + at_i] = rstd * (dy[at_i] - mean - x[at_i] * along);
+        sum[static_cast<size_t>(row * dim) + at_i] =
+            rstd * (dy[at_i] - mean - x[at_i] * projection);
       }
     }
     for (const Copy& copy : copies()) {

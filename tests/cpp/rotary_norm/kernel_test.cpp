@@ -168,13 +168,13 @@ void check_backward(const Problem& problem) {
       const double rstd = call.norm(&x);
       std::vector<double> gradient = call.row(call.rotary().input(r), offset);
       rotate_row(arguments.forward.rotation, positions, gradient.data());
-      double along = 0;
+      double projection = 0;
       for (size_t i = 0; i < x.size(); ++i) {
         expected[r][i] += gradient[i] * x[i];
         gradient[i] *= call.weight(r, int64_t(i));
-        along += gradient[i] * x[i] / double(dim);
+        projection += gradient[i] * x[i] / double(dim);
       }
-      for (size_t i = 0; i < x.size(); ++i) gradient[i] = rstd * (gradient[i] - x[i] * along);
+      for (size_t i = 0; i < x.size(); ++i) gradient[i] = rstd * (gradient[i] - x[i] * projection);
       call.compare(variant.name, call.rotary().output(r), offset, gradient, 32.0);
     });
     for (int64_t r = 0; r < 2; ++r) {
