@@ -20,11 +20,12 @@ namespace {
 template <typename T>
 constexpr int64_t tile_tokens = 128 / static_cast<int64_t>(sizeof(Compute<T>));
 
-/// The order of a tile's rows: `heads` heads of every `apart`-th token, starting with the first,
-/// then the next heads of these tokens; then the same starting with the second token, and so on.
+/// The order of a tile's rows. The outermost loop counts `first` from 0 to `stride` - 1. The next
+/// loop takes `heads` heads at a time; the innermost loop rotates these heads of the tokens
+/// `first`, `first` + `stride`, `first` + 2 * `stride`, …
 struct RowOrder {
-  int64_t tile;  // tokens
-  int64_t apart;
+  int64_t tile;    // tokens
+  int64_t stride;  // tokens
   int64_t heads;
 };
 
@@ -38,7 +39,7 @@ constexpr RowOrder heads_first{tile_tokens<T>, 1, 4};
 /// processors, data larger than the caches and tokens of a page or more: elsewhere loading sine and
 /// cosine more often costs more than it saves.
 template <typename T>
-RowOrder four_abreast(int64_t row_bytes) {
+RowOrder four_streams(int64_t row_bytes) {
   constexpr int64_t bytes_in_turn = 1024;
   const int64_t heads = std::max<int64_t>(1, bytes_in_turn / row_bytes);
   return {tile_tokens<T>, tile_tokens<T> / 4, heads};
@@ -61,7 +62,7 @@ RowOrder choose_order(const Arguments& arguments, const HeadView& view, bool str
   const bool leaves_caches = streaming || elements_of(arguments, view) * size >= cached;
   const int64_t row_bytes = row_dim(arguments, view) * size;
   const bool long_tokens = view.heads * row_bytes >= core::page;
-  return core::is_intel && leaves_caches && long_tokens ? four_abreast<T>(row_bytes)
+  return core::is_intel && leaves_caches && long_tokens ? four_streams<T>(row_bytes)
                                                         : token_by_token;
 }
 
@@ -129,7 +130,7 @@ void begin_tile(const Arguments& arguments, const Turns<T>& turns, int64_t r, in
     token.batch = batch;
     token.seq = seq;
     token.rotated = begin_token<T>(arguments, turns, token, angles + t, r);
-    if (turns.has_nan) spoil_angles<T, interleaved>(arguments, angles + t);
+    if (turns.has_nan) set_nan_angles<T, interleaved>(arguments, angles + t);
     if (arguments.tangent) set_tangents<T, interleaved>(arguments, token, angles + t);
   }
 }
@@ -141,10 +142,10 @@ void rotate_tile(const Arguments& arguments, const Walk<T>& walk, const Token* t
   const HeadView& view = *walk.view;
   const RowOrder& order = walk.order;
   const int64_t dim = row_dim(arguments, view);
-  for (int64_t first = 0; first < std::min(order.apart, count); ++first) {
+  for (int64_t first = 0; first < std::min(order.stride, count); ++first) {
     for (int64_t head = 0; head < view.heads; head += order.heads) {
       const int64_t group = std::min(order.heads, view.heads - head);
-      for (int64_t t = first; t < count; t += order.apart) {
+      for (int64_t t = first; t < count; t += order.stride) {
         const RowGroup<T> heads = heads_of_token<T>(view, tokens[t], head, group);
         if (walk.fetches_ahead) fetch_ahead(heads, dim);
         rotate_rows(arguments, view, tokens[t], walk.rotating, angles[t], heads);

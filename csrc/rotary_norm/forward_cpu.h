@@ -34,7 +34,7 @@ struct Weights {
 /// Sine and cosine times weights, computed once for all heads of a token.
 template <typename C>
 struct Coefficients {
-  using Row = C[kernel::max_padded_pairs + kernel::apart];
+  using Row = C[kernel::max_padded_pairs + kernel::array_padding];
   alignas(64) Row first_cosine, first_sine;    // times the weight of the first member
   alignas(64) Row second_cosine, second_sine;  // and of the second
 };
