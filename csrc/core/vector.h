@@ -113,8 +113,10 @@ POSEMBED_INLINE void store_pairs(const FloatPair (&values)[count], T* const (&ou
   for (size_t i = 0; i < count; ++i) store_pair<streaming>(values[i], outs[i]);
 }
 
-/// Rounding half up is one addition. It differs from rounding to nearest even only for ties, whose
-/// lower half the addition sets to 0. If ties are rare, all values are tested for them at once.
+/// Adding 0x8000 rounds half up. That is cheaper than rounding to nearest even and gives the same
+/// bits except for ties, whose lower half becomes 0. So all values are rounded half up and tested
+/// for ties together; only if there is a tie, they are rounded again, to nearest even. Where ties
+/// are frequent, `often_ties` rounds to nearest even at once.
 template <bool streaming, bool often_ties = false, size_t count>
 POSEMBED_INLINE void store_pairs(const FloatPair (&values)[count], BFloat16* const (&outs)[count]) {
   if constexpr (often_ties) {

@@ -1,5 +1,6 @@
-// Derives the C++ signatures of a family's operators from a struct of arguments. The struct names
-// its fields once, in the order of the schemas:
+// Derives the C++ signature of an operator, which has a parameter for each argument, from a
+// function that takes the arguments as one struct. The struct names its fields once, in the order
+// of the schema:
 //   template <typename Self>
 //   static auto fields(Self& self) { return std::tie(self.ids, self.offset); }
 #pragma once
@@ -54,8 +55,8 @@ struct SpreadFields<Call, std::tuple<Fields...>, Result(Leading...), Trailing...
   }
 };
 
-/// The schema of operators that take the arguments of `Function`, then the fields of `Call`, then
-/// `Trailing`, and return the result of `Function`.
+/// The signature of operators that take the arguments of `Function`, then the fields of `Call`,
+/// then `Trailing`, and return the result of `Function`.
 template <typename Function, typename Call, typename... Trailing>
 struct Spread : SpreadFields<Call, FieldsOf<Call>, Function, Trailing...> {};
 
