@@ -193,8 +193,8 @@ class AlibiSoftmaxBackwardBackward : public dispatcher::OperatorNode<AlibiSoftma
 // -------------------------------------------------------------------------------------- alibi_bias
 
 Tensor bias_autograd(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys, MaybeType dtype,
-                     const Call& given) {
-  const Call call = with_positions(given, queries, keys);
+                     const Call& original) {
+  const Call call = with_positions(original, queries, keys);
   auto node = dispatcher::node_for<AlibiBiasBackward>(slopes);
   if (node) {
     node->call.save(call);
@@ -247,8 +247,9 @@ Tensor biased_tangent(const Tensor& scores, const Tensor& slopes, double scale, 
   return bias.expand_symint(scores.sym_sizes());
 }
 
-Tensor add_autograd(const Tensor& scores, const Tensor& slopes, double scale, const Call& given) {
-  const Call call = with_positions_of(scores, given);
+Tensor add_autograd(const Tensor& scores, const Tensor& slopes, double scale,
+                    const Call& original) {
+  const Call call = with_positions_of(scores, original);
   auto node = dispatcher::node_for<AlibiAddBackward>(scores, slopes);
   Tensor output =
       dispatcher::below_autograd([&] { return alibi_add(scores, slopes, scale, call); });
@@ -264,8 +265,8 @@ Tensor add_autograd(const Tensor& scores, const Tensor& slopes, double scale, co
 }
 
 Tensor softmax_autograd(const Tensor& scores, const Tensor& slopes, double scale,
-                        const Call& given) {
-  const Call call = with_positions_of(scores, given);
+                        const Call& original) {
+  const Call call = with_positions_of(scores, original);
   auto node = dispatcher::node_for<AlibiSoftmaxBackward>(scores, slopes);
   Tensor output =
       dispatcher::below_autograd([&] { return alibi_softmax(scores, slopes, scale, call); });

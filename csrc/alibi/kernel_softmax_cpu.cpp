@@ -68,10 +68,10 @@ class Softmax {
  private:
   /// Writes the biased scores of visible keys to the buffer, in the order of T's vectors.
   void read_plain(const T* in, const BiasLine<float>& line, int64_t query) {
-    Floats most = broadcast(-INFINITY);
+    Floats max_score = broadcast(-INFINITY);
     const auto keep = [&](FloatPair scores, int64_t key) {
       write_pair(scores, buffer_.data() + key);
-      most = larger(larger(scores.first, scores.second), most);
+      max_score = larger(larger(scores.first, scores.second), max_score);
     };
     end_ = for_each_block<T>(
         line, distances_, distances_.offset + query, distances_.keys,
@@ -83,30 +83,31 @@ class Softmax {
           keep(partial.masked(biases.added_to(core::load_pair(in + key, partial.count), scale_)),
                key);
         });
-    most_ = largest(most);
+    max_score_ = largest(max_score);
   }
 
   /// The same in the order of keys.
   void read(const T* in, const BiasLine<float>& line, const int32_t* distance) {
     float* buffer = buffer_.data();
     end_ = distances_.keys;
-    most_ = -INFINITY;
+    max_score_ = -INFINITY;
     for (int64_t key = 0; key < end_; ++key) {
       buffer[key] = biased(line, distance[key], core::load(in[key]), scale_);
     }
     std::fill(buffer + end_, buffer + blocks_end(), -INFINITY);
-    for (int64_t key = 0; key < end_; ++key) most_ = buffer[key] > most_ ? buffer[key] : most_;
+    for (int64_t key = 0; key < end_; ++key)
+      max_score_ = buffer[key] > max_score_ ? buffer[key] : max_score_;
   }
 
   int64_t blocks_end() const { return (end_ + block - 1) / block * block; }
 
   void exponentiate() {
-    const Floats most = broadcast(most_ == -INFINITY ? 0.0f : most_);
+    const Floats max_score = broadcast(max_score_ == -INFINITY ? 0.0f : max_score_);
     Floats first = {}, second = {};
     for (int64_t key = 0; key < end_; key += block) {
       FloatPair value = read_pair(buffer_.data() + key);
-      value.first = core::exp_of_negative<Floats, Words>(value.first - most);
-      value.second = core::exp_of_negative<Floats, Words>(value.second - most);
+      value.first = core::exp_of_negative<Floats, Words>(value.first - max_score);
+      value.second = core::exp_of_negative<Floats, Words>(value.second - max_score);
       first += value.first;
       second += value.second;
       write_pair(value, buffer_.data() + key);
@@ -139,7 +140,7 @@ class Softmax {
   RowDistances rows_;
   RowBuffer buffer_;
   int64_t end_ = 0;  // keys from here on are hidden
-  float most_ = 0;
+  float max_score_ = 0;
   float factor_ = 0;
 };
 
@@ -156,13 +157,13 @@ class Softmax<double> {
     const int32_t* distance = rows_.at(row);
     const double* in = row_data<double>(arguments_.in, row);
     double* out = row_data<double>(arguments_.out, row);
-    double most = -INFINITY, sum = 0;
+    double max_score = -INFINITY, sum = 0;
     for (int64_t key = 0; key < keys; ++key) {
       out[key] = biased(line, distance[key], in[key], arguments_.scale);
-      most = out[key] > most ? out[key] : most;
+      max_score = out[key] > max_score ? out[key] : max_score;
     }
-    most = most == -INFINITY ? 0.0 : most;
-    for (int64_t key = 0; key < keys; ++key) sum += out[key] = std::exp(out[key] - most);
+    max_score = max_score == -INFINITY ? 0.0 : max_score;
+    for (int64_t key = 0; key < keys; ++key) sum += out[key] = std::exp(out[key] - max_score);
     for (int64_t key = 0; key < keys; ++key) out[key] = sum == 0 ? 0.0 : out[key] / sum;
   }
 

@@ -110,15 +110,15 @@ void ALiBiImpl::reset() {
 }
 
 torch::Tensor ALiBiImpl::derived_slopes() const {
-  const auto* given = std::get_if<torch::Tensor>(&options.slopes());
+  const auto* tensor = std::get_if<torch::Tensor>(&options.slopes());
   const auto* kind = std::get_if<Slopes>(&options.slopes());
   std::vector<double> values;
-  if (given != nullptr) {
+  if (tensor != nullptr) {
     const int64_t total = options.total_heads().value_or(options.num_heads());
-    TORCH_CHECK_VALUE((given->dim() == 1 || (given->dim() == 2 && given->size(0) == 2)) &&
-                          given->size(-1) == total,
-                      "slopes: expected [", total, "] or [2, ", total, "], got ", given->sizes());
-    const torch::Tensor plain = given->detach().to(torch::kCPU, torch::kDouble).contiguous();
+    TORCH_CHECK_VALUE((tensor->dim() == 1 || (tensor->dim() == 2 && tensor->size(0) == 2)) &&
+                          tensor->size(-1) == total,
+                      "slopes: expected [", total, "] or [2, ", total, "], got ", tensor->sizes());
+    const torch::Tensor plain = tensor->detach().to(torch::kCPU, torch::kDouble).contiguous();
     const double* data = plain.const_data_ptr<double>();
     values.assign(data, data + plain.numel());
   }

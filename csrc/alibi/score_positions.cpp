@@ -13,7 +13,7 @@
 namespace posembed::alibi {
 namespace {
 
-constexpr int64_t most = std::numeric_limits<int32_t>::max();
+constexpr int64_t max_position = std::numeric_limits<int32_t>::max();
 
 // ------------------------------------------------------------------------------------------ shapes
 
@@ -49,10 +49,10 @@ Range range_of(const MaybeTensor& positions, int64_t first, int64_t count, const
   if (!positions.has_value()) return {first, first + count - 1};
   const Tensor plain = positions->contiguous();
   const core::IndexView view = dispatcher::index_view(plain);
-  const int64_t bad = core::find_outside(view, plain.numel(), -most, most + 1);
-  TORCH_CHECK_INDEX(bad < 0, argument, ": expected -", most, " to ", most, ", got ",
+  const int64_t bad = core::find_outside(view, plain.numel(), -max_position, max_position + 1);
+  TORCH_CHECK_INDEX(bad < 0, argument, ": expected -", max_position, " to ", max_position, ", got ",
                     core::read(view, bad), " at index ", bad);
-  Range range{most, -most};
+  Range range{max_position, -max_position};
   for (int64_t i = 0; i < plain.numel(); ++i) {
     range.low = std::min(range.low, core::read(view, i));
     range.high = std::max(range.high, core::read(view, i));
@@ -65,21 +65,21 @@ void check_distances(const Call& call, const Distances& distances) {
   const Range query =
       range_of(call.query_positions(), distances.offset, distances.queries, "query_positions");
   const Range key = range_of(call.key_positions(), 0, distances.keys, "key_positions");
-  TORCH_CHECK_VALUE(key.high - query.low <= most && query.high - key.low <= most,
-                    "positions: expected distances between queries and keys up to ", most,
+  TORCH_CHECK_VALUE(key.high - query.low <= max_position && query.high - key.low <= max_position,
+                    "positions: expected distances between queries and keys up to ", max_position,
                     ", got queries from ", query.low, " to ", query.high, " and keys from ",
                     key.low, " to ", key.high);
 }
 
 void check_offset(const Distances& distances, bool own_positions) {
   const int64_t offset = distances.offset;
-  TORCH_CHECK_VALUE(offset >= -most && offset <= most, "query_offset: expected -", most, " to ",
-                    most, ", got ", offset);
-  TORCH_CHECK_VALUE(
-      own_positions || (offset + distances.queries <= most && distances.keys - offset <= most),
-      "query_offset: expected distances between queries and keys up to ", most,
-      ", got query_offset ", offset, " with query_length ", distances.queries, " and key_length ",
-      distances.keys);
+  TORCH_CHECK_VALUE(offset >= -max_position && offset <= max_position, "query_offset: expected -",
+                    max_position, " to ", max_position, ", got ", offset);
+  TORCH_CHECK_VALUE(own_positions || (offset + distances.queries <= max_position &&
+                                      distances.keys - offset <= max_position),
+                    "query_offset: expected distances between queries and keys up to ",
+                    max_position, ", got query_offset ", offset, " with query_length ",
+                    distances.queries, " and key_length ", distances.keys);
 }
 
 bool has_positions(const Call& call) {
@@ -136,8 +136,8 @@ Call with_positions(Call call, const c10::SymInt& queries, const c10::SymInt& ke
   return call;
 }
 
-ScorePositions::ScorePositions(const Call& given, int64_t queries, int64_t keys) {
-  const Call call = with_positions(given, queries, keys);
+ScorePositions::ScorePositions(const Call& original, int64_t queries, int64_t keys) {
+  const Call call = with_positions(original, queries, keys);
   distances_.queries = queries;
   distances_.keys = keys;
   distances_.offset = call.query_offset().value_or(keys - queries).expect_int();

@@ -34,17 +34,17 @@ SlopeKind kind_of(Text kind) {
 
 /// Slopes [sides, num_heads] of a model's heads, starting at head_start.
 std::vector<float> slope_values(int64_t num_heads, Text kind, double max_bias, int64_t total,
-                                int64_t head_start, at::ArrayRef<double> given) {
+                                int64_t head_start, at::ArrayRef<double> custom) {
   std::vector<float> values;
-  if (given.empty()) {
+  if (custom.empty()) {
     const SlopeKind series = kind_of(kind);
     for (int64_t head = head_start; head < head_start + num_heads; ++head) {
       values.push_back(slope(series, max_bias, total, head));
     }
   }
-  for (size_t row = 0; row < given.size(); row += static_cast<size_t>(total)) {
+  for (size_t row = 0; row < custom.size(); row += static_cast<size_t>(total)) {
     for (const double value :
-         given.slice(row + static_cast<size_t>(head_start), static_cast<size_t>(num_heads))) {
+         custom.slice(row + static_cast<size_t>(head_start), static_cast<size_t>(num_heads))) {
       values.push_back(static_cast<float>(value));
     }
   }

@@ -1,6 +1,6 @@
 // Derivatives of the bag operators. A weighted sum is linear in the table and in the weights, so
 // the derivatives of the sum and of its two gradients are these three operators again. A maximum
-// saves the places of the elements it took; its derivative selects the elements there.
+// saves the indices of the elements it took; its derivative selects the elements there.
 #include <ATen/ops/gather.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
@@ -40,9 +40,9 @@ Tensor table_gradient(const Tensor& gradient, const c10::SymInt& rows, const Bag
 Tensor choose(const Tensor& table, const Tensor& ids, const Tensor& maxima) {
   if (ids.sym_numel() == 0) return at::zeros_symint(maxima.sym_sizes(), table.options());
   const Tensor none = maxima.lt(0).logical_or(maxima.ge(ids.sym_numel()));
-  const Tensor places = maxima.masked_fill(none, 0).reshape(-1);
+  const Tensor indices = maxima.masked_fill(none, 0).reshape(-1);
   const Tensor rows =
-      ids.reshape(-1).index_select(0, places).to(at::kLong).view_symint(maxima.sym_sizes());
+      ids.reshape(-1).index_select(0, indices).to(at::kLong).view_symint(maxima.sym_sizes());
   const Tensor left_out = none.logical_or(rows.lt(0)).logical_or(rows.ge(table.sym_size(0)));
   return at::gather(table, 0, rows.masked_fill(left_out, 0)).masked_fill(left_out, 0);
 }
@@ -104,9 +104,10 @@ Tensor bag_autograd(const Tensor& weight, const Bag& in, Text mode, const MaybeT
     node->mode = mode;
     node->form = gradient;
   }
-  return dispatcher::bilinear(node, weight, factors, [&](const Tensor& table, const Tensor& by) {
-    return token_bag(table, in, mode, if_defined(by), gradient);
-  });
+  return dispatcher::bilinear(node, weight, factors,
+                              [&](const Tensor& table, const Tensor& scales) {
+                                return token_bag(table, in, mode, if_defined(scales), gradient);
+                              });
 }
 
 // ------------------------------------------------------------------------------------ maximum
@@ -202,9 +203,10 @@ Tensor backward_autograd(const Tensor& gradient, c10::SymInt num_embeddings, con
     node->maxima = dispatcher::save(maxima);
     node->mode = mode;
   }
-  return dispatcher::bilinear(node, gradient, factors, [&](const Tensor& rows, const Tensor& by) {
-    return token_bag_backward(rows, num_embeddings, in, mode, if_defined(by), maxima);
-  });
+  return dispatcher::bilinear(
+      node, gradient, factors, [&](const Tensor& rows, const Tensor& scales) {
+        return token_bag_backward(rows, num_embeddings, in, mode, if_defined(scales), maxima);
+      });
 }
 
 class TokenBagRowsNode : public token::RowsNode<TokenBagRowsNode> {

@@ -19,32 +19,32 @@ constexpr int64_t prefetch_distance = 4;
 constexpr int64_t cache_line = 64;
 
 template <typename T, typename Arguments>
-const T* row_of(const Arguments& a, int64_t place) {
-  return static_cast<const T*>(a.table) + read(a.bags.ids, place) * a.table_stride;
+const T* row_of(const Arguments& a, int64_t index) {
+  return static_cast<const T*>(a.table) + read(a.bags.ids, index) * a.table_stride;
 }
 
-bool counts(const Bags& bags, int64_t place) { return read(bags.ids, place) != bags.padding_idx; }
+bool counts(const Bags& bags, int64_t index) { return read(bags.ids, index) != bags.padding_idx; }
 
 /// Always inlined, because GCC drops calls of functions that only prefetch.
 template <typename T>
-POSEMBED_INLINE void prefetch_block(const PoolArguments& a, int64_t place, int64_t column) {
-  if (place >= a.bags.count) return;
-  const char* row = reinterpret_cast<const char*>(row_of<T>(a, place) + column);
+POSEMBED_INLINE void prefetch_block(const PoolArguments& a, int64_t index, int64_t column) {
+  if (index >= a.bags.count) return;
+  const char* row = reinterpret_cast<const char*>(row_of<T>(a, index) + column);
   const int64_t bytes = std::min(a.embedding_dim - column, block) * static_cast<int64_t>(sizeof(T));
   for (int64_t at = 0; at < bytes; at += cache_line) __builtin_prefetch(row + at);
 }
 
-/// Visits, in order, the places of `range` that are not left out, and prefetches the same columns
-/// of later rows, whose random addresses the hardware cannot predict.
+/// Visits, in order, the ids of `range` that are not padding, and prefetches the same columns of
+/// later rows, whose random addresses the hardware cannot predict.
 template <typename T, typename Function>
-void for_places(const PoolArguments& a, Range range, int64_t column, const Function& function) {
-  for (int64_t place = range.begin; place < range.end; ++place) {
-    prefetch_block<T>(a, place + prefetch_distance, column);
-    if (counts(a.bags, place)) function(place, row_of<T>(a, place) + column);
+void for_rows(const PoolArguments& a, Range range, int64_t column, const Function& function) {
+  for (int64_t index = range.begin; index < range.end; ++index) {
+    prefetch_block<T>(a, index + prefetch_distance, column);
+    if (counts(a.bags, index)) function(index, row_of<T>(a, index) + column);
   }
 }
 
-/// The rows of a bag, times the weights of its places if `has_weights`.
+/// The rows of a bag, times the weights of its ids if `has_weights`.
 template <typename T, bool has_weights>
 struct BagRows {
   using Element = T;
@@ -56,12 +56,12 @@ struct BagRows {
   core::IndexView ids;
   int64_t padding_idx;
   int64_t begin, end;
-  int64_t last;  // place that may be prefetched
+  int64_t last;  // index of the last row that may be prefetched
 
-  const T* row(int64_t place) const { return table + read(ids, place) * stride; }
-  const T* coming(int64_t place) const { return row(std::min(place, last)); }
-  bool counts(int64_t place) const { return read(ids, place) != padding_idx; }
-  Compute<T> factor(int64_t place) const { return load(weights[place]); }
+  const T* row(int64_t index) const { return table + read(ids, index) * stride; }
+  const T* coming(int64_t index) const { return row(std::min(index, last)); }
+  bool counts(int64_t index) const { return read(ids, index) != padding_idx; }
+  Compute<T> factor(int64_t index) const { return load(weights[index]); }
 };
 
 struct Identity {
@@ -81,9 +81,9 @@ struct DivideBy {
   }
 };
 
-int64_t count_places(const Bags& bags, Range range) {
+int64_t count_ids(const Bags& bags, Range range) {
   int64_t kept = 0;
-  for (int64_t place = range.begin; place < range.end; ++place) kept += counts(bags, place);
+  for (int64_t index = range.begin; index < range.end; ++index) kept += counts(bags, index);
   return kept;
 }
 
@@ -100,7 +100,7 @@ void add_rows(const PoolArguments& a, int64_t bag) {
                                   a.bags.count - 1};
   T* out = static_cast<T*>(a.out) + bag * a.embedding_dim;
   if (a.mode == Mode::mean) {
-    const int64_t kept = std::max<int64_t>(1, count_places(a.bags, range));
+    const int64_t kept = std::max<int64_t>(1, count_ids(a.bags, range));
     const DivideBy<Compute<T>> finish{static_cast<Compute<T>>(kept)};
     core::sum_rows</*streaming=*/false>(rows, a.embedding_dim, finish, out);
   } else {
@@ -116,12 +116,12 @@ void compare_columns(const PoolArguments& a, int64_t bag, int64_t column, Width 
   Compute<T> best[block] = {};
   int64_t at[block];
   std::fill_n(at, block, int64_t{-1});
-  for_places<T>(a, range, column, [&](int64_t place, const T* row) {
+  for_rows<T>(a, range, column, [&](int64_t index, const T* row) {
     for (int64_t i = 0; i < width; ++i) {
       const Compute<T> value = load(row[i]);
       const bool greater = (at[i] < 0) | (value > best[i]) | (value != value);
       best[i] = greater ? value : best[i];
-      at[i] = greater ? place : at[i];
+      at[i] = greater ? index : at[i];
     }
   });
   for (int64_t i = 0; i < width; ++i) store(best[i], out + column + i);
@@ -145,18 +145,18 @@ void pool_bag(const PoolArguments& a, int64_t bag) {
   add_rows<T, false>(a, bag);
 }
 
-/// Calls function(place, bag) for places [begin, end).
+/// Calls function(index, bag) for the ids [begin, end).
 template <typename Function>
 void for_bags(const Bags& bags, int64_t begin, int64_t end, const Function& function) {
   int64_t bag = bag_of(bags, begin);
-  for (int64_t place = begin; place < end; ++place) {
-    while (bag + 1 < bags.bags && range_of(bags, bag + 1).begin <= place) ++bag;
-    function(place, bag);
+  for (int64_t index = begin; index < end; ++index) {
+    while (bag + 1 < bags.bags && range_of(bags, bag + 1).begin <= index) ++bag;
+    function(index, bag);
   }
 }
 
 template <typename T>
-void spread_row(const SpreadArguments& a, int64_t place, int64_t bag, T* POSEMBED_RESTRICT out) {
+void spread_row(const SpreadArguments& a, int64_t index, int64_t bag, T* POSEMBED_RESTRICT out) {
   const int64_t dim = a.embedding_dim;
   if (bag < 0) {
     std::fill_n(out, dim, T{});
@@ -164,7 +164,7 @@ void spread_row(const SpreadArguments& a, int64_t place, int64_t bag, T* POSEMBE
   }
   const T* POSEMBED_RESTRICT row = static_cast<const T*>(a.gradient) + bag * dim;
   const int64_t* chosen = a.places + bag * dim;
-  for (int64_t i = 0; i < dim; ++i) out[i] = chosen[i] == place ? row[i] : T{};
+  for (int64_t i = 0; i < dim; ++i) out[i] = chosen[i] == index ? row[i] : T{};
 }
 
 }  // namespace
@@ -177,17 +177,17 @@ void pool(const PoolArguments& arguments, int64_t begin, int64_t end) {
 }
 
 void find_bags(const FindArguments& arguments, int64_t begin, int64_t end) {
-  for_bags(arguments.bags, begin, end, [&](int64_t place, int64_t bag) {
-    arguments.out[place] = static_cast<uint32_t>(std::max<int64_t>(0, bag));
+  for_bags(arguments.bags, begin, end, [&](int64_t index, int64_t bag) {
+    arguments.out[index] = static_cast<uint32_t>(std::max<int64_t>(0, bag));
   });
 }
 
 void spread(const SpreadArguments& arguments, int64_t begin, int64_t end) {
   core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    for_bags(arguments.bags, begin, end, [&](int64_t place, int64_t bag) {
-      spread_row(arguments, place, bag,
-                 static_cast<T*>(arguments.out) + place * arguments.embedding_dim);
+    for_bags(arguments.bags, begin, end, [&](int64_t index, int64_t bag) {
+      spread_row(arguments, index, bag,
+                 static_cast<T*>(arguments.out) + index * arguments.embedding_dim);
     });
   });
 }
@@ -196,15 +196,15 @@ void dot(const DotArguments& arguments, int64_t begin, int64_t end) {
   core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const int64_t dim = arguments.embedding_dim;
-    for_bags(arguments.bags, begin, end, [&](int64_t place, int64_t bag) {
+    for_bags(arguments.bags, begin, end, [&](int64_t index, int64_t bag) {
       Compute<T> sum = 0;
-      if (bag >= 0 && counts(arguments.bags, place)) {
+      if (bag >= 0 && counts(arguments.bags, index)) {
         const T* gradient = static_cast<const T*>(arguments.gradient) + bag * dim;
-        const T* row = row_of<T>(arguments, place);
+        const T* row = row_of<T>(arguments, index);
         sum = core::lane_sum<Compute<T>>(
             dim, [&](int64_t i) { return load(gradient[i]) * load(row[i]); });
       }
-      store(sum, static_cast<T*>(arguments.out) + place);
+      store(sum, static_cast<T*>(arguments.out) + index);
     });
   });
 }

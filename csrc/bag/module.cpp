@@ -19,7 +19,7 @@ torch::Tensor functional::token_bag(const torch::Tensor& ids, const torch::Tenso
       posembed::name(call.mode()), call.weights(), posembed::name(call.gradient()));
 }
 
-TokenBagImpl::TokenBagImpl(TokenBagOptions given) : options(std::move(given)) {
+TokenBagImpl::TokenBagImpl(TokenBagOptions options_) : options(std::move(options_)) {
   TokenBagImpl::reset();
 }
 

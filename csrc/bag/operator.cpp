@@ -1,5 +1,5 @@
 // The bag operators: rows of a table pooled by bags of ids, and the gradients of the table and of
-// the weights. The token family's kernels sum gradients by id, given the row for each place.
+// the weights. The token family's kernels sum gradients by id, given the row for each index.
 #include "bag/operator.h"
 
 #include <ATen/ops/cat.h>
@@ -195,7 +195,7 @@ void fill_maxima(const Tensor& weight, const Bag& in, Text,
 
 // ------------------------------------------------------------------------- the table's gradient
 
-/// The number of places in each bag that are not left out: [bags, 1]. Does not wait for a device.
+/// The number of ids in each bag that are not padding: [bags, 1]. Does not wait for a device.
 Tensor bag_sizes(const Bag& in) {
   const Tensor kept = in.ids.ne(in.padding_idx);
   if (!in.offsets.has_value()) return kept.sum(1, /*keepdim=*/true);
@@ -209,8 +209,8 @@ Tensor bag_sizes(const Bag& in) {
   return at::sub(at_bounds.narrow(0, 1, bags), at_bounds.narrow(0, 0, bags)).unsqueeze(1);
 }
 
-/// The bag of each place: int32, read as uint32.
-Tensor bags_of_places(const Layout& layout) {
+/// The bag of each id: int32, read as uint32.
+Tensor bags_of_ids(const Layout& layout) {
   Tensor out = at::empty({layout.bags.count}, layout.ids.options().dtype(at::kInt));
   const FindArguments arguments{reinterpret_cast<uint32_t*>(out.mutable_data_ptr<int32_t>()),
                                 layout.bags};
@@ -219,7 +219,7 @@ Tensor bags_of_places(const Layout& layout) {
   return out;
 }
 
-/// The factor of the gradient for each place's row; undefined if all are 1.
+/// The factor of the gradient for each id's row; undefined if all are 1.
 Tensor factors_of(const Tensor& gradient, const Bag& in, const MaybeTensor& weights, Mode mode,
                   const Tensor& bags) {
   const at::ScalarType type = dispatcher::compute_type(gradient);
@@ -228,7 +228,7 @@ Tensor factors_of(const Tensor& gradient, const Bag& in, const MaybeTensor& weig
   return bag_sizes(in).clamp_min(1).view(-1).to(type).reciprocal().index_select(0, bags);
 }
 
-/// The part of a maximum's gradient for the row of each place: [ids, embedding_dim].
+/// The part of a maximum's gradient for the row of each id: [ids, embedding_dim].
 Tensor spread(const Tensor& gradient, const Tensor& maxima, const Layout& layout) {
   const Tensor from = gradient.contiguous(), chosen = maxima.contiguous();
   Tensor out = dispatcher::empty({layout.bags.count, gradient.size(1)}, gradient.options());
@@ -245,8 +245,8 @@ Tensor spread(const Tensor& gradient, const Tensor& maxima, const Layout& layout
   return out;
 }
 
-/// Calls `make` with the rows that the table's gradient sums: the bags' rows, which their places
-/// share, or for a maximum one row for each place.
+/// Calls `make` with the rows that the table's gradient sums: the bags' rows, which their ids
+/// share, or for a maximum one row for each id.
 template <typename Result>
 Result gradient_of(const Tensor& gradient, const c10::SymInt& count, const Bag& in, Text mode_text,
                    const MaybeTensor& weights, const MaybeTensor& maxima,
@@ -254,17 +254,17 @@ Result gradient_of(const Tensor& gradient, const c10::SymInt& count, const Bag& 
   const int64_t num_embeddings = count.expect_int();
   const Mode mode = mode_of(mode_text);
   const Layout layout = lay_out(in, num_embeddings);
-  const bool shares = mode != Mode::max && layout.bags.bags > 0;  // without bags no place gets any
+  const bool shares = mode != Mode::max && layout.bags.bags > 0;  // without bags no id gets any
   const Tensor rows = mode == Mode::max ? spread(gradient, *maxima, layout)
                       : shares
                           ? gradient.contiguous()
                           : at::zeros({layout.bags.count, gradient.size(1)}, gradient.options());
-  token::Gradient of{rows, layout.ids, num_embeddings, in.padding_idx};
+  token::Gradient table_gradient{rows, layout.ids, num_embeddings, in.padding_idx};
   if (shares) {
-    of.sources = bags_of_places(layout);
-    of.factors = factors_of(gradient, in, weights, mode, of.sources);
+    table_gradient.sources = bags_of_ids(layout);
+    table_gradient.factors = factors_of(gradient, in, weights, mode, table_gradient.sources);
   }
-  return make(of);
+  return make(table_gradient);
 }
 
 dispatcher::Unallocated table_shape(const Tensor& gradient, c10::SymInt num_embeddings,

@@ -14,7 +14,7 @@
 namespace posembed::configuration {
 namespace {
 
-/// A key, and other keys by which a file may say the same.
+/// Alternative keys: a file that has one of `others` states the value of `names` too.
 struct OtherKeys {
   Words names;
   Words others;

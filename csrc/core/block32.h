@@ -11,8 +11,8 @@
 #include "core/scalar.h"
 #include "core/vector.h"
 
-// Write it after the parameters of lambdas that work on blocks. Only inlined lambdas keep blocks in
-// registers.
+// Makes the compiler inline a lambda; it stands after the lambda's parameters. Lambdas that take or
+// return blocks need it, because a call would pass the blocks in memory instead of registers.
 #define POSEMBED_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace posembed::core {

@@ -30,13 +30,14 @@ struct Quotient {
 };
 
 template <typename Word>
-POSEMBED_INLINE Quotient<Word> divide(Word number, const Divisor<Word>& by) {
+POSEMBED_INLINE Quotient<Word> divide(Word number, const Divisor<Word>& divisor) {
   using Unsigned = typename Divisor<Word>::Unsigned;
   // The quotient is exact or one too small.
-  const auto quotient = static_cast<Word>(multiply_high(static_cast<Unsigned>(number), by.inverse));
-  const Word remainder = number - quotient * by.value;
-  if (remainder < by.value) return {quotient, remainder};
-  return {quotient + 1, remainder - by.value};
+  const auto quotient =
+      static_cast<Word>(multiply_high(static_cast<Unsigned>(number), divisor.inverse));
+  const Word remainder = number - quotient * divisor.value;
+  if (remainder < divisor.value) return {quotient, remainder};
+  return {quotient + 1, remainder - divisor.value};
 }
 
 }  // namespace posembed::core

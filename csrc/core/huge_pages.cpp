@@ -11,7 +11,7 @@ namespace {
 
 #ifdef MADV_HUGEPAGE
 /// Two huge pages: smaller blocks may not contain an aligned one.
-constexpr int64_t least_bytes = int64_t{4} << 20;
+constexpr int64_t min_bytes = int64_t{4} << 20;
 
 bool is_wanted() {
   const char* text = std::getenv("POSEMBED_HUGE_PAGES");
@@ -25,7 +25,7 @@ const bool wanted = is_wanted();
 
 void prefer_huge_pages([[maybe_unused]] const void* data, [[maybe_unused]] int64_t bytes) {
 #ifdef MADV_HUGEPAGE
-  if (!wanted || bytes < least_bytes) return;
+  if (!wanted || bytes < min_bytes) return;
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto address = reinterpret_cast<uintptr_t>(data);
   const uintptr_t begin = (address + page - 1) / page * page;

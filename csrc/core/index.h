@@ -15,9 +15,9 @@ struct IndexView {
   Index type = Index::int64;
 };
 
-POSEMBED_INLINE int64_t read(const IndexView& view, int64_t place) {
-  return view.type == Index::int32 ? static_cast<const int32_t*>(view.data)[place]
-                                   : static_cast<const int64_t*>(view.data)[place];
+POSEMBED_INLINE int64_t read(const IndexView& view, int64_t index) {
+  return view.type == Index::int32 ? static_cast<const int32_t*>(view.data)[index]
+                                   : static_cast<const int64_t*>(view.data)[index];
 }
 
 }  // namespace posembed::core

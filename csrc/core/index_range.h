@@ -20,7 +20,7 @@ inline int64_t find_outside(const T* values, int64_t count, int64_t low, int64_t
   for (int64_t begin = 0; begin < count; begin += block) {
     const int64_t end = std::min(begin + block, count);
     bool any = false;
-    for (int64_t place = begin; place < end; ++place) any |= outside(values[place]);
+    for (int64_t i = begin; i < end; ++i) any |= outside(values[i]);
     if (!any) continue;
     return std::find_if(values + begin, values + end, outside) - values;
   }

@@ -6,24 +6,24 @@
 namespace posembed::core {
 namespace {
 
-/// factor * x with 0 <= x <= most.
+/// factor * x with 0 <= x <= max_x.
 struct Term {
-  int64_t factor, most;
+  int64_t factor, max_x;
 };
 
 /// A sum of terms, largest factor first, and the range that its remaining terms can reach.
 class Sum {
  public:
-  void add(int64_t factor, int64_t most) {
-    if (factor == 0 || most == 0) return;
-    const auto place = std::find_if(terms_, terms_ + count_,
-                                    [=](const Term& term) { return term.factor <= factor; });
-    if (place != terms_ + count_ && place->factor == factor) {
-      place->most += most;
+  void add(int64_t factor, int64_t max_x) {
+    if (factor == 0 || max_x == 0) return;
+    const auto next = std::find_if(terms_, terms_ + count_,
+                                   [=](const Term& term) { return term.factor <= factor; });
+    if (next != terms_ + count_ && next->factor == factor) {
+      next->max_x += max_x;
       return;
     }
-    std::copy_backward(place, terms_ + count_, terms_ + count_ + 1);
-    *place = {factor, most};
+    std::copy_backward(next, terms_ + count_, terms_ + count_ + 1);
+    *next = {factor, max_x};
     ++count_;
   }
 
@@ -31,7 +31,7 @@ class Sum {
   bool can_be(int64_t target) {
     reach_[count_] = divisor_[count_] = 0;
     for (int64_t i = count_ - 1; i >= 0; --i) {
-      reach_[i] = reach_[i + 1] + terms_[i].factor * terms_[i].most;
+      reach_[i] = reach_[i + 1] + terms_[i].factor * terms_[i].max_x;
       divisor_[i] = std::gcd(divisor_[i + 1], terms_[i].factor);
     }
     candidates_ = 100000;
@@ -44,9 +44,9 @@ class Sum {
     if (i == count_) return true;
     if (target % divisor_[i] != 0) return false;
     if (--candidates_ < 0) return true;
-    const auto [factor, most] = terms_[i];
-    const int64_t least = (std::max<int64_t>(target - reach_[i + 1], 0) + factor - 1) / factor;
-    for (int64_t x = std::min(most, target / factor); x >= least; --x) {
+    const auto [factor, max_x] = terms_[i];
+    const int64_t min_x = (std::max<int64_t>(target - reach_[i + 1], 0) + factor - 1) / factor;
+    for (int64_t x = std::min(max_x, target / factor); x >= min_x; --x) {
       if (rest_can_be(i + 1, target - factor * x)) return true;
     }
     return false;

@@ -38,9 +38,9 @@ POSEMBED_INLINE Position split(double position) {
   return {part == 0 ? -whole : -whole - 1, uint64_t{0} - part, 1.0};
 }
 
-POSEMBED_INLINE Position read(const PositionView& view, int64_t place) {
-  if (!view.floating) return {read({view.data, view.index}, place), 0, 1.0};
-  return split(read_floating<double>(view.data, view.scalar, place));
+POSEMBED_INLINE Position read(const PositionView& view, int64_t index) {
+  if (!view.floating) return {read({view.data, view.index}, index), 0, 1.0};
+  return split(read_floating<double>(view.data, view.scalar, index));
 }
 
 POSEMBED_INLINE double to_double(int64_t position) { return static_cast<double>(position); }

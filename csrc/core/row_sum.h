@@ -124,8 +124,8 @@ POSEMBED_INLINE int64_t sum_blocks(const Rows& rows, int64_t column, int64_t dim
 /// out[0, dim) = finish(sum of the rows), where the sum is never -0; with non-temporal stores if
 /// `streaming`.
 template <bool streaming, typename Rows, typename Finish>
-void sum_rows(const Rows& of, int64_t dim, const Finish& finish, ElementOf<Rows>* out) {
-  const Rows rows = of;  // a copy that no store can change
+void sum_rows(const Rows& source, int64_t dim, const Finish& finish, ElementOf<Rows>* out) {
+  const Rows rows = source;  // a copy that no store can change
   int64_t column = 0;
   if constexpr (std::is_same_v<ElementOf<Rows>, double>) {
     for (; column + narrow <= dim; column += narrow) {

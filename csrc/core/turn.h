@@ -73,9 +73,9 @@ POSEMBED_INLINE Turn128 turn_from_radians(double radians) {
   memcpy(&bits, &radians, sizeof bits);
   const int exponent = static_cast<int>(bits >> 52 & 0x7ff);
   const uint64_t fraction = bits & 0xfffffffffffffu;
-  // |radians| = mantissa * 2^(place - 1075)
+  // |radians| = mantissa * 2^(power - 1075)
   const uint64_t mantissa = exponent == 0 ? fraction : fraction | uint64_t{1} << 52;
-  const int place = exponent == 0 ? 1 : exponent;
+  const int power = exponent == 0 ? 1 : exponent;
   // 1 / (2 pi) in units of 2^-192, least significant word first, times the mantissa.
   constexpr uint64_t low = 0x36d8a5664f10e410u, middle = 0x7f09d5f47d4d3770u,
                      high = 0x28be60db9391054au;
@@ -86,8 +86,8 @@ POSEMBED_INLINE Turn128 turn_from_radians(double radians) {
   carry = multiply_high(mantissa, middle) + (word[1] < carry ? 1 : 0);
   word[2] = mantissa * high + carry;
   word[3] = multiply_high(mantissa, high) + (word[2] < carry ? 1 : 0);
-  // The product is in units of 2^(place - 1075 - 192); shift it right to units of 2^-128.
-  int shift = 1075 + 192 - 128 - place;
+  // The product is in units of 2^(power - 1075 - 192); shift it right to units of 2^-128.
+  int shift = 1075 + 192 - 128 - power;
   for (; shift >= 64; shift -= 64) {
     word[0] = word[1];
     word[1] = word[2];

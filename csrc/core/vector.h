@@ -113,21 +113,23 @@ POSEMBED_INLINE void store_pairs(const FloatPair (&values)[count], T* const (&ou
   for (size_t i = 0; i < count; ++i) store_pair<streaming>(values[i], outs[i]);
 }
 
-/// Rounding half up is one addition. It differs from rounding to nearest even only for ties, whose
-/// lower half the addition sets to 0. If ties are rare, all values are tested for them at once.
+/// Adding 0x8000 rounds half up. That is cheaper than rounding to nearest even and gives the same
+/// bits except for ties, whose lower half becomes 0. So all values are rounded half up and tested
+/// for ties together; only if there is a tie, they are rounded again, to nearest even. Where ties
+/// are frequent, `often_ties` rounds to nearest even at once.
 template <bool streaming, bool often_ties = false, size_t count>
 POSEMBED_INLINE void store_pairs(const FloatPair (&values)[count], BFloat16* const (&outs)[count]) {
   if constexpr (often_ties) {
     for (size_t i = 0; i < count; ++i) store_pair<streaming>(values[i], outs[i]);
     return;
   }
-  Words joined[count], least;
+  Words joined[count], minima;
   for (size_t i = 0; i < count; ++i) {
     const Words even = words(values[i].first) + 0x8000u, odd = words(values[i].second) + 0x8000u;
     joined[i] = join_upper_halves(even, odd);
-    least = i == 0 ? least_halves(even, odd) : least_halves(least, least_halves(even, odd));
+    minima = i == 0 ? min_halves(even, odd) : min_halves(minima, min_halves(even, odd));
   }
-  if (__builtin_expect(any_lower_half_is_zero(least), false)) {
+  if (__builtin_expect(any_lower_half_is_zero(minima), false)) {
     for (size_t i = 0; i < count; ++i) {
       joined[i] = join_bfloat16(words(values[i].first), words(values[i].second));
     }

@@ -76,7 +76,7 @@ POSEMBED_INLINE Words join_bfloat16(Words even, Words odd) {
 }
 
 /// The elementwise minimum of 16-bit halves.
-POSEMBED_INLINE Words least_halves(Words a, Words b) {
+POSEMBED_INLINE Words min_halves(Words a, Words b) {
   return (Words)_mm256_min_epu16((__m256i)a, (__m256i)b);
 }
 

@@ -75,7 +75,7 @@ POSEMBED_INLINE Words join_bfloat16(Words even, Words odd) {
 }
 
 /// The elementwise minimum of 16-bit halves.
-POSEMBED_INLINE Words least_halves(Words a, Words b) {
+POSEMBED_INLINE Words min_halves(Words a, Words b) {
   using Halves = uint16_t __attribute__((vector_size(16)));
   const Halves x = (Halves)a, y = (Halves)b;
   return (Words)(x < y ? x : y);

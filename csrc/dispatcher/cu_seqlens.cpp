@@ -14,10 +14,10 @@ void check_cu_seqlens(const at::Tensor& cu_seqlens, int64_t total, const char* t
   const core::IndexView view = index_view(cu_seqlens);
   TORCH_CHECK_VALUE(core::read(view, 0) == 0, "cu_seqlens: expected 0 first, got ",
                     core::read(view, 0));
-  for (int64_t place = 1; place <= last; ++place) {
-    const int64_t before = core::read(view, place - 1), here = core::read(view, place);
+  for (int64_t index = 1; index <= last; ++index) {
+    const int64_t before = core::read(view, index - 1), here = core::read(view, index);
     TORCH_CHECK_VALUE(before <= here, "cu_seqlens: expected numbers that do not decrease, got ",
-                      before, " and ", here, " at index ", place);
+                      before, " and ", here, " at index ", index);
   }
   TORCH_CHECK_VALUE(core::read(view, last) == total, "cu_seqlens: expected ", total_name, ", ",
                     total, ", last, got ", core::read(view, last));

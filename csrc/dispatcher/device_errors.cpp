@@ -58,8 +58,8 @@ struct DeviceState {
   std::atomic<bool> is_used{false};
 };
 
-constexpr size_t most_devices = std::numeric_limits<c10::DeviceIndex>::max() + 1;
-std::array<DeviceState, most_devices> devices;
+constexpr size_t max_devices = std::numeric_limits<c10::DeviceIndex>::max() + 1;
+std::array<DeviceState, max_devices> devices;
 std::atomic<size_t> devices_end{0};  // after the last that is in use
 
 /// A device without an index counts as device 0.

@@ -28,10 +28,10 @@ bool same_elements(const at::Tensor& tensor, const at::Tensor& other) {
 void check_writable(const at::Tensor& tensor, const char* argument) {
   check_last_dim_contiguous(tensor, argument);
   if (tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) return;
-  const bool apart = tensor.is_non_overlapping_and_dense() ||
-                     !core::overlaps_itself(memory_at(/*address=*/0, tensor));
-  TORCH_CHECK_VALUE(apart, argument, ": expected elements that do not share memory, got strides ",
-                    tensor.strides());
+  const bool separate = tensor.is_non_overlapping_and_dense() ||
+                        !core::overlaps_itself(memory_at(/*address=*/0, tensor));
+  TORCH_CHECK_VALUE(separate, argument,
+                    ": expected elements that do not share memory, got strides ", tensor.strides());
 }
 
 void check_no_overlap(const at::Tensor& tensor, const char* argument, const at::Tensor& other,

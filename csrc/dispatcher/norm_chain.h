@@ -23,8 +23,8 @@ inline Normed norm_chain(const at::Tensor& x, bool centred, double eps) {
 
 /// The gradient of x, from the gradient of the normalised rows.
 inline at::Tensor norm_backward_chain(const Normed& x, bool centred, const at::Tensor& gradient) {
-  const at::Tensor along = at::mul(gradient, x.rows).mean(-1, true);
-  at::Tensor rest = at::sub(gradient, at::mul(x.rows, along));
+  const at::Tensor projection = at::mul(gradient, x.rows).mean(-1, true);
+  at::Tensor rest = at::sub(gradient, at::mul(x.rows, projection));
   if (centred) rest = at::sub(rest, gradient.mean(-1, true));
   return at::mul(rest, x.rstd);
 }

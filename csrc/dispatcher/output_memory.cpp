@@ -240,14 +240,16 @@ at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
 
 ZeroTable empty_table(at::IntArrayRef sizes, const at::TensorOptions& options) {
   if (!is_large_on_cpu(sizes, options)) return {at::empty(sizes, options), false};
-  const auto of = [&](c10::DataPtr memory) { return tensor_of(std::move(memory), sizes, options); };
+  const auto tensor_in = [&](c10::DataPtr memory) {
+    return tensor_of(std::move(memory), sizes, options);
+  };
   const int64_t bytes = bytes_of(sizes, options);
-  if (auto kept = kept_blocks.take(bytes)) return {of(owner_of(*std::move(kept))), false};
+  if (auto kept = kept_blocks.take(bytes)) return {tensor_in(owner_of(*std::move(kept))), false};
   {
     Block block{c10::GetCPUAllocator()->allocate(static_cast<size_t>(bytes)), bytes};
-    if (!is_fresh(block)) return {of(std::move(block.memory)), false};
+    if (!is_fresh(block)) return {tensor_in(std::move(block.memory)), false};
   }
-  return {of(owner_of(zero_block(bytes))), true};
+  return {tensor_in(owner_of(zero_block(bytes))), true};
 }
 
 }  // namespace posembed::dispatcher

@@ -66,8 +66,8 @@ struct SpreadFields<Call, std::tuple<Fields...>, Result(Leading...), Trailing...
   }
 };
 
-/// The schema of operators that take the arguments of `Function`, then the fields of `Call`, then
-/// `Trailing`, and return the result of `Function`.
+/// The signature of operators that take the arguments of `Function`, then the fields of `Call`,
+/// then `Trailing`, and return the result of `Function`.
 template <typename Function, typename Call, typename... Trailing>
 struct Spread : SpreadFields<Call, FieldsOf<Call>, Function, Trailing...> {};
 

@@ -62,9 +62,10 @@ at::Tensor bilinear(const Node& node, const at::Tensor& a, const at::Tensor& b,
   at::Tensor output = below_autograd([&] { return function(a, b); });
   if (node) torch::autograd::set_history(output, node);
   at::Tensor direction;
-  if (const at::Tensor along = tangent(a); along.defined()) direction = function(along, primal(b));
-  if (const at::Tensor along = tangent(b); along.defined()) {
-    direction = accumulate(direction, function(primal(a), along));
+  if (const at::Tensor tangent_of_a = tangent(a); tangent_of_a.defined())
+    direction = function(tangent_of_a, primal(b));
+  if (const at::Tensor tangent_of_b = tangent(b); tangent_of_b.defined()) {
+    direction = accumulate(direction, function(primal(a), tangent_of_b));
   }
   set_tangent(output, direction);
   return output;

@@ -107,9 +107,9 @@ Table table(const Tensor& data, const Tensor& index, core::ErrorKind kind) {
 /// Checks, on the CPU, that ids are 0, 1, …
 void check_order(const Tensor& ids) {
   const core::IndexView view = dispatcher::index_view(ids);
-  for (int64_t place = 0; place < ids.numel(); ++place) {
-    TORCH_CHECK_VALUE(core::read(view, place) == place, "ids: expected 0, 1, … with own_rows, got ",
-                      core::read(view, place), " at index ", place);
+  for (int64_t index = 0; index < ids.numel(); ++index) {
+    TORCH_CHECK_VALUE(core::read(view, index) == index, "ids: expected 0, 1, … with own_rows, got ",
+                      core::read(view, index), " at index ", index);
   }
 }
 
@@ -129,19 +129,19 @@ void prepare_token(const Input& in, Prepared& prepared) {
 void prepare_type(const Input& in, Prepared& prepared) {
   if (!in.token_type().has_value()) return;
   prepared.token_type = dispatcher::with_contiguous_last_dim(*in.token_type());
-  const bool given = in.types().has_value();
-  if (given) prepared.types = in.types()->contiguous();
-  if (given && !dispatcher::on_cuda(in.token))
+  const bool has_types = in.types().has_value();
+  if (has_types) prepared.types = in.types()->contiguous();
+  if (has_types && !dispatcher::on_cuda(in.token))
     check_range(prepared.types, "types", *in.token_type(), "token type");
   Table& type = prepared.arguments.type;
   type = table(prepared.token_type, prepared.types, core::ErrorKind::token_type);
   // If no types are given, every token has type 0.
-  type.index_stride[0] = given ? in.ids.size(1) : 0;
-  type.index_stride[1] = given ? 1 : 0;
+  type.index_stride[0] = has_types ? in.ids.size(1) : 0;
+  type.index_stride[1] = has_types ? 1 : 0;
 }
 
 /// The position of each token, for a table or for sinusoids.
-void prepare_places(const Input& in, Prepared& prepared) {
+void prepare_position_index(const Input& in, Prepared& prepared) {
   Table& position = prepared.arguments.position;
   position.offset = in.offset().number().expect_int();
   if (!in.positions().has_value()) return;
@@ -239,7 +239,7 @@ Prepared prepare(const Input& in, Pass pass) {
   arguments.scale = in.scale();
   prepare_token(in, prepared);
   prepare_type(in, prepared);
-  prepare_places(in, prepared);
+  prepare_position_index(in, prepared);
   prepare_position(in, prepared);
   prepare_norm(in, prepared);
   if (drops(in)) {

@@ -9,7 +9,7 @@ namespace posembed::input {
 
 /// Whether there are so few types that the kernel sums the table's gradient per type.
 inline bool has_few_types(const Input& in) {
-  return in.token_type().has_value() && in.token_type()->sym_size(0) <= most_types;
+  return in.token_type().has_value() && in.token_type()->sym_size(0) <= max_types;
 }
 
 /// The checks that need no data; Meta kernels run them too. Raises c10::ValueError for shapes and

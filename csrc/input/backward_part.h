@@ -16,10 +16,10 @@ struct GradientRow {
   using C = Compute<T>;
 
   RowPointers<T> rows;
-  const T* given;  // the output's gradient
-  const T* soon;   // that of a later token, to prefetch
-  T* out;          // nullptr: only the sums are needed
-  C* type;         // the sum of its type; nullptr: not needed
+  const T* gradient;  // the output's gradient
+  const T* soon;      // that of a later token, to prefetch
+  T* out;             // nullptr: only the sums are needed
+  C* type;            // the sum of its type; nullptr: not needed
   C mean, rstd;
   C* normalised;  // memory for the normalised row
 };
@@ -28,7 +28,7 @@ struct GradientRow {
 /// gradient.
 template <typename T, int group>
 struct GradientSums {
-  Block32<T> along[group]{}, total[group]{};
+  Block32<T> projection[group]{}, total[group]{};
 };
 
 /// `plain`: see sum_at.
@@ -74,8 +74,8 @@ class BackwardPart {
       }
       const int64_t done = group ? together : 1;
       left -= done;
-      const bool last_of_place = token.batch + done == a_.batch;
-      if (b_.position_gradient != nullptr && last_of_place) store_position(token.place);
+      const bool last_of_seq = token.batch + done == a_.batch;
+      if (b_.position_gradient != nullptr && last_of_seq) store_position(token.seq);
     }
   }
 
@@ -100,8 +100,8 @@ class BackwardPart {
 
   /// Uses non-temporal stores, as for the rows: ordinary stores read memory first and would delay
   /// them.
-  void store_position(int64_t place) const {
-    T* out = static_cast<T*>(b_.position_gradient) + place * dim_;
+  void store_position(int64_t seq) const {
+    T* out = static_cast<T*>(b_.position_gradient) + seq * dim_;
     core::for_blocks(dim_, [&](int64_t i, auto count) {
       core::store_block<streaming>(core::load_values<T>(position_ + i), out + i, count);
     });
@@ -118,10 +118,10 @@ class BackwardPart {
   GradientRow<T> take_row(int k) {
     const Token token = tokens_.token();
     const int64_t row = row_of(a_, token);
-    const T* given = static_cast<const T*>(b_.gradient);
+    const T* gradient = static_cast<const T*>(b_.gradient);
     GradientRow<T> result{tokens_.rows(),
-                          given + row * dim_,
-                          given + row_of(a_, tokens_.soon()) * dim_,
+                          gradient + row * dim_,
+                          gradient + row_of(a_, tokens_.soon()) * dim_,
                           nullptr,
                           nullptr,
                           0,
@@ -151,8 +151,8 @@ class BackwardPart {
   template <typename Count>
   POSEMBED_INLINE Block32<T> gradient_at(const GradientRow<T>& row, const C* factors, int64_t i,
                                          Count count) {
-    const Block32<T> given = core::load_block(row.given + i, count);
-    return factors == nullptr ? given : given * core::load_values<T>(factors + i);
+    const Block32<T> gradient = core::load_block(row.gradient + i, count);
+    return factors == nullptr ? gradient : gradient * core::load_values<T>(factors + i);
   }
 
   /// Adds a block of a token's gradient to the sum of its type and writes it.
@@ -183,7 +183,7 @@ class BackwardPart {
     C slope[group], offset[group];
     for (int k = 0; k < group; ++k) {
       const C factor = -rows[k].rstd / static_cast<C>(dim_);
-      slope[k] = core::sum(sums.along[k]) * factor;
+      slope[k] = core::sum(sums.projection[k]) * factor;
       offset[k] = a_.norm == Norm::layer ? core::sum(sums.total[k]) * factor : C(0);
     }
     core::for_blocks(dim_, [&](int64_t i, auto count) POSEMBED_INLINE_LAMBDA {
@@ -222,7 +222,7 @@ class BackwardPart {
         bias_sum = bias_sum + g;
         g = g * weight;
         core::store_values(x, rows[k].normalised + i);
-        sums.along[k] = core::fma(g, x, sums.along[k]);
+        sums.projection[k] = core::fma(g, x, sums.projection[k]);
         sums.total[k] = sums.total[k] + g;
       }
       core::store_values(weight_sum, weight_sum_ + i);

@@ -172,9 +172,9 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
       return result;
     }
     if (changes(in) || counts_positions(in) || has_few_types(in)) {
-      const Backward found = input_embedding_backward(sum, mean.unpack(), rstd.unpack(), in);
-      if (changes(in)) sum = std::get<0>(found);
-      take(in, found, result);
+      const Backward parts = input_embedding_backward(sum, mean.unpack(), rstd.unpack(), in);
+      if (changes(in)) sum = std::get<0>(parts);
+      take(in, parts, result);
     }
     sort_tables(in, sum, result);
     return result;
@@ -198,11 +198,11 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
   }
 
   /// Moves the gradients after that of the sum to `result`.
-  static void take(const Input& in, const Backward& found, dispatcher::variable_list& result) {
-    if (in.norm_weight().has_value()) result[weight_edge] = std::get<1>(found);
-    if (in.norm_bias().has_value()) result[bias_edge] = std::get<2>(found);
-    if (counts_positions(in)) result[position_edge] = std::get<3>(found);
-    if (has_few_types(in)) result[type_edge] = std::get<4>(found);
+  static void take(const Input& in, const Backward& parts, dispatcher::variable_list& result) {
+    if (in.norm_weight().has_value()) result[weight_edge] = std::get<1>(parts);
+    if (in.norm_bias().has_value()) result[bias_edge] = std::get<2>(parts);
+    if (counts_positions(in)) result[position_edge] = std::get<3>(parts);
+    if (has_few_types(in)) result[type_edge] = std::get<4>(parts);
   }
 
   /// The gradients of tables whose rows are indexed in any order.

@@ -28,9 +28,9 @@ struct Table {
 };
 
 /// The index of a token.
-POSEMBED_INLINE int64_t index_of(const Table& table, int64_t batch, int64_t place) {
-  if (table.index.data == nullptr) return table.offset + place * table.index_stride[1];
-  return read(table.index, batch * table.index_stride[0] + place * table.index_stride[1]);
+POSEMBED_INLINE int64_t index_of(const Table& table, int64_t batch, int64_t seq) {
+  if (table.index.data == nullptr) return table.offset + seq * table.index_stride[1];
+  return read(table.index, batch * table.index_stride[0] + seq * table.index_stride[1]);
 }
 
 enum class Norm : int8_t { none, layer, rms };
@@ -80,7 +80,7 @@ const char* forward_cuda(const ForwardArguments& arguments, core::CudaStream str
 inline constexpr int64_t parts_cpu = 32;
 
 /// Type tables with at most this many rows have a partial sum for each row.
-inline constexpr int64_t most_types = 8;
+inline constexpr int64_t max_types = 8;
 
 /// The length of a partial sum: whole vectors.
 POSEMBED_INLINE int64_t partial_columns(int64_t embedding_dim) {

@@ -107,10 +107,11 @@ SinusoidalPositionalEmbedding sinusoids(const InputOptions& options) {
 /// Checks that either ids or inputs_embeds are given, and the shape and dtype of the latter.
 void check_inputs(const torch::Tensor& ids, const std::optional<torch::Tensor>& inputs_embeds,
                   const torch::Tensor& table, const InputOptions& options) {
-  const bool given = inputs_embeds.has_value();
-  TORCH_CHECK_VALUE(ids.defined() != given, "inputs_embeds: expected either ids or inputs_embeds, ",
-                    "got ", given ? "both" : "neither");
-  if (!given) return;
+  const bool has_embeds = inputs_embeds.has_value();
+  TORCH_CHECK_VALUE(ids.defined() != has_embeds,
+                    "inputs_embeds: expected either ids or inputs_embeds, ", "got ",
+                    has_embeds ? "both" : "neither");
+  if (!has_embeds) return;
   dispatcher::check_floating(*inputs_embeds, "inputs_embeds");
   const int64_t width = options.token_dim().value_or(options.embedding_dim());
   TORCH_CHECK_VALUE(inputs_embeds->dim() == 3 && inputs_embeds->size(2) == width,

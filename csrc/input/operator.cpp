@@ -249,8 +249,8 @@ void fill_dropped(const Tensor& x, const Tensor& seed, double probability, c10::
 
 // ------------------------------------------------------------------------------------ autocast
 
-Tensor autocast(const Input& given) {
-  Input in = given;
+Tensor autocast(const Input& original) {
+  Input in = original;
   for (MaybeTensor* parameter :
        {&in.position(), &in.token_type(), &in.norm_weight(), &in.norm_bias()}) {
     *parameter = dispatcher::follow(*parameter, in.token);
@@ -260,8 +260,8 @@ Tensor autocast(const Input& given) {
 
 }  // namespace
 
-BackwardRows with_rows(const Input& in, const Tensor& gradient, const Backward& found) {
-  const auto& [sum, weight, bias, position, type] = found;
+BackwardRows with_rows(const Input& in, const Tensor& gradient, const Backward& parts) {
+  const auto& [sum, weight, bias, position, type] = parts;
   const auto [row_ids, rows] = token::embedding_backward_rows(
       changes(in) ? sum : gradient, in.token.sym_size(0), {in.ids, in.padding_idx(), in.scale()});
   return {row_ids, rows, weight, bias, position, type};

@@ -70,7 +70,7 @@ inline const Operator<BackwardRows, const Tensor&, const Tensor&, const Tensor&>
     input_embedding_backward_rows{"input_embedding_backward_rows"};
 
 /// The same from the gradient of the output.
-BackwardRows with_rows(const Input& in, const Tensor& gradient, const Backward& found);
+BackwardRows with_rows(const Input& in, const Tensor& gradient, const Backward& parts);
 
 /// x with the dropout that input_embedding applies with the same seed: x, seed, probability, and
 /// the index of the first element in the mask.

@@ -57,7 +57,7 @@ class ValueRow {
 };
 
 struct Token {
-  int64_t batch, place;
+  int64_t batch, seq;
 };
 
 /// The token with a number. Tokens are numbered by seq index, then batch, so that consecutive
@@ -68,17 +68,17 @@ POSEMBED_INLINE Token token_at(const Arguments& a, int64_t number) {
 
 /// The token after `token`, without token_at's division.
 POSEMBED_INLINE Token after(const Arguments& a, const Token& token) {
-  if (token.batch + 1 < a.batch) return {token.batch + 1, token.place};
-  return {0, token.place + 1};
+  if (token.batch + 1 < a.batch) return {token.batch + 1, token.seq};
+  return {0, token.seq + 1};
 }
 
 /// The token's index in [batch, seq].
 POSEMBED_INLINE int64_t row_of(const Arguments& a, const Token& token) {
-  return token.batch * a.seq + token.place;
+  return token.batch * a.seq + token.seq;
 }
 
 POSEMBED_INLINE int64_t index_of(const Table& table, const Token& token) {
-  return index_of(table, token.batch, token.place);
+  return index_of(table, token.batch, token.seq);
 }
 
 template <typename T>
@@ -113,9 +113,9 @@ class SinusoidRow {
   void fill(int64_t position) {
     const sinusoidal::Layout& layout = sinusoid_.layout;
     C *row = memory_.row(1), *sines = memory_.row(2), *cosines = memory_.row(3);
-    const core::Position place = sinusoidal::placed(sinusoid_, {position, 0, 1.0});
-    sinusoidal::fill_waves(place.whole, sinusoidal::turns_of<T>(sinusoid_), sinusoid_.pairs,
-                           static_cast<C>(scale_of(sinusoid_) * place.scale), sines, cosines);
+    const core::Position placed = sinusoidal::placed(sinusoid_, {position, 0, 1.0});
+    sinusoidal::fill_waves(placed.whole, sinusoidal::turns_of<T>(sinusoid_), sinusoid_.pairs,
+                           static_cast<C>(scale_of(sinusoid_) * placed.scale), sines, cosines);
     const C* first = layout.cos_first ? cosines : sines;
     const C* second = layout.cos_first ? sines : cosines;
     const int64_t columns = core::round_up_to_blocks(layout.columns);

@@ -18,8 +18,8 @@ namespace {
 
 /// Row p of the result is row p mod length.
 Tensor repeat(const Tensor& rows, int64_t count) {
-  const Tensor places = at::arange(count, at::TensorOptions(rows.device()).dtype(at::kLong));
-  return rows.index_select(0, at::remainder(places, rows.size(0)));
+  const Tensor indices = at::arange(count, at::TensorOptions(rows.device()).dtype(at::kLong));
+  return rows.index_select(0, at::remainder(indices, rows.size(0)));
 }
 
 /// The first and the last row do not change; the others are interpolated between them.

@@ -36,11 +36,11 @@ class LearnedAddBackward : public dispatcher::OperatorNode<LearnedAddBackward> {
 
 /// The tangent of x + rows of weight, from the tangents of both.
 Tensor add_tangent(const Tensor& x, const Tensor& weight, const Rows& rows) {
-  const Tensor along = dispatcher::tangent(weight);
-  if (!along.defined()) return dispatcher::copied_tangent(x);
+  const Tensor table_tangent = dispatcher::tangent(weight);
+  if (!table_tangent.defined()) return dispatcher::copied_tangent(x);
   Tensor direction = dispatcher::tangent(x);
   if (!direction.defined()) direction = at::zeros_like(x);
-  return learned_add(direction, along, rows);
+  return learned_add(direction, table_tangent, rows);
 }
 
 Tensor add_autograd(const Tensor& x, const Tensor& weight, const Rows& rows) {
@@ -104,10 +104,11 @@ class LearnedBackwardBackward : public dispatcher::OperatorNode<LearnedBackwardB
   dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
     const Tensor& table = gradients[0];
     if (!table.defined()) return {Tensor()};
-    const Rows of = rows.unpack();
-    const Tensor looked_up = of.positions.has_value()
-                                 ? learned_encode(table, *of.positions, of.first_row)
-                                 : table.narrow_symint(0, of.offset.number() + of.first_row, seq);
+    const Rows forward = rows.unpack();
+    const Tensor looked_up =
+        forward.positions.has_value()
+            ? learned_encode(table, *forward.positions, forward.first_row)
+            : table.narrow_symint(0, forward.offset.number() + forward.first_row, seq);
     return {looked_up.expand_symint({batch, seq, table.sym_size(1)})};
   }
 

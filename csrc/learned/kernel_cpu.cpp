@@ -7,10 +7,9 @@
 namespace posembed::learned::POSEMBED_ISA {
 namespace {
 
-int64_t row_of(const AddArguments& a, int64_t batch, int64_t place) {
-  if (a.positions.data == nullptr) return a.offset + place + a.first_row;
-  return read(a.positions, batch * a.position_stride[0] + place * a.position_stride[1]) +
-         a.first_row;
+int64_t row_of(const AddArguments& a, int64_t batch, int64_t seq) {
+  if (a.positions.data == nullptr) return a.offset + seq + a.first_row;
+  return read(a.positions, batch * a.position_stride[0] + seq * a.position_stride[1]) + a.first_row;
 }
 
 template <bool streaming, typename T>
@@ -25,11 +24,11 @@ POSEMBED_INLINE void add_row(const T* x, const T* row, int64_t dim, T* out) {
 template <typename T, bool streaming>
 void add_range(const AddArguments& a, int64_t begin, int64_t end) {
   for (int64_t token = begin; token < end; ++token) {
-    const int64_t place = token / a.batch, batch = token % a.batch;
-    const T* x = static_cast<const T*>(a.x) + batch * a.x_stride[0] + place * a.x_stride[1];
-    const T* row = static_cast<const T*>(a.weight) + row_of(a, batch, place) * a.weight_stride;
+    const int64_t seq = token / a.batch, batch = token % a.batch;
+    const T* x = static_cast<const T*>(a.x) + batch * a.x_stride[0] + seq * a.x_stride[1];
+    const T* row = static_cast<const T*>(a.weight) + row_of(a, batch, seq) * a.weight_stride;
     add_row<streaming>(x, row, a.embedding_dim,
-                       static_cast<T*>(a.out) + (batch * a.seq + place) * a.embedding_dim);
+                       static_cast<T*>(a.out) + (batch * a.seq + seq) * a.embedding_dim);
   }
   if (streaming) core::stream_fence();
 }

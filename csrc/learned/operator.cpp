@@ -72,16 +72,16 @@ Tensor empty_sum(const Tensor& x, const Tensor& weight, const Rows& rows) {
 }
 
 void add(const Tensor& x, const Tensor& weight, const Rows& rows, const Tensor& out) {
-  const bool given = rows.positions.has_value();
+  const bool has_positions = rows.positions.has_value();
   const int64_t offset = rows.offset.number().expect_int();
-  if (!given) check_length(offset, x.size(1), weight.size(0), rows.first_row);
+  if (!has_positions) check_length(offset, x.size(1), weight.size(0), rows.first_row);
   const Tensor in = dispatcher::with_contiguous_last_dim(x),
                table = dispatcher::with_contiguous_last_dim(weight);
   AddArguments arguments = add_arguments(in, table, out);
   arguments.offset = offset;
   arguments.first_row = rows.first_row;
-  const Tensor positions = given ? rows.positions->contiguous() : Tensor();
-  if (given) {
+  const Tensor positions = has_positions ? rows.positions->contiguous() : Tensor();
+  if (has_positions) {
     if (!dispatcher::on_cuda(x)) check_position_values(positions, weight.size(0), rows.first_row);
     arguments.positions = dispatcher::index_view(positions);
     arguments.position_stride[0] = positions.dim() == 2 && positions.size(0) > 1 ? x.size(1) : 0;

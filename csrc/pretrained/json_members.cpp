@@ -50,18 +50,20 @@ class Cursor {
 /// Handles the parser's events and passes on complete members of the outermost object.
 class Walk {
  public:
-  Walk(const Member& member, const std::function<int64_t()>& place)
-      : member_(member), place_(place) {}
+  Walk(const Member& member, const std::function<int64_t()>& byte_offset)
+      : member_(member), byte_offset_(byte_offset) {}
 
   /// Returns whether the parser keeps the value.
   bool operator()(int depth, json::parse_event_t event, const json& parsed) {
     using Event = json::parse_event_t;
     if (depth == 0 && event != Event::object_start && event != Event::object_end) {
-      fail(place_(), "expected a JSON object");
+      fail(byte_offset_(), "expected a JSON object");
     }
-    if (depth > max_depth) fail(place_(), "JSON is nested deeper than ", max_depth, " levels");
+    if (depth > max_depth)
+      fail(byte_offset_(), "JSON is nested deeper than ", max_depth, " levels");
     listed_ = event == Event::key ? 0 : listed_ + 1;
-    if (listed_ > max_listed) fail(place_(), "expected at most ", max_listed, " values in a list");
+    if (listed_ > max_listed)
+      fail(byte_offset_(), "expected at most ", max_listed, " values in a list");
     if (event == Event::object_start) names_.emplace_back();
     if (event == Event::object_end) names_.pop_back();
     if (event == Event::key) take_name(depth, parsed.get_ref<const std::string&>());
@@ -74,14 +76,15 @@ class Walk {
 
  private:
   void take_name(int depth, const std::string& name) {
-    if (!names_.back().insert(name).second) fail(place_(), "name '", name, "' is given twice");
+    if (!names_.back().insert(name).second)
+      fail(byte_offset_(), "name '", name, "' is given twice");
     if (depth != 1) return;
     name_ = name;
-    name_end_ = place_();
+    name_end_ = byte_offset_();
   }
 
   const Member& member_;
-  const std::function<int64_t()>& place_;
+  const std::function<int64_t()>& byte_offset_;
   std::vector<std::unordered_set<std::string>> names_;  // of the open objects
   std::string name_;
   int64_t name_end_ = 0;
@@ -104,8 +107,8 @@ void visit_members(std::string_view text, int64_t begin, const Member& member) {
     fail(begin + static_cast<int64_t>(zero), "expected JSON: a zero byte");
   }
   const char* furthest = text.data();
-  const std::function<int64_t()> place = [&] { return begin + (furthest - text.data()); };
-  Walk walk(member, place);
+  const std::function<int64_t()> byte_offset = [&] { return begin + (furthest - text.data()); };
+  Walk walk(member, byte_offset);
   const auto events = [&](int depth, json::parse_event_t event, json& parsed) {
     return walk(depth, event, parsed);
   };
@@ -116,7 +119,7 @@ void visit_members(std::string_view text, int64_t begin, const Member& member) {
   } catch (const json::parse_error& error) {
     fail(begin + static_cast<int64_t>(error.byte) - 1, "expected JSON: ", reason_of(error));
   } catch (const json::exception& error) {  // for example a number beyond double
-    fail(place(), "expected JSON: ", reason_of(error));
+    fail(byte_offset(), "expected JSON: ", reason_of(error));
   }
 }
 

@@ -34,7 +34,7 @@ int64_t bits_of(const TensorEntry& entry) {
   for (const Dtype& dtype : dtypes) {
     if (entry.dtype == dtype.name) return dtype.bits;
   }
-  fail(entry.place, "tensor '", entry.name, "': unknown dtype '", entry.dtype, "'");
+  fail(entry.byte_offset, "tensor '", entry.name, "': unknown dtype '", entry.dtype, "'");
 }
 
 uint64_t header_length(std::string_view head) {
@@ -51,7 +51,7 @@ int64_t count(const json& number, const TensorEntry& entry, const char* what) {
   const bool fits = number.is_number_unsigned() &&
                     number.get<uint64_t>() <= uint64_t{std::numeric_limits<int64_t>::max()};
   if (!fits) {
-    fail(entry.place, "tensor '", entry.name, "': ", what,
+    fail(entry.byte_offset, "tensor '", entry.name, "': ", what,
          ": expected whole numbers below 2^63, got ", brief(number));
   }
   return number.get<int64_t>();
@@ -60,10 +60,10 @@ int64_t count(const json& number, const TensorEntry& entry, const char* what) {
 const json& field(const json& object, const char* key, json::value_t type,
                   const TensorEntry& entry) {
   const auto found = object.find(key);
-  if (found == object.end()) fail(entry.place, "tensor '", entry.name, "' has no ", key);
+  if (found == object.end()) fail(entry.byte_offset, "tensor '", entry.name, "' has no ", key);
   if (found->type() != type) {
-    fail(entry.place, "tensor '", entry.name, "': ", key, ": expected ", json(type).type_name(),
-         ", got ", brief(*found));
+    fail(entry.byte_offset, "tensor '", entry.name, "': ", key, ": expected ",
+         json(type).type_name(), ", got ", brief(*found));
   }
   return *found;
 }
@@ -71,7 +71,7 @@ const json& field(const json& object, const char* key, json::value_t type,
 int64_t multiply(int64_t left, int64_t right, const TensorEntry& entry) {
   int64_t product = 0;
   if (__builtin_mul_overflow(left, right, &product)) {
-    fail(entry.place, "tensor '", entry.name, "': its shape's size overflows 64 bits");
+    fail(entry.byte_offset, "tensor '", entry.name, "': its shape's size overflows 64 bits");
   }
   return product;
 }
@@ -85,42 +85,43 @@ int64_t expected_size(const TensorEntry& entry) {
   }
   if (std::count(entry.shape.begin(), entry.shape.end(), 0) > 0) return 0;
   if (bits % 8 != 0) {
-    fail(entry.place, "tensor '", entry.name, "': ", bits, " bits are not whole bytes");
+    fail(entry.byte_offset, "tensor '", entry.name, "': ", bits, " bits are not whole bytes");
   }
   return bits / 8;
 }
 
-TensorEntry read_entry(const std::string& name, const json& value, int64_t place,
+TensorEntry read_entry(const std::string& name, const json& value, int64_t byte_offset,
                        int64_t data_begin, int64_t data_size) {
-  TensorEntry entry{name, {}, {}, 0, 0, place};
-  if (!value.is_object()) fail(place, "tensor '", name, "': expected an object");
+  TensorEntry entry{name, {}, {}, 0, 0, byte_offset};
+  if (!value.is_object()) fail(byte_offset, "tensor '", name, "': expected an object");
   entry.dtype = field(value, "dtype", json::value_t::string, entry).get<std::string>();
   for (const json& extent : field(value, "shape", json::value_t::array, entry)) {
     entry.shape.push_back(count(extent, entry, "shape"));
   }
   const json& offsets = field(value, "data_offsets", json::value_t::array, entry);
-  if (offsets.size() != 2) fail(place, "tensor '", name, "': data_offsets: expected two numbers");
+  if (offsets.size() != 2)
+    fail(byte_offset, "tensor '", name, "': data_offsets: expected two numbers");
   const int64_t begin = count(offsets[0], entry, "data_offsets");
   const int64_t end = count(offsets[1], entry, "data_offsets");
   if (begin > end || end > data_size) {
-    fail(place, "tensor '", name, "': data_offsets ", begin, " to ", end,
+    fail(byte_offset, "tensor '", name, "': data_offsets ", begin, " to ", end,
          ": expected a range of the ", data_size, " bytes that follow the header");
   }
   entry.begin = data_begin + begin;
   entry.size = end - begin;
   if (const int64_t expected = expected_size(entry); expected != entry.size) {
-    fail(place, "tensor '", name, "': dtype and shape need ", expected,
+    fail(byte_offset, "tensor '", name, "': dtype and shape need ", expected,
          " bytes, data_offsets give ", entry.size);
   }
   return entry;
 }
 
 /// Checks that metadata contains only strings, as the format requires.
-void check_metadata(const json& value, int64_t place) {
+void check_metadata(const json& value, int64_t byte_offset) {
   const auto is_text = [](const json& each) { return each.is_string(); };
   const bool known =
       value.is_null() || (value.is_object() && std::all_of(value.begin(), value.end(), is_text));
-  if (!known) fail(place, "__metadata__: expected names and texts, got ", brief(value));
+  if (!known) fail(byte_offset, "__metadata__: expected names and texts, got ", brief(value));
 }
 
 /// Checks that tensors are contiguous from the end of the header to the end of the file.
@@ -133,7 +134,7 @@ void check_without_holes(const std::vector<TensorEntry>& entries, int64_t begin,
   std::sort(sorted.begin(), sorted.end(), before);
   for (const TensorEntry* entry : sorted) {
     if (entry->begin != begin) {
-      fail(entry->place, "tensor '", entry->name, "' begins at byte ", entry->begin,
+      fail(entry->byte_offset, "tensor '", entry->name, "' begins at byte ", entry->begin,
            entry->begin < begin ? ", inside another tensor" : ", after a hole", "; expected ",
            begin);
     }
@@ -180,10 +181,11 @@ std::vector<TensorEntry> read_header(std::string_view head, int64_t size) {
   const auto data_begin = static_cast<int64_t>(head.size());
   if (text.empty() || text[0] != '{') fail(length_bytes, "expected a header that begins with '{'");
   std::vector<TensorEntry> entries;
-  visit_members(text, length_bytes, [&](const std::string& name, const json& value, int64_t place) {
-    if (name == "__metadata__") return check_metadata(value, place);
-    entries.push_back(read_entry(name, value, place, data_begin, size - data_begin));
-  });
+  visit_members(
+      text, length_bytes, [&](const std::string& name, const json& value, int64_t byte_offset) {
+        if (name == "__metadata__") return check_metadata(value, byte_offset);
+        entries.push_back(read_entry(name, value, byte_offset, data_begin, size - data_begin));
+      });
   check_without_holes(entries, data_begin, size);
   return entries;
 }
@@ -192,15 +194,15 @@ std::vector<ShardEntry> read_index(std::string_view file) {
   refuse_foreign(file);
   std::vector<ShardEntry> entries;
   bool found = false;
-  visit_members(file, 0, [&](const std::string& name, const json& value, int64_t place) {
+  visit_members(file, 0, [&](const std::string& name, const json& value, int64_t byte_offset) {
     if (name != "weight_map") return;
     found = true;
-    if (!value.is_object()) fail(place, "weight_map: expected an object");
+    if (!value.is_object()) fail(byte_offset, "weight_map: expected an object");
     for (const auto& [tensor, shard] : value.items()) {
       if (!shard.is_string() || !is_file_name(shard.get_ref<const std::string&>())) {
-        fail(place, "tensor '", tensor, "': expected the name of a file, got ", brief(shard));
+        fail(byte_offset, "tensor '", tensor, "': expected the name of a file, got ", brief(shard));
       }
-      entries.push_back({tensor, shard.get<std::string>(), place});
+      entries.push_back({tensor, shard.get<std::string>(), byte_offset});
     }
   });
   if (!found) fail(0, "expected a member weight_map: names of tensors and their files");

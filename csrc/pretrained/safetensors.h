@@ -14,16 +14,16 @@ struct TensorEntry {
   std::string name;
   std::string dtype;  ///< in the format's words: "F32", "BF16", ...
   std::vector<int64_t> shape;
-  int64_t begin;  ///< of its data, in the file
-  int64_t size;   ///< of its data, in bytes
-  int64_t place;  ///< its place in the header, for messages
+  int64_t begin;        ///< of its data, in the file
+  int64_t size;         ///< of its data, in bytes
+  int64_t byte_offset;  ///< of its name's end in the file, for messages
 };
 
 /// A tensor's name and the file that contains it.
 struct ShardEntry {
   std::string name;
   std::string file;
-  int64_t place;  ///< its place in the index, for messages
+  int64_t byte_offset;  ///< in the index, for messages
 };
 
 /// Whether `head`, the first bytes of a file of `size` bytes, are those of a safetensors file.

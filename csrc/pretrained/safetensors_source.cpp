@@ -122,7 +122,7 @@ std::shared_ptr<const File> open_shard(const std::string& index, const ShardEntr
     return std::make_shared<File>(folder_of(index) + entry.file);
   } catch (const std::filesystem::filesystem_error& error) {
     if (error.code() != std::errc::no_such_file_or_directory) throw;
-    fail(entry.place, "tensor '", entry.name, "': shard '", entry.file,
+    fail(entry.byte_offset, "tensor '", entry.name, "': shard '", entry.file,
          "': ", error.code().message());
   }
 }
@@ -141,7 +141,8 @@ class TensorSource : public Source {
     } else {
       file_ = std::make_shared<File>(path);
       headers_[path] = std::make_shared<Header>(*file_);
-      for (const TensorEntry& entry : headers_[path]->entries) add({entry.name, path, entry.place});
+      for (const TensorEntry& entry : headers_[path]->entries)
+        add({entry.name, path, entry.byte_offset});
     }
   }
 
@@ -183,8 +184,8 @@ class TensorSource : public Source {
                       in_quotes(found.entry->name), ", got ", count);
     std::vector<int64_t> row_of(static_cast<size_t>(vocabulary.size()), -1);
     for (int64_t row = 0; row < count; ++row) {
-      const int64_t place = vocabulary.meet(words_[static_cast<size_t>(row)]);
-      if (place >= 0) row_of[static_cast<size_t>(place)] = row;
+      const int64_t index = vocabulary.meet(words_[static_cast<size_t>(row)]);
+      if (index >= 0) row_of[static_cast<size_t>(index)] = row;
     }
     return copy_rows(found, row_of, options);
   }
@@ -204,17 +205,17 @@ class TensorSource : public Source {
   }
 
   /// Reads the header of a shard at its first use, and again if the file was changed since then.
-  Found find_in_shard(const ShardEntry& place, bool to_read) const {
+  Found find_in_shard(const ShardEntry& entry, bool to_read) const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    std::shared_ptr<const Header>& header = headers_[place.file];
+    std::shared_ptr<const Header>& header = headers_[entry.file];
     std::shared_ptr<const File> file = file_;
-    if (!file && (to_read || !header)) file = open_shard(path_, place);
+    if (!file && (to_read || !header)) file = open_shard(path_, entry);
     if (!header || (file && !(header->identity == file->identity()))) {
       header = std::make_shared<Header>(*file);
     }
-    const auto found = header->by_name.find(place.name);
+    const auto found = header->by_name.find(entry.name);
     if (found != header->by_name.end()) return {header, found->second, std::move(file)};
-    fail(place.place, "tensor '", place.name, "' is not in its shard '", place.file, "'");
+    fail(entry.byte_offset, "tensor '", entry.name, "' is not in its shard '", entry.file, "'");
   }
 
   Found find_table(const std::string& name) const {
@@ -270,22 +271,22 @@ class TensorSource : public Source {
                      in_quotes(entry.name), ": torch does not convert F4 to ", dtype);
   }
 
-  /// Converts a part of a tensor; `place_of` gives the place in the tensor of each of its numbers.
-  template <typename PlaceOf>
+  /// Converts a part of a tensor; `index_of` gives the index in the tensor of each of its numbers.
+  template <typename IndexOf>
   static void convert_part(const Found& found, const torch::Tensor& from, const torch::Tensor& to,
-                           const PlaceOf& place_of) {
+                           const IndexOf& index_of) {
     const std::optional<Lost> lost = convert(from, to);
     if (!lost.has_value()) return;
     const TensorEntry& entry = *found.entry;
-    const int64_t place = place_of(lost->index);
+    const int64_t index = index_of(lost->index);
     const std::vector<int64_t> shape = shape_of(entry);
     std::string indices;
-    int64_t rest = place;
+    int64_t rest = index;
     for (size_t dim = shape.size(); dim-- > 0; rest /= shape[dim]) {
       indices.insert(0, std::to_string(rest % shape[dim]) + (indices.empty() ? "" : ", "));
     }
     with_path(found.file->path(), [&] {
-      fail(entry.begin + place * from.element_size(), "tensor ", in_quotes(entry.name), " at [",
+      fail(entry.begin + index * from.element_size(), "tensor ", in_quotes(entry.name), " at [",
            indices, "]: expected a number that is finite in ",
            c10::getDtypeNames(to.scalar_type()).first, ", got ", lost->number);
     });

@@ -60,13 +60,13 @@ torch::Tensor mean_of(const torch::Tensor& vectors, int64_t count) {
 void fill_missing(torch::Tensor& vectors, const Vocabulary& vocabulary, Missing missing,
                   const std::string& path) {
   if (missing == Missing::error) check_none_is_missing(vocabulary, path);
-  const int64_t found = vocabulary.count_met();
-  if (missing != Missing::mean || found == vocabulary.size()) return;
-  TORCH_CHECK_VALUE(found > 0, "vocabulary: none of its ", vocabulary.size(),
-                    " words has a row in ", readable(path));
-  const torch::Tensor mean = mean_of(vectors, found);
-  for (int64_t place = 0; place < vocabulary.size(); ++place) {
-    if (!vocabulary.is_met(place)) vectors[place].copy_(mean);
+  const int64_t met = vocabulary.count_met();
+  if (missing != Missing::mean || met == vocabulary.size()) return;
+  TORCH_CHECK_VALUE(met > 0, "vocabulary: none of its ", vocabulary.size(), " words has a row in ",
+                    readable(path));
+  const torch::Tensor mean = mean_of(vectors, met);
+  for (int64_t i = 0; i < vocabulary.size(); ++i) {
+    if (!vocabulary.is_met(i)) vectors[i].copy_(mean);
   }
 }
 

@@ -267,16 +267,16 @@ template <typename Search>
 size_t RowReader::find(int64_t begin, const Search& search) {
   const auto size = static_cast<int64_t>(file_.size());
   int64_t from = begin;
-  size_t found = std::string_view::npos;
-  while (found == std::string_view::npos && from < size) {
+  size_t end = std::string_view::npos;
+  while (end == std::string_view::npos && from < size) {
     load_to(from + 1);
-    found = search(loaded(), static_cast<size_t>(from));
+    end = search(loaded(), static_cast<size_t>(from));
     from = loaded_;
-    if (static_cast<int64_t>(std::min(found, loaded().size())) - begin > max_line) {
+    if (static_cast<int64_t>(std::min(end, loaded().size())) - begin > max_line) {
       fail(begin, "more than ", max_line, " bytes without the end of a word or a line");
     }
   }
-  return found;
+  return end;
 }
 
 bool RowReader::at_end() {
@@ -414,9 +414,9 @@ bool store_finite(Number number, T* out) {
 }  // namespace
 
 template <typename Error, typename Number>
-void RowReader::refuse_range(const Row& row, std::string_view place, int64_t index,
+void RowReader::refuse_range(const Row& row, std::string_view text, int64_t index,
                              const Number& number, core::Scalar scalar) const {
-  fail<Error>(offset(place), "row ", row.number, ", column ", index + 1,
+  fail<Error>(offset(text), "row ", row.number, ", column ", index + 1,
               ": expected a number that is finite in ", name(scalar), ", got ", number);
 }
 

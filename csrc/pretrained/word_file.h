@@ -93,7 +93,7 @@ class RowReader {
   std::pair<size_t, size_t> word_in(std::string_view line) const;
   [[noreturn]] void refuse_width(int64_t numbers) const;
   template <typename Error, typename Number>
-  [[noreturn]] void refuse_range(const Row& row, std::string_view place, int64_t index,
+  [[noreturn]] void refuse_range(const Row& row, std::string_view text, int64_t index,
                                  const Number& number, core::Scalar scalar) const;
   int64_t offset(std::string_view part) const { return part.data() - file_.data(); }
   template <typename Number, typename T>

@@ -31,7 +31,7 @@ class Batch {
   Batch(FileText& file, const RowReader& reader, torch::Tensor& out, const Progress& progress)
       : file_(file), reader_(reader), out_(out), progress_(progress), begin_(reader.position()) {}
 
-  void add(const Row& row, int64_t place) { rows_.push_back({row, place}); }
+  void add(const Row& row, int64_t index) { rows_.push_back({row, index}); }
 
   /// Whether to decode now: enough rows keep all threads busy, few keep memory small.
   bool is_full() const {
@@ -51,7 +51,7 @@ class Batch {
  private:
   struct Placed {
     Row row;
-    int64_t place;
+    int64_t index;  // of its row in `out`
   };
 
   void decode_some(int64_t begin, int64_t end) {
@@ -60,7 +60,7 @@ class Batch {
     char* const data = static_cast<char*>(out_.mutable_data_ptr());
     for (int64_t i = begin; i < end; ++i) {
       const Placed& placed = rows_[static_cast<size_t>(i)];
-      reader_.decode(placed.row, scalar, data + placed.place * row_bytes);
+      reader_.decode(placed.row, scalar, data + placed.index * row_bytes);
     }
   }
 
@@ -138,8 +138,8 @@ class WordSource : public Source {
 
   torch::Tensor table(const ReadOptions& options) const override {
     torch::Tensor result = make_result(row_count(), options);
-    int64_t place = 0;
-    read(options.progress(), &result, [&](const Row&) { return place++; });
+    int64_t index = 0;
+    read(options.progress(), &result, [&](const Row&) { return index++; });
     return result;
   }
 
@@ -195,7 +195,7 @@ class WordSource : public Source {
 
   Survey read_all() const {
     constexpr int64_t part = 8 << 20;
-    constexpr size_t most_named = 100;
+    constexpr size_t max_named = 100;
     Survey result;
     std::vector<float> numbers(static_cast<size_t>(layout_.dim));
     FileText text(file_);
@@ -208,7 +208,7 @@ class WordSource : public Source {
         ++result.rows;
       } catch (const BadRow& error) {
         result.bad.push_back(rows.row());
-        if (result.named.size() < most_named) {
+        if (result.named.size() < max_named) {
           const std::string word = readable(std::string(rows.first_word()));
           result.named.push_back({rows.row(), error.offset, word, error.what()});
         }
@@ -232,9 +232,9 @@ class WordSource : public Source {
     }
   }
 
-  /// Reads all rows. `place_of` gives the row of `out` for each row, or -1.
-  template <typename PlaceOf>
-  void read(const Progress& progress, torch::Tensor* out, const PlaceOf& place_of) const {
+  /// Reads all rows. `index_of` gives the row of `out` for each row, or -1.
+  template <typename IndexOf>
+  void read(const Progress& progress, torch::Tensor* out, const IndexOf& index_of) const {
     const std::vector<int64_t>& bad = survey().bad;
     size_t passed = 0;
     with_path(path(), [&] {
@@ -243,8 +243,8 @@ class WordSource : public Source {
       torch::Tensor none;
       Batch batch(text, rows, out == nullptr ? none : *out, progress);
       for (Row row; next_good(rows, row, bad, passed);) {
-        const int64_t place = place_of(row);
-        if (place >= 0) batch.add(row, place);
+        const int64_t index = index_of(row);
+        if (index >= 0) batch.add(row, index);
         if (batch.is_full()) batch.finish();
       }
       batch.finish();

@@ -16,52 +16,54 @@
 namespace posembed::relative_bias {
 namespace {
 
-void check_bucketing(int64_t num_buckets, const Bucketing& by) {
-  const int64_t sides = by.bidirectional ? 2 : 1;
-  if (by.kind == RelativeBuckets::bert) {
-    TORCH_CHECK_VALUE(num_buckets > 0 && (!by.bidirectional || num_buckets % 2 == 1),
-                      "num_buckets: expected ", by.bidirectional ? "an odd" : "a positive",
+void check_bucketing(int64_t num_buckets, const Bucketing& bucketing) {
+  const int64_t sides = bucketing.bidirectional ? 2 : 1;
+  if (bucketing.kind == RelativeBuckets::bert) {
+    TORCH_CHECK_VALUE(num_buckets > 0 && (!bucketing.bidirectional || num_buckets % 2 == 1),
+                      "num_buckets: expected ", bucketing.bidirectional ? "an odd" : "a positive",
                       " number for kind 'bert', got ", num_buckets);
     return;
   }
   TORCH_CHECK_VALUE(num_buckets >= 2 * sides && num_buckets % sides == 0, "num_buckets: expected ",
-                    by.bidirectional ? "an even number, 4" : "2", " or more, got ", num_buckets);
+                    bucketing.bidirectional ? "an even number, 4" : "2", " or more, got ",
+                    num_buckets);
   const int64_t exact = num_buckets / sides / 2;
-  TORCH_CHECK_VALUE(by.max_distance > exact, "max_distance: expected more than ", exact,
-                    ", the distances with a bucket of their own, got ", by.max_distance);
+  TORCH_CHECK_VALUE(bucketing.max_distance > exact, "max_distance: expected more than ", exact,
+                    ", the distances with a bucket of their own, got ", bucketing.max_distance);
 }
 
 /// T5's buckets: one for each short distance, then ever wider ones up to max_distance. The
 /// logarithm is computed in float32, as in training.
-Tensor t5_buckets(const Tensor& distances, int64_t num_buckets, const Bucketing& by) {
-  const int64_t count = by.bidirectional ? num_buckets / 2 : num_buckets, exact = count / 2;
-  const Tensor length = by.bidirectional ? distances.abs() : distances.neg().clamp_min(0);
-  const double widest = std::log(static_cast<double>(by.max_distance) / static_cast<double>(exact));
+Tensor t5_buckets(const Tensor& distances, int64_t num_buckets, const Bucketing& bucketing) {
+  const int64_t count = bucketing.bidirectional ? num_buckets / 2 : num_buckets, exact = count / 2;
+  const Tensor length = bucketing.bidirectional ? distances.abs() : distances.neg().clamp_min(0);
+  const double widest =
+      std::log(static_cast<double>(bucketing.max_distance) / static_cast<double>(exact));
   const Tensor wide =
       at::log(length.to(at::kFloat) / exact).div(widest).mul(count - exact).to(at::kLong) + exact;
   const Tensor bucket = at::where(length.lt(exact), length, wide.clamp_max(count - 1));
-  return by.bidirectional ? bucket + distances.gt(0).to(at::kLong) * count : bucket;
+  return bucketing.bidirectional ? bucket + distances.gt(0).to(at::kLong) * count : bucket;
 }
 
 /// BERT's buckets: one for each distance between query and key; longer distances share the
 /// outermost.
-Tensor bert_buckets(const Tensor& distances, int64_t num_buckets, const Bucketing& by) {
-  const int64_t longest = by.bidirectional ? num_buckets / 2 : num_buckets - 1;
-  const int64_t shortest = by.bidirectional ? -longest : 0;
+Tensor bert_buckets(const Tensor& distances, int64_t num_buckets, const Bucketing& bucketing) {
+  const int64_t longest = bucketing.bidirectional ? num_buckets / 2 : num_buckets - 1;
+  const int64_t shortest = bucketing.bidirectional ? -longest : 0;
   return distances.neg().clamp(shortest, longest) - shortest;
 }
 
-Tensor buckets_of(const Tensor& distances, int64_t num_buckets, const Bucketing& by) {
+Tensor buckets_of(const Tensor& distances, int64_t num_buckets, const Bucketing& bucketing) {
   dispatcher::check_integers(distances, "distances");
-  check_bucketing(num_buckets, by);
+  check_bucketing(num_buckets, bucketing);
   const Tensor wide = distances.to(at::kLong);
-  return by.kind == RelativeBuckets::t5 ? t5_buckets(wide, num_buckets, by)
-                                        : bert_buckets(wide, num_buckets, by);
+  return bucketing.kind == RelativeBuckets::t5 ? t5_buckets(wide, num_buckets, bucketing)
+                                               : bert_buckets(wide, num_buckets, bucketing);
 }
 
 /// Looks up one row for each distance, and shifts the rows by one for each query.
 Tensor bias_of(const Tensor& weight, c10::SymInt queries, c10::SymInt keys,
-               const MaybeOffset& query_offset, const Bucketing& by) {
+               const MaybeOffset& query_offset, const Bucketing& bucketing) {
   dispatcher::check_floating(weight, "weight");
   dispatcher::check_rank(weight, "weight", 2, "[num_buckets, num_heads]");
   dispatcher::check_length(queries, "query_length");
@@ -76,7 +78,7 @@ Tensor bias_of(const Tensor& weight, c10::SymInt queries, c10::SymInt keys,
   const Tensor distances =
       at::arange(first, first + count, at::TensorOptions(weight.device()).dtype(at::kLong));
   const Tensor buckets =
-      relative_buckets(distances, weight.sym_size(0).guard_int(__FILE__, __LINE__), by);
+      relative_buckets(distances, weight.sym_size(0).guard_int(__FILE__, __LINE__), bucketing);
   const Tensor rows = token::look_up(weight, {buckets}).t();  // [heads, count]
   // Row i of the view begins i elements earlier, because it is one shorter than what is repeated.
   const Tensor repeated =

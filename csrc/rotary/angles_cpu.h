@@ -39,13 +39,13 @@ struct Turns {
 
 /// Padding between arrays. At power-of-two distances, the angles of a tile's tokens would share a
 /// few sets of the L1 cache and evict each other.
-constexpr int64_t apart = 64;
+constexpr int64_t array_padding = 64;
 
 /// Sine and cosine of a token, in the same order.
 template <typename T>
 struct Angles {
-  alignas(64) Compute<T> cosine[max_padded_pairs + apart];
-  alignas(64) Compute<T> sine[max_padded_pairs + apart];
+  alignas(64) Compute<T> cosine[max_padded_pairs + array_padding];
+  alignas(64) Compute<T> sine[max_padded_pairs + array_padding];
   alignas(64) Compute<T> outer[max_padded_pairs];  // xPos: multiplies the rotated pair
 };
 
@@ -53,9 +53,9 @@ template <typename T, bool interleaved>
 constexpr int64_t pair_of_slot(int64_t slot) {
   if constexpr (std::is_same_v<T, double>) return slot;
   constexpr int64_t block = interleaved ? lanes : 2 * lanes;
-  const int64_t place = slot % block;
-  return slot - place +
-         (interleaved ? core::pair_of_lane<T>(place) : core::element_of_slot<T>(place));
+  const int64_t index = slot % block;
+  return slot - index +
+         (interleaved ? core::pair_of_lane<T>(index) : core::element_of_slot<T>(index));
 }
 
 /// Fills the turns of all slots. Unrolled, so that indices within a block are constants: a loop
@@ -193,7 +193,7 @@ void apply_decay(const Arguments& arguments, const Turns<T>& turns, int64_t r,
 
 /// Sets sine and cosine to NaN where a frequency is NaN.
 template <typename T, bool interleaved>
-void spoil_angles(const Arguments& arguments, Angles<T>* angles) {
+void set_nan_angles(const Arguments& arguments, Angles<T>* angles) {
   for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
     const int64_t pair = pair_of_slot<T, interleaved>(slot);
     if (pair >= arguments.pairs || core::has_turn(read(arguments.frequencies, pair))) continue;

@@ -52,10 +52,10 @@ void check_position_type(const Tensor& positions, const char* argument) {
 
 /// Accepts the axes in use, and the unused ones after them that the specification declares.
 void check_axes(const c10::SymInt& axes, const Specification& spec, const char* argument) {
-  const int64_t least = std::max<int64_t>(2, spec.used_axes);
-  if (least == spec.axes) return dispatcher::check_size(axes, least, argument, "axes");
-  TORCH_CHECK_VALUE(axes >= least && axes <= spec.axes, argument, ": expected axes ", least, " to ",
-                    spec.axes, ", got ", axes);
+  const int64_t min_axes = std::max<int64_t>(2, spec.used_axes);
+  if (min_axes == spec.axes) return dispatcher::check_size(axes, min_axes, argument, "axes");
+  TORCH_CHECK_VALUE(axes >= min_axes && axes <= spec.axes, argument, ": expected axes ", min_axes,
+                    " to ", spec.axes, ", got ", axes);
 }
 
 void check_positions(const Tensor& all, const Tensor& query, const Dimensions& where,
@@ -130,11 +130,11 @@ Dimensions dimensions(Layout layout) {
   }
 }
 
-SpecificationPointer check(const Tensor& query, const Tensor* key, const Rotation& by,
+SpecificationPointer check(const Tensor& query, const Tensor* key, const Rotation& rotation,
                            const Names& names) {
-  SpecificationPointer found = specification(by.spec);
-  const RotarySpec& spec = found->spec;
-  const RotaryCall& call = by.call;
+  SpecificationPointer resolved = specification(rotation.spec);
+  const RotarySpec& spec = resolved->spec;
+  const RotaryCall& call = rotation.call;
   TORCH_CHECK_VALUE(!spec.is_dynamic(),
                     "spec: its frequencies depend on the length of the sequence, which the ",
                     "operator does not know: pass seq_len, or resolve(seq_len) of it");
@@ -147,12 +147,12 @@ SpecificationPointer check(const Tensor& query, const Tensor* key, const Rotatio
   const c10::SymInt& offset = call.offset().number();
   TORCH_CHECK_VALUE(offset >= 0, "offset: expected 0 or more, got ", offset);
   const MaybeTensor& positions = call.positions();
-  if (positions.has_value()) check_positions(*positions, query, where, *found, offset, names);
+  if (positions.has_value()) check_positions(*positions, query, where, *resolved, offset, names);
   if (call.frequencies().has_value()) check_frequencies(*call.frequencies(), spec);
   if (call.cu_seqlens().has_value()) {
     check_documents(*call.cu_seqlens(), query, where, positions.has_value());
   }
-  return found;
+  return resolved;
 }
 
 void check_key(const Tensor& key, const char* name, const Tensor& query, const Dimensions& where) {
@@ -175,11 +175,11 @@ void check_pair_memory(const Tensor& query_out, const Tensor& key_out, const Ten
 void check_position_values(const Tensor& positions, const char* argument) {
   if (positions.is_floating_point()) return;
   const core::IndexView view = dispatcher::index_view(positions);
-  for (int64_t place = 0; place < positions.numel(); ++place) {
-    const int64_t position = core::read(view, place);
+  for (int64_t i = 0; i < positions.numel(); ++i) {
+    const int64_t position = core::read(view, i);
     TORCH_CHECK_INDEX(position >= -1, argument,
                       ": expected -1 (leave the token as it is) or more, got ", position,
-                      " at index ", place, "; floating positions may be negative");
+                      " at index ", i, "; floating positions may be negative");
   }
 }
 
@@ -213,36 +213,36 @@ HeadView head_view(const Tensor& in, const Tensor* out, const Dimensions& where)
   return result;
 }
 
-Arguments arguments(const Job& job, const Inputs& inputs, const Rotation& by,
-                    const Specification& found) {
-  const RotaryCall& call = by.call;
+Arguments arguments(const Job& job, const Inputs& inputs, const Rotation& rotation,
+                    const Specification& spec) {
+  const RotaryCall& call = rotation.call;
   const Dimensions where = dimensions(call.layout());
   const Tensor& query = *job.in[0];
   Arguments result;
   result.count = job.count;
   for (int64_t i = 0; i < job.count; ++i) {
     result.views[i] = head_view(*job.in[i], job.out[i], where);
-    result.views[i].window_only = job.in[i]->size(-1) != found.spec.head_dim;
+    result.views[i].window_only = job.in[i]->size(-1) != spec.spec.head_dim;
   }
   result.scalar = dispatcher::scalar_of(query);
   result.batch = where.batch < 0 ? 1 : query.size(where.batch);
   result.seq = query.size(where.seq);
-  result.head_dim = found.spec.head_dim;
-  result.pairs = found.spec.rotary_dim / 2;
-  result.start = found.spec.rotary_start;
-  result.interleaved = found.spec.interleaved;
-  result.reverse = (call.inverse() != by.transpose) != found.spec.reverse;
-  result.turns = found.turns.data();
-  result.wide_turns = found.wide_turns.data();
-  result.radians = found.frequencies.data();
-  if (!found.decay.empty()) {
-    result.decay = found.decay.data();
-    result.decay_center = found.decay_center;
+  result.head_dim = spec.spec.head_dim;
+  result.pairs = spec.spec.rotary_dim / 2;
+  result.start = spec.spec.rotary_start;
+  result.interleaved = spec.spec.interleaved;
+  result.reverse = (call.inverse() != rotation.transpose) != spec.spec.reverse;
+  result.turns = spec.turns.data();
+  result.wide_turns = spec.wide_turns.data();
+  result.radians = spec.frequencies.data();
+  if (!spec.decay.empty()) {
+    result.decay = spec.decay.data();
+    result.decay_center = spec.decay_center;
     result.decay_sign = call.inverse() ? -1.0 : 1.0;
   }
-  result.amplitude = call.inverse() ? 1.0 / found.attention_factor : found.attention_factor;
+  result.amplitude = call.inverse() ? 1.0 / spec.attention_factor : spec.attention_factor;
   result.offset = call.offset().number().expect_int();
-  if (inputs.positions.defined()) set_positions(inputs.positions, found, where, &result);
+  if (inputs.positions.defined()) set_positions(inputs.positions, spec, where, &result);
   if (inputs.cu_seqlens.defined()) {
     result.documents = {dispatcher::index_view(inputs.cu_seqlens), inputs.cu_seqlens.size(0) - 1};
   }
@@ -261,11 +261,11 @@ void launch_rotation(Arguments& call, const Tensor& query) {
                      POSEMBED_CUDA_LAUNCHER(rotate_cuda));
 }
 
-void check_exact_angles(const Specification& found, const char* operator_name) {
-  TORCH_CHECK_VALUE(found.decay.empty(), "spec: expected no XPosScaling, which ", operator_name,
+void check_exact_angles(const Specification& spec, const char* operator_name) {
+  TORCH_CHECK_VALUE(spec.decay.empty(), "spec: expected no XPosScaling, which ", operator_name,
                     " does not have");
-  TORCH_CHECK_VALUE(found.spec.numerics == Numerics::exact, "numerics: expected 'exact' for ",
-                    operator_name, ", got '", name(found.spec.numerics), "'");
+  TORCH_CHECK_VALUE(spec.spec.numerics == Numerics::exact, "numerics: expected 'exact' for ",
+                    operator_name, ", got '", name(spec.spec.numerics), "'");
 }
 
 Tensor empty_result(const Tensor& input, at::ScalarType type) {

@@ -32,7 +32,7 @@ struct Names {
 };
 
 /// The checks that need no values. Eager and Meta kernels share them. Returns the specification.
-SpecificationPointer check(const Tensor& query, const Tensor* key, const Rotation& by,
+SpecificationPointer check(const Tensor& query, const Tensor* key, const Rotation& rotation,
                            const Names& names = {});
 
 /// Checks that a key's dtype, batch and seq are those of `query`.
@@ -67,7 +67,7 @@ struct Job {
 };
 
 /// The kernel's arguments, which point into the others.
-Arguments arguments(const Job& job, const Inputs& inputs, const Rotation& by,
+Arguments arguments(const Job& job, const Inputs& inputs, const Rotation& rotation,
                     const Specification& spec);
 
 /// Runs the rotation kernel on the device of `query`, one of the tensors that `call` rotates.

@@ -18,10 +18,10 @@ constexpr double tolerance = 1e-3;
 constexpr int64_t pairs_shown = 16;
 constexpr double two_pi = core::constants::two_pi.high;
 
-template <typename... Given>
-std::string format(const char* pattern, Given... given) {
+template <typename... Arguments>
+std::string format(const char* pattern, Arguments... arguments) {
   char line[256];
-  std::snprintf(line, sizeof(line), pattern, given...);
+  std::snprintf(line, sizeof(line), pattern, arguments...);
   return line;
 }
 
@@ -100,16 +100,17 @@ std::string stretched_line(const std::vector<double>& plain, const std::vector<d
     const auto kept = [&](size_t pair) {
       return std::abs(stretch(plain[pair], scaled[pair]) - 1.0) < 1e-9;
     };
-    double most = 0.0;
+    double max_stretch = 0.0;
     for (end = begin; end < plain.size() && kept(end) == kept(begin); ++end) {
-      most = std::max(most, stretch(plain[end], scaled[end]));
+      max_stretch = std::max(max_stretch, stretch(plain[end], scaled[end]));
     }
     line += line.empty() ? "pairs " : "; pairs ";
     line += std::to_string(begin) + " to " + std::to_string(end - 1);
     if (kept(begin)) {
       line += " as they are";
     } else {
-      line += std::isinf(most) ? " stand still" : format(" stretched by up to %.4gx", most);
+      line += std::isinf(max_stretch) ? " stand still"
+                                      : format(" stretched by up to %.4gx", max_stretch);
     }
   }
   return line;
@@ -126,11 +127,11 @@ std::string amplitudes_line(const XPosScaling& scaling, int64_t pairs) {
 }
 
 std::string row(int64_t pair, int64_t axis, double frequency, double plain) {
-  const std::string place =
+  const std::string label =
       format("%4lld  %4lld  ", static_cast<long long>(pair), static_cast<long long>(axis));
-  if (frequency == 0.0) return place + "stands still";
+  if (frequency == 0.0) return label + "stands still";
   const double turn = two_pi / std::abs(frequency);
-  return place + format("%16.8g  %12.2f  %8.4gx  %.0f", frequency, turn, plain / frequency,
+  return label + format("%16.8g  %12.2f  %8.4gx  %.0f", frequency, turn, plain / frequency,
                         std::ceil(turn / 2.0));
 }
 
@@ -143,9 +144,9 @@ std::string table(const RotarySpec& spec, const std::vector<double>& plain,
       "pair  axis  radians/position    wavelength  stretched  half a turn from position";
   for (int64_t i = 0; i < shown; ++i) {
     const int64_t pair = shown < 2 ? i : (i * (pairs - 1) + (shown - 1) / 2) / (shown - 1);
-    const auto place = static_cast<size_t>(pair);
-    const int64_t axis = spec.sections.has_value() ? spec.sections->axis_of_pair[place] : 0;
-    text.append("\n").append(row(pair, axis, scaled[place], plain[place]));
+    const auto index = static_cast<size_t>(pair);
+    const int64_t axis = spec.sections.has_value() ? spec.sections->axis_of_pair[index] : 0;
+    text.append("\n").append(row(pair, axis, scaled[index], plain[index]));
   }
   return text;
 }

@@ -89,9 +89,9 @@ void scale_yarn(Series& series, double base, double factor, const YarnBlend& ble
   const auto [begin, end] =
       exact_yarn_range(base, blended, 2 * static_cast<int64_t>(series.size()));
   for (size_t pair = 0; pair < series.size(); ++pair) {
-    const DoubleDouble place = std::clamp<DoubleDouble>(static_cast<double>(pair),
-                                                        std::min(begin, end), std::max(begin, end));
-    const DoubleDouble kept = (end - place) / (end - begin);
+    const DoubleDouble clamped = std::clamp<DoubleDouble>(
+        static_cast<double>(pair), std::min(begin, end), std::max(begin, end));
+    const DoubleDouble kept = (end - clamped) / (end - begin);
     series[pair] = blend(series[pair], kept, series[pair] / factor);
   }
 }

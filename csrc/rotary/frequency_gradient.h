@@ -13,9 +13,9 @@ namespace posembed::rotary {
 /// The number of tokens in a chunk: small enough that every multiprocessor has a chunk, large
 /// enough that few sums remain to be added.
 POSEMBED_INLINE int64_t tokens_of_chunk(int64_t tokens) {
-  constexpr int64_t least = 16, most_chunks = 384;
-  const int64_t size = (tokens + most_chunks - 1) / most_chunks;
-  return size < least ? least : size;
+  constexpr int64_t min_size = 16, max_chunks = 384;
+  const int64_t size = (tokens + max_chunks - 1) / max_chunks;
+  return size < min_size ? min_size : size;
 }
 
 POSEMBED_INLINE int64_t chunks_of(int64_t tokens) {

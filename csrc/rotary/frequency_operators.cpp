@@ -18,34 +18,38 @@ struct PreparedDerivative {
   Tensor result;
 };
 
-PreparedDerivative prepare_tangent(const Tensor& rotated, const Rotation& by) {
-  TORCH_CHECK_VALUE(by.call.frequencies().has_value(),
+PreparedDerivative prepare_tangent(const Tensor& rotated, const Rotation& rotation) {
+  TORCH_CHECK_VALUE(rotation.call.frequencies().has_value(),
                     "frequencies: expected the direction in which frequencies move, got None");
-  return {check(rotated, nullptr, by), empty_result(rotated)};
+  return {check(rotated, nullptr, rotation), empty_result(rotated)};
 }
 
-void fill_tangent(const Tensor& rotated, const Rotation& by, const PreparedDerivative& prepared) {
+void fill_tangent(const Tensor& rotated, const Rotation& rotation,
+                  const PreparedDerivative& prepared) {
   const Tensor in = dispatcher::with_contiguous_last_dim(rotated);
   const Tensor& out = prepared.result.zero_();
-  const Inputs inputs = checked_inputs(by.call, in.size(dimensions(by.call.layout()).seq));
-  Arguments call = arguments({{&in, nullptr}, {&out, nullptr}, 1}, inputs, by, *prepared.spec);
+  const Inputs inputs =
+      checked_inputs(rotation.call, in.size(dimensions(rotation.call.layout()).seq));
+  Arguments call =
+      arguments({{&in, nullptr}, {&out, nullptr}, 1}, inputs, rotation, *prepared.spec);
   call.tangent = true;
   call.amplitude = 1;
   call.decay = nullptr;
   launch_rotation(call, in);
 }
 
-Tensor empty_frequencies(const Tensor& query, const Rotation& by, const RotarySpec& spec) {
-  const MaybeTensor& given = by.call.frequencies();
-  const at::ScalarType type = given ? given->scalar_type() : dispatcher::compute_type(query);
+Tensor empty_frequencies(const Tensor& query, const Rotation& rotation, const RotarySpec& spec) {
+  const MaybeTensor& frequencies = rotation.call.frequencies();
+  const at::ScalarType type =
+      frequencies ? frequencies->scalar_type() : dispatcher::compute_type(query);
   return at::empty({spec.rotary_dim / 2}, query.options().dtype(type));
 }
 
 PreparedDerivative prepare_gradient(const Tensor& gradient, const Tensor& query,
-                                    const Rotation& by) {
-  SpecificationPointer spec = check(query, nullptr, by);
+                                    const Rotation& rotation) {
+  SpecificationPointer spec = check(query, nullptr, rotation);
   dispatcher::check_like(gradient, "gradient", query, "query");
-  Tensor result = empty_frequencies(query, by, spec->spec);
+  Tensor result = empty_frequencies(query, rotation, spec->spec);
   return {std::move(spec), std::move(result)};
 }
 
@@ -65,12 +69,13 @@ void sum_on_cpu(const Arguments& call, const Tensor& sums, const Tensor& out) {
   });
 }
 
-void sum_gradient(const Tensor& gradient, const Tensor& query, const Rotation& by,
+void sum_gradient(const Tensor& gradient, const Tensor& query, const Rotation& rotation,
                   const PreparedDerivative& prepared) {
   const Tensor in = dispatcher::with_contiguous_last_dim(query),
                dense = dispatcher::with_contiguous_last_dim(gradient);
-  const Inputs inputs = checked_inputs(by.call, in.size(dimensions(by.call.layout()).seq));
-  const Arguments call = arguments({{&in, &dense}, {}, 2}, inputs, by, *prepared.spec);
+  const Inputs inputs =
+      checked_inputs(rotation.call, in.size(dimensions(rotation.call.layout()).seq));
+  const Arguments call = arguments({{&in, &dense}, {}, 2}, inputs, rotation, *prepared.spec);
   const Tensor& out = prepared.result;
   const Tensor sums =
       at::empty({chunks_of(call.batch * call.seq), call.pairs}, query.options().dtype(at::kDouble));

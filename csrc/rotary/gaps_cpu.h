@@ -60,9 +60,10 @@ POSEMBED_INLINE const T* row_of(const HeadView& view, const Token& token, int64_
   return static_cast<const T*>(view.in) + offset_of(token, head, view.in_stride);
 }
 
-/// Prefetches the gap, unless it is too wide, between a token's rows of tensor `r` and the rows
-/// read next: those of the next tensor or, after the last tensor, those of the token `next`. Do not
-/// call it where gaps between heads have already stopped the prefetcher: there it costs more than
+/// Prefetches the memory between a token's rows of tensor `r` and the rows that are read next,
+/// unless it is too wide. The rows of the next tensor are read next; after the last tensor, those
+/// of the token `next` in the first one. Call it only if gaps between heads, if any, are prefetched
+/// too: after a gap that is not, the hardware prefetcher has stopped, and the call costs more than
 /// it saves.
 template <typename T>
 POSEMBED_INLINE void fetch_behind_token(const Arguments& arguments, int64_t r, const Token& token,

@@ -20,22 +20,22 @@ using dispatcher::variable_list;
 using SavedRotation = dispatcher::SavedCall<Rotation>;
 
 /// The transpose of a rotation: a rotation by minus the angle, times the same factor.
-Rotation transposed(Rotation by) {
-  by.transpose = !by.transpose;
-  return by;
+Rotation transposed(Rotation rotation) {
+  rotation.transpose = !rotation.transpose;
+  return rotation;
 }
 
-Rotation with_frequencies(Rotation by, MaybeTensor frequencies) {
-  by.call.frequencies(std::move(frequencies));
-  return by;
+Rotation with_frequencies(Rotation rotation, MaybeTensor frequencies) {
+  rotation.call.frequencies(std::move(frequencies));
+  return rotation;
 }
 
 /// The text for rotating a tensor on its own as the key of a pair.
-std::string text_of_key(const Rotation& by) { return specification(by.spec)->for_keys; }
+std::string text_of_key(const Rotation& rotation) { return specification(rotation.spec)->for_keys; }
 
-Rotation with_text(Rotation by, Text spec) {
-  by.spec = spec;
-  return by;
+Rotation with_text(Rotation rotation, Text spec) {
+  rotation.spec = spec;
+  return rotation;
 }
 
 /// Gradient of rotary and of rotary_pair.
@@ -52,14 +52,14 @@ class RotaryBackward : public dispatcher::OperatorNode<RotaryBackward> {
 
   /// Takes a gradient for each rotated tensor; returns one more, that of frequencies.
   variable_list backward(variable_list&& gradients) {
-    const Rotation by = rotation.unpack(), back = transposed(by);
+    const Rotation forward = rotation.unpack(), back = transposed(forward);
     const size_t count = gradients.size();
     if (count == 2 && gradients[0].defined() && gradients[1].defined()) {
       std::tie(gradients[0], gradients[1]) = rotary_pair(gradients[0], gradients[1], back);
     } else {
       if (gradients[0].defined()) gradients[0] = rotary(gradients[0], back);
       if (count == 2 && gradients[1].defined()) {
-        const std::string spec = text_of_key(by);
+        const std::string spec = text_of_key(forward);
         gradients[1] = rotary(gradients[1], with_text(back, spec));
       }
     }
@@ -69,7 +69,7 @@ class RotaryBackward : public dispatcher::OperatorNode<RotaryBackward> {
     for (size_t i = 0; i < count; ++i) {
       if (!gradients[i].defined()) continue;
       const Tensor part =
-          rotary_frequencies_backward(gradients[i], *dispatcher::unpack(*rotated[i]), by);
+          rotary_frequencies_backward(gradients[i], *dispatcher::unpack(*rotated[i]), forward);
       gradients[count] = dispatcher::accumulate(gradients[count], part);
     }
     return std::move(gradients);
@@ -93,11 +93,11 @@ class RotaryTangentBackward : public dispatcher::OperatorNode<RotaryTangentBackw
   variable_list backward(variable_list&& gradients) {
     const Tensor& gradient = gradients[0];
     if (!gradient.defined()) return {Tensor(), Tensor()};
-    const Rotation by = rotation.unpack();
+    const Rotation forward = rotation.unpack();
     variable_list result(2);
-    if (needs(0)) result[0] = rotary_tangent(gradient, transposed(by));
+    if (needs(0)) result[0] = rotary_tangent(gradient, transposed(forward));
     if (needs(1)) {
-      result[1] = rotary_frequencies_backward(gradient, *dispatcher::unpack(rotated), by);
+      result[1] = rotary_frequencies_backward(gradient, *dispatcher::unpack(rotated), forward);
     }
     return result;
   }
@@ -121,13 +121,13 @@ class RotaryFrequenciesBackwardBackward
 
   variable_list backward(variable_list&& gradients) {
     if (!gradients[0].defined()) return {Tensor(), Tensor()};
-    const Rotation along = with_frequencies(rotation.unpack(), gradients[0]);
+    const Rotation tangent_call = with_frequencies(rotation.unpack(), gradients[0]);
     variable_list result(2);
     if (needs(0)) {
-      result[0] = rotary_tangent(*dispatcher::unpack(query), along);
+      result[0] = rotary_tangent(*dispatcher::unpack(query), tangent_call);
     }
     if (needs(1)) {
-      result[1] = rotary_tangent(*dispatcher::unpack(gradient), transposed(along));
+      result[1] = rotary_tangent(*dispatcher::unpack(gradient), transposed(tangent_call));
     }
     return result;
   }
@@ -138,11 +138,11 @@ class RotaryFrequenciesBackwardBackward
 
 /// The node of a rotation. Saves the rotated tensors only for the gradient of frequencies.
 template <typename... Keys>
-auto backward_node(const Rotation& by, const Tensor& query, const Keys&... key) {
-  auto node = dispatcher::node_for<RotaryBackward>(query, key..., by.call.frequencies());
+auto backward_node(const Rotation& rotation, const Tensor& query, const Keys&... key) {
+  auto node = dispatcher::node_for<RotaryBackward>(query, key..., rotation.call.frequencies());
   if (node) {
-    node->rotation.save(by);
-    if (by.call.frequencies().has_value() && by.call.frequencies()->requires_grad()) {
+    node->rotation.save(rotation);
+    if (rotation.call.frequencies().has_value() && rotation.call.frequencies()->requires_grad()) {
       node->query = dispatcher::save(query);
       ((node->key = dispatcher::save(key)), ...);
     }
@@ -161,72 +161,74 @@ MaybeTensor tangent_of(const MaybeTensor& tensor) {
 }
 
 /// Undefined if neither the rotated tensor nor the frequencies have a tangent.
-Tensor rotated_tangent(const Tensor& in, const Tensor& out, const Rotation& by) {
+Tensor rotated_tangent(const Tensor& in, const Tensor& out, const Rotation& rotation) {
   Tensor result;
   if (const Tensor direction = dispatcher::tangent(in); direction.defined()) {
-    result = rotary(direction, with_frequencies(by, primal(by.call.frequencies())));
+    result = rotary(direction, with_frequencies(rotation, primal(rotation.call.frequencies())));
   }
-  if (MaybeTensor direction = tangent_of(by.call.frequencies()); direction.has_value()) {
+  if (MaybeTensor direction = tangent_of(rotation.call.frequencies()); direction.has_value()) {
     result = dispatcher::accumulate(
-        result, rotary_tangent(out, with_frequencies(by, std::move(direction))));
+        result, rotary_tangent(out, with_frequencies(rotation, std::move(direction))));
   }
   return result;
 }
 
-bool has_tangent(const Tensor& in, const Rotation& by) {
-  return dispatcher::tangent(in).defined() || tangent_of(by.call.frequencies()).has_value();
+bool has_tangent(const Tensor& in, const Rotation& rotation) {
+  return dispatcher::tangent(in).defined() || tangent_of(rotation.call.frequencies()).has_value();
 }
 
-Tensor one_autograd(const Tensor& query, const Rotation& by) {
-  auto node = backward_node(by, query);
-  Tensor output = dispatcher::below_autograd([&] { return rotary(query, by); });
+Tensor one_autograd(const Tensor& query, const Rotation& rotation) {
+  auto node = backward_node(rotation, query);
+  Tensor output = dispatcher::below_autograd([&] { return rotary(query, rotation); });
   if (node) torch::autograd::set_history(output, node);
-  dispatcher::set_tangent(output, rotated_tangent(query, output, by));
+  dispatcher::set_tangent(output, rotated_tangent(query, output, rotation));
   return output;
 }
 
 std::tuple<Tensor, Tensor> pair_autograd(const Tensor& query, const Tensor& key,
-                                         const Rotation& by) {
-  auto node = backward_node(by, query, key);
+                                         const Rotation& rotation) {
+  auto node = backward_node(rotation, query, key);
   std::tuple<Tensor, Tensor> outputs =
-      dispatcher::below_autograd([&] { return rotary_pair(query, key, by); });
+      dispatcher::below_autograd([&] { return rotary_pair(query, key, rotation); });
   auto& [query_out, key_out] = outputs;
   if (node) torch::autograd::set_history(query_out, node);
   if (node) torch::autograd::set_history(key_out, node);
-  dispatcher::set_tangent(query_out, rotated_tangent(query, query_out, by));
-  if (has_tangent(key, by)) {
-    const std::string spec = text_of_key(by);
-    dispatcher::set_tangent(key_out, rotated_tangent(key, key_out, with_text(by, spec)));
+  dispatcher::set_tangent(query_out, rotated_tangent(query, query_out, rotation));
+  if (has_tangent(key, rotation)) {
+    const std::string spec = text_of_key(rotation);
+    dispatcher::set_tangent(key_out, rotated_tangent(key, key_out, with_text(rotation, spec)));
   }
   return outputs;
 }
 
-Tensor tangent_autograd(const Tensor& rotated, const Rotation& by) {
-  auto node = dispatcher::node_for<RotaryTangentBackward>(rotated, by.call.frequencies());
+Tensor tangent_autograd(const Tensor& rotated, const Rotation& rotation) {
+  auto node = dispatcher::node_for<RotaryTangentBackward>(rotated, rotation.call.frequencies());
   if (node) {
-    node->rotation.save(by);
+    node->rotation.save(rotation);
     node->rotated = dispatcher::save(rotated);
   }
-  const Tensor direction = by.call.frequencies().value_or(Tensor());
-  return dispatcher::bilinear(node, rotated, direction, [&](const Tensor& in, const Tensor& along) {
-    const MaybeTensor given = along.defined() ? MaybeTensor(along) : std::nullopt;
-    return rotary_tangent(in, with_frequencies(by, given));
-  });
+  const Tensor direction = rotation.call.frequencies().value_or(Tensor());
+  return dispatcher::bilinear(
+      node, rotated, direction, [&](const Tensor& in, const Tensor& tangent) {
+        const MaybeTensor frequencies = tangent.defined() ? MaybeTensor(tangent) : std::nullopt;
+        return rotary_tangent(in, with_frequencies(rotation, frequencies));
+      });
 }
 
 Tensor frequencies_backward_autograd(const Tensor& gradient, const Tensor& query,
-                                     const Rotation& by) {
+                                     const Rotation& rotation) {
   auto node = dispatcher::node_for<RotaryFrequenciesBackwardBackward>(gradient, query);
   if (node) {
-    node->rotation.save(by);
+    node->rotation.save(rotation);
     node->gradient = dispatcher::save(gradient);
     node->query = dispatcher::save(query);
   }
   // Only the dtype of the frequencies matters.
-  const Rotation plain = with_frequencies(by, primal(by.call.frequencies()));
-  return dispatcher::bilinear(node, gradient, query, [&](const Tensor& of, const Tensor& in) {
-    return rotary_frequencies_backward(of, in, plain);
-  });
+  const Rotation plain = with_frequencies(rotation, primal(rotation.call.frequencies()));
+  return dispatcher::bilinear(node, gradient, query,
+                              [&](const Tensor& gradients, const Tensor& rows) {
+                                return rotary_frequencies_backward(gradients, rows, plain);
+                              });
 }
 
 }  // namespace

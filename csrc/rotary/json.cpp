@@ -119,16 +119,16 @@ void fields(Visitor& visit, RotarySpec& spec) {
 // ----------------------------------------------------------------------------------------- writing
 
 template <typename T>
-json value(const T& given) {
-  return given;
+json value(const T& field) {
+  return field;
 }
 
 template <typename T>
-json value(const std::optional<T>& given) {
-  return given.has_value() ? json(*given) : json();
+json value(const std::optional<T>& field) {
+  return field.has_value() ? json(*field) : json();
 }
 
-json value(Numerics given) { return posembed::name(given); }
+json value(Numerics field) { return posembed::name(field); }
 
 json value(const std::optional<Sections>& sections) {
   if (!sections.has_value()) return {};
@@ -143,8 +143,8 @@ struct Writer {
   json object = json::object();
 
   template <typename T>
-  void operator()(const char* key, const T& given) {
-    object[key] = value(given);
+  void operator()(const char* key, const T& field) {
+    object[key] = value(field);
   }
 };
 
@@ -180,13 +180,13 @@ class Reader {
   }
 
   template <typename T>
-  void operator()(const char* key, T& given) {
+  void operator()(const char* key, T& field) {
     known_ += known_.empty() ? key : std::string(", ") + key;
     if (!object_.contains(key)) return;
     try {
-      read(object_.at(key), given);
+      read(object_.at(key), field);
     } catch (const json::exception&) {
-      TORCH_CHECK_VALUE(false, what_, ": ", key, ": expected ", kind(given), ", got ",
+      TORCH_CHECK_VALUE(false, what_, ": ", key, ": expected ", kind(field), ", got ",
                         core::brief(object_.at(key).dump()));
     }
     object_.erase(key);
@@ -201,30 +201,30 @@ class Reader {
 
  private:
   template <typename T>
-  static void read(const json& from, T& given) {
-    from.get_to(given);
+  static void read(const json& from, T& result) {
+    from.get_to(result);
   }
 
-  static void read(const json& from, int64_t& given) {
+  static void read(const json& from, int64_t& result) {
     // get_to() alone would truncate fractions.
     if (!from.is_number_integer()) throw json::type_error::create(302, "no whole number", &from);
-    from.get_to(given);
+    from.get_to(result);
   }
 
-  static void read(const json& from, std::vector<int64_t>& given) {
-    for (const json& each : from.get_ref<const json::array_t&>()) read(each, given.emplace_back());
+  static void read(const json& from, std::vector<int64_t>& result) {
+    for (const json& each : from.get_ref<const json::array_t&>()) read(each, result.emplace_back());
   }
 
-  static void read(const json& from, Numerics& given);
-  static void read(const json& from, RotaryScaling& given);
-  static void read(const json& from, Sections& given);
+  static void read(const json& from, Numerics& result);
+  static void read(const json& from, RotaryScaling& result);
+  static void read(const json& from, Sections& result);
 
   template <typename T>
-  static void read(const json& from, std::optional<T>& given) {
+  static void read(const json& from, std::optional<T>& result) {
     if (from.is_null()) {
-      given = std::nullopt;
+      result = std::nullopt;
     } else {
-      read(from, given.emplace());
+      read(from, result.emplace());
     }
   }
 
@@ -262,58 +262,58 @@ bool read_as(const std::string& type, const json& object, RotaryScaling& result)
   return true;
 }
 
-void Reader::read(const json& from, Numerics& given) {
-  given = dispatcher::enum_from<Numerics>(from.get<std::string>());
+void Reader::read(const json& from, Numerics& result) {
+  result = dispatcher::enum_from<Numerics>(from.get<std::string>());
 }
 
-void Reader::read(const json& from, RotaryScaling& given) {
+void Reader::read(const json& from, RotaryScaling& result) {
   if (from.is_null()) return;
   const auto type = from.at("type").get<std::string>();
   const bool known =
-      read_as<LinearScaling>(type, from, given) || read_as<NtkScaling>(type, from, given) ||
-      read_as<DynamicNtkScaling>(type, from, given) || read_as<YarnScaling>(type, from, given) ||
-      read_as<Llama3Scaling>(type, from, given) ||
-      read_as<ProportionalScaling>(type, from, given) ||
-      read_as<LongRopeScaling>(type, from, given) || read_as<XPosScaling>(type, from, given);
+      read_as<LinearScaling>(type, from, result) || read_as<NtkScaling>(type, from, result) ||
+      read_as<DynamicNtkScaling>(type, from, result) || read_as<YarnScaling>(type, from, result) ||
+      read_as<Llama3Scaling>(type, from, result) ||
+      read_as<ProportionalScaling>(type, from, result) ||
+      read_as<LongRopeScaling>(type, from, result) || read_as<XPosScaling>(type, from, result);
   TORCH_CHECK_VALUE(known, "scaling.type: expected 'linear', 'ntk', 'dynamic_ntk', 'yarn', ",
                     "'llama3', 'proportional', 'longrope' or 'xpos', got '", core::brief(type),
                     "'");
 }
 
-void Reader::read(const json& from, Sections& given) {
+void Reader::read(const json& from, Sections& result) {
   Reader reader("sections", from);
-  reader("axis_of_pair", given.axis_of_pair);
-  reader("restart", given.restart);
-  reader("axes", given.axes);
+  reader("axis_of_pair", result.axis_of_pair);
+  reader("restart", result.restart);
+  reader("axes", result.axes);
   reader.done();
 }
 
 // ---------------------------------------------------------------------------------------- printing
 
 template <typename T>
-void print(std::ostream& stream, const T& given) {
-  stream << given;
+void print(std::ostream& stream, const T& field) {
+  stream << field;
 }
 
-void print(std::ostream& stream, bool given) { stream << (given ? "True" : "False"); }
+void print(std::ostream& stream, bool field) { stream << (field ? "True" : "False"); }
 
 template <typename T>
-void print(std::ostream& stream, const std::vector<T>& given) {
-  stream << '[' << given.size() << " numbers]";
+void print(std::ostream& stream, const std::vector<T>& field) {
+  stream << '[' << field.size() << " numbers]";
 }
 
 template <typename T>
-void print(std::ostream& stream, const std::optional<T>& given) {
-  if (given.has_value()) print(stream, *given);
+void print(std::ostream& stream, const std::optional<T>& field) {
+  if (field.has_value()) print(stream, *field);
 }
 
-void print(std::ostream& stream, Numerics given) {
-  stream << '\'' << posembed::name(given) << '\'';
+void print(std::ostream& stream, Numerics field) {
+  stream << '\'' << posembed::name(field) << '\'';
 }
 
-void print(std::ostream& stream, const std::optional<Sections>& given) { stream << value(given); }
+void print(std::ostream& stream, const std::optional<Sections>& field) { stream << value(field); }
 
-void print(std::ostream& stream, const RotaryScaling& given);
+void print(std::ostream& stream, const RotaryScaling& field);
 
 /// Prints the fields that differ from their defaults.
 struct Printer {
@@ -322,10 +322,10 @@ struct Printer {
   const char* separator = "";
 
   template <typename T>
-  void operator()(const char* key, const T& given) {
-    if (defaults.at(key) == value(given)) return;
+  void operator()(const char* key, const T& field) {
+    if (defaults.at(key) == value(field)) return;
     stream << separator << key << '=';
-    print(stream, given);
+    print(stream, field);
     separator = ", ";
   }
 };
@@ -344,8 +344,8 @@ struct ScalingPrinter {
   }
 };
 
-void print(std::ostream& stream, const RotaryScaling& given) {
-  std::visit(ScalingPrinter{stream}, given);
+void print(std::ostream& stream, const RotaryScaling& field) {
+  std::visit(ScalingPrinter{stream}, field);
 }
 
 }  // namespace

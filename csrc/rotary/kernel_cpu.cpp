@@ -20,11 +20,12 @@ namespace {
 template <typename T>
 constexpr int64_t tile_tokens = 128 / static_cast<int64_t>(sizeof(Compute<T>));
 
-/// The order of a tile's rows: `heads` heads of every `apart`-th token, starting with the first,
-/// then the next heads of these tokens; then the same starting with the second token, and so on.
+/// The order of a tile's rows. The outermost loop counts `first` from 0 to `stride` - 1. The next
+/// loop takes `heads` heads at a time; the innermost loop rotates these heads of the tokens
+/// `first`, `first` + `stride`, `first` + 2 * `stride`, …
 struct RowOrder {
-  int64_t tile;  // tokens
-  int64_t apart;
+  int64_t tile;    // tokens
+  int64_t stride;  // tokens
   int64_t heads;
 };
 
@@ -38,7 +39,7 @@ constexpr RowOrder heads_first{tile_tokens<T>, 1, 4};
 /// processors, data larger than the caches and tokens of a page or more: elsewhere loading sine and
 /// cosine more often costs more than it saves.
 template <typename T>
-RowOrder four_abreast(int64_t row_bytes) {
+RowOrder four_streams(int64_t row_bytes) {
   constexpr int64_t bytes_in_turn = 1024;
   const int64_t heads = std::max<int64_t>(1, bytes_in_turn / row_bytes);
   return {tile_tokens<T>, tile_tokens<T> / 4, heads};
@@ -48,7 +49,7 @@ RowOrder four_abreast(int64_t row_bytes) {
 template <typename T>
 struct Walk {
   const HeadView* view;
-  Rotating<T> by;
+  Rotating<T> rotating;
   RowOrder order;
   bool fetches_behind;  // see fetch_behind_token()
   bool fetches_ahead;   // see fetch_ahead()
@@ -61,7 +62,7 @@ RowOrder choose_order(const Arguments& arguments, const HeadView& view, bool str
   const bool leaves_caches = streaming || elements_of(arguments, view) * size >= cached;
   const int64_t row_bytes = row_dim(arguments, view) * size;
   const bool long_tokens = view.heads * row_bytes >= core::page;
-  return core::is_intel && leaves_caches && long_tokens ? four_abreast<T>(row_bytes)
+  return core::is_intel && leaves_caches && long_tokens ? four_streams<T>(row_bytes)
                                                         : token_by_token;
 }
 
@@ -129,7 +130,7 @@ void begin_tile(const Arguments& arguments, const Turns<T>& turns, int64_t r, in
     token.batch = batch;
     token.seq = seq;
     token.rotated = begin_token<T>(arguments, turns, token, angles + t, r);
-    if (turns.has_nan) spoil_angles<T, interleaved>(arguments, angles + t);
+    if (turns.has_nan) set_nan_angles<T, interleaved>(arguments, angles + t);
     if (arguments.tangent) set_tangents<T, interleaved>(arguments, token, angles + t);
   }
 }
@@ -141,13 +142,13 @@ void rotate_tile(const Arguments& arguments, const Walk<T>& walk, const Token* t
   const HeadView& view = *walk.view;
   const RowOrder& order = walk.order;
   const int64_t dim = row_dim(arguments, view);
-  for (int64_t first = 0; first < std::min(order.apart, count); ++first) {
+  for (int64_t first = 0; first < std::min(order.stride, count); ++first) {
     for (int64_t head = 0; head < view.heads; head += order.heads) {
       const int64_t group = std::min(order.heads, view.heads - head);
-      for (int64_t t = first; t < count; t += order.apart) {
+      for (int64_t t = first; t < count; t += order.stride) {
         const RowGroup<T> heads = heads_of_token<T>(view, tokens[t], head, group);
         if (walk.fetches_ahead) fetch_ahead(heads, dim);
-        rotate_rows(arguments, view, tokens[t], walk.by, angles[t], heads);
+        rotate_rows(arguments, view, tokens[t], walk.rotating, angles[t], heads);
       }
     }
   }
@@ -159,7 +160,8 @@ struct Plan {
   Turns<T> turns;
   Walk<T> walks[2] = {};
   bool streams = false;
-  int64_t places = 0;  // in a tile whose angles all sequences share; 0: walk tokens in order
+  /// The length of tiles of which all sequences share the angles; 0: walk tokens in order.
+  int64_t shared_tile = 0;
 };
 
 /// Whether the sequences of a batch can share angles: same positions, and no xPos, which gives
@@ -170,10 +172,10 @@ inline bool has_common_positions(const Arguments& arguments) {
   return arguments.positions.data == nullptr || arguments.position_stride[0] == 0;
 }
 
-/// Plan::places. Sharing angles saves most with few heads. For data larger than the caches each
-/// sequence's tile is a separate memory stream, so only short tiles without gaps share.
+/// Plan::shared_tile. Sharing angles saves most with few heads. For data larger than the caches
+/// each sequence's tile is a separate memory stream, so only short tiles without gaps share.
 template <typename T>
-int64_t shared_places(const Arguments& arguments, const Walk<T>* walks) {
+int64_t shared_tile(const Arguments& arguments, const Walk<T>* walks) {
   if (!has_common_positions(arguments)) return 0;
   int64_t elements = 0;
   bool gaps = false;
@@ -194,9 +196,9 @@ void make_plan(const Arguments& arguments, Plan<T>* plan) {
   order_decay<T, interleaved>(arguments, &plan->turns);
   for (int64_t r = 0; r < arguments.count; ++r) {
     plan->walks[r] = plan_walk<T, interleaved>(arguments, arguments.views[r]);
-    plan->streams = plan->streams || plan->walks[r].by.stores != Stores::ordinary;
+    plan->streams = plan->streams || plan->walks[r].rotating.stores != Stores::ordinary;
   }
-  plan->places = shared_places(arguments, plan->walks);
+  plan->shared_tile = shared_tile(arguments, plan->walks);
 }
 
 /// Rotates tokens [begin, end) in their order in memory.
@@ -215,7 +217,7 @@ void rotate_in_order(const Arguments& arguments, const Plan<T>& plan, const Toke
     const bool has_angles = shares && first > begin && seq == tokens[0].seq;
     if (has_angles) tokens[0].batch = batch;
     for (int64_t t = 0; t < tile; ++t) order.advance(&batch, &seq);
-    if (std::is_same_v<T, float> && walks[0].by.stores == Stores::streaming)
+    if (std::is_same_v<T, float> && walks[0].rotating.stores == Stores::streaming)
       prefetch_token<T>(arguments, token);
     for (int64_t r = 0; r < arguments.count; ++r) {
       const bool of_both = r == 0 || arguments.decay != nullptr;  // except with xPos
@@ -228,20 +230,20 @@ void rotate_in_order(const Arguments& arguments, const Plan<T>& plan, const Toke
   }
 }
 
-/// Rotates tokens [begin, end) of at least two sequences: a tile of places in each sequence by the
+/// Rotates tokens [begin, end) of at least two sequences: the same tile of each sequence by the
 /// same angles.
 template <typename T, bool interleaved>
-void rotate_places(const Arguments& arguments, const Plan<T>& plan, const TokenOrder& order,
-                   int64_t begin, int64_t end) {
+void rotate_shared_tiles(const Arguments& arguments, const Plan<T>& plan, const TokenOrder& order,
+                         int64_t begin, int64_t end) {
   Angles<T> angles[tile_tokens<T>];
   Token tokens[tile_tokens<T>];
   const int64_t seq = arguments.seq;
-  for (int64_t place = 0; place < seq; place += plan.places) {
-    const int64_t count = std::min(plan.places, seq - place);
-    begin_tile<T, interleaved>(arguments, plan.turns, 0, count, order, {0, place, false}, tokens,
+  for (int64_t tile = 0; tile < seq; tile += plan.shared_tile) {
+    const int64_t count = std::min(plan.shared_tile, seq - tile);
+    begin_tile<T, interleaved>(arguments, plan.turns, 0, count, order, {0, tile, false}, tokens,
                                angles);
     for (int64_t sequence = begin / seq; sequence * seq < end; ++sequence) {
-      const int64_t first = sequence * seq + place;
+      const int64_t first = sequence * seq + tile;
       const int64_t from = std::clamp<int64_t>(begin - first, 0, count);
       const int64_t to = std::clamp<int64_t>(end - first, 0, count);
       for (int64_t t = from; t < to; ++t) tokens[t].batch = sequence;
@@ -257,8 +259,8 @@ void rotate_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
   Plan<T> plan;
   make_plan<T, interleaved>(arguments, &plan);
   const TokenOrder order(arguments);
-  if (plan.places > 0 && !order.seq_first && end - begin >= 2 * arguments.seq) {
-    rotate_places<T, interleaved>(arguments, plan, order, begin, end);
+  if (plan.shared_tile > 0 && !order.seq_first && end - begin >= 2 * arguments.seq) {
+    rotate_shared_tiles<T, interleaved>(arguments, plan, order, begin, end);
   } else {
     rotate_in_order<T, interleaved>(arguments, plan, order, begin, end);
   }

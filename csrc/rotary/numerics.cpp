@@ -56,8 +56,8 @@ Tensor frequencies(const RotarySpec& spec, const YarnScaling& scaling) {
   const Tensor turning = powers(spec, spec.base);
   const Tensor kept = over(1.0, turning), stretched = over(1.0, turning * scaling.factor);
   const YarnRange<double> range = yarn_range(spec.base, blend_of(scaling), spec.rotary_dim);
-  const Tensor place = at::arange(spec.rotary_dim / 2, at::kFloat);
-  const Tensor ramp = at::clamp((place - range.begin) / (range.end - range.begin), 0, 1);
+  const Tensor pair = at::arange(spec.rotary_dim / 2, at::kFloat);
+  const Tensor ramp = at::clamp((pair - range.begin) / (range.end - range.begin), 0, 1);
   const Tensor part = at::rsub(ramp, 1);
   return stretched * at::rsub(part, 1) + kept * part;
 }
@@ -161,8 +161,8 @@ AngleTables use_tables(const Specification& spec, const Tensor& query, const Inp
   const std::vector<float>& known = known_frequencies(spec);
   const auto count = static_cast<int64_t>(known.size());
   const Tensor frequencies = dispatcher::floats_on(query.device(), known, count);
-  const Tensor places = positions_of_pairs(spec, inputs, *call, query);
-  const Tensor angles = places.to(at::kFloat) * frequencies;
+  const Tensor positions = positions_of_pairs(spec, inputs, *call, query);
+  const Tensor angles = positions.to(at::kFloat) * frequencies;
   const AngleTables whole = sines_and_cosines(angles, numerics);
   const bool rounded =
       (numerics == Numerics::float32 || numerics == Numerics::float32_rounded_table) &&

@@ -16,9 +16,9 @@ torch::Tensor order_of(const torch::Tensor& weight, int64_t head_dim, Pairing to
   const torch::Tensor order = at::arange(head_dim, weight.options().dtype(at::kLong));
   const torch::Tensor window = order.narrow(0, start, width);
   const bool interleaved = to == Pairing::interleaved;
-  const torch::Tensor given =
+  const torch::Tensor pairs =
       interleaved ? window.view({2, width / 2}) : window.view({width / 2, 2});
-  window.copy_(given.t().flatten().clone());
+  window.copy_(pairs.t().flatten().clone());
   return order;
 }
 

@@ -14,11 +14,11 @@ namespace rotary {
 namespace {
 
 /// The checks of rotary_, with the argument names of rerotate_.
-void check_moved(const Tensor& key, const char* positions, const Rotation& by) {
-  check(key, nullptr, by, {"key", "key", positions});
-  const Tensor& places = *by.call.positions();
-  if (places.is_cpu() && !at::isTensorSubclassLike(places)) {
-    check_position_values(places.resolve_neg().contiguous(), positions);
+void check_moved(const Tensor& key, const char* argument, const Rotation& rotation) {
+  check(key, nullptr, rotation, {"key", "key", argument});
+  const Tensor& positions = *rotation.call.positions();
+  if (positions.is_cpu() && !at::isTensorSubclassLike(positions)) {
+    check_position_values(positions.resolve_neg().contiguous(), argument);
   }
 }
 

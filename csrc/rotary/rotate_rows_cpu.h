@@ -153,10 +153,10 @@ POSEMBED_INLINE void rotate_half_blocks(const T* in, T* out, const Source& angle
   FloatPair values[2 * blocks];  // first members of the pairs, then second members
   T* outs[2 * blocks];
   for (int b = 0; b < 2 * blocks; ++b) {
-    const int64_t place = b < blocks ? i + b * block : pairs + i + (b - blocks) * block;
-    prefetch<streaming, block * sizeof(T)>(in + place);
-    values[b] = core::load_pair(in + place);
-    outs[b] = out + place;
+    const int64_t offset = b < blocks ? i + b * block : pairs + i + (b - blocks) * block;
+    prefetch<streaming, block * sizeof(T)>(in + offset);
+    values[b] = core::load_pair(in + offset);
+    outs[b] = out + offset;
   }
   for (int b = 0; b < blocks; ++b) {
     FloatPair &x = values[b], &y = values[blocks + b];
@@ -430,9 +430,9 @@ void rotate_in_buffer(const Arguments& arguments, const HeadView& view, const To
   constexpr int64_t elements = buffer_bytes / static_cast<int64_t>(sizeof(T));
   alignas(64) T buffer[elements];
   const int64_t dim = row_dim(arguments, view), start = window_start(arguments, view);
-  const int64_t most = elements / dim;
-  for (int64_t row = 0; row < group.count; row += most) {
-    const int64_t count = std::min(most, group.count - row);
+  const int64_t max_rows = elements / dim;
+  for (int64_t row = 0; row < group.count; row += max_rows) {
+    const int64_t count = std::min(max_rows, group.count - row);
     const T* in = group.in + row * group.in_step;
     T* out = group.out + row * group.out_step;
     copy_rows<T>({in, buffer, count, group.in_step, dim}, dim, copy_ahead);
@@ -448,22 +448,22 @@ void rotate_in_buffer(const Arguments& arguments, const HeadView& view, const To
 /// everything if the token is not rotated. Tangents outside the window are 0 and not copied.
 template <typename T>
 POSEMBED_INLINE void rotate_rows(const Arguments& arguments, const HeadView& view,
-                                 const Token& token, const Rotating<T>& by, const Angles<T>& angles,
-                                 const RowGroup<T>& group) {
-  if (by.stores == Stores::streaming_from_buffer) {
-    rotate_in_buffer(arguments, view, token, by.rotate, angles, group);
+                                 const Token& token, const Rotating<T>& rotating,
+                                 const Angles<T>& angles, const RowGroup<T>& group) {
+  if (rotating.stores == Stores::streaming_from_buffer) {
+    rotate_in_buffer(arguments, view, token, rotating.rotate, angles, group);
     return;
   }
   const int64_t dim = row_dim(arguments, view), start = window_start(arguments, view);
-  const bool streams_margins = by.stores == Stores::streaming && token.rotated;
+  const bool streams_margins = rotating.stores == Stores::streaming && token.rotated;
   if (!arguments.tangent && !streams_margins) {
     const int64_t window = token.rotated ? start : dim;
     copy_group(group, 0, window);
     copy_group(group, window + 2 * arguments.pairs, dim);
   }
   if (!token.rotated) return;
-  by.rotate(group.in + start, group.out + start, group.count, group.in_step, group.out_step, angles,
-            arguments.pairs, by.margins);
+  rotating.rotate(group.in + start, group.out + start, group.count, group.in_step, group.out_step,
+                  angles, arguments.pairs, rotating.margins);
 }
 
 }  // namespace

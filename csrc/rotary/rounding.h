@@ -1,7 +1,8 @@
-// Rotates a pair as PyTorch's elementwise operators do, for numerics that reproduce another
-// program's bits (docs/guide/rotary_bits.md): products and sums are not fused; either each is
-// rounded to the data's type, or only the result. Only complex products on CUDA differ: nvcc fuses
-// one multiplication of each part with the sum.
+// Rotates a pair (x, y) with the roundings of a PyTorch program, for numerics that reproduce its
+// bits (docs/guide/rotary_bits.md). `Products` says how x * cos and y * sin are rounded before they
+// are added: to the data's type, as PyTorch's elementwise operators do; not at all, so that only
+// the result is rounded; or one of them is fused with the sum, as nvcc compiles a product of
+// complex numbers.
 #pragma once
 
 #include "core/fma.h"

@@ -8,9 +8,9 @@
 namespace posembed::rotary {
 namespace {
 
-void check_at_least(const char* scaling, const char* field, double value, double least) {
-  TORCH_CHECK_VALUE(std::isfinite(value) && value >= least, scaling, ".", field,
-                    ": expected a finite number of at least ", least, ", got ", value);
+void check_at_least(const char* scaling, const char* field, double value, double min) {
+  TORCH_CHECK_VALUE(std::isfinite(value) && value >= min, scaling, ".", field,
+                    ": expected a finite number of at least ", min, ", got ", value);
 }
 
 void check_positive(const char* scaling, const char* field, double value) {

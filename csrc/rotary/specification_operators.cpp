@@ -13,10 +13,10 @@ namespace posembed::rotary {
 namespace {
 
 Tensor frequencies_of(Text text, std::optional<at::Device> device) {
-  const SpecificationPointer found = specification(text);
-  Tensor result = at::empty({static_cast<int64_t>(found->frequencies.size())}, at::kDouble);
+  const SpecificationPointer spec = specification(text);
+  Tensor result = at::empty({static_cast<int64_t>(spec->frequencies.size())}, at::kDouble);
   double* value = result.mutable_data_ptr<double>();
-  for (const core::DoubleDouble& frequency : found->frequencies) *value++ = frequency.high;
+  for (const core::DoubleDouble& frequency : spec->frequencies) *value++ = frequency.high;
   return result.to(device.value_or(at::kCPU));
 }
 

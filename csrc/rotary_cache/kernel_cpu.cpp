@@ -79,12 +79,12 @@ class CacheWriter {
 /// The rows of one token; `out` is null if `rows` has none.
 template <typename T>
 RowGroup<T> rows_of(const HeadView& view, const Token& token) {
-  const auto place = [&](const int64_t* stride) {
+  const auto offset = [&](const int64_t* stride) {
     return token.batch * stride[0] + token.seq * stride[1];
   };
   T* out = static_cast<T*>(view.out);
-  return {static_cast<const T*>(view.in) + place(view.in_stride),
-          out == nullptr ? nullptr : out + place(view.out_stride), view.heads, view.in_stride[2],
+  return {static_cast<const T*>(view.in) + offset(view.in_stride),
+          out == nullptr ? nullptr : out + offset(view.out_stride), view.heads, view.in_stride[2],
           view.out_stride[2]};
 }
 
@@ -119,8 +119,8 @@ struct Walk {
   }
 
   void rotate(const HeadView& view, const Token& token, const Angles<T>& angles,
-              const RowGroup<T>& group, const Rotating<T>& by) const {
-    rotary::POSEMBED_ISA::rotate_rows(arguments.rotation, view, token, by, angles, group);
+              const RowGroup<T>& group, const Rotating<T>& rotating) const {
+    rotary::POSEMBED_ISA::rotate_rows(arguments.rotation, view, token, rotating, angles, group);
   }
 
   /// Rotates a key for a float8 cache window by window and rounds it to T in between, as if it came

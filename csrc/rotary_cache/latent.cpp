@@ -31,10 +31,10 @@ std::tuple<Tensor, Tensor> rotate(const Tensor& query, const Tensor& key_rope,
   const rotary::Dimensions where = rotary::dimensions(latent.call.layout());
   const rotary::SpecificationPointer spec = rotary::specification(latent.spec);
   const Tensor key = key_of(key_rope, *spec, where);
-  const rotary::Rotation by{latent.spec, latent.call};
-  rotary::check(query, &key, by, {"query", "key_rope"});
+  const rotary::Rotation rotation{latent.spec, latent.call};
+  rotary::check(query, &key, rotation, {"query", "key_rope"});
   dispatcher::check_size(query.sym_size(-1), spec->spec.head_dim, "query", "head_dim");
-  auto [rotated_query, rotated_key] = rotary::rotary_pair(query, key, by);
+  auto [rotated_query, rotated_key] = rotary::rotary_pair(query, key, rotation);
   return {rotated_query,
           key_rope.dim() < where.rank ? rotated_key.squeeze(where.heads) : rotated_key};
 }
@@ -45,27 +45,27 @@ void check_cache(const Tensor& cache, const Tensor& latent, const Tensor& key_ro
                          "latent_dim + rotary_dim");
 }
 
-void rotate_and_cache_latent(const LatentCall& given) {
-  const rotary::Dimensions where = rotary::dimensions(given.layout);
-  const Tensor &latent = given.latent, &key_rope = given.key_rope;
+void rotate_and_cache_latent(const LatentCall& latent_call) {
+  const rotary::Dimensions where = rotary::dimensions(latent_call.layout);
+  const Tensor &latent = latent_call.latent, &key_rope = latent_call.key_rope;
   Call call;
-  call.query = given.query;
-  call.key =
-      key_of(key_rope.resolve_conj().resolve_neg(), *rotary::specification(given.spec), where);
+  call.query = latent_call.query;
+  call.key = key_of(key_rope.resolve_conj().resolve_neg(), *rotary::specification(latent_call.spec),
+                    where);
   call.value = with_heads(latent, "latent", where);
-  check_cache(given.cache, latent, key_rope);
-  const Tensor one_head = given.cache.unsqueeze(2);
+  check_cache(latent_call.cache, latent, key_rope);
+  const Tensor one_head = latent_call.cache.unsqueeze(2);
   call.key_cache = one_head.narrow_symint(3, latent.sym_size(-1), key_rope.sym_size(-1));
   call.value_cache = one_head.narrow_symint(3, 0, latent.sym_size(-1));
-  call.slot_mapping = given.slot_mapping;
-  call.spec = given.spec;
-  call.positions = given.positions;
-  call.layout = given.layout;
+  call.slot_mapping = latent_call.slot_mapping;
+  call.spec = latent_call.spec;
+  call.positions = latent_call.positions;
+  call.layout = latent_call.layout;
   call.cache_layout = latent_layout;
-  call.offset = given.offset;
-  call.query_out = given.query_out;
-  call.key_scale = call.value_scale = given.scale;
-  call.key_scale_tensor = call.value_scale_tensor = given.scale_tensor;
+  call.offset = latent_call.offset;
+  call.query_out = latent_call.query_out;
+  call.key_scale = call.value_scale = latent_call.scale;
+  call.key_scale_tensor = call.value_scale_tensor = latent_call.scale_tensor;
   rotary_cache_(call);
 }
 

@@ -10,13 +10,13 @@ const char* name(CacheLayout layout) { return layout == CacheLayout::hnd ? "hnd"
 namespace {
 
 double number(const CacheScale& scale) {
-  const double* given = std::get_if<double>(&scale);
-  return given != nullptr ? *given : 1.0;
+  const double* number = std::get_if<double>(&scale);
+  return number != nullptr ? *number : 1.0;
 }
 
 std::optional<torch::Tensor> tensor(const CacheScale& scale) {
-  const torch::Tensor* given = std::get_if<torch::Tensor>(&scale);
-  return given != nullptr ? std::optional(*given) : std::nullopt;
+  const torch::Tensor* tensor = std::get_if<torch::Tensor>(&scale);
+  return tensor != nullptr ? std::optional(*tensor) : std::nullopt;
 }
 
 }  // namespace
@@ -41,9 +41,9 @@ std::tuple<torch::Tensor, torch::Tensor> functional::mla_rotary(const torch::Ten
                                                                 const RotaryCall& call) {
   TORCH_CHECK_VALUE(!call.cu_seqlens() && !call.frequencies(),
                     "call: expected neither cu_seqlens nor frequencies for mla_rotary");
-  RotaryCall by = call;
-  by.positions(rotary::positions_of(call, query)).offset(call.offset().number());
-  return rotary_cache::mla_rotary(query, key_rope, {spec.to_json(), std::move(by)});
+  RotaryCall rotary_call = call;
+  rotary_call.positions(rotary::positions_of(call, query)).offset(call.offset().number());
+  return rotary_cache::mla_rotary(query, key_rope, {spec.to_json(), std::move(rotary_call)});
 }
 
 torch::Tensor functional::mla_rotary_cache_(const torch::Tensor& query, const torch::Tensor& latent,

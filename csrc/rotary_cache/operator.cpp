@@ -25,7 +25,7 @@ using rotary::Dimensions;
 
 /// The index of each dimension of a cache's layout; pages are first and head_dim is last.
 struct CacheDimensions {
-  int64_t place, heads;
+  int64_t slots, heads;
   const char* shape;
 };
 
@@ -79,9 +79,9 @@ void check_caches(const Call& call, const Names& names, const Dimensions& where)
   check_cache(keys, names.key_cache, call.key, call, where);
   check_cache(values, names.value_cache, call.value, call, where);
   dispatcher::check_same_dtype(values, names.value_cache, keys, names.key_cache);
-  const int64_t place = cache_dimensions(call.cache_layout).place;
+  const int64_t slots = cache_dimensions(call.cache_layout).slots;
   dispatcher::check_size(values.sym_size(0), keys.sym_size(0), names.value_cache, "pages");
-  dispatcher::check_size(values.sym_size(place), keys.sym_size(place), names.value_cache,
+  dispatcher::check_size(values.sym_size(slots), keys.sym_size(slots), names.value_cache,
                          "page_size");
 }
 
@@ -159,10 +159,10 @@ Tensor checked_slots(const Call& call, int64_t slot_count) {
   if (dispatcher::on_cuda(call.slot_mapping)) return call.slot_mapping;
   const Tensor slots = call.slot_mapping.contiguous();
   const core::IndexView view = dispatcher::index_view(slots);
-  const int64_t place = core::find_outside(view, slots.numel(), -1, slot_count);
-  TORCH_CHECK_INDEX(place < 0, "slot_mapping: expected -1 (skip the token) or 0 to ",
-                    slot_count - 1, ", a slot of the cache, got ", core::read(view, place),
-                    " at index ", place);
+  const int64_t index = core::find_outside(view, slots.numel(), -1, slot_count);
+  TORCH_CHECK_INDEX(index < 0, "slot_mapping: expected -1 (skip the token) or 0 to ",
+                    slot_count - 1, ", a slot of the cache, got ", core::read(view, index),
+                    " at index ", index);
   return slots;
 }
 
@@ -173,7 +173,7 @@ Cache cache_of(const Tensor& tensor, Text layout, double scale, const MaybeTenso
   Cache result;
   result.data = tensor.mutable_data_ptr();
   result.stride[0] = tensor.stride(0);
-  result.stride[1] = tensor.stride(dims.place);
+  result.stride[1] = tensor.stride(dims.slots);
   result.stride[2] = tensor.stride(dims.heads);
   result.scale = static_cast<float>(scale);
   if (scale_tensor.has_value()) result.scale_data = scale_tensor->const_data_ptr<float>();
@@ -201,18 +201,18 @@ void rotate_and_cache(const Call& call, const rotary::SpecificationPointer& spec
   const Dimensions where = rotary::dimensions(call.layout);
   const CacheDimensions cache_where = cache_dimensions(call.cache_layout);
   Arguments arguments;
-  const int64_t page_size = call.key_cache.size(cache_where.place);
+  const int64_t page_size = call.key_cache.size(cache_where.slots);
   arguments.page_size = std::max<int64_t>(1, page_size);
   arguments.slot_count = call.key_cache.size(0) * page_size;
-  const rotary::Rotation by = rotation_of(call);
-  const rotary::Inputs inputs = rotary::checked_inputs(by.call, call.query.size(where.seq));
+  const rotary::Rotation rotation = rotation_of(call);
+  const rotary::Inputs inputs = rotary::checked_inputs(rotation.call, call.query.size(where.seq));
   const Tensor slots = checked_slots(call, arguments.slot_count);
   const Tensor query = dispatcher::with_contiguous_last_dim(call.query);
   const Tensor key = dispatcher::with_contiguous_last_dim(call.key);
   const Tensor value = dispatcher::with_contiguous_last_dim(call.value);
   const Tensor* const rotated_key = call.rotate_key ? &key : nullptr;
   arguments.rotation = rotary::arguments({{&query, &key}, {&call.rotated_query(), rotated_key}, 2},
-                                         inputs, by, *spec);
+                                         inputs, rotation, *spec);
   arguments.value = rotary::head_view(value, nullptr, where);
   arguments.value_dim = value.size(-1);
   arguments.key_cache =

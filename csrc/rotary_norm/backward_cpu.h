@@ -92,25 +92,26 @@ class Backward {
     }
   }
 
-  /// Propagates the gradients of `count` results to query or key. `place`: index of the first
-  /// head's rstd.
-  void through_heads(const Token& token, int64_t r, int64_t head, int64_t count, int64_t place) {
+  /// Propagates the gradients of `count` results to query or key. `index`: of the first head's
+  /// rstd.
+  void through_heads(const Token& token, int64_t r, int64_t head, int64_t count, int64_t index) {
     const HeadView &view = rotation_.views[r], &inputs = arguments_.normed[r];
     const T* input = static_cast<const T*>(inputs.in) + offset_of(token, head, inputs.in_stride);
     const T* result = static_cast<const T*>(view.in) + offset_of(token, head, view.in_stride);
     T* out = static_cast<T*>(view.out) + offset_of(token, head, view.out_stride);
-    const C* rstd = static_cast<const C*>(arguments_.forward.rstd[r]) + place;
+    const C* rstd = static_cast<const C*>(arguments_.forward.rstd[r]) + index;
     for (int64_t k = 0; k < count; ++k) {
       rotate_back(token, result + k * view.in_stride[2], gradient_ + k * columns_);
     }
-    C along[heads_at_once_backward];
+    C projection[heads_at_once_backward];
     for (int64_t k = 0; k < count; ++k) {
-      along[k] = add_to_sums(input + k * inputs.in_stride[2], rstd[k], r, gradient_ + k * columns_);
+      projection[k] =
+          add_to_sums(input + k * inputs.in_stride[2], rstd[k], r, gradient_ + k * columns_);
     }
     for (int64_t k = 0; k < count; ++k) {
       const auto through_norm =
           streaming_[r] ? &Backward::through_norm<true> : &Backward::through_norm<false>;
-      (this->*through_norm)(input + k * inputs.in_stride[2], rstd[k], along[k], r,
+      (this->*through_norm)(input + k * inputs.in_stride[2], rstd[k], projection[k], r,
                             gradient_ + k * columns_, out + k * view.out_stride[2]);
     }
   }
@@ -156,14 +157,15 @@ class Backward {
 
   /// Turns the gradient of a normalised row into that of the row itself.
   template <bool streaming>
-  void through_norm(const T* input, C rstd, C along, int64_t r, const C* gradient, T* out) const {
+  void through_norm(const T* input, C rstd, C projection, int64_t r, const C* gradient,
+                    T* out) const {
     constexpr auto size = static_cast<int64_t>(sizeof(T));
     if (streaming) core::expect_stream(out + core::page / size, dim_ * size);
     core::for_blocks(dim_, [&](int64_t i, auto count) {
       const core::Block32<T> of_normed =
           core::load_values<T>(gradient + i) * core::load_values<T>(weights_[r] + i);
       const core::Block32<T> x = core::load_block(input + i, count);
-      core::store_block<streaming>((of_normed - x * (along * rstd)) * rstd, out + i, count);
+      core::store_block<streaming>((of_normed - x * (projection * rstd)) * rstd, out + i, count);
     });
   }
 

@@ -34,7 +34,7 @@ struct Weights {
 /// Sine and cosine times weights, computed once for all heads of a token.
 template <typename C>
 struct Coefficients {
-  using Row = C[kernel::max_padded_pairs + kernel::apart];
+  using Row = C[kernel::max_padded_pairs + kernel::array_padding];
   alignas(64) Row first_cosine, first_sine;    // times the weight of the first member
   alignas(64) Row second_cosine, second_sine;  // and of the second
 };
@@ -54,10 +54,10 @@ struct NormingAngles {
   }
 };
 
-constexpr int64_t most_tokens = 16;  // in a tile
+constexpr int64_t max_tokens = 16;  // in a tile
 
 /// The tile for head-major tensors: few enough memory streams for the hardware prefetcher.
-constexpr kernel::Tile head_major_tile{most_tokens, 8};
+constexpr kernel::Tile head_major_tile{max_tokens, 8};
 
 template <typename T, bool interleaved>
 class Forward {
@@ -153,15 +153,15 @@ class Forward {
     kernel::fetch_next_tile<T>(rotation_, r, tile_, token, begin, end);
     if (token.rotated) set_coefficients(angles, weights_[r]);
     const NormHeads norm = token.rotated ? norm_rotated_[r] : &Forward::norm_unrotated;
-    const int64_t most = stores_[r] == Stores::streaming_from_buffer
-                             ? std::min(heads_at_once, buffer_elements / rotation_.head_dim)
-                             : heads_at_once;
+    const int64_t max_heads = stores_[r] == Stores::streaming_from_buffer
+                                  ? std::min(heads_at_once, buffer_elements / rotation_.head_dim)
+                                  : heads_at_once;
     const T* in = static_cast<const T*>(view.in);
     T* out = static_cast<T*>(view.out);
-    for (int64_t head = begin; head < end; head += most) {
+    for (int64_t head = begin; head < end; head += max_heads) {
       const Heads<T> heads{in + offset_of(token, head, view.in_stride),
                            out + offset_of(token, head, view.out_stride),
-                           std::min(end - head, most), view.in_stride[2], view.out_stride[2]};
+                           std::min(end - head, max_heads), view.in_stride[2], view.out_stride[2]};
       C rstd[heads_at_once];
       set_rstd(heads, rstd);
       keep_rstd(rstd, heads.count, r,
@@ -170,10 +170,10 @@ class Forward {
     }
   }
 
-  /// Saves rstd for the backward pass. `place`: index of the first head.
-  void keep_rstd(const C* rstd, int64_t count, int64_t r, int64_t place) const {
+  /// Saves rstd for the backward pass. `index`: of the first head's rstd.
+  void keep_rstd(const C* rstd, int64_t count, int64_t r, int64_t index) const {
     C* kept = static_cast<C*>(arguments_.rstd[r]);
-    if (kept != nullptr) std::copy_n(rstd, count, kept + place);
+    if (kept != nullptr) std::copy_n(rstd, count, kept + index);
   }
 
   void norm_at_once(const Heads<T>& heads, NormHeads norm, int64_t r, const C* rstd) {
@@ -257,8 +257,8 @@ class Forward {
   bool fetches_behind_[2];
   NormHeads norm_rotated_[2];
   alignas(64) T buffer_[buffer_elements];
-  bool rotated_[most_tokens];
-  Angles<T> angles_[most_tokens];
+  bool rotated_[max_tokens];
+  Angles<T> angles_[max_tokens];
 };
 
 }  // namespace

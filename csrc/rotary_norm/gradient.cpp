@@ -90,12 +90,13 @@ class NormRotaryBackward : public dispatcher::OperatorNode<NormRotaryBackward> {
   dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
     if (!gradients[0].defined() && !gradients[1].defined()) return dispatcher::variable_list(4);
     const Call forward = call.unpack();
-    const auto given = [](const Tensor& gradient, const Tensor& of) {
-      return gradient.defined() ? gradient : at::zeros_like(of);
+    const auto or_zeros = [](const Tensor& gradient, const Tensor& like) {
+      return gradient.defined() ? gradient : at::zeros_like(like);
     };
     auto [query_gradient, key_gradient, query_weight_gradient, key_weight_gradient] =
-        norm_rotary_backward(given(gradients[0], forward.query), given(gradients[1], forward.key),
-                             query_rstd.unpack(), key_rstd.unpack(), forward);
+        norm_rotary_backward(or_zeros(gradients[0], forward.query),
+                             or_zeros(gradients[1], forward.key), query_rstd.unpack(),
+                             key_rstd.unpack(), forward);
     return {query_gradient, key_gradient, query_weight_gradient, key_weight_gradient};
   }
 

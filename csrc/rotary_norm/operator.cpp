@@ -71,9 +71,9 @@ struct KernelCall {
 KernelCall kernel_call(const Call& call, const rotary::Specification& spec, const Two& in,
                        const Two& out, bool transpose) {
   KernelCall prepared;
-  const rotary::Rotation by = rotation_of(call, transpose);
-  prepared.inputs =
-      rotary::checked_inputs(by.call, call.query.size(rotary::dimensions(by.call.layout()).seq));
+  const rotary::Rotation rotation = rotation_of(call, transpose);
+  prepared.inputs = rotary::checked_inputs(
+      rotation.call, call.query.size(rotary::dimensions(rotation.call.layout()).seq));
   prepared.query = dispatcher::with_contiguous_last_dim(std::get<0>(in));
   prepared.key = dispatcher::with_contiguous_last_dim(std::get<1>(in));
   prepared.weight[0] = call.query_weight.contiguous();
@@ -81,7 +81,7 @@ KernelCall kernel_call(const Call& call, const rotary::Specification& spec, cons
   Arguments& arguments = prepared.arguments;
   const rotary::Job job{
       {&prepared.query, &prepared.key}, {&std::get<0>(out), &std::get<1>(out)}, 2};
-  arguments.rotation = rotary::arguments(job, prepared.inputs, by, spec);
+  arguments.rotation = rotary::arguments(job, prepared.inputs, rotation, spec);
   for (int r = 0; r < 2; ++r) arguments.weight[r] = prepared.weight[r].const_data_ptr();
   arguments.weight_offset = call.options.weight_offset();
   arguments.eps = call.options.eps();
@@ -153,10 +153,10 @@ void compute_in_place(const Call& call, const rotary::SpecificationPointer& spec
 // ----------------------------------------------------------------------------------- backward
 
 /// Checks the rstd saved by forward: [batch, seq, heads] in the compute type.
-void check_rstd(const Tensor& rstd, const char* argument, const Tensor& of, const Call& call) {
-  TORCH_CHECK_TYPE(rstd.scalar_type() == dispatcher::compute_type(of), argument, ": expected ",
-                   dispatcher::compute_type(of), ", got ", rstd.scalar_type());
-  const c10::SymDimVector sizes = rstd_sizes(of, rotary::dimensions(call.options.layout()));
+void check_rstd(const Tensor& rstd, const char* argument, const Tensor& normed, const Call& call) {
+  TORCH_CHECK_TYPE(rstd.scalar_type() == dispatcher::compute_type(normed), argument, ": expected ",
+                   dispatcher::compute_type(normed), ", got ", rstd.scalar_type());
+  const c10::SymDimVector sizes = rstd_sizes(normed, rotary::dimensions(call.options.layout()));
   TORCH_CHECK_VALUE(rstd.sym_sizes() == c10::SymIntArrayRef(sizes), argument,
                     ": expected [batch, seq, heads], got ", rstd.sym_sizes());
 }
@@ -207,8 +207,8 @@ void backward(const Tensor& query_gradient, const Tensor& key_gradient, const Te
     arguments.forward.rstd[r] = const_cast<void*>(rstd[r].const_data_ptr());  // only read
   }
   const rotary::Arguments& rotation = arguments.forward.rotation;
-  const int64_t most = dispatcher::on_cuda(call.query) ? parts_cuda : parts_cpu;
-  arguments.parts = std::clamp<int64_t>(rotation.batch * rotation.seq, 1, most);
+  const int64_t max_parts = dispatcher::on_cuda(call.query) ? parts_cuda : parts_cpu;
+  arguments.parts = std::clamp<int64_t>(rotation.batch * rotation.seq, 1, max_parts);
   const Tensor partial =
       at::empty({arguments.parts, 2, rotation.head_dim},
                 call.query.options().dtype(dispatcher::compute_type(call.query)));

@@ -21,9 +21,9 @@ using dispatcher::SavedVariable;
 using dispatcher::variable_list;
 using MaybeTensor = std::optional<Tensor>;
 
-TableRotation transposed(TableRotation by) {
-  by.transpose = !by.transpose;
-  return by;
+TableRotation transposed(TableRotation rotation) {
+  rotation.transpose = !rotation.transpose;
+  return rotation;
 }
 
 // ------------------------------------------------------------------------------ gradient of tables
@@ -50,13 +50,14 @@ Pairs pairs_in(const Tensor& tensor, const RotaryTables& tables, at::ScalarType 
 }
 
 /// Sums of cosine and sine gradients [batch, seq, pairs] over heads.
-Pairs table_gradients(const Tensor& gradient, const Tensor& input, const TableRotation& by) {
+Pairs table_gradients(const Tensor& gradient, const Tensor& input, const TableRotation& rotation) {
   const at::ScalarType type =
       at::promote_types(at::kFloat, at::promote_types(gradient.scalar_type(), input.scalar_type()));
-  const Pairs g = pairs_in(gradient, by.tables, type), x = pairs_in(input, by.tables, type);
+  const Pairs g = pairs_in(gradient, rotation.tables, type),
+              x = pairs_in(input, rotation.tables, type);
   const Tensor cosine = (g.first * x.first + g.second * x.second).sum(2);
   const Tensor sine = (g.second * x.first - g.first * x.second).sum(2);
-  return {cosine, by.transpose ? sine.neg() : sine};
+  return {cosine, rotation.transpose ? sine.neg() : sine};
 }
 
 /// Brings a gradient [batch, seq, pairs] into the shape of a table, whose repeated columns are not
@@ -99,7 +100,7 @@ class RotaryTablesBackward : public dispatcher::OperatorNode<RotaryTablesBackwar
 
   /// Takes a gradient for each rotated tensor; returns two more, those of cos and sin.
   variable_list backward(variable_list&& gradients) {
-    const TableRotation by = call.unpack();
+    const TableRotation rotation = call.unpack();
     const size_t count = gradients.size();
     variable_list result(count + 2);
     if (needs(count) || needs(count + 1)) {
@@ -107,15 +108,15 @@ class RotaryTablesBackward : public dispatcher::OperatorNode<RotaryTablesBackwar
       Pairs sums;
       for (size_t i = 0; i < count; ++i) {
         if (!gradients[i].defined()) continue;
-        const Pairs own = table_gradients(gradients[i], *dispatcher::unpack(*rotated[i]), by);
+        const Pairs own = table_gradients(gradients[i], *dispatcher::unpack(*rotated[i]), rotation);
         sums = {dispatcher::accumulate(sums.first, own.first),
                 dispatcher::accumulate(sums.second, own.second)};
       }
       if (sums.first.defined()) {
-        std::tie(result[count], result[count + 1]) = gradients_of_tables(sums, by.tables);
+        std::tie(result[count], result[count + 1]) = gradients_of_tables(sums, rotation.tables);
       }
     }
-    rotate_back(gradients, transposed(by), &result);
+    rotate_back(gradients, transposed(rotation), &result);
     return result;
   }
 
@@ -137,11 +138,11 @@ class RotaryTablesBackward : public dispatcher::OperatorNode<RotaryTablesBackwar
 };
 
 template <typename... Keys>
-auto backward_node(const TableRotation& by, const Tensor& query, const Keys&... key) {
-  const RotaryTables& tables = by.tables;
+auto backward_node(const TableRotation& rotation, const Tensor& query, const Keys&... key) {
+  const RotaryTables& tables = rotation.tables;
   auto node = dispatcher::node_for<RotaryTablesBackward>(query, key..., tables.cos(), tables.sin());
   if (node) {
-    node->call.save(by);
+    node->call.save(rotation);
     if (torch::autograd::compute_requires_grad(tables.cos(), tables.sin())) {
       node->query = dispatcher::save(query);
       ((node->key = dispatcher::save(key)), ...);
@@ -181,38 +182,39 @@ Tensor window_of(const Tensor& input, const RotaryTables& tables) {
 }
 
 /// Undefined if neither the rotated tensor nor the tables have a tangent.
-Tensor rotated_tangent(const Tensor& in, const TableRotation& by) {
+Tensor rotated_tangent(const Tensor& in, const TableRotation& rotation) {
   Tensor result;
   if (const Tensor direction = dispatcher::tangent(in); direction.defined()) {
-    result = rotary_tables(direction, {primal(by.tables), by.transpose});
+    result = rotary_tables(direction, {primal(rotation.tables), rotation.transpose});
   }
-  if (const auto direction = tangent_of(by.tables); direction.has_value()) {
-    const Tensor window = window_of(dispatcher::primal(in), by.tables);
-    result = dispatcher::accumulate(result, rotary_tables(window, {*direction, by.transpose}));
+  if (const auto direction = tangent_of(rotation.tables); direction.has_value()) {
+    const Tensor window = window_of(dispatcher::primal(in), rotation.tables);
+    result =
+        dispatcher::accumulate(result, rotary_tables(window, {*direction, rotation.transpose}));
   }
   return result;
 }
 
 // ----------------------------------------------------------------------------------------- kernels
 
-Tensor one_autograd(const Tensor& query, const TableRotation& by) {
-  auto node = backward_node(by, query);
-  Tensor output = dispatcher::below_autograd([&] { return rotary_tables(query, by); });
+Tensor one_autograd(const Tensor& query, const TableRotation& rotation) {
+  auto node = backward_node(rotation, query);
+  Tensor output = dispatcher::below_autograd([&] { return rotary_tables(query, rotation); });
   if (node) torch::autograd::set_history(output, node);
-  dispatcher::set_tangent(output, rotated_tangent(query, by));
+  dispatcher::set_tangent(output, rotated_tangent(query, rotation));
   return output;
 }
 
 std::tuple<Tensor, Tensor> pair_autograd(const Tensor& query, const Tensor& key,
-                                         const TableRotation& by) {
-  auto node = backward_node(by, query, key);
+                                         const TableRotation& rotation) {
+  auto node = backward_node(rotation, query, key);
   std::tuple<Tensor, Tensor> outputs =
-      dispatcher::below_autograd([&] { return rotary_tables_pair(query, key, by); });
+      dispatcher::below_autograd([&] { return rotary_tables_pair(query, key, rotation); });
   auto& [query_out, key_out] = outputs;
   if (node) torch::autograd::set_history(query_out, node);
   if (node) torch::autograd::set_history(key_out, node);
-  dispatcher::set_tangent(query_out, rotated_tangent(query, by));
-  dispatcher::set_tangent(key_out, rotated_tangent(key, by));
+  dispatcher::set_tangent(query_out, rotated_tangent(query, rotation));
+  dispatcher::set_tangent(key_out, rotated_tangent(key, rotation));
   return outputs;
 }
 

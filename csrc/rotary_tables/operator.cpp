@@ -125,8 +125,8 @@ rotary::Products products_of(const RotaryTables& tables, const Tensor& query) {
   return dispatcher::on_cuda(query) ? rotary::Products::fused : rotary::Products::kept;
 }
 
-void rotate(const rotary::Job& job, const TableRotation& by) {
-  const RotaryTables& tables = by.tables;
+void rotate(const rotary::Job& job, const TableRotation& rotation) {
+  const RotaryTables& tables = rotation.tables;
   const Dimensions where = rotary::dimensions(tables.layout());
   const Tensor& query = *job.in[0];
   const RotaryTables real = readable(tables);
@@ -142,7 +142,7 @@ void rotate(const rotary::Job& job, const TableRotation& by) {
   call.pairs = pairs_of(tables).expect_int();
   call.start = tables.start();
   call.interleaved = tables.interleaved();
-  call.reverse = by.transpose;
+  call.reverse = rotation.transpose;
   call.products = products_of(tables, query);
   set_tables(real, &call);
   rotary::launch_rotation(call, query);
@@ -159,70 +159,71 @@ Tensor empty_result(const Tensor& input, const RotaryTables& tables) {
   return rotary::empty_result(input, result_type(input.scalar_type(), tables));
 }
 
-Tensor prepare(const Tensor& query, const TableRotation& by) {
-  check(query, nullptr, by.tables);
-  return empty_result(query, by.tables);
+Tensor prepare(const Tensor& query, const TableRotation& rotation) {
+  check(query, nullptr, rotation.tables);
+  return empty_result(query, rotation.tables);
 }
 
-void rotate_one(const Tensor& query, const TableRotation& by, const Tensor& out) {
-  const Tensor in = readable(query, by.tables);
-  rotate({{&in, nullptr}, {&out, nullptr}, 1}, by);
+void rotate_one(const Tensor& query, const TableRotation& rotation, const Tensor& out) {
+  const Tensor in = readable(query, rotation.tables);
+  rotate({{&in, nullptr}, {&out, nullptr}, 1}, rotation);
 }
 
-Two prepare_pair(const Tensor& query, const Tensor& key, const TableRotation& by) {
-  check(query, &key, by.tables);
-  return {empty_result(query, by.tables), empty_result(key, by.tables)};
+Two prepare_pair(const Tensor& query, const Tensor& key, const TableRotation& rotation) {
+  check(query, &key, rotation.tables);
+  return {empty_result(query, rotation.tables), empty_result(key, rotation.tables)};
 }
 
-void rotate_pair(const Tensor& query, const Tensor& key, const TableRotation& by, const Two& out) {
-  const Tensor query_in = readable(query, by.tables), key_in = readable(key, by.tables);
+void rotate_pair(const Tensor& query, const Tensor& key, const TableRotation& rotation,
+                 const Two& out) {
+  const Tensor query_in = readable(query, rotation.tables), key_in = readable(key, rotation.tables);
   const auto& [query_out, key_out] = out;
-  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by);
+  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, rotation);
 }
 
-void check_in_place(const Tensor& query, const TableRotation& by) {
-  check(query, nullptr, by.tables);
-  check_written(query, "query", query, "query", by.tables);
+void check_in_place(const Tensor& query, const TableRotation& rotation) {
+  check(query, nullptr, rotation.tables);
+  check_written(query, "query", query, "query", rotation.tables);
 }
 
-void rotate_in_place(const Tensor& query, const TableRotation& by) {
-  rotate({{&query, nullptr}, {&query, nullptr}, 1}, by);
+void rotate_in_place(const Tensor& query, const TableRotation& rotation) {
+  rotate({{&query, nullptr}, {&query, nullptr}, 1}, rotation);
 }
 
-void check_pair_in_place(const Tensor& query, const Tensor& key, const TableRotation& by) {
-  check(query, &key, by.tables);
-  check_written(query, "query", query, "query", by.tables);
-  check_written(key, "key", key, "key", by.tables);
+void check_pair_in_place(const Tensor& query, const Tensor& key, const TableRotation& rotation) {
+  check(query, &key, rotation.tables);
+  check_written(query, "query", query, "query", rotation.tables);
+  check_written(key, "key", key, "key", rotation.tables);
 }
 
-void rotate_pair_in_place(const Tensor& query, const Tensor& key, const TableRotation& by) {
+void rotate_pair_in_place(const Tensor& query, const Tensor& key, const TableRotation& rotation) {
   dispatcher::check_no_overlap(key, "key", query, "query");
-  rotate({{&query, &key}, {&query, &key}, 2}, by);
+  rotate({{&query, &key}, {&query, &key}, 2}, rotation);
 }
 
-void check_out(const Tensor& out, const Tensor& query, const TableRotation& by) {
-  check(query, nullptr, by.tables);
-  check_written(out, "out", query, "query", by.tables);
+void check_out(const Tensor& out, const Tensor& query, const TableRotation& rotation) {
+  check(query, nullptr, rotation.tables);
+  check_written(out, "out", query, "query", rotation.tables);
 }
 
-void rotate_out(const Tensor& out, const Tensor& query, const TableRotation& by) {
+void rotate_out(const Tensor& out, const Tensor& query, const TableRotation& rotation) {
   dispatcher::check_no_overlap_or_same(out, "out", query, "query");
-  const Tensor in = readable(query, by.tables);
-  rotate({{&in, nullptr}, {&out, nullptr}, 1}, by);
+  const Tensor in = readable(query, rotation.tables);
+  rotate({{&in, nullptr}, {&out, nullptr}, 1}, rotation);
 }
 
 void check_pair_out(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
-                    const Tensor& key, const TableRotation& by) {
-  check(query, &key, by.tables);
-  check_written(query_out, "query_out", query, "query", by.tables);
-  check_written(key_out, "key_out", key, "key", by.tables);
+                    const Tensor& key, const TableRotation& rotation) {
+  check(query, &key, rotation.tables);
+  check_written(query_out, "query_out", query, "query", rotation.tables);
+  check_written(key_out, "key_out", key, "key", rotation.tables);
 }
 
 void rotate_pair_out(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
-                     const Tensor& key, const TableRotation& by) {
+                     const Tensor& key, const TableRotation& rotation) {
   rotary::check_pair_memory(query_out, key_out, query, key);
-  const Tensor query_in = readable(query, by.tables), key_in = readable(key, by.tables);
-  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by);
+  const Tensor query_in = readable(query, rotation.tables), key_in = readable(key, rotation.tables);
+  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, rotation);
 }
 
 }  // namespace

@@ -16,22 +16,22 @@ namespace {
 
 using dispatcher::variable_list;
 
-Tensor derivative(Encoding of, at::ScalarType dtype) {
-  ++of.order;
-  return sinusoidal_encode(of, dtype);
+Tensor derivative(Encoding encoding, at::ScalarType dtype) {
+  ++encoding.order;
+  return sinusoidal_encode(encoding, dtype);
 }
 
 /// Encodings with scale 1.
-Tensor unscaled(Encoding of, at::ScalarType dtype) {
-  of.scale.reset();
-  return sinusoidal_encode(of, dtype);
+Tensor unscaled(Encoding encoding, at::ScalarType dtype) {
+  encoding.scale.reset();
+  return sinusoidal_encode(encoding, dtype);
 }
 
 /// The same encodings without tangents; with tangents, each derivative would need the next one.
-Encoding primal(Encoding of) {
-  of.positions = dispatcher::primal(of.positions);
-  if (of.scale.has_value()) of.scale = dispatcher::primal(*of.scale);
-  return of;
+Encoding primal(Encoding encoding) {
+  encoding.positions = dispatcher::primal(encoding.positions);
+  if (encoding.scale.has_value()) encoding.scale = dispatcher::primal(*encoding.scale);
+  return encoding;
 }
 
 /// Sum over columns of gradient * d encoding / d position, in float32 for 16-bit data.
@@ -56,12 +56,15 @@ Tensor encoding_tangent(const Encoding& encoded, at::ScalarType dtype) {
   const at::ScalarType type = at::promote_types(dtype, at::kFloat);  // rounded once
   const Encoding plain = primal(encoded);
   Tensor result;
-  if (const Tensor along = dispatcher::tangent(encoded.positions); along.defined()) {
-    result = derivative(plain, type).mul(along.unsqueeze(-1).to(type));
+  if (const Tensor position_tangent = dispatcher::tangent(encoded.positions);
+      position_tangent.defined()) {
+    result = derivative(plain, type).mul(position_tangent.unsqueeze(-1).to(type));
   }
-  const Tensor along = encoded.scale.has_value() ? dispatcher::tangent(*encoded.scale) : Tensor();
-  if (along.defined()) {
-    result = dispatcher::accumulate(result, unscaled(plain, type).mul(along.reshape({}).to(type)));
+  const Tensor scale_tangent =
+      encoded.scale.has_value() ? dispatcher::tangent(*encoded.scale) : Tensor();
+  if (scale_tangent.defined()) {
+    result = dispatcher::accumulate(result,
+                                    unscaled(plain, type).mul(scale_tangent.reshape({}).to(type)));
   }
   return result.defined() ? result.to(dtype) : result;
 }
@@ -73,9 +76,10 @@ Tensor counted(const Tensor& x, const c10::SymInt& offset) {
 }
 
 /// The encodings that sinusoidal_add added to `x` [..., seq, embedding_dim].
-Encoding encoding_of(const Addition& given, const Tensor& x) {
-  const bool counts = !given.positions.has_value();
-  return {counts ? counted(x, given.offset.number()) : *given.positions, given.spec, given.scale};
+Encoding encoding_of(const Addition& addition, const Tensor& x) {
+  const bool counts = !addition.positions.has_value();
+  return {counts ? counted(x, addition.offset.number()) : *addition.positions, addition.spec,
+          addition.scale};
 }
 
 /// Gradient of sinusoidal_add.
@@ -92,8 +96,8 @@ class SinusoidalAddBackward : public dispatcher::OperatorNode<SinusoidalAddBackw
     const Tensor& gradient = gradients[0];
     variable_list result{gradient, Tensor(), Tensor()};
     if (!gradient.defined() || !(needs(1) || needs(2))) return result;
-    const Addition given = saved.unpack();  // once: checkpointing forbids a second unpack
-    const Encoding encoded = encoding_of(given, gradient);
+    const Addition addition = saved.unpack();  // once: checkpointing forbids a second unpack
+    const Encoding encoded = encoding_of(addition, gradient);
     if (needs(1)) result[1] = position_gradient(gradient, encoded);
     if (needs(2)) result[2] = scale_gradient(gradient, encoded);
     return result;
@@ -129,31 +133,32 @@ bool requires_grad(const MaybeTensor& tensor) {
   return tensor.has_value() && tensor->requires_grad();
 }
 
-Tensor add_autograd(const Tensor& x, const Addition& given) {
-  const Tensor places = given.positions.value_or(Tensor()), factor = given.scale.value_or(Tensor());
-  auto node = dispatcher::node_for<SinusoidalAddBackward>(x, places, factor);
-  if (node && (requires_grad(given.positions) || requires_grad(given.scale))) {
-    node->saved.save(given);
+Tensor add_autograd(const Tensor& x, const Addition& addition) {
+  const Tensor positions = addition.positions.value_or(Tensor()),
+               factor = addition.scale.value_or(Tensor());
+  auto node = dispatcher::node_for<SinusoidalAddBackward>(x, positions, factor);
+  if (node && (requires_grad(addition.positions) || requires_grad(addition.scale))) {
+    node->saved.save(addition);
   }
-  Tensor output = dispatcher::below_autograd([&] { return sinusoidal_add(x, given); });
+  Tensor output = dispatcher::below_autograd([&] { return sinusoidal_add(x, addition); });
   if (node) torch::autograd::set_history(output, node);
-  if (dispatcher::tangent(places).defined() || dispatcher::tangent(factor).defined()) {
-    const Tensor along =
-        encoding_tangent(encoding_of(given, x), x.scalar_type()).expand_symint(x.sym_sizes());
-    dispatcher::set_tangent(output, dispatcher::accumulate(dispatcher::tangent(x), along));
+  if (dispatcher::tangent(positions).defined() || dispatcher::tangent(factor).defined()) {
+    const Tensor tangent =
+        encoding_tangent(encoding_of(addition, x), x.scalar_type()).expand_symint(x.sym_sizes());
+    dispatcher::set_tangent(output, dispatcher::accumulate(dispatcher::tangent(x), tangent));
   } else {
     dispatcher::set_tangent(output, dispatcher::copied_tangent(x));
   }
   return output;
 }
 
-Tensor encode_autograd(const Encoding& given, MaybeType dtype) {
-  auto node = dispatcher::node_for<SinusoidalEncodeBackward>(given.positions,
-                                                             given.scale.value_or(Tensor()));
-  if (node) node->saved.save(given);
-  Tensor output = dispatcher::below_autograd([&] { return sinusoidal_encode(given, dtype); });
+Tensor encode_autograd(const Encoding& encoding, MaybeType dtype) {
+  auto node = dispatcher::node_for<SinusoidalEncodeBackward>(encoding.positions,
+                                                             encoding.scale.value_or(Tensor()));
+  if (node) node->saved.save(encoding);
+  Tensor output = dispatcher::below_autograd([&] { return sinusoidal_encode(encoding, dtype); });
   if (node) torch::autograd::set_history(output, node);
-  dispatcher::set_tangent(output, encoding_tangent(given, output.scalar_type()));
+  dispatcher::set_tangent(output, encoding_tangent(encoding, output.scalar_type()));
   return output;
 }
 

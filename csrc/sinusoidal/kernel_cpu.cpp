@@ -31,9 +31,9 @@ int64_t pair_of_slot(int64_t slot, bool interleaved) {
   if constexpr (std::is_same_v<T, double>) {
     return slot;
   } else {
-    const int64_t width = interleaved ? lanes : 2 * lanes, place = slot % width;
-    return slot - place +
-           (interleaved ? core::pair_of_lane<T>(place) : core::element_of_slot<T>(place));
+    const int64_t width = interleaved ? lanes : 2 * lanes, index = slot % width;
+    return slot - index +
+           (interleaved ? core::pair_of_lane<T>(index) : core::element_of_slot<T>(index));
   }
 }
 
@@ -239,10 +239,10 @@ void finish_rows(const Layout& layout, const StridedRows<T>& rows) {
 /// Rows [batch, batch + count) of the batch at `seq`.
 template <typename T>
 StridedRows<T> rows_of(const Arguments& arguments, int64_t batch, int64_t seq, int64_t count) {
-  const auto place = [&](const int64_t* stride) { return batch * stride[0] + seq * stride[1]; };
+  const auto offset = [&](const int64_t* stride) { return batch * stride[0] + seq * stride[1]; };
   const T* in = static_cast<const T*>(arguments.in);
-  return {in == nullptr ? nullptr : in + place(arguments.in_stride),
-          static_cast<T*>(arguments.out) + place(arguments.out_stride), arguments.in_stride[0],
+  return {in == nullptr ? nullptr : in + offset(arguments.in_stride),
+          static_cast<T*>(arguments.out) + offset(arguments.out_stride), arguments.in_stride[0],
           arguments.out_stride[0], count};
 }
 
@@ -250,12 +250,12 @@ StridedRows<T> rows_of(const Arguments& arguments, int64_t batch, int64_t seq, i
 template <typename T, bool interleaved>
 void encode_position(const Sinusoid& sinusoid, const std::vector<TurnOf<T>>& turns,
                      const Position& position, const StridedRows<T>& rows, bool streamed) {
-  constexpr int64_t most = block_pairs<interleaved>;
+  constexpr int64_t max_count = block_pairs<interleaved>;
   Block<T, interleaved> block;
   const auto slots = static_cast<int64_t>(turns.size());
-  for (int64_t pair = 0; pair < sinusoid.pairs; pair += most) {
-    fill_block(sinusoid, position, turns.data() + pair, std::min(most, slots - pair), block);
-    const int64_t count = std::min(most, sinusoid.pairs - pair);
+  for (int64_t pair = 0; pair < sinusoid.pairs; pair += max_count) {
+    fill_block(sinusoid, position, turns.data() + pair, std::min(max_count, slots - pair), block);
+    const int64_t count = std::min(max_count, sinusoid.pairs - pair);
     add_block(sinusoid.layout, block, pair, count, rows, streamed);
   }
   finish_rows(sinusoid.layout, rows);
@@ -277,9 +277,9 @@ void encode_range(const Arguments& arguments, int64_t begin, int64_t end) {
     const int64_t group = i / arguments.seq, seq = i % arguments.seq;
     const int64_t first = group * arguments.batch / groups;
     const int64_t last = (group + 1) * arguments.batch / groups;
-    const int64_t place = first * arguments.position_stride[0] + seq * arguments.position_stride[1];
+    const int64_t index = first * arguments.position_stride[0] + seq * arguments.position_stride[1];
     const Position position =
-        placed(arguments.sinusoid, position_of(arguments.positions, arguments.offset, seq, place));
+        placed(arguments.sinusoid, position_of(arguments.positions, arguments.offset, seq, index));
     const StridedRows<T> rows = rows_of<T>(arguments, first, seq, last - first);
     encode(arguments.sinusoid, turns, position, rows, streamed);
   }

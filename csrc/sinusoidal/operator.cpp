@@ -45,16 +45,17 @@ void check_scale(const MaybeTensor& scale) {
                     scale->sym_sizes());
 }
 
-SpecificationPointer check_add(const Tensor& x, const Addition& given) {
+SpecificationPointer check_add(const Tensor& x, const Addition& addition) {
   // x: [batch, seq, embedding_dim] or [seq, embedding_dim]
-  SpecificationPointer spec = specification(given.spec);
+  SpecificationPointer spec = specification(addition.spec);
   dispatcher::check_floating(x, "x");
   TORCH_CHECK_VALUE(x.dim() == 2 || x.dim() == 3,
                     "x: expected [batch, seq, embedding_dim] or [seq, embedding_dim], got ",
                     x.sym_sizes());
   dispatcher::check_size(x.sym_size(-1), spec->spec.embedding_dim, "x", "embedding_dim");
-  if (given.positions.has_value()) check_positions(*given.positions, x, given.offset.number());
-  check_scale(given.scale);
+  if (addition.positions.has_value())
+    check_positions(*addition.positions, x, addition.offset.number());
+  check_scale(addition.scale);
   return spec;
 }
 
@@ -66,12 +67,12 @@ at::ScalarType encoded_type(const MaybeType& dtype, const Tensor& positions) {
   return type;
 }
 
-void check_encode(const Encoding& given) {
-  check_position_type(given.positions);
-  check_scale(given.scale);
-  constexpr int64_t most = 1000;  // kernels take a step for each
-  TORCH_CHECK_VALUE(given.order >= 0 && given.order <= most, "order: expected 0 to ", most,
-                    ", got ", given.order);
+void check_encode(const Encoding& encoding) {
+  check_position_type(encoding.positions);
+  check_scale(encoding.scale);
+  constexpr int64_t max_order = 1000;  // kernels take a step for each
+  TORCH_CHECK_VALUE(encoding.order >= 0 && encoding.order <= max_order, "order: expected 0 to ",
+                    max_order, ", got ", encoding.order);
 }
 
 // ------------------------------------------------------------------------------------ the kernels
@@ -115,16 +116,16 @@ struct Prepared {
   Tensor result;
 };
 
-Prepared prepare_add(const Tensor& x, const Addition& given) {
-  SpecificationPointer spec = check_add(x, given);
+Prepared prepare_add(const Tensor& x, const Addition& addition) {
+  SpecificationPointer spec = check_add(x, addition);
   return {std::move(spec), dispatcher::empty_symint(x.sym_sizes(), x.options())};
 }
 
-void add(const Tensor& x, const Addition& given, const Prepared& prepared) {
+void add(const Tensor& x, const Addition& addition, const Prepared& prepared) {
   const Tensor in = dispatcher::with_contiguous_last_dim(x);
   const Tensor& out = prepared.result;
   Arguments call;
-  call.sinusoid = with_scale(prepared.spec->sinusoid(), given.scale);
+  call.sinusoid = with_scale(prepared.spec->sinusoid(), addition.scale);
   call.in = in.const_data_ptr();
   call.out = out.mutable_data_ptr();
   call.scalar = dispatcher::scalar_of(x);
@@ -132,8 +133,8 @@ void add(const Tensor& x, const Addition& given, const Prepared& prepared) {
   call.seq = x.size(-2);
   copy_strides(in, call.in_stride);
   copy_strides(out, call.out_stride);
-  call.offset = given.offset.number().expect_int();
-  if (const MaybeTensor& positions = given.positions; positions.has_value()) {
+  call.offset = addition.offset.number().expect_int();
+  if (const MaybeTensor& positions = addition.positions; positions.has_value()) {
     call.positions = dispatcher::position_view(*positions);
     const bool one_row = positions->dim() == 1 || positions->size(0) == 1;
     call.position_stride[0] = one_row ? 0 : positions->stride(0);
@@ -142,21 +143,21 @@ void add(const Tensor& x, const Addition& given, const Prepared& prepared) {
   launch(call, out);
 }
 
-Prepared prepare_encode(const Encoding& given, MaybeType dtype) {
-  check_encode(given);
-  const Tensor& positions = given.positions;
-  SpecificationPointer spec = specification(given.spec);
+Prepared prepare_encode(const Encoding& encoding, MaybeType dtype) {
+  check_encode(encoding);
+  const Tensor& positions = encoding.positions;
+  SpecificationPointer spec = specification(encoding.spec);
   c10::SymDimVector sizes(positions.sym_sizes().begin(), positions.sym_sizes().end());
   sizes.emplace_back(spec->spec.embedding_dim);
   const at::TensorOptions options = positions.options().dtype(encoded_type(dtype, positions));
   return {std::move(spec), dispatcher::empty_symint(sizes, options)};
 }
 
-void encode(const Encoding& given, MaybeType, const Prepared& prepared) {
-  const Tensor positions = given.positions.contiguous();
+void encode(const Encoding& encoding, MaybeType, const Prepared& prepared) {
+  const Tensor positions = encoding.positions.contiguous();
   const Tensor& out = prepared.result;
   Arguments call;
-  call.sinusoid = with_scale(prepared.spec->sinusoid(given.order), given.scale);
+  call.sinusoid = with_scale(prepared.spec->sinusoid(encoding.order), encoding.scale);
   call.out = out.mutable_data_ptr();
   call.scalar = dispatcher::scalar_of(out);
   call.batch = 1;
@@ -168,10 +169,10 @@ void encode(const Encoding& given, MaybeType, const Prepared& prepared) {
 }
 
 Tensor frequencies(Text text, std::optional<at::Device> device) {
-  const SpecificationPointer found = specification(text);
-  Tensor result = at::empty({static_cast<int64_t>(found->frequencies.size())}, at::kDouble);
+  const SpecificationPointer spec = specification(text);
+  Tensor result = at::empty({static_cast<int64_t>(spec->frequencies.size())}, at::kDouble);
   double* value = result.mutable_data_ptr<double>();
-  for (const core::DoubleDouble& frequency : found->frequencies) *value++ = frequency.high;
+  for (const core::DoubleDouble& frequency : spec->frequencies) *value++ = frequency.high;
   return result.to(device.value_or(at::kCPU));
 }
 
@@ -192,8 +193,8 @@ void fill_rotation(const Layout& layout, int64_t pair, double sine, double cosin
 }
 
 Tensor shift_matrix(double distance, Text text) {
-  const SpecificationPointer found = specification(text);
-  const Specification& spec = *found;
+  const SpecificationPointer pointer = specification(text);
+  const Specification& spec = *pointer;
   const int64_t dim = spec.layout.columns;
   Tensor matrix = at::zeros({dim, dim}, at::kDouble);
   const Position position = core::split(distance);
@@ -233,8 +234,9 @@ std::string canonical_text(Text text) { return specification(text)->spec.to_json
 
 /// The column of `spec` that equals each column of `other`.
 Tensor permutation(Text text, Text other_text) {
-  const SpecificationPointer found = specification(text), wanted = specification(other_text);
-  const Specification &spec = *found, &other = *wanted;
+  const SpecificationPointer pointer = specification(text),
+                             other_pointer = specification(other_text);
+  const Specification &spec = *pointer, &other = *other_pointer;
   const bool same_values =
       spec.turns == other.turns && spec.spec.scale == other.spec.scale && spec.first == other.first;
   const std::vector<Content> from = contents(spec), to = contents(other);

@@ -42,10 +42,10 @@ using core::PositionView;
 using core::TurnOf;
 using core::turns_of;
 
-/// The position of the row at `seq`; `place` is its index among given positions.
+/// The position of the row at `seq`; `index` is its index in `view`.
 POSEMBED_INLINE Position position_of(const PositionView& view, int64_t offset, int64_t seq,
-                                     int64_t place) {
-  return view.data == nullptr ? Position{offset + seq, 0, 1.0} : read(view, place);
+                                     int64_t index) {
+  return view.data == nullptr ? Position{offset + seq, 0, 1.0} : read(view, index);
 }
 
 /// The index of a position in the series; padding has the scale 0.

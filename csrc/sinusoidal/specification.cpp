@@ -15,10 +15,10 @@ namespace posembed {
 namespace {
 
 /// More than any model has: each frequency is computed.
-constexpr int64_t most_columns = 65536;
+constexpr int64_t max_columns = 65536;
 
 /// The largest index of a table's row in any program.
-constexpr int64_t most_padding_idx = std::numeric_limits<int32_t>::max();
+constexpr int64_t max_padding_idx = std::numeric_limits<int32_t>::max();
 
 /// Reads a field; if it is absent or null, the value does not change.
 template <typename T>
@@ -34,10 +34,10 @@ void read(const nlohmann::json& object, const char* key, std::optional<T>& value
 /// get() alone would truncate fractions.
 void read_whole(const nlohmann::json& object, const char* key, std::optional<int64_t>& value) {
   if (!object.contains(key) || object.at(key).is_null()) return;
-  const nlohmann::json& given = object.at(key);
-  TORCH_CHECK_VALUE(given.is_number_integer(), key, ": expected a whole number, got ",
-                    given.dump());
-  value = given.get<int64_t>();
+  const nlohmann::json& number = object.at(key);
+  TORCH_CHECK_VALUE(number.is_number_integer(), key, ": expected a whole number, got ",
+                    number.dump());
+  value = number.get<int64_t>();
 }
 
 template <typename T>
@@ -81,7 +81,7 @@ double divisor_of(const SinusoidalSpec& spec) {
   return sinusoidal::divisor_of(preset, spec.embedding_dim, spec.shift.value_or(usual));
 }
 
-/// The place of position 0 in the series; 0 without padding.
+/// The index of position 0 in the series; 0 without padding.
 int64_t first_of(const SinusoidalSpec& spec) {
   if (spec.padding_idx.has_value()) return *spec.padding_idx + 1;
   return spec.preset == "fairseq" ? 2 : 0;
@@ -92,15 +92,15 @@ int64_t first_of(const SinusoidalSpec& spec) {
 SinusoidalSpec::SinusoidalSpec(int64_t embedding_dim) : embedding_dim(embedding_dim) {}
 
 void SinusoidalSpec::check() const {
-  TORCH_CHECK_VALUE(embedding_dim > 0 && embedding_dim <= most_columns,
-                    "embedding_dim: expected 1 to ", most_columns, ", got ", embedding_dim);
+  TORCH_CHECK_VALUE(embedding_dim > 0 && embedding_dim <= max_columns,
+                    "embedding_dim: expected 1 to ", max_columns, ", got ", embedding_dim);
   TORCH_CHECK_VALUE(std::isfinite(base) && base >= 1.0,
                     "base: expected a finite number of at least 1, got ", base);
   TORCH_CHECK_VALUE(std::isfinite(scale), "scale: expected a finite number, got ", scale);
   TORCH_CHECK_VALUE(std::isfinite(shift.value_or(0.0)), "shift: expected a finite number, got ",
                     shift.value_or(0.0));
-  TORCH_CHECK_VALUE(padding_idx.value_or(0) >= 0 && padding_idx.value_or(0) <= most_padding_idx,
-                    "padding_idx: expected 0 to ", most_padding_idx, ", got ",
+  TORCH_CHECK_VALUE(padding_idx.value_or(0) >= 0 && padding_idx.value_or(0) <= max_padding_idx,
+                    "padding_idx: expected 0 to ", max_padding_idx, ", got ",
                     padding_idx.value_or(0));
   // A single frequency is 1 and needs no divisor.
   TORCH_CHECK_VALUE(embedding_dim <= 3 || divisor_of(*this) > 0,

@@ -15,9 +15,9 @@ template <typename T, bool streaming, typename Move>
 void gather_range(const GatherArguments& a, Move move, int64_t begin, int64_t end) {
   RowMover<T, streaming, Move> mover(a.embedding_dim, move);
   T* out = static_cast<T*>(a.out) + begin * a.embedding_dim;
-  for (int64_t place = begin; place < end; ++place, out += a.embedding_dim) {
+  for (int64_t index = begin; index < end; ++index, out += a.embedding_dim) {
     const uint64_t row =
-        static_cast<uint64_t>(read(a.ids, place)) + static_cast<uint64_t>(a.first_row);
+        static_cast<uint64_t>(read(a.ids, index)) + static_cast<uint64_t>(a.first_row);
     if (row < static_cast<uint64_t>(a.rows)) {
       mover.add(static_cast<const T*>(a.weight) + static_cast<int64_t>(row) * a.weight_stride, out);
     } else {
@@ -79,11 +79,11 @@ void sort_digit(const uint64_t* from, int64_t count, int shift, int digit_bits, 
 
 int64_t pack(const GroupArguments& a, uint64_t* entries) {
   int64_t kept = 0;
-  for (int64_t place = 0; place < a.count; ++place) {
-    const int64_t id = read(a.ids, place);
+  for (int64_t index = 0; index < a.count; ++index) {
+    const int64_t id = read(a.ids, index);
     const uint64_t row = static_cast<uint64_t>(id) + static_cast<uint64_t>(a.first_row);
     if (row < static_cast<uint64_t>(a.num_embeddings) && id != a.padding_idx) {
-      entries[kept++] = row << 32 | static_cast<uint64_t>(place);
+      entries[kept++] = row << 32 | static_cast<uint64_t>(index);
     }
   }
   return kept;
@@ -114,14 +114,14 @@ struct GroupRows {
   int64_t begin, end;
   int64_t last;  // entry to prefetch
 
-  uint32_t place(int64_t entry) const { return static_cast<uint32_t>(entries[entry]); }
+  uint32_t index(int64_t entry) const { return static_cast<uint32_t>(entries[entry]); }
   const T* row(int64_t entry) const {
-    const uint32_t at = place(entry);
+    const uint32_t at = index(entry);
     return gradient + int64_t{sources == nullptr ? at : sources[at]} * dim;
   }
   const T* coming(int64_t entry) const { return row(std::min(entry, last)); }
   bool counts(int64_t) const { return true; }
-  Compute<T> factor(int64_t entry) const { return factors[place(entry)]; }
+  Compute<T> factor(int64_t entry) const { return factors[index(entry)]; }
 };
 
 template <typename T, bool weighted>

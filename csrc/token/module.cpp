@@ -50,7 +50,7 @@ torch::Tensor functional::embedding(const torch::Tensor& ids, const torch::Tenso
                           posembed::name(call.gradient()));
 }
 
-TokenEmbeddingImpl::TokenEmbeddingImpl(TokenOptions given) : options(std::move(given)) {
+TokenEmbeddingImpl::TokenEmbeddingImpl(TokenOptions options_) : options(std::move(options_)) {
   TokenEmbeddingImpl::reset();
 }
 

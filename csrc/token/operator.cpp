@@ -27,8 +27,9 @@ namespace {
 /// The row of id 0 in a table whose first row has id `vocabulary_start`; -1: the whole vocabulary.
 int64_t first_row(int64_t vocabulary_start) { return -std::max<int64_t>(0, vocabulary_start); }
 
-SortedIds sorted_ids(const Gradient& of) {
-  return sort_ids(of.ids, of.num_embeddings, of.padding_idx, first_row(of.vocabulary_start));
+SortedIds sorted_ids(const Gradient& gradient) {
+  return sort_ids(gradient.ids, gradient.num_embeddings, gradient.padding_idx,
+                  first_row(gradient.vocabulary_start));
 }
 
 /// The largest vocabulary_start, so that comparisons with ids cannot overflow.
@@ -82,34 +83,35 @@ void gather_rows(const Tensor& weight, const Ids& in, Text, const Tensor& out) {
 
 // ------------------------------------------------------------------------- the table's gradient
 
-Sources sources_of(const Gradient& of) {
+Sources sources_of(const Gradient& gradient) {
   Sources sources;
-  if (of.sources.defined()) {
-    sources.rows = reinterpret_cast<const uint32_t*>(of.sources.const_data_ptr<int32_t>());
+  if (gradient.sources.defined()) {
+    sources.rows = reinterpret_cast<const uint32_t*>(gradient.sources.const_data_ptr<int32_t>());
   }
-  if (of.factors.defined()) sources.factors = of.factors.const_data_ptr();
+  if (gradient.factors.defined()) sources.factors = gradient.factors.const_data_ptr();
   return sources;
 }
 
-SumArguments sum_arguments(const Gradient& of, const SortedIds& sorted, const Tensor& out) {
+SumArguments sum_arguments(const Gradient& gradient, const SortedIds& sorted, const Tensor& out) {
   SumArguments arguments;
-  arguments.gradient = of.rows.const_data_ptr();
-  arguments.sources = sources_of(of);
+  arguments.gradient = gradient.rows.const_data_ptr();
+  arguments.sources = sources_of(gradient);
   arguments.out = out.mutable_data_ptr();
   arguments.scalar = dispatcher::scalar_of(out);
   arguments.embedding_dim = out.size(1);
   arguments.entries = sorted.entries;
   arguments.starts = sorted.starts;
-  arguments.scale = of.scale;
-  arguments.scale_grad_by_freq = of.scale_grad_by_freq;
+  arguments.scale = gradient.scale;
+  arguments.scale_grad_by_freq = gradient.scale_grad_by_freq;
   return arguments;
 }
 
-Tensor dense_on_cpu(const Gradient& of) {
-  const SortedIds sorted = sorted_ids(of);
-  const auto [out, is_zero] =
-      dispatcher::empty_table({of.num_embeddings, of.rows.size(-1)}, of.rows.options());
-  FillArguments arguments{sum_arguments(of, sorted, out), of.num_embeddings, sorted.groups};
+Tensor dense_on_cpu(const Gradient& gradient) {
+  const SortedIds sorted = sorted_ids(gradient);
+  const auto [out, is_zero] = dispatcher::empty_table(
+      {gradient.num_embeddings, gradient.rows.size(-1)}, gradient.rows.options());
+  FillArguments arguments{sum_arguments(gradient, sorted, out), gradient.num_embeddings,
+                          sorted.groups};
   if (is_zero) {
     sum_groups(arguments.sum, sorted);
     return out;
@@ -117,18 +119,19 @@ Tensor dense_on_cpu(const Gradient& of) {
   const auto bytes = static_cast<int64_t>(out.nbytes());
   arguments.sum.streaming = bytes >= core::stream_bytes;
   dispatcher::parallel_for(
-      of.num_embeddings + sorted.kept(), bytes / std::max<int64_t>(1, of.num_embeddings),
+      gradient.num_embeddings + sorted.kept(),
+      bytes / std::max<int64_t>(1, gradient.num_embeddings),
       [&arguments](int64_t begin, int64_t end) { fill_table_cpu(arguments, begin, end); });
   return out;
 }
 
-std::tuple<Tensor, Tensor> rows_on_cpu(const Gradient& of) {
-  const SortedIds sorted = sorted_ids(of);
+std::tuple<Tensor, Tensor> rows_on_cpu(const Gradient& gradient) {
+  const SortedIds sorted = sorted_ids(gradient);
   Tensor row_ids = at::empty({sorted.groups}, at::kLong);
-  Tensor rows = dispatcher::empty({sorted.groups, of.rows.size(-1)}, of.rows.options());
+  Tensor rows = dispatcher::empty({sorted.groups, gradient.rows.size(-1)}, gradient.rows.options());
   auto* id = row_ids.mutable_data_ptr<int64_t>();
   for (int64_t group = 0; group < sorted.groups; ++group) id[group] = sorted.row(group);
-  SumArguments arguments = sum_arguments(of, sorted, rows);
+  SumArguments arguments = sum_arguments(gradient, sorted, rows);
   arguments.dense = false;
   arguments.streaming = static_cast<int64_t>(rows.nbytes()) >= core::stream_bytes;
   sum_groups(arguments, sorted);
@@ -137,53 +140,54 @@ std::tuple<Tensor, Tensor> rows_on_cpu(const Gradient& of) {
 
 /// Writes the gradient to `out`. `row_ids` is undefined for the dense form; otherwise it receives
 /// the row of each of `out`, and its last element their number.
-void differentiate_on_cuda(const Gradient& of, const Tensor& out, const Tensor& row_ids) {
+void differentiate_on_cuda(const Gradient& gradient, const Tensor& out, const Tensor& row_ids) {
   BackwardArguments arguments;
-  arguments.gradient = of.rows.const_data_ptr();
-  arguments.sources = sources_of(of);
+  arguments.gradient = gradient.rows.const_data_ptr();
+  arguments.sources = sources_of(gradient);
   arguments.out = out.mutable_data_ptr();
-  arguments.scalar = dispatcher::scalar_of(of.rows);
-  arguments.embedding_dim = of.rows.size(-1);
-  arguments.ids = dispatcher::index_view(of.ids);
-  arguments.count = of.ids.numel();
-  arguments.num_embeddings = of.num_embeddings;
-  arguments.first_row = first_row(of.vocabulary_start);
-  arguments.padding_idx = of.padding_idx;
-  arguments.scale = of.scale;
-  arguments.scale_grad_by_freq = of.scale_grad_by_freq;
+  arguments.scalar = dispatcher::scalar_of(gradient.rows);
+  arguments.embedding_dim = gradient.rows.size(-1);
+  arguments.ids = dispatcher::index_view(gradient.ids);
+  arguments.count = gradient.ids.numel();
+  arguments.num_embeddings = gradient.num_embeddings;
+  arguments.first_row = first_row(gradient.vocabulary_start);
+  arguments.padding_idx = gradient.padding_idx;
+  arguments.scale = gradient.scale;
+  arguments.scale_grad_by_freq = gradient.scale_grad_by_freq;
   if (row_ids.defined()) {
     arguments.row_ids = row_ids.mutable_data_ptr<int64_t>();
     arguments.groups = arguments.row_ids + arguments.count;
   }
   if constexpr (core::built_with_cuda) {
-    const dispatcher::CudaScope scope(of.rows);
+    const dispatcher::CudaScope scope(gradient.rows);
     arguments.workspace_bytes = backward_workspace_cuda(arguments);
     const Tensor workspace =
-        at::empty({arguments.workspace_bytes}, of.rows.options().dtype(at::kByte));
+        at::empty({arguments.workspace_bytes}, gradient.rows.options().dtype(at::kByte));
     arguments.workspace = workspace.mutable_data_ptr();
     dispatcher::check_launch(backward_cuda(arguments, scope.stream()));
   }
 }
 
-std::tuple<Tensor, Tensor> rows_on_cuda(const Gradient& of) {
-  const int64_t count = of.ids.numel(), most = std::min(count, of.num_embeddings);
-  const auto ids = of.ids.options().dtype(at::kLong);
-  const Tensor rows = at::empty({most, of.rows.size(-1)}, of.rows.options());
+std::tuple<Tensor, Tensor> rows_on_cuda(const Gradient& gradient) {
+  const int64_t count = gradient.ids.numel(), most = std::min(count, gradient.num_embeddings);
+  const auto ids = gradient.ids.options().dtype(at::kLong);
+  const Tensor rows = at::empty({most, gradient.rows.size(-1)}, gradient.rows.options());
   if (most == 0) return {at::empty({0}, ids), rows};
   const Tensor row_ids = at::empty({count + 1}, ids);
-  differentiate_on_cuda(of, rows, row_ids);
+  differentiate_on_cuda(gradient, rows, row_ids);
   // The result's size depends on data: this is the only place where posembed waits for a device.
   // The sums do not wait for the host.
   const int64_t groups = row_ids[count].item<int64_t>();
   return {row_ids.narrow(0, 0, groups), rows.narrow(0, 0, groups)};
 }
 
-Tensor dense_on_cuda(const Gradient& of) {
-  if (of.ids.numel() == 0) {
-    return at::zeros({of.num_embeddings, of.rows.size(-1)}, of.rows.options());
+Tensor dense_on_cuda(const Gradient& gradient) {
+  if (gradient.ids.numel() == 0) {
+    return at::zeros({gradient.num_embeddings, gradient.rows.size(-1)}, gradient.rows.options());
   }
-  const Tensor out = at::empty({of.num_embeddings, of.rows.size(-1)}, of.rows.options());
-  differentiate_on_cuda(of, out, Tensor());
+  const Tensor out =
+      at::empty({gradient.num_embeddings, gradient.rows.size(-1)}, gradient.rows.options());
+  differentiate_on_cuda(gradient, out, Tensor());
   return out;
 }
 
@@ -216,12 +220,12 @@ std::tuple<Tensor, Tensor> backward_rows(const Tensor& gradient, c10::SymInt num
 
 }  // namespace
 
-Tensor dense_gradient(const Gradient& of) {
-  return dispatcher::on_cuda(of.rows) ? dense_on_cuda(of) : dense_on_cpu(of);
+Tensor dense_gradient(const Gradient& gradient) {
+  return dispatcher::on_cuda(gradient.rows) ? dense_on_cuda(gradient) : dense_on_cpu(gradient);
 }
 
-std::tuple<Tensor, Tensor> rows_gradient(const Gradient& of) {
-  return dispatcher::on_cuda(of.rows) ? rows_on_cuda(of) : rows_on_cpu(of);
+std::tuple<Tensor, Tensor> rows_gradient(const Gradient& gradient) {
+  return dispatcher::on_cuda(gradient.rows) ? rows_on_cuda(gradient) : rows_on_cpu(gradient);
 }
 
 void check_table_size(const Tensor& ids, const c10::SymInt& num_embeddings,

@@ -70,9 +70,9 @@ Tensor table_gradient(const Tensor& gradient, const c10::SymInt& num_embeddings,
 Tensor sparse_gradient(const Tensor& row_ids, const Tensor& rows,
                        const c10::SymInt& num_embeddings);
 
-/// The rows that a gradient of the table sums, one for each place.
+/// The rows that a gradient of the table sums, one for each id.
 struct Gradient {
-  // [..., embedding_dim], contiguous: one for each place, or those that `sources` names.
+  // [..., embedding_dim], contiguous: one for each id, or those that `sources` names.
   const Tensor& rows;
   const Tensor& ids;  // [...], contiguous
   int64_t num_embeddings;
@@ -81,15 +81,15 @@ struct Gradient {
   bool scale_grad_by_freq = false;
   int64_t vocabulary_start = -1;
   Tensor sources =
-      {};  // int32, read as uint32: index of each place's row in `rows`; undefined: its own
-  Tensor factors = {};  // for each place, float64 for float64, otherwise float32; undefined: ones
+      {};  // int32, read as uint32: index of each id's row in `rows`; undefined: its own
+  Tensor factors = {};  // for each id, float64 for float64, otherwise float32; undefined: ones
 };
 
 /// The table's gradient [num_embeddings, embedding_dim]. Ids must have been checked.
-Tensor dense_gradient(const Gradient& of);
+Tensor dense_gradient(const Gradient& gradient);
 
 /// Ids of the touched rows, ascending, and the rows.
-std::tuple<Tensor, Tensor> rows_gradient(const Gradient& of);
+std::tuple<Tensor, Tensor> rows_gradient(const Gradient& gradient);
 
 /// Raises c10::ValueError if there are more ids or rows than can be sorted, or than a gradient of
 /// the table can hold. `gradient` is that of rows: [..., embedding_dim].

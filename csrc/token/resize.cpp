@@ -82,10 +82,10 @@ Tensor resize(const Tensor& weight, int64_t num_embeddings, const std::optional<
   check(weight, num_embeddings, rows, initialization, covariance_scale);
   const int64_t added = num_embeddings - weight.size(0);
   if (added <= 0) return weight.narrow(0, 0, num_embeddings).clone(at::MemoryFormat::Contiguous);
-  const Tensor found = rows.has_value()
-                           ? *rows
-                           : new_rows(weight, added, initialization, covariance_scale, generator);
-  return at::cat({weight, found.to(weight.options())});
+  const Tensor new_part =
+      rows.has_value() ? *rows
+                       : new_rows(weight, added, initialization, covariance_scale, generator);
+  return at::cat({weight, new_part.to(weight.options())});
 }
 
 }  // namespace

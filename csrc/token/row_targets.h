@@ -23,6 +23,6 @@ struct RowTargets {
 RowTargets row_targets(const at::Tensor& table, const at::Tensor& ids, int64_t padding_idx);
 
 /// Adds the rows of repeated ids. Call it after all targets are written.
-void sum_repeated(const RowTargets& of);
+void sum_repeated(const RowTargets& destinations);
 
 }  // namespace posembed::token

@@ -103,13 +103,13 @@ def test_bindings_use_what_users_use() -> None:
         for file in sources_of(family)
         if file.name != "operator.h"
     )
-    assert broken(sources_of("python"), (*inside, *others)) == []
+    assert broken(sources_of("binding"), (*inside, *others)) == []
 
 
 def test_headers_that_drag_in_all_of_torch_stay_out() -> None:
     sources = [file for file in tracked("csrc") if file.suffix in {".h", ".cpp", ".cu"}]
     heavy = ("torch/all.h", "torch/torch.h", "torch/script.h", "torch/extension.h")
-    bindings = CSRC / "python"  # bind_module is declared in torch/extension.h's neighbourhood only
+    bindings = CSRC / "binding"  # bind_module is declared in torch/extension.h's neighbourhood only
     assert broken([file for file in sources if bindings not in file.parents], heavy) == []
 
 

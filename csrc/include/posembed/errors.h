@@ -12,7 +12,7 @@ namespace posembed {
 /// usable.
 /// @param wait  whether to wait for the devices. Without waiting, errors of kernels that still run
 ///     are missed; use this in loops that replay a CUDA graph and must not stall.
-/// @throws c10::IndexError names what was out of range, its value, its place, device and range
+/// @throws c10::IndexError names what was out of range, its value, its index, device and range
 ///
 ///     embed->forward(ids);
 ///     posembed::check_errors();

@@ -77,7 +77,7 @@ namespace functional {
 ///     rounded to nearest even and saturated at 448
 /// @param value_cache  like key_cache, with the head_dim of value
 /// @param slot_mapping  int32/int64 [tokens] ([batch, seq] in other layouts), no slot twice:
-///     page * page_size + place in the page; a token with -1 is not written
+///     page * page_size + index in the page; a token with -1 is not written
 /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError positions and
 ///     slots
 POSEMBED_API torch::Tensor rotary_cache_(const torch::Tensor& query, const torch::Tensor& key,

@@ -37,8 +37,8 @@ class Vocabulary {
 
   /// Appends a word; an empty one stands for a row without a word.
   void add(std::string_view word) {
-    TORCH_CHECK_VALUE(word.size() <= most - text_.size() && ends_.size() < most / 2,
-                      "vocabulary: expected words of at most ", most, " bytes in all");
+    TORCH_CHECK_VALUE(word.size() <= max_bytes - text_.size() && ends_.size() < max_bytes / 2,
+                      "vocabulary: expected words of at most ", max_bytes, " bytes in all");
     text_ += word;
     ends_.push_back(static_cast<uint32_t>(text_.size()));
   }
@@ -49,13 +49,13 @@ class Vocabulary {
     times_.assign(ends_.size(), 0);
     slots_.assign(ends_.size() + ends_.size() / 2 + 1, 0);
     tags_.assign(slots_.size(), 0);
-    for (size_t place = 0; place < ends_.size(); ++place) {
-      if (word(place).empty()) continue;
-      const uint64_t hash = hash_of(word(place));
-      const size_t slot = find(word(place), hash);
-      if (tags_[slot] != 0) refuse_twice(word(place));
+    for (size_t i = 0; i < ends_.size(); ++i) {
+      if (word(i).empty()) continue;
+      const uint64_t hash = hash_of(word(i));
+      const size_t slot = find(word(i), hash);
+      if (tags_[slot] != 0) refuse_twice(word(i));
       tags_[slot] = tag_of(hash);
-      slots_[slot] = static_cast<uint32_t>(place);
+      slots_[slot] = static_cast<uint32_t>(i);
     }
   }
 
@@ -72,9 +72,9 @@ class Vocabulary {
     return times == 1 ? int64_t{slots_[slot]} : -1;
   }
 
-  bool is_met(int64_t place) const {
-    return 0 <= place && place < static_cast<int64_t>(times_.size()) &&
-           times_[static_cast<size_t>(place)] > 0;
+  bool is_met(int64_t index) const {
+    return 0 <= index && index < static_cast<int64_t>(times_.size()) &&
+           times_[static_cast<size_t>(index)] > 0;
   }
 
   /// Calls `visit` with each word that was met `times` times (2: more than once), in the
@@ -94,7 +94,7 @@ class Vocabulary {
 
  private:
   /// Indices and bytes are counted in 32 bits.
-  static constexpr size_t most = std::numeric_limits<uint32_t>::max();
+  static constexpr size_t max_bytes = std::numeric_limits<uint32_t>::max();
 
   [[noreturn]] POSEMBED_API static void refuse_twice(std::string_view word);
 
@@ -109,9 +109,9 @@ class Vocabulary {
   /// A few bits of the hash, so that different words are seldom compared. 0 marks a free slot.
   static uint8_t tag_of(uint64_t hash) { return static_cast<uint8_t>(hash | 1); }
 
-  std::string_view word(size_t place) const {
-    const size_t begin = place == 0 ? 0 : ends_[place - 1];
-    return std::string_view(text_).substr(begin, ends_[place] - begin);
+  std::string_view word(size_t i) const {
+    const size_t begin = i == 0 ? 0 : ends_[i - 1];
+    return std::string_view(text_).substr(begin, ends_[i] - begin);
   }
 
   /// The slot of the word, or the free slot where it belongs.

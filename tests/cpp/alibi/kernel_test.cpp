@@ -57,8 +57,8 @@ Copies<Kernel> copies(Kernel* baseline, Kernel* avx2, Kernel* avx512, Kernel* so
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
-double position(const core::IndexView& view, int64_t place) {
-  return static_cast<double>(core::read(view, place));
+double position(const core::IndexView& view, int64_t index) {
+  return static_cast<double>(core::read(view, index));
 }
 
 /// Query position - key position; NaN if the key is hidden from the query.
@@ -75,7 +75,7 @@ double expected_distance(const Distances& distances, int64_t batch, int64_t row,
   for (int64_t document = 0; document < distances.documents; ++document) {
     const int64_t begin = core::read(distances.cu_seqlens, document);
     const int64_t end = core::read(distances.cu_seqlens, document + 1);
-    const auto inside = [&](int64_t place) { return place >= begin && place < end; };
+    const auto inside = [&](int64_t index) { return index >= begin && index < end; };
     seen &= inside(distances.offset + row) == inside(key);
   }
   return seen ? query - at : std::nan("");
@@ -187,16 +187,16 @@ TYPED_TEST(ALiBiKernel, AddsToStridedScoresInPlace) {
       arguments.out = arguments.in;
       add(arguments, 0, 4);
       add(arguments, 4, batch * heads * c.queries);
-      for (int64_t place = 0; place < static_cast<int64_t>(scores.size()); ++place) {
-        const int64_t key = place % row, query = place / row % c.queries;
-        const int64_t head = place / strides[1];
-        long double want = core::load(before[place]);  // exact: the kernels round only the sum
+      for (int64_t index = 0; index < static_cast<int64_t>(scores.size()); ++index) {
+        const int64_t key = index % row, query = index / row % c.queries;
+        const int64_t head = index / strides[1];
+        long double want = core::load(before[index]);  // exact: the kernels round only the sum
         if (key < c.keys) {
           want = want / 2 + expected_bias(two_sided[head], two_sided[heads + head],
                                           arguments.distances, query, key);
         }
-        ASSERT_EQ(core::load(scores[place]), rounded<T>(static_cast<Compute<T>>(want)))
-            << "place " << place;
+        ASSERT_EQ(core::load(scores[index]), rounded<T>(static_cast<Compute<T>>(want)))
+            << "index " << index;
       }
     }
   }
@@ -224,11 +224,11 @@ TYPED_TEST(ALiBiKernel, ReducesToTheSameBitsOnEveryInstructionSet) {
     arguments.slopes.scalar = core::Scalar::float64;
     std::vector<double> want(2 * heads, 0.0);
     double size = 0;
-    for (int64_t place = 0; place < batch * heads * plane; ++place) {
-      const int64_t key = place % c.keys, query = place / c.keys % c.queries;
-      const int64_t head = place / plane % heads;
+    for (int64_t index = 0; index < batch * heads * plane; ++index) {
+      const int64_t key = index % c.keys, query = index / c.keys % c.queries;
+      const int64_t head = index / plane % heads;
       const auto distance = static_cast<double>(key - query - c.offset);
-      const double product = distance * core::load(grad[place]);
+      const double product = distance * core::load(grad[index]);
       size += std::abs(product);
       if (distance <= 0) want[head] += product;
       if (distance > 0 && !c.causal) want[heads + head] -= product;
@@ -317,11 +317,11 @@ std::vector<T> random_numbers(size_t count, unsigned seed) {
 
 /// softmax of a row in double precision; zeros if all keys are hidden.
 std::vector<double> expected_softmax(const std::vector<double>& scores) {
-  const double most = *std::max_element(scores.begin(), scores.end());
+  const double max_score = *std::max_element(scores.begin(), scores.end());
   std::vector<double> weights(scores.size(), 0.0);
-  if (most == -infinity) return weights;
+  if (max_score == -infinity) return weights;
   double sum = 0;
-  for (size_t i = 0; i < scores.size(); ++i) sum += weights[i] = std::exp(scores[i] - most);
+  for (size_t i = 0; i < scores.size(); ++i) sum += weights[i] = std::exp(scores[i] - max_score);
   for (double& weight : weights) weight /= sum;
   return weights;
 }

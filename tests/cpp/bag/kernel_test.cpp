@@ -86,7 +86,7 @@ struct Problem {
     const auto at = static_cast<size_t>(ids[static_cast<size_t>(place)] * stride + column);
     return core::load(table[at]);
   }
-  bool counts(int64_t place) const { return ids[static_cast<size_t>(place)] != padding; }
+  bool counts(int64_t index) const { return ids[static_cast<size_t>(index)] != padding; }
   int64_t end(int64_t bag) const {
     return bag + 1 == bags() ? count() : offsets[static_cast<size_t>(bag + 1)];
   }
@@ -191,7 +191,7 @@ TYPED_TEST(BagKernel, LeavesPaddingWithAnInfiniteWeightOut) {
 
 TYPED_TEST(BagKernel, GradientOfAMaximumGoesToItsPlaceAlone) {
   using T = TypeParam;
-  const int64_t dim = 5, bag = 4, first = 140;  // bag 4 has places 140 to 142, bag 3 has none
+  const int64_t dim = 5, bag = 4, first = 140;  // bag 4 has the indices 140 to 142, bag 3 has none
   const Problem<T> problem(dim);
   std::vector<int64_t> places(problem.gradient.size(), -1);
   for (int64_t i = 0; i < dim; ++i) places[static_cast<size_t>(bag * dim + i)] = first + i % 3;
@@ -210,7 +210,7 @@ TYPED_TEST(BagKernel, GradientOfAMaximumGoesToItsPlaceAlone) {
         const double whole = core::load(problem.gradient[static_cast<size_t>(bag * dim + i)]);
         ASSERT_EQ(core::load(out[static_cast<size_t>(p * dim + i)]),
                   p == first + i % 3 ? whole : 0.0)
-            << variant.name << " place " << p;
+            << variant.name << " index " << p;
       }
   }
 }
@@ -239,13 +239,13 @@ TYPED_TEST(BagKernel, DotsAreTheGradientsOfWeights) {
                         problem.row(p, i);
           }
           ASSERT_NEAR(core::load(out[static_cast<size_t>(p)]), expected, tolerance<T>(expected))
-              << variant.name << " place " << p;
+              << variant.name << " index " << p;
         }
     }
   }
 }
 
-TEST(BagKernelPlaces, KnowTheirBags) {
+TEST(BagKernelIds, KnowTheirBags) {
   const Problem<float> problem(1);
   Bags even = problem.view();
   even.size = 11;
@@ -258,7 +258,7 @@ TEST(BagKernelPlaces, KnowTheirBags) {
     }
     for (int64_t bag = 0; bag < problem.bags(); ++bag)
       for (int64_t p = problem.offsets[static_cast<size_t>(bag)]; p < problem.end(bag); ++p)
-        ASSERT_EQ(found[static_cast<size_t>(p)], bag) << variant.name << " place " << p;
+        ASSERT_EQ(found[static_cast<size_t>(p)], bag) << variant.name << " index " << p;
     variant.find_bags({found.data(), even}, 0, problem.count());
     for (size_t p = 0; p < found.size(); ++p) ASSERT_EQ(found[p], p / 11) << variant.name;
   }

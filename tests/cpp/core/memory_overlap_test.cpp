@@ -41,8 +41,8 @@ struct Block {
 };
 
 Block random_block(std::mt19937* random) {
-  const auto pick = [&](int least, int most) {
-    return std::uniform_int_distribution<int64_t>(least, most)(*random);
+  const auto pick = [&](int min, int max) {
+    return std::uniform_int_distribution<int64_t>(min, max)(*random);
   };
   Block block;
   block.item_size = int64_t{1} << pick(0, 3);

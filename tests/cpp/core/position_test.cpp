@@ -39,9 +39,9 @@ TEST(Position, AnglesAreAsExactAsThoseOfWholeNumbers) {
     const Turn128 wide = turn_from_radians(radians);
     const Turn64 narrow = round_to_turn64(wide);
     const double expected = turns(position, radians);
-    const Position place = split(position);
-    const Turn64 phase64 = phase(place, narrow, whole_turns(radians, narrow));
-    const Turn128 phase128 = phase(place, wide, whole_turns(radians, wide));
+    const Position parts = split(position);
+    const Turn64 phase64 = phase(parts, narrow, whole_turns(radians, narrow));
+    const Turn128 phase128 = phase(parts, wide, whole_turns(radians, wide));
     worst = std::max(worst, std::fabs(error(phase64, expected)));
     worst_wide = std::max(worst_wide, std::fabs(error(phase128.high, expected)));
   }

@@ -85,7 +85,7 @@ inline int pretended_multiprocessors = 4;
 
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  constexpr int reserved = 1 << 10, most = cuda_on_cpu::most_shared_memory;
+  constexpr int reserved = 1 << 10, most = cuda_on_cpu::max_shared_memory;
   const int values[] = {pretended_multiprocessors, 8, most + reserved, most, reserved};
   return *value = values[attribute], cudaSuccess;
 }
@@ -116,7 +116,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*kernel)
 }
 template <typename... Parameters>
 cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute, int bytes) {
-  if (bytes > cuda_on_cpu::most_shared_memory) return cudaErrorInvalidConfiguration;
+  if (bytes > cuda_on_cpu::max_shared_memory) return cudaErrorInvalidConfiguration;
   cuda_on_cpu::dynamic_limit(reinterpret_cast<void*>(kernel), bytes);
   return cudaSuccess;
 }

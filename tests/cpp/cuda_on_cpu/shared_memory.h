@@ -23,8 +23,8 @@ extern "C" [[gnu::used]] inline const char* __asan_default_options() {
 namespace cuda_on_cpu {
 
 /// The maximum per block on a GPU of compute capability 8.6.
-inline constexpr int most_shared_memory = 99 << 10;
-alignas(16) inline unsigned char shared_memory[most_shared_memory];
+inline constexpr int max_shared_memory = 99 << 10;
+alignas(16) inline unsigned char shared_memory[max_shared_memory];
 
 /// The most shared memory that launches of a kernel may have, after it was set to `bytes` if given.
 inline int dynamic_limit(const void* kernel, int bytes = -1) {

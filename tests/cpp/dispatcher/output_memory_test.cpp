@@ -26,10 +26,10 @@ class OutputMemory : public testing::Test {
 TEST_F(OutputMemory, FreedResultServesTheNext) {
   torch::Tensor first = rotated(query);
   const torch::Tensor values = first.slice(1, 5000, 5002).clone();
-  const void* const place = first.const_data_ptr();
+  const void* const address = first.const_data_ptr();
   first.reset();
   const torch::Tensor second = rotated(query);
-  EXPECT_EQ(second.const_data_ptr(), place);
+  EXPECT_EQ(second.const_data_ptr(), address);
   EXPECT_TRUE(second.slice(1, 5000, 5002).equal(values));
   EXPECT_EQ(posembed::empty_cache(), 0);
 }

@@ -121,7 +121,7 @@ TYPED_TEST(InputKernel, BackwardMatchesPlainLoops) {
     std::vector<C> means(10), rstds(10);
     for (int64_t row = 0; row < given.tokens; ++row) {
       const auto [x, rstd] = given.normalised(row);
-      double mean = 0, along = 0;
+      double mean = 0, projection = 0;
       std::vector<double> dy(static_cast<size_t>(dim));
       for (int64_t i = 0; i < dim; ++i) {
         const auto at_i = static_cast<size_t>(i);
@@ -130,13 +130,14 @@ TYPED_TEST(InputKernel, BackwardMatchesPlainLoops) {
         bias[at_i] += g;
         dy[at_i] = g * given.weight_at(i);
         mean += dy[at_i] / static_cast<double>(dim);
-        along += dy[at_i] * x[at_i] / static_cast<double>(dim);
+        projection += dy[at_i] * x[at_i] / static_cast<double>(dim);
       }
       if (given.norm != Norm::layer) mean = 0;
-      if (given.norm == Norm::none) along = 0;
+      if (given.norm == Norm::none) projection = 0;
       for (int64_t i = 0; i < dim; ++i) {
         const auto at_i = static_cast<size_t>(i);
-        sum[static_cast<size_t>(row * dim) + at_i] = rstd * (dy[at_i] - mean - x[at_i] * along);
+        sum[static_cast<size_t>(row * dim) + at_i] =
+            rstd * (dy[at_i] - mean - x[at_i] * projection);
       }
     }
     for (const Copy& copy : copies()) {
@@ -221,24 +222,24 @@ BackwardArguments in_three_parts(const Case<T>& given, const std::vector<core::C
   return arguments;
 }
 
-/// Writes each token's row to its own place, or nowhere, as a sum of one term, which is never -0.
+/// Writes each token's row to its own address, or nowhere, as a sum of one term, which is never -0.
 template <typename T>
-void expect_rows_in_places(const Case<T>& given, const Copy& copy) {
+void expect_rows_at_addresses(const Case<T>& given, const Copy& copy) {
   const auto size = static_cast<size_t>(given.tokens * given.dim);
   std::vector<T> whole(size), memory(size + 64);
   void* aligned = memory.data();
   size_t space = memory.size() * sizeof(T);
   T* rows = static_cast<T*>(std::align(64, size * sizeof(T), aligned, space));
   std::vector<core::Compute<T>> mean(10, 0), rstd(10, 1);
-  std::vector<void*> places;
+  std::vector<void*> addresses;
   for (int64_t row = 0; row < given.tokens; ++row) {
-    places.push_back(row % 4 == 3 ? nullptr : rows + (given.tokens - 1 - row) * given.dim);
+    addresses.push_back(row % 4 == 3 ? nullptr : rows + (given.tokens - 1 - row) * given.dim);
   }
   BackwardArguments arguments = in_three_parts(given, mean, rstd);
   arguments.sum_gradient = whole.data();
   copy.backward(arguments, 0, 3);
   arguments.sum_gradient = nullptr;
-  arguments.sum_rows = places.data();
+  arguments.sum_rows = addresses.data();
   copy.backward(arguments, 0, 3);
   for (int64_t row = 0; row < given.tokens; ++row) {
     for (int64_t i = 0; i < given.dim; ++i) {
@@ -255,7 +256,7 @@ TYPED_TEST(InputKernel, WritesRowsWhereTheyBelong) {
   for (Case<TypeParam>& given : cases<TypeParam>()) {
     for (size_t i = 0; i < given.gradient.size(); i += 3) core::store(-0.0f, &given.gradient[i]);
     for (const Copy& copy : copies()) {
-      expect_rows_in_places(given, copy);
+      expect_rows_at_addresses(given, copy);
       if (testing::Test::HasFatalFailure()) return;
     }
   }
@@ -263,7 +264,7 @@ TYPED_TEST(InputKernel, WritesRowsWhereTheyBelong) {
 
 TYPED_TEST(InputKernel, StreamsRowsWhereTheyBelong) {
   const Case<TypeParam> given(int64_t{1} << 18, Norm::none, 0);
-  for (const Copy& copy : copies()) expect_rows_in_places(given, copy);
+  for (const Copy& copy : copies()) expect_rows_at_addresses(given, copy);
 }
 
 /// In unaligned memory, where non-temporal stores would fault, the bits are the same.

@@ -169,9 +169,9 @@ TEST(InputModule, SinusoidsOfFairseqSkipPadding) {
                            .position_rule(posembed::PositionRule::roberta));
   const torch::Tensor result = embed->forward(some_ids());
   EXPECT_FALSE(result[0][2].any().item<bool>());
-  const torch::Tensor places = torch::tensor({{0, 1, -1, 2}, {0, 1, 2, -1}}, torch::kLong);
-  EXPECT_TRUE(
-      torch::equal(result, embed->sinusoidal->forward(embed->token->forward(some_ids()), places)));
+  const torch::Tensor positions = torch::tensor({{0, 1, -1, 2}, {0, 1, 2, -1}}, torch::kLong);
+  EXPECT_TRUE(torch::equal(
+      result, embed->sinusoidal->forward(embed->token->forward(some_ids()), positions)));
   EXPECT_THROW(InputEmbedding(InputOptions(11, 8)
                                   .positions(Positions::sinusoidal)
                                   .position_rule(posembed::PositionRule::opt)),

@@ -27,12 +27,12 @@ TEST(LearnedModule, AddsRowsFromTheOffsetOn) {
 
 TEST(LearnedFunctions, AreWhatTheModuleDoes) {
   LearnedPositionalEmbedding position(LearnedOptions(6, 4).first_row(2));
-  const torch::Tensor x = torch::randn({2, 3, 4}), places = torch::tensor({5, -1}, torch::kLong);
+  const torch::Tensor x = torch::randn({2, 3, 4}), positions = torch::tensor({5, -1}, torch::kLong);
   namespace F = posembed::functional;
   EXPECT_TRUE(torch::equal(F::learned_add(x, position->weight, PositionCall().offset(1), 2),
                            position->forward(x, PositionCall().offset(1))));
   EXPECT_TRUE(
-      torch::equal(F::learned_encode(position->weight, places, 2), position->encode(places)));
+      torch::equal(F::learned_encode(position->weight, positions, 2), position->encode(positions)));
   const torch::Tensor longer = F::learned_extend(position->weight, 9, 2, "cubic");
   position->extend(9, "cubic");
   EXPECT_TRUE(torch::equal(longer, position->weight));

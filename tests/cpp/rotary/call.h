@@ -27,26 +27,28 @@ struct Variant {
 inline constexpr Scalar scalars[] = {Scalar::float32, Scalar::float64, Scalar::bfloat16,
                                      Scalar::float16};
 
-inline double element(const void* data, Scalar scalar, int64_t place) {
+inline double element(const void* data, Scalar scalar, int64_t index) {
   return core::visit_scalar(scalar, [&](auto tag) -> double {
-    return core::load(static_cast<const typename decltype(tag)::type*>(data)[place]);
+    return core::load(static_cast<const typename decltype(tag)::type*>(data)[index]);
   });
 }
 
-inline void set_element(void* data, Scalar scalar, int64_t place, double value) {
+inline void set_element(void* data, Scalar scalar, int64_t index, double value) {
   core::visit_scalar(scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    core::store(static_cast<core::Compute<T>>(value), static_cast<T*>(data) + place);
+    core::store(static_cast<core::Compute<T>>(value), static_cast<T*>(data) + index);
   });
 }
 
 /// The distance between neighbouring numbers at `value`.
 inline double ulp(Scalar scalar, double value) {
   const int digits = scalar == Scalar::bfloat16 ? 8 : scalar == Scalar::float16 ? 11 : 24;
-  const int least = scalar == Scalar::bfloat16 ? -133 : scalar == Scalar::float16 ? -24 : -149;
+  const int min_exponent = scalar == Scalar::bfloat16  ? -133
+                           : scalar == Scalar::float16 ? -24
+                                                       : -149;
   if (scalar == Scalar::float64) return std::ldexp(1.0, std::max(std::ilogb(value) - 52, -1074));
-  return value == 0 ? std::ldexp(1.0, least)
-                    : std::ldexp(1.0, std::max(std::ilogb(value) - digits + 1, least));
+  return value == 0 ? std::ldexp(1.0, min_exponent)
+                    : std::ldexp(1.0, std::max(std::ilogb(value) - digits + 1, min_exponent));
 }
 
 /// Whether a token with these positions is not rotated.
@@ -154,15 +156,15 @@ class Call {
 
   Arguments arguments;
 
-  int64_t place(int64_t r, int64_t b, int64_t s, int64_t h) const {
+  int64_t row_offset(int64_t r, int64_t b, int64_t s, int64_t h) const {
     const int64_t* stride = arguments.views[r].in_stride;
     return problem_.shift + b * stride[0] + s * stride[1] + h * stride[2];
   }
 
   core::Position position(int64_t axis, int64_t b, int64_t s) const {
-    const auto place = static_cast<size_t>((axis * problem_.batch + b) * problem_.seq + s);
-    if (!problem_.fractions.empty()) return core::split(problem_.fractions[place]);
-    if (!problem_.positions.empty()) return {problem_.positions[place], 0, 1.0};
+    const auto index = static_cast<size_t>((axis * problem_.batch + b) * problem_.seq + s);
+    if (!problem_.fractions.empty()) return core::split(problem_.fractions[index]);
+    if (!problem_.positions.empty()) return {problem_.positions[index], 0, 1.0};
     int64_t start = 0;
     for (const int64_t document : problem_.documents) {
       if (document <= s) start = document;
@@ -192,7 +194,7 @@ class Call {
         for (int64_t s = 0; s < problem_.seq; ++s)
           for (int64_t h = 0; h < problem_.heads[r]; ++h)
             check_row(variant, r, before[r].data(), output(r).data(), expected.data(),
-                      place(r, b, s, h), positions(b, s));
+                      row_offset(r, b, s, h), positions(b, s));
       ASSERT_TRUE(expected == output(r))
           << variant.name << " wrote outside its rows: " << problem_.text();
       if (problem_.in_place) continue;
@@ -278,12 +280,12 @@ class Call {
   /// Checks the rotated window and copies the row into `expected`, so that a later comparison
   /// accepts it.
   void check_row(const Variant& variant, int64_t r, const char* before, const char* after,
-                 char* expected, int64_t place, const std::vector<core::Position>& positions) {
+                 char* expected, int64_t offset, const std::vector<core::Position>& positions) {
     const Scalar scalar = problem_.scalar;
     const HeadView& view = arguments.views[r];
     const int64_t start = window_start(arguments, view);
     const auto size = static_cast<size_t>(core::size_of(scalar));
-    const auto begin = static_cast<size_t>(place) * size;
+    const auto begin = static_cast<size_t>(offset) * size;
     if (!problem_.tangent) {
       memcpy(expected + begin, before + begin,
              static_cast<size_t>(row_dim(arguments, view)) * size);
@@ -293,7 +295,7 @@ class Call {
            after + begin + static_cast<size_t>(start) * size,
            static_cast<size_t>(2 * problem_.pairs) * size);
     for (int64_t i = 0; i < problem_.pairs; ++i) {
-      const int64_t first = place + start + (problem_.interleaved ? 2 * i : i);
+      const int64_t first = offset + start + (problem_.interleaved ? 2 * i : i);
       const int64_t second = problem_.interleaved ? first + 1 : first + problem_.pairs;
       const core::Position& position = positions[axis_of_pair_[static_cast<size_t>(i)]];
       double sine, cosine;
@@ -308,11 +310,11 @@ class Call {
       const long double x = element(before, scalar, first), y = element(before, scalar, second);
       const double results[] = {static_cast<double>(x * c - y * s),
                                 static_cast<double>(y * c + x * s)};
-      const int64_t places[] = {first, second};
+      const int64_t indices[] = {first, second};
       const double length = static_cast<double>(
           std::hypot(x, y) * (problem_.tangent ? std::fabs(sine) : size_of_pair));
       for (int k = 0; k < 2; ++k) {
-        const double got = element(after, scalar, places[k]);
+        const double got = element(after, scalar, indices[k]);
         const bool wide = scalar == Scalar::float64;
         double allowed = (wide ? decay_.empty() ? 1e-15 : 1e-13 : 2.5e-7) * length;
         if (scalar == Scalar::bfloat16 || scalar == Scalar::float16)
@@ -398,7 +400,7 @@ inline void check_in_steps(const Variant& variant, const Problem& problem, Produ
     for (int64_t token = 0; token < tokens; ++token)
       for (int64_t h = 0; h < problem.heads[r]; ++h)
         for (int64_t i = 0; i < problem.pairs; ++i) {
-          const int64_t row = call.place(r, token / problem.seq, token % problem.seq, h);
+          const int64_t row = call.row_offset(r, token / problem.seq, token % problem.seq, h);
           const int64_t first = row + problem.start + (problem.interleaved ? 2 * i : i);
           const int64_t second = problem.interleaved ? first + 1 : first + problem.pairs;
           const double c = tables.cosines[static_cast<size_t>(token * problem.pairs + i)];

@@ -51,7 +51,7 @@ std::vector<Expected> reference(const Problem& problem, Call& call) {
             const int64_t component =
                 problem.interleaved ? 2 * i + member : i + member * problem.pairs;
             return element(call.input(r).data(), problem.scalar,
-                           call.place(r, b, s, h) + problem.start + component);
+                           call.row_offset(r, b, s, h) + problem.start + component);
           };
           const long double position =
               core::to_double(positions[static_cast<size_t>(i % problem.axes)]);

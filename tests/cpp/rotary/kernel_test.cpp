@@ -225,8 +225,8 @@ TEST(RotaryKernel, StreamedOutputsAreTheSame) {
 /// The same positions for every sequence of the batch.
 Problem with_common_positions(Problem problem) {
   for (int64_t token = 0; token < problem.batch * problem.seq; ++token) {
-    const int64_t place = token % problem.seq;
-    problem.positions.push_back(place % 7 == 3 ? -1 : 131000 + 3 * place);
+    const int64_t seq = token % problem.seq;
+    problem.positions.push_back(seq % 7 == 3 ? -1 : 131000 + 3 * seq);
   }
   return problem;
 }
@@ -324,9 +324,9 @@ TEST(RotaryKernel, InverseUndoesForward) {
     call.arguments.reverse = true;
     variant.rotate(call.arguments, 0, 10);
     for (size_t i = 0; i < before.size() / sizeof(double); ++i) {
-      const auto place = static_cast<int64_t>(i);
-      ASSERT_NEAR(element(call.input(0).data(), problem.scalar, place),
-                  element(before.data(), problem.scalar, place), 1e-14);
+      const auto index = static_cast<int64_t>(i);
+      ASSERT_NEAR(element(call.input(0).data(), problem.scalar, index),
+                  element(before.data(), problem.scalar, index), 1e-14);
     }
   }
 }
@@ -429,7 +429,7 @@ TEST(RotaryKernel, TiesRoundToEvenWhereverTheyStand) {
         variant.rotate(call.arguments, 0, problem.seq);
         for (int64_t i = 0; i < size * size; ++i) {
           ASSERT_EQ(element(data, problem.scalar, i), i / size == i % size ? even : 1.5f)
-              << variant.name << problem.text() << " row " << i / size << " place " << i % size;
+              << variant.name << problem.text() << " row " << i / size << " column " << i % size;
         }
       }
     }

@@ -167,7 +167,8 @@ inline void check_nan_frequencies(const Variant& variant) {
       variant.rotate(call.arguments, 0, call.arguments.batch * call.arguments.seq);
       for (int64_t i = 0; i < 6; ++i) {
         const int64_t pair = interleaved ? i / 2 : i % 3;
-        const double result = element(call.output(0).data(), scalar, call.place(0, 1, 2, 1) + i);
+        const double result =
+            element(call.output(0).data(), scalar, call.row_offset(0, 1, 2, 1) + i);
         EXPECT_EQ(std::isnan(result), pair != 1) << variant.name << ", component " << i;
       }
     }

@@ -147,7 +147,7 @@ class Call {
                  kept_size();
         };
         const int64_t* stride = arguments.value.in_stride;
-        expect_row(rotated_keys.data() + rotary_.place(1, b, s, h) * element_size(), dim, 0.5f,
+        expect_row(rotated_keys.data() + rotary_.row_offset(1, b, s, h) * element_size(), dim, 0.5f,
                    keys->data() + at(arguments.key_cache));
         expect_row(value_.data() + (b * stride[0] + s * stride[1] + h * stride[2]) * element_size(),
                    paged_.value_dim, 0.3f, values->data() + at(arguments.value_cache));

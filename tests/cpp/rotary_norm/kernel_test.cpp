@@ -67,20 +67,20 @@ class Call {
     return element(weight_[r].data(), problem_.scalar, i) + arguments.weight_offset;
   }
 
-  /// Calls function(r, place of the row, positions of its token) for every row.
+  /// Calls function(r, offset of the row, positions of its token) for every row.
   template <typename Function>
   void for_rows(const Function& function) {
     for (int64_t r = 0; r < arguments.rotation.count; ++r)
       for (int64_t b = 0; b < problem_.batch; ++b)
         for (int64_t s = 0; s < problem_.seq; ++s)
           for (int64_t h = 0; h < problem_.heads[r]; ++h)
-            function(r, rotary_.place(r, b, s, h), rotary_.positions(b, s));
+            function(r, rotary_.row_offset(r, b, s, h), rotary_.positions(b, s));
   }
 
-  std::vector<double> row(const std::vector<char>& memory, int64_t place) const {
+  std::vector<double> row(const std::vector<char>& memory, int64_t offset) const {
     std::vector<double> result;
     for (int64_t i = 0; i < problem_.head_dim; ++i)
-      result.push_back(element(memory.data(), problem_.scalar, place + i));
+      result.push_back(element(memory.data(), problem_.scalar, offset + i));
     return result;
   }
 
@@ -94,13 +94,14 @@ class Call {
   }
 
   /// Compares a row with the expected one; `scale` is the size of its numbers.
-  void compare(const char* name, const std::vector<char>& memory, int64_t place,
+  void compare(const char* name, const std::vector<char>& memory, int64_t offset,
                const std::vector<double>& expected, double scale) const {
     const bool wide = problem_.scalar == Scalar::float64;
     for (size_t i = 0; i < expected.size(); ++i) {
       const double allowed = (wide ? 4e-15 : 2e-6) * scale +
                              (wide ? 0.0 : 0.5 * rotary::ulp(problem_.scalar, expected[i]));
-      ASSERT_NEAR(element(memory.data(), problem_.scalar, place + int64_t(i)), expected[i], allowed)
+      ASSERT_NEAR(element(memory.data(), problem_.scalar, offset + int64_t(i)), expected[i],
+                  allowed)
           << name << ", column " << i << ", " << problem_.text();
     }
   }
@@ -117,12 +118,12 @@ void check_forward(const Problem& problem) {
     const std::vector<char> before[2] = {call.rotary().input(0), call.rotary().input(1)};
     const int64_t tokens = problem.batch * problem.seq;
     variant.forward(call.arguments, 0, tokens);
-    call.for_rows([&](int64_t r, int64_t place, const std::vector<core::Position>& positions) {
-      std::vector<double> row = call.row(before[r], place);
+    call.for_rows([&](int64_t r, int64_t offset, const std::vector<core::Position>& positions) {
+      std::vector<double> row = call.row(before[r], offset);
       call.norm(&row);
       for (int64_t i = 0; i < problem.head_dim; ++i) row[size_t(i)] *= call.weight(r, i);
       rotate_row(call.arguments.rotation, positions, row.data());
-      call.compare(variant.name, call.rotary().output(r), place, row, 8.0);
+      call.compare(variant.name, call.rotary().output(r), offset, row, 8.0);
     });
     if (::testing::Test::HasFatalFailure()) return;
   }
@@ -163,19 +164,19 @@ void check_backward(const Problem& problem) {
 
     std::vector<double> expected[2] = {std::vector<double>(size_t(dim)),
                                        std::vector<double>(size_t(dim))};
-    call.for_rows([&](int64_t r, int64_t place, const std::vector<core::Position>& positions) {
-      std::vector<double> x = call.row(normed[r], place);
+    call.for_rows([&](int64_t r, int64_t offset, const std::vector<core::Position>& positions) {
+      std::vector<double> x = call.row(normed[r], offset);
       const double rstd = call.norm(&x);
-      std::vector<double> gradient = call.row(call.rotary().input(r), place);
+      std::vector<double> gradient = call.row(call.rotary().input(r), offset);
       rotate_row(arguments.forward.rotation, positions, gradient.data());
-      double along = 0;
+      double projection = 0;
       for (size_t i = 0; i < x.size(); ++i) {
         expected[r][i] += gradient[i] * x[i];
         gradient[i] *= call.weight(r, int64_t(i));
-        along += gradient[i] * x[i] / double(dim);
+        projection += gradient[i] * x[i] / double(dim);
       }
-      for (size_t i = 0; i < x.size(); ++i) gradient[i] = rstd * (gradient[i] - x[i] * along);
-      call.compare(variant.name, call.rotary().output(r), place, gradient, 32.0);
+      for (size_t i = 0; i < x.size(); ++i) gradient[i] = rstd * (gradient[i] - x[i] * projection);
+      call.compare(variant.name, call.rotary().output(r), offset, gradient, 32.0);
     });
     for (int64_t r = 0; r < 2; ++r) {
       if (problem.heads[r] > 0) call.compare(variant.name, weights[r], 0, expected[r], 64.0);

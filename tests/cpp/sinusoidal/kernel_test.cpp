@@ -79,12 +79,12 @@ TYPED_TEST(SinusoidalKernel, WritesThePresets) {
           arguments.offset = 500;
           encode(arguments, 0, 2);
           encode(arguments, 2, 5);
-          for (int64_t place = 0; place < 5 * dim; ++place) {
+          for (int64_t index = 0; index < 5 * dim; ++index) {
             const long double want =
-                expected(preset, dim, 10000, shift, cos_first, place % dim, 500 + place / dim);
-            ASSERT_NEAR(core::load(out[place]), static_cast<double>(want),
+                expected(preset, dim, 10000, shift, cos_first, index % dim, 500 + index / dim);
+            ASSERT_NEAR(core::load(out[index]), static_cast<double>(want),
                         tolerance(arguments.scalar))
-                << "place " << place;
+                << "index " << index;
           }
         }
       }
@@ -155,7 +155,7 @@ TYPED_TEST(SinusoidalKernel, GroupsOfSequencesGiveWhatEachAloneGives) {
           encode(grouped, 0, 2);
           encode(grouped, 2, encodings(grouped));
           for (size_t i = 0; i < out.size(); ++i) {
-            ASSERT_EQ(core::load(out[i]), core::load(alone[i])) << "place " << i;
+            ASSERT_EQ(core::load(out[i]), core::load(alone[i])) << "index " << i;
           }
         }
       }
@@ -189,20 +189,20 @@ TYPED_TEST(SinusoidalKernel, StreamedSumsAreThoseOfSmallParts) {
 TEST(SinusoidalKernel, PaddingIsZeroAndOthersFollow) {
   constexpr int64_t dim = 70;
   const Encoding encoding(Preset::tensor2tensor, dim, 10000, 1, false);
-  const int64_t positions[] = {-1, 0, 41, -2, -1}, places[] = {0, 3, 44, 1, 0};
+  const int64_t positions[] = {-1, 0, 41, -2, -1}, shifted[] = {0, 3, 44, 1, 0};
   for (const auto& [name, encode] : copies()) {
     std::vector<float> out, plain;
     Arguments padded = rows(encoding.sinusoid, 1, 5, out);
     padded.sinusoid.first = 3;
     padded.positions = {positions, false, core::Index::int64, core::Scalar::float32};
     Arguments others = rows(encoding.sinusoid, 1, 5, plain);
-    others.positions = {places, false, core::Index::int64, core::Scalar::float32};
+    others.positions = {shifted, false, core::Index::int64, core::Scalar::float32};
     padded.position_stride[1] = others.position_stride[1] = 1;
     encode(padded, 0, 5);
     encode(others, 0, 5);
-    for (size_t place = 0; place < out.size(); ++place) {
-      const bool padding = positions[place / dim] == -1;
-      ASSERT_EQ(out[place], padding ? 0.0f : plain[place]) << name << " place " << place;
+    for (size_t index = 0; index < out.size(); ++index) {
+      const bool padding = positions[index / dim] == -1;
+      ASSERT_EQ(out[index], padding ? 0.0f : plain[index]) << name << " index " << index;
     }
   }
 }
@@ -217,11 +217,11 @@ TEST(SinusoidalKernel, IsExactAtLargeIntegerPositions) {
     arguments.positions = {positions, false, core::Index::int64, core::Scalar::float32};
     arguments.position_stride[1] = 1;
     encode(arguments, 0, 5);
-    for (int64_t place = 0; place < 5 * dim; ++place) {
-      const auto position = static_cast<long double>(positions[place / dim]);
+    for (int64_t index = 0; index < 5 * dim; ++index) {
+      const auto position = static_cast<long double>(positions[index / dim]);
       const auto want = static_cast<double>(
-          expected(Preset::vaswani, dim, 10000, 0, false, place % dim, position));
-      ASSERT_NEAR(out[place], want, 1.5e-7) << name << " place " << place;
+          expected(Preset::vaswani, dim, 10000, 0, false, index % dim, position));
+      ASSERT_NEAR(out[index], want, 1.5e-7) << name << " index " << index;
     }
   }
 }
@@ -241,12 +241,12 @@ TEST(SinusoidalKernel, TakesFractionalPositionsOfEveryType) {
       arguments.positions.scalar = wide ? core::Scalar::float64 : core::Scalar::float32;
       arguments.position_stride[1] = 1;
       encode(arguments, 0, 5);
-      for (int64_t place = 0; place < 5 * dim; ++place) {
-        const double position = wide ? positions[place / dim] : single[place / dim];
+      for (int64_t index = 0; index < 5 * dim; ++index) {
+        const double position = wide ? positions[index / dim] : single[index / dim];
         const auto want = static_cast<double>(
-            expected(Preset::tensor2tensor, dim, 10000, 1, true, place % dim, position));
+            expected(Preset::tensor2tensor, dim, 10000, 1, true, index % dim, position));
         // long double itself is uncertain by 1e6 * 2^-64.
-        ASSERT_NEAR(out[place], want, 1e-15 + 1e-19 * std::abs(position) * 2) << place;
+        ASSERT_NEAR(out[index], want, 1e-15 + 1e-19 * std::abs(position) * 2) << index;
       }
     }
   }

@@ -33,12 +33,12 @@ TEST(SinusoidalModule, AddsSinesAndCosines) {
 TEST(SinusoidalModule, GradientsReachInputAndPositions) {
   SinusoidalPositionalEmbedding position(SinusoidalOptions(2));
   const torch::Tensor x = torch::randn({3, 2}, torch::dtype(torch::kFloat64).requires_grad(true));
-  const torch::Tensor places =
+  const torch::Tensor positions =
       torch::tensor({0.5, 1.5, 2.5}, torch::dtype(torch::kFloat64).requires_grad(true));
-  position->forward(x, places).select(-1, 0).sum().backward();
+  position->forward(x, positions).select(-1, 0).sum().backward();
   EXPECT_TRUE(
       torch::equal(x.grad(), torch::tensor({{1.0, 0.0}, {1.0, 0.0}, {1.0, 0.0}}, torch::kFloat64)));
-  EXPECT_TRUE(torch::allclose(places.grad(), places.detach().cos(), 0, 1e-14));
+  EXPECT_TRUE(torch::allclose(positions.grad(), positions.detach().cos(), 0, 1e-14));
 }
 
 TEST(SinusoidalModule, ShiftMatrixMovesEncodings) {
@@ -46,10 +46,10 @@ TEST(SinusoidalModule, ShiftMatrixMovesEncodings) {
     for (const bool cos_first : {false, true}) {
       SinusoidalPositionalEmbedding position(
           SinusoidalOptions(8).preset(preset).cos_first(cos_first));
-      const torch::Tensor places = torch::tensor({3.0, 100.25}, torch::kFloat64);
+      const torch::Tensor positions = torch::tensor({3.0, 100.25}, torch::kFloat64);
       const torch::Tensor moved =
-          position->encode(places).matmul(position->shift_matrix(-7.5).transpose(0, 1));
-      EXPECT_TRUE(torch::allclose(moved, position->encode(places - 7.5), 0, 1e-14));
+          position->encode(positions).matmul(position->shift_matrix(-7.5).transpose(0, 1));
+      EXPECT_TRUE(torch::allclose(moved, position->encode(positions - 7.5), 0, 1e-14));
     }
   }
 }
@@ -92,10 +92,10 @@ TEST(SinusoidalModule, PermutesBetweenPresets) {
 TEST(SinusoidalModule, FairseqsPaddingIsZero) {
   SinusoidalPositionalEmbedding fairseq(SinusoidalOptions(8).preset("fairseq").padding_idx(3));
   SinusoidalPositionalEmbedding plain(SinusoidalOptions(8).preset("tensor2tensor"));
-  const torch::Tensor places = torch::tensor({-1, 0, 1, 100}, torch::kLong);
-  const torch::Tensor found = fairseq->encode(places);
+  const torch::Tensor positions = torch::tensor({-1, 0, 1, 100}, torch::kLong);
+  const torch::Tensor found = fairseq->encode(positions);
   EXPECT_FALSE(found[0].any().item<bool>());
-  EXPECT_TRUE(torch::equal(found.slice(0, 1), plain->encode(places.slice(0, 1) + 4)));
+  EXPECT_TRUE(torch::equal(found.slice(0, 1), plain->encode(positions.slice(0, 1) + 4)));
   const torch::Tensor x = torch::randn({2, 3, 8});
   EXPECT_TRUE(torch::equal(SinusoidalPositionalEmbedding(SinusoidalOptions(8).preset("fairseq"))
                                ->forward(x, PositionCall().offset(5)),

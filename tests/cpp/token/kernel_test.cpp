@@ -102,13 +102,13 @@ TYPED_TEST(TokenKernel, GathersRowsOfBothIndexTypes) {
         arguments.first_row = 2;
         copy.gather(arguments, 0, 20);
         copy.gather(arguments, 20, arguments.count);
-        for (size_t place = 0; place < ids.size(); ++place) {
+        for (size_t index = 0; index < ids.size(); ++index) {
           for (int64_t i = 0; i < dim; ++i) {
-            const T expected = weight[static_cast<size_t>((ids[place] + 2) * stride + i)];
-            ASSERT_EQ(std::memcmp(&out[place * static_cast<size_t>(dim) + static_cast<size_t>(i)],
+            const T expected = weight[static_cast<size_t>((ids[index] + 2) * stride + i)];
+            ASSERT_EQ(std::memcmp(&out[index * static_cast<size_t>(dim) + static_cast<size_t>(i)],
                                   &expected, sizeof(T)),
                       0)
-                << copy.name << " dim " << dim << " place " << place << " column " << i;
+                << copy.name << " dim " << dim << " index " << index << " column " << i;
           }
         }
       }
@@ -219,7 +219,7 @@ TYPED_TEST(TokenKernel, FillsTables) {
   using T = TypeParam;
   const int64_t rows = 300, count = 400;
   auto ids = random_ids(count, rows - 20, 10);  // the last rows stay zeros
-  for (size_t place = 0; place < 150; ++place) ids[place * 2] = 17;
+  for (size_t index = 0; index < 150; ++index) ids[index * 2] = 17;
   for (const int64_t dim : {int64_t{64}, int64_t{67}}) {
     const auto gradient = random_values<T>(count * dim, 11);
     for (const Copy& copy : copies()) {
@@ -259,7 +259,7 @@ TYPED_TEST(TokenKernel, SumsEveryTouchedRow) {
   using T = TypeParam;
   const int64_t rows = 20, count = 700;  // groups of about 35, and row 3 with more than one span
   auto ids = random_ids(count, rows, 4);
-  for (size_t place = 0; place < 200; ++place) ids[place * 3] = 3;
+  for (size_t index = 0; index < 200; ++index) ids[index * 3] = 3;
   for (const int64_t dim : {1, 31, 32, 75}) {
     const auto gradient = random_values<T>(count * dim, 5);
     std::vector<T> first;
@@ -281,9 +281,9 @@ TYPED_TEST(TokenKernel, SumsEveryTouchedRow) {
         for (int64_t i = 0; i < dim; ++i) {
           double total = 0, magnitude = 0;
           int64_t times = 0;
-          for (int64_t place = 0; place < count; ++place) {
-            if (ids[static_cast<size_t>(place)] != row || row == 7) continue;
-            const double value = core::load(gradient[static_cast<size_t>(place * dim + i)]);
+          for (int64_t index = 0; index < count; ++index) {
+            if (ids[static_cast<size_t>(index)] != row || row == 7) continue;
+            const double value = core::load(gradient[static_cast<size_t>(index * dim + i)]);
             total += value;
             magnitude += std::abs(value);
             ++times;
@@ -315,7 +315,7 @@ TYPED_TEST(TokenKernel, CopiesRowsThatAreAllOfTheirGroup) {
   reinterpret_cast<unsigned char*>(&denormal)[0] = 3;  // the lowest bits
   const int64_t rows = 60, count = 41;                 // twice eight, eight, and nine rows more
   std::vector<int64_t> ids;
-  for (int64_t place = 0; place < count; ++place) ids.push_back(place * 7 % rows);
+  for (int64_t index = 0; index < count; ++index) ids.push_back(index * 7 % rows);
   ids[40] = ids[0];  // one group of two
   for (const int64_t dim : {1, 7, 64, 129, 1100}) {
     auto gradient = random_values<T>(count * dim, 12);
@@ -355,15 +355,15 @@ TYPED_TEST(TokenKernel, CopiesRowsThatAreAllOfTheirGroup) {
   }
 }
 
-TYPED_TEST(TokenKernel, SumsRowsThatPlacesShare) {
+TYPED_TEST(TokenKernel, SumsRowsThatIdsShare) {
   using T = TypeParam;
   using C = core::Compute<T>;
   const int64_t rows = 20, count = 400, shared = 11;
   auto ids = random_ids(count, rows, 13);
-  for (size_t place = 0; place < 150; ++place) ids[place * 2] = 4;
+  for (size_t index = 0; index < 150; ++index) ids[index * 2] = 4;
   std::vector<uint32_t> sources;
-  for (int64_t place = 0; place < count; ++place) {
-    sources.push_back(static_cast<uint32_t>(place * shared / count));
+  for (int64_t index = 0; index < count; ++index) {
+    sources.push_back(static_cast<uint32_t>(index * shared / count));
   }
   const auto factors = random_values<C>(count, 14);
   for (const int64_t dim : {1, 31, 75, 600}) {
@@ -384,11 +384,11 @@ TYPED_TEST(TokenKernel, SumsRowsThatPlacesShare) {
         copy.sum_groups(arguments, 0, sorted.groups);
         for (int64_t at = 0; at < rows * dim; ++at) {
           double total = 0, magnitude = 0;
-          for (size_t place = 0; place < ids.size(); ++place) {
-            if (ids[place] != at / dim) continue;
+          for (size_t index = 0; index < ids.size(); ++index) {
+            if (ids[index] != at / dim) continue;
             const double value =
-                core::load(gradient[static_cast<size_t>(sources[place] * dim + at % dim)]) *
-                (weighted ? double{factors[place]} : 1.0);
+                core::load(gradient[static_cast<size_t>(sources[index] * dim + at % dim)]) *
+                (weighted ? double{factors[index]} : 1.0);
             total += value;
             magnitude += std::abs(value);
           }
@@ -407,15 +407,15 @@ TYPED_TEST(TokenKernel, SumsRowsThatPlacesShare) {
   }
 }
 
-TEST(TokenKernelGroups, AreSortedByIdThenPlace) {
+TEST(TokenKernelGroups, AreSortedByIdThenIndex) {
   for (const int64_t rows : {1, 2, 2048, 2049, 300000, 5000000}) {
     const auto ids = random_ids(5000, rows, 6);
     for (const Copy& copy : copies()) {
       const Groups sorted = group(copy, ids, rows);
       ASSERT_EQ(sorted.starts[static_cast<size_t>(sorted.groups)], 5000);
       for (size_t i = 0; i < sorted.entries.size(); ++i) {
-        const auto place = static_cast<size_t>(sorted.entries[i] & 0xffffffffu);
-        ASSERT_EQ(static_cast<int64_t>(sorted.entries[i] >> 32), ids[place]);
+        const auto index = static_cast<size_t>(sorted.entries[i] & 0xffffffffu);
+        ASSERT_EQ(static_cast<int64_t>(sorted.entries[i] >> 32), ids[index]);
         if (i == 0) continue;
         ASSERT_LT(sorted.entries[i - 1], sorted.entries[i]) << copy.name << " rows " << rows;
       }
@@ -483,10 +483,10 @@ TEST(IndexRange, FindsTheFirstValueOutside) {
   EXPECT_EQ(core::find_outside(view, 0, 0, 0), -1);
   for (const int64_t bad : {int64_t{-1}, int64_t{6}, std::numeric_limits<int64_t>::min(),
                             std::numeric_limits<int64_t>::max(), (int64_t{1} << 32) + 5}) {
-    for (const size_t place : {size_t{0}, size_t{511}, size_t{512}, size_t{1999}}) {
-      ids[place] = bad;
-      EXPECT_EQ(core::find_outside(view, 2000, 0, 6), static_cast<int64_t>(place)) << bad;
-      ids[place] = 5;
+    for (const size_t index : {size_t{0}, size_t{511}, size_t{512}, size_t{1999}}) {
+      ids[index] = bad;
+      EXPECT_EQ(core::find_outside(view, 2000, 0, 6), static_cast<int64_t>(index)) << bad;
+      ids[index] = 5;
     }
   }
   ids[700] = -2;

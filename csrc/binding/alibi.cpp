@@ -2,26 +2,26 @@
 
 #include "bindings.h"
 
-namespace posembed::python {
+namespace posembed::binding {
 namespace {
 
 using NameOrTensor = std::variant<std::string, torch::Tensor>;
 
-ALiBiOptions::SlopesOption slopes(const NameOrTensor& given) {
-  if (const auto* tensor = std::get_if<torch::Tensor>(&given)) return *tensor;
-  const auto& text = std::get<std::string>(given);
+ALiBiOptions::SlopesOption slopes(const NameOrTensor& value) {
+  if (const auto* tensor = std::get_if<torch::Tensor>(&value)) return *tensor;
+  const auto& text = std::get<std::string>(value);
   for (const Slopes known : {Slopes::paper, Slopes::geometric}) {
     if (text == posembed::name(known)) return known;
   }
   throw py::value_error("slopes: expected 'paper', 'geometric' or a tensor, got '" + text + "'");
 }
 
-std::shared_ptr<ALiBiImpl> make_alibi(int64_t num_heads, const NameOrTensor& given, double max_bias,
+std::shared_ptr<ALiBiImpl> make_alibi(int64_t num_heads, const NameOrTensor& value, double max_bias,
                                       bool causal, std::optional<int64_t> total_heads,
                                       int64_t head_start, double factor,
                                       std::optional<int64_t> train_length, bool learned) {
   return std::make_shared<ALiBiImpl>(ALiBiOptions(num_heads)
-                                         .slopes(slopes(given))
+                                         .slopes(slopes(value))
                                          .max_bias(max_bias)
                                          .causal(causal)
                                          .total_heads(total_heads)
@@ -124,4 +124,4 @@ const Binding binding_of_alibi([](py::module_& module) {
   def_on_scores(bound, "softmax_", &on_scores<&ALiBiImpl::softmax_>);
 });
 
-}  // namespace posembed::python
+}  // namespace posembed::binding

@@ -3,5 +3,5 @@
 #include "bindings.h"
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
-  for (const auto bind : posembed::python::Binding::all()) bind(module);
+  for (const auto bind : posembed::binding::Binding::all()) bind(module);
 }

@@ -3,7 +3,7 @@
 #include "bindings.h"
 #include "token/operator.h"
 
-namespace posembed::python {
+namespace posembed::binding {
 namespace {
 
 BagMode bag_mode(const std::string& text) {
@@ -35,4 +35,4 @@ const Binding binding_of_bag([](py::module_& module) {
            py::arg("weights") = py::none(), without_gil());
 });
 
-}  // namespace posembed::python
+}  // namespace posembed::binding

@@ -2,7 +2,7 @@
 
 #include "bindings.h"
 
-namespace posembed::python {
+namespace posembed::binding {
 namespace {
 
 using Module = SinusoidalPositionalEmbeddingImpl;
@@ -42,4 +42,4 @@ const Binding binding_of_sinusoidal([](py::module_& module) {
       .def("shift_matrix", &Module::shift_matrix, py::arg("distance"), without_gil());
 });
 
-}  // namespace posembed::python
+}  // namespace posembed::binding

@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace posembed::python {
+namespace posembed::binding {
 
 inline std::string path_of(const pybind11::object& path) {
   return pybind11::module_::import("os").attr("fsencode")(path).cast<std::string>();
@@ -15,4 +15,4 @@ inline pybind11::object python_path(const std::string& path) {
   return pybind11::module_::import("os").attr("fsdecode")(pybind11::bytes(path));
 }
 
-}  // namespace posembed::python
+}  // namespace posembed::binding

@@ -10,7 +10,7 @@
 #include "posembed/offset.h"
 #include "posembed/pretrained.h"
 
-namespace posembed::python {
+namespace posembed::binding {
 
 namespace py = pybind11;
 
@@ -69,7 +69,7 @@ void def_maker(const py::module_& module, const char* type, const char* name, Fu
   wrapper.attr(name) = py::staticmethod(py::cpp_function(wrapped, py::name(name)));
 }
 
-}  // namespace posembed::python
+}  // namespace posembed::binding
 
 /// In Python an Offset is a number or a tensor.
 template <>

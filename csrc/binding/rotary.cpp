@@ -6,7 +6,7 @@
 #include "bindings.h"
 #include "rotary/operator.h"
 
-namespace posembed::python {
+namespace posembed::binding {
 
 namespace {
 
@@ -87,4 +87,4 @@ const Binding binding_of_rotary([](py::module_& module) {
       .def("resolve", &resolve, py::arg("seq_len"));
 });
 
-}  // namespace posembed::python
+}  // namespace posembed::binding

@@ -6,7 +6,7 @@
 #include "path.h"
 #include "token/operator.h"
 
-namespace posembed::python {
+namespace posembed::binding {
 namespace {
 
 std::shared_ptr<TokenEmbeddingImpl> make_token(int64_t num_embeddings, int64_t embedding_dim,
@@ -76,4 +76,4 @@ const Binding binding_of_token([](py::module_& module) {
             py::arg("on_bad_row") = "raise");
 });
 
-}  // namespace posembed::python
+}  // namespace posembed::binding

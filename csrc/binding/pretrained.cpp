@@ -8,7 +8,7 @@
 #include "bindings.h"
 #include "path.h"
 
-namespace posembed::python {
+namespace posembed::binding {
 namespace {
 
 using pretrained::FileFormatError;
@@ -126,12 +126,12 @@ VectorFile open(const py::object& path, const Words& words, bool check_utf8,
 }
 
 py::tuple skipped(const VectorFile& file) {
-  const pretrained::Skipped found = unlocked([&] { return file.skipped(); });
+  const pretrained::Skipped skipped = unlocked([&] { return file.skipped(); });
   py::list rows;
-  for (const pretrained::SkippedRow& each : found.rows) {
+  for (const pretrained::SkippedRow& each : skipped.rows) {
     rows.append(py::make_tuple(each.row, each.offset, each.word, each.reason));
   }
-  return py::make_tuple(found.count, rows);
+  return py::make_tuple(skipped.count, rows);
 }
 
 }  // namespace
@@ -171,4 +171,4 @@ const Binding binding_of_pretrained([](py::module_& module) {
       .def("coverage", &coverage, py::arg("vocabulary"), py::arg("progress"));
 });
 
-}  // namespace posembed::python
+}  // namespace posembed::binding

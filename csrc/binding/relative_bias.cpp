@@ -1,7 +1,7 @@
 #include "bindings.h"
 #include "relative_bias/operator.h"
 
-namespace posembed::python {
+namespace posembed::binding {
 namespace {
 
 std::shared_ptr<RelativePositionBiasImpl> make_relative_bias(int64_t num_heads, int64_t num_buckets,
@@ -27,4 +27,4 @@ const Binding binding_of_relative_bias([](py::module_& module) {
 });
 
 }  // namespace
-}  // namespace posembed::python
+}  // namespace posembed::binding

@@ -2,7 +2,7 @@
 
 #include "bindings.h"
 
-namespace posembed::python {
+namespace posembed::binding {
 namespace {
 
 std::shared_ptr<LearnedPositionalEmbeddingImpl> make_learned(int64_t max_positions,
@@ -30,4 +30,4 @@ const Binding binding_of_learned([](py::module_& module) {
            py::arg("method") = "linear", without_gil());
 });
 
-}  // namespace posembed::python
+}  // namespace posembed::binding

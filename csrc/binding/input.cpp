@@ -3,7 +3,7 @@
 #include "bindings.h"
 #include "input/operator.h"
 
-namespace posembed::python {
+namespace posembed::binding {
 namespace {
 
 using MaybeTensor = std::optional<torch::Tensor>;
@@ -78,4 +78,4 @@ const Binding binding_of_input([](py::module_& module) {
            py::arg("first_token") = 0, without_gil());
 });
 
-}  // namespace posembed::python
+}  // namespace posembed::binding
