@@ -10,11 +10,13 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <unordered_map>
 
 #include "posembed/memory.h"
 #include "pretrained/file.h"
 #include "pretrained/narrowing.h"
+#include "pretrained/quantised.h"
 #include "pretrained/safetensors.h"
 #include "pretrained/source.h"
 
@@ -167,7 +169,14 @@ class TensorSource : public Source {
 
   torch::Tensor table(const ReadOptions& options) const override {
     const Found found = find_table(options.tensor());
-    return copy(found, options.dtype().value_or(dtype_of(*found.entry)), options.progress());
+    check_words_fit(found);
+    const Scales scales = scales_of(found);
+    if (!scales.defined()) {
+      return copy(found, options.dtype().value_or(dtype_of(*found.entry)), options.progress());
+    }
+    std::vector<int64_t> every(static_cast<size_t>(found.entry->shape[0]));
+    std::iota(every.begin(), every.end(), 0);
+    return copy_rows(found, scales, every, options);
   }
 
   std::vector<std::string> words() const override { return checked_words(); }
@@ -178,16 +187,14 @@ class TensorSource : public Source {
 
   torch::Tensor read_rows(Vocabulary& vocabulary, const ReadOptions& options) const override {
     const Found found = find_table(options.tensor());
-    const int64_t rows = shape_of(*found.entry)[0];
+    check_words_fit(found);
     const auto count = static_cast<int64_t>(checked_words().size());
-    TORCH_CHECK_VALUE(count <= rows, "words: expected at most the ", rows, " rows of tensor ",
-                      in_quotes(found.entry->name), ", got ", count);
     std::vector<int64_t> row_of(static_cast<size_t>(vocabulary.size()), -1);
     for (int64_t row = 0; row < count; ++row) {
       const int64_t index = vocabulary.meet(words_[static_cast<size_t>(row)]);
       if (index >= 0) row_of[static_cast<size_t>(index)] = row;
     }
-    return copy_rows(found, row_of, options);
+    return copy_rows(found, scales_of(found), row_of, options);
   }
 
  private:
@@ -234,6 +241,19 @@ class TensorSource : public Source {
     TORCH_CHECK_VALUE(candidates.size() == 1, "tensor: expected the name of one of the ",
                       candidates.size(), " tables in ", readable(path_), ": ", tables(true));
     return find_table(candidates[0]);
+  }
+
+  void check_words_fit(const Found& found) const {
+    const int64_t rows = shape_of(*found.entry)[0];
+    TORCH_CHECK_VALUE(static_cast<int64_t>(words_.size()) <= rows, "words: expected at most the ",
+                      rows, " rows of tensor ", in_quotes(found.entry->name), ", got ",
+                      words_.size());
+  }
+
+  Scales scales_of(const Found& found) const {
+    return pretrained::scales_of(*found.entry, names_, [this](const std::string& name) {
+      return tensor(name, dtype(name), nullptr, /*to_copy=*/true);
+    });
   }
 
   /// The first few names of tables, for a message; if they are not floating, with their dtypes.
@@ -286,9 +306,10 @@ class TensorSource : public Source {
       indices.insert(0, std::to_string(rest % shape[dim]) + (indices.empty() ? "" : ", "));
     }
     with_path(found.file->path(), [&] {
-      fail(entry.begin + index * from.element_size(), "tensor ", in_quotes(entry.name), " at [",
-           indices, "]: expected a number that is finite in ",
-           c10::getDtypeNames(to.scalar_type()).first, ", got ", lost->number);
+      const auto element = static_cast<int64_t>(c10::elementSize(dtype_of(entry)));
+      fail(entry.begin + index * element, "tensor ", in_quotes(entry.name), " at [", indices,
+           "]: expected a number that is finite in ", c10::getDtypeNames(to.scalar_type()).first,
+           ", got ", lost->number);
     });
   }
 
@@ -318,33 +339,38 @@ class TensorSource : public Source {
   }
 
   /// Row row_of[i] of the table for each i; zeros for -1.
-  static torch::Tensor copy_rows(const Found& found, const std::vector<int64_t>& row_of,
-                                 const ReadOptions& options) {
+  static torch::Tensor copy_rows(const Found& found, const Scales& scales,
+                                 const std::vector<int64_t>& row_of, const ReadOptions& options) {
     const TensorEntry& entry = *found.entry;
-    const torch::Dtype stored = dtype_of(entry), dtype = options.dtype().value_or(stored);
+    const torch::Dtype stored = dtype_of(entry),
+                       dtype = options.dtype().value_or(scales.defined() ? torch::kFloat : stored);
     check_conversion(entry, dtype);
+    const bool is_same = dtype == stored && !scales.defined();
     const int64_t columns = shape_of(entry)[1];
     const int64_t row_bytes = columns * static_cast<int64_t>(c10::elementSize(stored));
     const auto rows = static_cast<int64_t>(row_of.size());
     torch::Tensor result = torch::empty({rows, columns}, dtype);
     prefer_huge_pages(result);
     const int64_t part_rows = std::max<int64_t>(1, part_bytes / std::max<int64_t>(1, row_bytes));
-    torch::Tensor part =
-        torch::empty({dtype == stored ? 0 : std::min(rows, part_rows), columns}, stored);
+    torch::Tensor part = torch::empty({is_same ? 0 : std::min(rows, part_rows), columns}, stored);
     for (int64_t begin = 0; begin < rows; begin += part_rows) {
       const int64_t count = std::min(part_rows, rows - begin);
-      char* const to = dtype == stored ? bytes_of(result) + begin * row_bytes : bytes_of(part);
+      char* const to = is_same ? bytes_of(result) + begin * row_bytes : bytes_of(part);
       std::memset(to, 0, static_cast<size_t>(count * row_bytes));
       for (int64_t i = 0; i < count; ++i) {
         const int64_t row = row_of[static_cast<size_t>(begin + i)];
         if (row < 0) continue;
         found.read(entry.begin + row * row_bytes, row_bytes, to + i * row_bytes);
       }
-      if (dtype != stored) {
-        convert_part(
-            found, part.narrow(0, 0, count), result.narrow(0, begin, count), [&](int64_t i) {
-              return row_of[static_cast<size_t>(begin + i / columns)] * columns + i % columns;
-            });
+      if (!is_same) {
+        torch::Tensor numbers = part.narrow(0, 0, count);
+        if (scales.defined()) {
+          numbers =
+              scales.applied(numbers, {row_of.begin() + begin, row_of.begin() + begin + count});
+        }
+        convert_part(found, numbers, result.narrow(0, begin, count), [&](int64_t i) {
+          return row_of[static_cast<size_t>(begin + i / columns)] * columns + i % columns;
+        });
       }
       if (options.progress()) options.progress()((begin + count) * row_bytes, rows * row_bytes);
     }

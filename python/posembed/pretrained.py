@@ -136,7 +136,8 @@ class VectorFile:
                 f"unicode_errors: expected 'strict' or 'replace', got {unicode_errors!r}"
             )
         self.path = os.fsdecode(path)
-        given = [] if words is None else words_of(words, "words")
+        given = [] if words is None else words_of(words, "words", may_share=True)
+        self._first = first_words(words, given)
         strict = unicode_errors == "strict"
         self._file: _C.VectorFile = bindings().open_vectors(path, given, strict, on_bad_row)
         self._size = os.path.getsize(path)  # read now: the file may be moved while it is in use
@@ -208,6 +209,10 @@ class VectorFile:
     ) -> Tensor:
         """Reads a whole table [rows, dim] as a copy.
 
+        Codes in float8 or int8 are multiplied by the scales that stand beside them, named as the
+        table with ``_scale_inv``, ``_scale`` or ``.scales``: one for all, for each row, for groups
+        of columns or for blocks of 128 x 128.
+
         Args:
             tensor: Name of the table, for files with several.
             dtype: Dtype of the result; default: the file's.
@@ -215,6 +220,8 @@ class VectorFile:
 
         Raises:
             FileFormatError: The file is malformed, or a finite number is not finite in ``dtype``.
+            TypeError: The table has codes that cannot be turned into numbers here: packed ones,
+                integers without scales, or codes with zero points.
         """
         with self._bar(progress) as advance:
             return self._file.table(tensor or "", dtype, advance)
@@ -243,10 +250,15 @@ class VectorFile:
             FileFormatError: The file is malformed, or a finite number is not finite in ``dtype``.
             ValueError: A word is given twice, or words are missing and ``missing`` is "error".
         """
-        words = bindings().Vocabulary(words_of(vocabulary, "vocabulary"))
+        words = words_of(vocabulary, "vocabulary")
+        distinct = self._distinct(words)
+        known = bindings().Vocabulary(distinct)
         with self._bar(progress) as advance:
-            vectors, coverage = self._file.rows(words, tensor or "", dtype, missing, advance)
-        return Rows(vectors, Coverage(*coverage))
+            vectors, coverage = self._file.rows(known, tensor or "", dtype, missing, advance)
+        if len(distinct) < len(words):
+            index = {word: i for i, word in enumerate(distinct)}
+            vectors = vectors[[index[self._first.get(word, word)] for word in words]]
+        return Rows(vectors, self._coverage(words, Coverage(*coverage)))
 
     def coverage(self, vocabulary: Vocabulary, *, progress: bool | None = None) -> Coverage:
         """The coverage that :meth:`rows` would return; reads only the words.
@@ -258,9 +270,28 @@ class VectorFile:
         Raises:
             FileFormatError: The file is malformed.
         """
-        words = bindings().Vocabulary(words_of(vocabulary, "vocabulary"))
+        words = words_of(vocabulary, "vocabulary")
+        known = bindings().Vocabulary(self._distinct(words))
         with self._bar(progress) as advance:
-            return Coverage(*self._file.coverage(words, advance))
+            return self._coverage(words, Coverage(*self._file.coverage(known, advance)))
+
+    def _distinct(self, words: list[str]) -> list[str]:
+        """The words by which rows are read: of those that share a row, its first."""
+        if not self._first:
+            return words
+        given = [word for word in words if word]
+        if len(set(given)) < len(given):
+            twice = next(word for word in given if given.count(word) > 1)
+            raise ValueError(f"vocabulary: expected each word once, got {shown(twice)} twice")
+        return [*dict.fromkeys(self._first.get(word, word) for word in words)]
+
+    def _coverage(self, words: list[str], found: Coverage) -> Coverage:
+        """The coverage of words from that of the words by which rows are read."""
+        if not self._first:
+            return found
+        lost = {*found.missing, ""}
+        missing = [word for word in words if word and self._first.get(word, word) in lost]
+        return Coverage(sum(map(bool, words)) - len(missing), missing, found.duplicate)
 
     def __repr__(self) -> str:
         return f"VectorFile({self.path!r}, format={self.format!r}, {len(self.names)} tensors)"
@@ -302,7 +333,7 @@ def open_vectors(
     Args:
         path: The file.
         words: The word of each row, for safetensors, which store no words: the model's tokenizer or
-            its vocabulary. Rows can then be selected by word.
+            its vocabulary. Rows can then be selected by word. In a mapping, words may share a row.
         unicode_errors: For words that are not valid UTF-8: "strict" raises, "replace" replaces
             invalid bytes with U+FFFD.
         on_bad_row: What to do with a row that has too few or too many numbers, a number that is not
@@ -330,14 +361,17 @@ def open_vectors(
     return VectorFile(path, words, unicode_errors, on_bad_row)
 
 
-def words_of(vocabulary: Vocabulary, argument: str) -> list[str]:
-    """The word of each row; an empty string if a mapping has none for it."""
+def words_of(vocabulary: Vocabulary, argument: str, may_share: bool = False) -> list[str]:
+    """The word of each row; an empty string if a mapping has none for it.
+
+    Of words that share a row, the first, if they may.
+    """
     if isinstance(vocabulary, Sequence) and not isinstance(vocabulary, (str, bytes)):
         words = list(vocabulary)
     elif isinstance(vocabulary, Mapping):
-        words = _by_row(vocabulary, argument)
+        words = _by_row(vocabulary, argument, may_share)
     elif hasattr(vocabulary, "get_vocab"):
-        words = _by_row(vocabulary.get_vocab(), argument)
+        words = _by_row(vocabulary.get_vocab(), argument, may_share)
     else:
         expected = "expected words in order, a mapping or a tokenizer"
         raise TypeError(f"{argument}: {expected}, got one {type(vocabulary).__name__}")
@@ -347,7 +381,15 @@ def words_of(vocabulary: Vocabulary, argument: str) -> list[str]:
     return words
 
 
-def _by_row(rows: Mapping[str, int], argument: str) -> list[str]:
+def first_words(vocabulary: Vocabulary | None, words: list[str]) -> dict[str, str]:
+    """For mappings in which words share rows: the first word of each word's row; else nothing."""
+    rows = vocabulary.get_vocab() if hasattr(vocabulary, "get_vocab") else vocabulary
+    if not isinstance(rows, Mapping) or len(rows) == sum(map(bool, words)):
+        return {}
+    return {word: words[row] for word, row in rows.items()}
+
+
+def _by_row(rows: Mapping[str, int], argument: str, may_share: bool) -> list[str]:
     for word, row in rows.items():
         if whole(argument, row) < 0:
             raise ValueError(f"{argument}: expected rows from 0, got {row} for {shown(word)}")
@@ -357,6 +399,8 @@ def _by_row(rows: Mapping[str, int], argument: str) -> list[str]:
         raise ValueError(f"{argument}: expected {gaps}, got {len(rows)} words for {count} rows")
     words = [""] * count
     for word, row in rows.items():
+        if words[row] and may_share:
+            continue
         if words[row]:
             both = f"{shown(words[row])} and to {shown(word)}"
             raise ValueError(f"{argument}: row {row} is given to {both}")

@@ -350,3 +350,101 @@ def test_a_line_that_ends_in_cr_alone_is_a_bad_row(tmp_path: Path) -> None:
     with pytest.raises(pe.FileFormatError, match="byte 21: expected lines that end in LF or CR LF"):
         open_vectors(path).table()
     assert open_vectors(path, on_bad_row="skip").words() == ["the", "a b", "\r"]
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    torch.manual_seed(3)
+    return torch.randn(shape) * 0.1
+
+
+SCALES = {
+    "one for all": lambda rows, columns: torch.tensor(0.25),
+    "one for each row": lambda rows, columns: torch.rand(rows),
+    "a column of rows": lambda rows, columns: torch.rand(rows, 1),
+    "groups of columns": lambda rows, columns: torch.rand(rows, columns // 4),
+    "blocks": lambda rows, columns: torch.rand(-(-rows // 128), -(-columns // 128)),
+}
+
+
+@pytest.mark.parametrize("kind", SCALES)
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("end", ["_scale", "_scale_inv"])
+def test_codes_are_multiplied_by_the_scales_beside_them(
+    kind: str, dtype: torch.dtype, end: str, tmp_path: Path
+) -> None:
+    theirs = pytest.importorskip("safetensors.torch")
+    rows, columns = 300, 132
+    scale = SCALES[kind](rows, columns)
+    codes = numbers(rows, columns).mul(300).round().to(dtype)
+    path = tmp_path / "m.safetensors"
+    theirs.save_file({"e.weight": codes, f"e.weight{end}": scale, "other": torch.ones(2)}, path)
+    if kind == "blocks":
+        full = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)[:rows, :columns]
+    elif kind == "groups of columns":
+        full = scale.repeat_interleave(4, 1)
+    else:
+        full = scale.reshape(-1, 1) if scale.dim() else scale
+    expected = codes.float() * full
+    file = open_vectors(path, words=[f"w{i}" for i in range(rows)])
+    assert torch.equal(file.table("e.weight"), expected)
+    picked = file.rows(["w299", "w130", "w0"], tensor="e.weight", dtype=torch.float64).vectors
+    assert torch.equal(picked, expected[[299, 130, 0]].double())
+    for module in (pe.TokenEmbedding, pe.cpp.TokenEmbedding):
+        table = module.from_file(path, tensor="e.weight", dtype=torch.bfloat16).weight
+        assert torch.equal(table, expected.bfloat16())
+    assert file.tensor("e.weight").dtype == dtype  # codes, for those who ask for them
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        (
+            {"e.weight": torch.ones(4, 2, dtype=torch.int8)},
+            r"'e.weight' has codes \(I8\) and no sc",
+        ),
+        ({"e.weight": torch.ones(4, 2).to(torch.uint32)}, r"has codes \(U32\) and no numbers"),
+        (
+            {
+                "e.weight": torch.ones(4, 2, dtype=torch.int8),
+                "e.weight_scale": torch.ones(4),
+                "e.weight_zero_point": torch.ones(4),
+            },
+            r"codes \(I8\) with zero points, 'e.weight_zero_point': dequantise it with the program",
+        ),
+        (
+            {"e.weight": torch.ones(4, 2, dtype=torch.int8), "e.weight_scale": torch.ones(3)},
+            r"expected scales for all, .* 'e.weight_scale' has the shape \[3\]",
+        ),
+    ],
+)
+def test_codes_are_never_taken_as_numbers(
+    tensors: dict[str, torch.Tensor], message: str, tmp_path: Path
+) -> None:
+    theirs = pytest.importorskip("safetensors.torch")
+    path = tmp_path / "m.safetensors"
+    theirs.save_file(tensors, path)
+    for module in (pe.TokenEmbedding, pe.cpp.TokenEmbedding):
+        for dtype in (None, torch.float32):
+            with pytest.raises(TypeError, match=message):
+                module.from_file(path, tensor="e.weight", dtype=dtype)
+
+
+def test_words_may_share_rows(tmp_path: Path) -> None:
+    """As in model2vec's files, whose "mapping" gives each token a row."""
+    theirs = pytest.importorskip("safetensors.torch")
+    rows, mapping = torch.arange(6.0).reshape(3, 2), [0, 1, 2, 1, 0]
+    path = tmp_path / "m.safetensors"
+    theirs.save_file({"embeddings": rows, "mapping": torch.tensor(mapping)}, path)
+    words = dict(zip("abcde", mapping, strict=True))
+    file = open_vectors(path, words=words)
+    found = file.rows([*"dxe", "a"], tensor="embeddings", missing="zero")
+    assert found.vectors.tolist() == [[2.0, 3.0], [0.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
+    assert found.coverage == file.coverage([*"dxea"])
+    assert (found.coverage.found, found.coverage.missing) == (3, ["x"])
+    order = list("edcba")
+    token = pe.TokenEmbedding.from_file(path, tensor="embeddings", words=words, vocabulary=order)
+    assert torch.equal(token.weight, rows[[words[word] for word in order]])
+    with pytest.raises(ValueError, match="vocabulary: expected each word once, got 'd' twice"):
+        file.rows(["d", "d"], tensor="embeddings")
+    with pytest.raises(ValueError, match=r"words: expected at most the 3 rows of .*, got 5"):
+        pe.TokenEmbedding.from_file(path, tensor="embeddings", words=list("abcde"))
