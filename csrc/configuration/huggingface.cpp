@@ -8,11 +8,11 @@
 
 #include "configuration/axes.h"
 #include "configuration/conventions.h"
-#include "configuration/irrelevant.h"
 #include "configuration/keys.h"
 #include "configuration/layers.h"
 #include "configuration/rope_parameters.h"
 #include "configuration/scalings.h"
+#include "configuration/unknown_keys.h"
 #include "configuration/widths.h"
 
 namespace posembed::configuration::huggingface {

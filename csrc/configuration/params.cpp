@@ -2,9 +2,9 @@
 
 #include <c10/util/Exception.h>
 
-#include "configuration/irrelevant.h"
 #include "configuration/keys.h"
 #include "configuration/layers.h"
+#include "configuration/unknown_keys.h"
 #include "configuration/words.h"
 
 namespace posembed::configuration::params {
@@ -30,15 +30,28 @@ YarnScaling mistral_yarn(Keys yarn) {
   return scaling;
 }
 
+/// Llama 3's factor, which few files have: 8 in Llama 3.1 and in the large models of 3.2, 32 in its
+/// models of 1B and 3B, as their config.json has it. The width tells them apart.
+double llama3_factor(Keys& keys) {
+  const json given = keys.take("rope_scaling_factor");
+  if (!given.is_null()) return real("rope_scaling_factor", given);
+  const int64_t width = whole("dim", keys.need("dim"));
+  if (width == 2048 || width == 3072) return 32.0;
+  TORCH_CHECK_VALUE(width == 4096 || width == 8192 || width == 16384,
+                    "rope_scaling_factor: missing in params.json, and no Llama 3 has a dim of ",
+                    width);
+  return 8.0;
+}
+
 /// Llama 3's scaling, whose other numbers are only in Meta's code, or Mistral's YaRN.
 RotaryScaling scaling_of(Keys& keys) {
-  const json factor = keys.take("rope_scaling_factor", 8.0);
   const json high = keys.take("rope_high_freq_factor", 4.0);
   const bool scaled = truthy(keys.take("use_scaled_rope")), named = truthy(keys.take("use_scaled"));
   const json yarn = keys.take("yarn");
   const bool llama3 = scaled || named;
   TORCH_CHECK_VALUE(!llama3 || !truthy(yarn), "yarn: expected none beside use_scaled_rope");
-  if (llama3) return Llama3Scaling{real("factor", factor), 1.0, real("factor", high), 8192};
+  if (llama3) return Llama3Scaling{llama3_factor(keys), 1.0, real("factor", high), 8192};
+  keys.ignore({"rope_scaling_factor"});
   if (yarn.is_null()) return {};
   return mistral_yarn(Keys(yarn, "yarn"));
 }

@@ -89,9 +89,13 @@ std::string label(const Fields& fields, const Kind& kind, const Fields& rope) {
   return name == "sliding_attention" ? "main" : "compress";
 }
 
-/// Rejects keys other than those of kinds of layers.
-void check_kinds_alone(const Fields& rope) {
+/// What some files repeat beside the kinds of layers, which transformers passes over.
+constexpr Words shared_keys = "factor partial_rotary_factor rope_theta rope_type type";
+
+/// Rejects other keys than those of kinds of layers.
+void check_kinds(const Fields& rope) {
   Keys every(rope, "rope_parameters");
+  every.ignore(shared_keys.list());
   for (const auto& each : rope.items()) {
     if (each.value().is_object()) every.ignore({each.key()});
   }
@@ -132,7 +136,7 @@ std::optional<Keys> parameters(Keys& config, const Kind& kind) {
   }
   Fields rope = legacy(config.fields());
   if (is_nested(rope)) {
-    check_kinds_alone(rope);
+    check_kinds(rope);
     json own = get(rope, label(config.fields(), kind, rope));
     if (own.is_null()) return std::nullopt;
     rope = std::move(own);

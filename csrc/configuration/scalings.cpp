@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <cmath>
 #include <map>
 #include <type_traits>
 
@@ -76,6 +77,13 @@ RotaryScaling yarn(Keys& rope, Keys& config) {
   return scaling;
 }
 
+/// TeleChat 3, as vLLM reads it: YaRN with an attention factor of its own.
+RotaryScaling telechat3(Keys& rope, Keys& config) {
+  auto scaling = std::get<YarnScaling>(yarn(rope, config));
+  if (!scaling.attention_factor) scaling.attention_factor = 0.07 * std::log(scaling.factor) + 1.0;
+  return scaling;
+}
+
 /// Llama 3.1.
 RotaryScaling llama3(Keys& rope, Keys& config) {
   const auto number = [&](const char* key) { return real(key, rope.need(key)); };
@@ -107,11 +115,15 @@ RotaryScaling unscaled(Keys&, Keys&) { return {}; }
 
 using ScalingReader = RotaryScaling (*)(Keys& rope, Keys& config);
 
-const std::map<std::string, ScalingReader> scaling_readers = {
-    {"default", unscaled},  {"axial", unscaled},
-    {"linear", linear},     {"dynamic", dynamic},
-    {"yarn", yarn},         {"llama3", llama3},
-    {"longrope", longrope}, {"proportional", proportional}};
+const std::map<std::string, ScalingReader> scaling_readers = {{"default", unscaled},
+                                                              {"axial", unscaled},
+                                                              {"linear", linear},
+                                                              {"dynamic", dynamic},
+                                                              {"yarn", yarn},
+                                                              {"llama3", llama3},
+                                                              {"longrope", longrope},
+                                                              {"proportional", proportional},
+                                                              {"telechat3-yarn", telechat3}};
 
 /// Other names of a type, and its usual name.
 const std::map<json, const char*> usual_names = {

@@ -42,6 +42,8 @@ ROWS = [
     meta("Meta-Llama-3.1-8B", (4096, 32, 32), LLAMA31, n_kv_heads=8, rope_theta=5e5, use_scaled_rope=True),
     meta("Meta-Llama-3.1-70B", (8192, 64, 80), LLAMA31, n_kv_heads=8, rope_theta=5e5, use_scaled_rope=True),
     meta("Meta-Llama-3.1-405B", (16384, 128, 126), LLAMA31, n_kv_heads=8, rope_theta=5e5, use_scaled_rope=True),
+    meta("Llama-3.2-1B", (2048, 32, 16), Spec(64, base=5e5, interleaved=True, scaling=pe.Llama3Scaling(32, 1, 4, 8192)), n_kv_heads=8, rope_theta=5e5, use_scaled_rope=True),
+    meta("Llama-3.2-3B", (3072, 24, 28), Spec(128, base=5e5, interleaved=True, scaling=pe.Llama3Scaling(32, 1, 4, 8192)), n_kv_heads=8, rope_theta=5e5, use_scaled_rope=True),
     mistral("Mistral-7B-v0.1", (4096, 32, 32), PLAIN, hidden_dim=14336, sliding_window=4096, **UNSAID),
     mistral("Mistral-7B-v0.3", (4096, 32, 32), Spec(128, base=1e6, interleaved=True), hidden_dim=14336, rope_theta=1e6),
     mistral("Mixtral-8x7B-v0.1", (4096, 32, 32), Spec(128, base=1e6, interleaved=True), rope_theta=1e6, moe={"num_experts_per_tok": 2, "num_experts": 8}),

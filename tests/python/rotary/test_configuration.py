@@ -143,6 +143,51 @@ def test_layers_with_bases_of_their_own(alone: None) -> None:
     ]  # fmt: skip
 
 
+def test_keys_that_say_nothing_about_positions_are_ignored() -> None:
+    """Keys of published files: LFM2.5-VL, EXAONE 4.5, Command R7B, DeepSeek V2."""
+    plain = {**LLAMA, "rope_theta": 1e4}
+    beside = {
+        "block_mlp_init_scale": 1.0, "conv_use_xavier_init": True, "use_pos_enc": True,
+        "tokens_per_second": 2, "deepstack_visual_indexes": [], "aux_loss_alpha": 0.001,
+        "layer_switch": 4, "order_of_interleaved_layers": "local_attn_first",
+        "position_embedding_type": "rope_gptj", "attn_output_gate": True, "logits_scaling": 8.0,
+        "new_block": {"width": 3},
+    }  # fmt: skip
+    read = pe.RotarySpec.from_huggingface
+    assert read({**plain, **beside}) == read(plain)
+
+
+def test_yarn_of_telechat() -> None:
+    """As vLLM reads it: the attention factor is 0.07 ln(factor) + 1."""
+    scaling = {
+        "rope_type": "telechat3-yarn", "factor": 4.0, "beta_fast": 32, "beta_slow": 1,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    config = {**LLAMA, "rope_theta": 1e6, "rope_scaling": scaling}
+    found = pe.RotarySpec.from_huggingface(config)
+    assert math.isclose(found.attention_factor, 0.07 * math.log(4.0) + 1.0, rel_tol=1e-15)
+    usual = {**config, "rope_scaling": {**scaling, "rope_type": "yarn"}}
+    assert torch.equal(found.frequencies(), pe.RotarySpec.from_huggingface(usual).frequencies())
+
+
+@pytest.mark.parametrize("shared", [{"rope_theta": 1e6}, {"rope_type": "default"}, {"factor": 2.0}])
+def test_keys_beside_kinds_of_layers_are_passed_over(shared: dict[str, Any]) -> None:
+    kinds = {
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }  # fmt: skip
+    config = {
+        "model_type": "gemma4_text", "hidden_size": 2816, "num_attention_heads": 16, "num_hidden_layers": 2,
+        "head_dim": 256, "global_head_dim": 512, "layer_types": [*kinds],
+    }  # fmt: skip
+    read = pe.RotarySpec.from_huggingface
+    for kind in kinds:
+        found = read({**config, "rope_parameters": {**kinds, **shared}}, kind)
+        assert found == read({**config, "rope_parameters": kinds}, kind)
+    with pytest.raises(ValueError, match=r"unknown keys \['rope_warp'\]"):
+        read({**config, "rope_parameters": {**kinds, "rope_warp": 1}}, "sliding_attention")
+
+
 def test_the_pairing_of_an_unknown_model_is_stated() -> None:
     config = {**LLAMA, "model_type": "my_model", "rope_theta": 1e4}
     with pytest.raises(ValueError, match="model_type 'my_model' is not known: pass interleaved"):
@@ -183,7 +228,10 @@ def test_no_base_is_guessed(alone: None) -> None:
         ({**LLAMA, "rope_theta": 1e4, "hidden_size": "wide"}, "hidden_size: expected a number, got 'wide'"),
         ({**GGUF, "llama.rope.freq_base": "big"}, "freq_base: expected a number, got 'big'"),
         ({"dim": 64, "n_heads": 4, "rope_theta": [1e4]}, "rope_theta: expected a number, got [10000.0]"),
-        ({"dim": 64, "n_heads": 4, "rope_theta": 1e4, "warp": 2}, "keys that are not understood: ['warp']: pass ignore=['warp'] if"),
+        ({"dim": 64, "n_heads": 4, "rope_theta": 1e4, "rope_warp": 2}, "keys that are not understood: ['rope_warp']: pass ignore=['rope_warp'] if"),
+        ({"dim": 64, "n_heads": 4, "rope_theta": 1e4, "use_scaled_rope": True}, "rope_scaling_factor: missing in params.json, and no Llama 3 has a dim of 64"),
+        ({**LLAMA, "rope_theta": 1e4, "attn_config": {"theta": 1e5}}, "keys that are not understood: ['attn_config']"),
+        ({**LLAMA, "rope_theta": 1e4, "position_embedding_type": "absolute"}, "keys that are not understood: ['position_embedding_type']"),
         ({"model_type": "gemma", "hidden_size": 3072, "num_attention_heads": 16, "rope_theta": 1e4}, "head_dim: missing in the configuration, and the configuration class of 'gemma' has a rule"),
     ],
 )  # fmt: skip
