@@ -63,8 +63,8 @@ int64_t trained_length(const json& scaling) {
   return static_cast<int64_t>(std::min(length, 0x1p62));
 }
 
-/// The largest error, in radians, of an angle that is a product of float32 numbers, at the positions
-/// of a text. Errors grow with the position, so the last 131,072 decide.
+/// The largest error, in radians, of an angle that is a product of float32 numbers, at the
+/// positions of a text. Errors grow with the position, so the last 131,072 decide.
 double float32_error(const std::vector<double>& frequencies, int64_t length) {
   double error = 0.0;
   for (const double frequency : frequencies) {
@@ -196,10 +196,9 @@ std::string RotarySpec::explain(std::optional<int64_t> seq_len) const {
   const int64_t trained = rotary::trained_length(nlohmann::json::parse(to_json()).at("scaling"));
   const int64_t length = trained > 0 ? trained : seq_len.value_or(0);
   if (length > 0) {
-    text +=
-        "\nfloat32 angles would be off by up to " +
-        rotary::format("%.2g rad in ", rotary::float32_error(scaled, length)) +
-        std::to_string(length) + " positions";
+    text += "\nfloat32 angles would be off by up to " +
+            rotary::format("%.2g rad in ", rotary::float32_error(scaled, length)) +
+            std::to_string(length) + " positions";
   }
   return text + "\n" + rotary::stretched_line(plain, scaled) + "\n" +
          rotary::table(spec, plain, scaled);
