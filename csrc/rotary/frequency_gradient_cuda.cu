@@ -149,7 +149,7 @@ const char* sum_moments_cuda(const Arguments& arguments, double* sums, void* out
   if (arguments.pairs == 0) return nullptr;
   core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    constexpr int size = vector_bytes / sizeof(T);
+    constexpr int size = core::vector_width<T>;
     const bool vectors = can_use_vectors<T>(arguments);
     const auto sum = arguments.interleaved
                          ? (vectors ? launch_sum<T, size, true> : launch_sum<T, 1, true>)

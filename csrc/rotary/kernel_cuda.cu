@@ -217,7 +217,7 @@ const char* rotate_cuda(const Arguments& arguments, core::CudaStream stream) {
   return core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
     return can_use_vectors<T>(arguments)
-               ? launch_pairing<T, vector_bytes / sizeof(T)>(arguments, stream)
+               ? launch_pairing<T, core::vector_width<T>>(arguments, stream)
                : launch_pairing<T, 1>(arguments, stream);
   });
 }

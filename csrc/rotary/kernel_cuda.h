@@ -467,7 +467,7 @@ __device__ bool own_angles(const Launch<T, capacity>& launch, const Token& token
 /// heads are less than 2^31 elements apart.
 template <typename T>
 bool can_use_vectors(const Arguments& arguments) {
-  constexpr int64_t size = vector_bytes / sizeof(T);
+  constexpr int64_t size = core::vector_width<T>;
   bool fits = arguments.pairs % size == 0;
   for (int64_t r = 0; r < arguments.count; ++r) {
     const HeadView& view = arguments.views[r];

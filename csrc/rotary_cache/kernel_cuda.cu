@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(rotary::most_threads<size>, rotary::least_bloc
 
 template <typename T, bool float8>
 bool fits_vectors(const Cache& cache) {
-  constexpr int64_t size = rotary::vector_bytes / sizeof(T);
+  constexpr int64_t size = core::vector_width<T>;
   constexpr uintptr_t alignment = float8 ? size : rotary::vector_bytes;
   bool fits = reinterpret_cast<uintptr_t>(cache.data) % alignment == 0;
   for (const int64_t stride : cache.stride) fits = fits && stride % size == 0;
@@ -257,7 +257,7 @@ bool fits_vectors(const Cache& cache) {
 
 template <typename T, bool float8>
 bool can_use_vectors(const Arguments& arguments) {
-  constexpr int64_t size = rotary::vector_bytes / sizeof(T);
+  constexpr int64_t size = core::vector_width<T>;
   const rotary::HeadView& value = arguments.value;
   bool fits = arguments.value_dim % size == 0 &&
               reinterpret_cast<uintptr_t>(value.in) % rotary::vector_bytes == 0;
@@ -312,7 +312,7 @@ const char* launch_pairing(const Arguments& arguments, core::CudaStream stream) 
 template <typename T, bool float8>
 const char* launch_size(const Arguments& arguments, core::CudaStream stream) {
   return can_use_vectors<T, float8>(arguments)
-             ? launch_pairing<T, rotary::vector_bytes / sizeof(T), float8>(arguments, stream)
+             ? launch_pairing<T, core::vector_width<T>, float8>(arguments, stream)
              : launch_pairing<T, 1, float8>(arguments, stream);
 }
 

@@ -635,7 +635,7 @@ const char* launch(const Pass& pass, core::CudaStream stream) {
   return core::visit_scalar(pass.rotation().scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
     return can_use_vectors<T>(pass.arguments)
-               ? launch_pairing<T, rotary::vector_bytes / sizeof(T)>(pass, stream)
+               ? launch_pairing<T, core::vector_width<T>>(pass, stream)
                : launch_pairing<T, 1>(pass, stream);
   });
 }
