@@ -479,8 +479,8 @@ struct RowBlocks {
     const auto divisor = [](int64_t value) {
       return core::Divisor<int64_t>::of(std::max<int64_t>(1, value));
     };
-    unsigned threads = core::warp_size;
-    while (threads * keys_per_thread < distances.keys) threads *= 2;
+    const int64_t warps = core::divide_up(distances.keys, keys_per_thread * core::warp_size);
+    const auto threads = static_cast<unsigned>(core::warp_size * std::max<int64_t>(1, warps));
     const int64_t rows_of_batch = heads * distances.queries;
     // Fewer rows where large blocks would leave multiprocessors without work.
     const int64_t enough = int64_t{64} * core::multiprocessors();
