@@ -82,13 +82,13 @@ __device__ void rotate_owned(const LaunchOf<T, capacity, form>& launch,
   if constexpr (form == Form::pairs) {
     owned->rotate_pairs(angles);
   } else if constexpr (form == Form::table) {
-    switch (launch.products) {
-      case Products::kept:
-        return owned->template rotate_in_steps<Products::kept>(angles);
-      case Products::rounded:
-        return owned->template rotate_in_steps<Products::rounded>(angles);
-      case Products::fused:
-        return owned->template rotate_in_steps<Products::fused>(angles);
+    switch (launch.product_rounding) {
+      case ProductRounding::none:
+        return owned->template rotate_in_steps<ProductRounding::none>(angles);
+      case ProductRounding::to_data_type:
+        return owned->template rotate_in_steps<ProductRounding::to_data_type>(angles);
+      case ProductRounding::fused:
+        return owned->template rotate_in_steps<ProductRounding::fused>(angles);
     }
   } else {
     owned->rotate(angles);
@@ -182,7 +182,7 @@ template <typename T, int size, bool interleaved>
 const char* launch_capacity(const Arguments& arguments, core::CudaStream stream) {
   if (arguments.cosines != nullptr) {
     if constexpr (std::is_same_v<T, core::BFloat16> && size > 1) {
-      if (arguments.products == Products::rounded &&
+      if (arguments.product_rounding == ProductRounding::to_data_type &&
           arguments.table_scalar == core::Scalar::bfloat16) {
         return launch_kernel<T, size, interleaved, max_pairs, Form::pairs>(arguments, stream);
       }

@@ -92,7 +92,7 @@ struct TableLaunch : Launch<T, capacity> {
   core::Scalar table_scalar;
   int64_t table_stride[3];
   bool reverse;
-  Products products;
+  ProductRounding product_rounding;
 };
 
 template <typename T, int capacity, Form form>
@@ -166,11 +166,11 @@ struct Pairs {
   }
 
   /// Rotates in PyTorch's steps: see rounding.h.
-  template <Products products>
+  template <ProductRounding rounding>
   __device__ void rotate_in_steps(const Angles<T, size, Form::table>& angles) {
 #pragma unroll
     for (int i = 0; i < size; ++i) {
-      rotary::rotate_in_steps<products>(T(a(i)), T(b(i)), angles.cosine[i], angles.sine[i], &a(i),
+      rotary::rotate_in_steps<rounding>(T(a(i)), T(b(i)), angles.cosine[i], angles.sine[i], &a(i),
                                         &b(i));
     }
   }
@@ -524,7 +524,7 @@ LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
     launch.table_scalar = arguments.table_scalar;
     std::copy(arguments.table_stride, arguments.table_stride + 3, launch.table_stride);
     launch.reverse = arguments.reverse;
-    launch.products = arguments.products;
+    launch.product_rounding = arguments.product_rounding;
   }
   if constexpr (form == Form::decaying) {
     launch.decay_center = arguments.decay_center;
