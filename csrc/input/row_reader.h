@@ -209,7 +209,7 @@ struct RowReader {
     const auto first = core::divide(number, teams.batch);
     batch = first.remainder;
     seq = first.quotient;
-    id = index_of(a.token, batch, seq);
+    id = row_index(a.token, batch, seq);
   }
 
   __device__ static bool records() { return Member<one_warp>::rank() == 0; }
@@ -230,7 +230,7 @@ struct RowReader {
     const T* row = table_row<T>(a, a.token, id, at, records(), &token_valid);
     if (needs_rows) read_row(row, token_row);
     if (a.type.data != nullptr) {
-      const int64_t index = index_of(a.type, batch, seq);
+      const int64_t index = row_index(a.type, batch, seq);
       type = static_cast<int>(index);
       type_row = table_row<T>(a, a.type, index, at, records(), &token_valid);
     }
@@ -239,13 +239,13 @@ struct RowReader {
       batch = 0;
       ++seq;
     }
-    if (seq < a.seq) id = index_of(a.token, batch, seq);
+    if (seq < a.seq) id = row_index(a.token, batch, seq);
   }
 
   __device__ void read_position(const TokenIndices& at) {
     position_valid = true;
     if (a.position.data != nullptr) {
-      const int64_t index = index_of(a.position, at.batch, at.seq);
+      const int64_t index = row_index(a.position, at.batch, at.seq);
       const T* row = table_row<T>(a, a.position, index, at, records(), &position_valid);
       if (needs_rows) read_row(row, position_row);
     }

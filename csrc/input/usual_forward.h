@@ -202,7 +202,7 @@ struct UsualReader {
   }
 
   __device__ void read_position() {
-    position = index_of(a.position, 0, seq);
+    position = row_index(a.position, 0, seq);
     position_valid = true;
     const T* row =
         table_row<T>(a, a.position, position, {0, seq, token}, records(), &position_valid);

@@ -345,7 +345,7 @@ template <typename T>
 void check_usual(const Case<T>& given, Arguments input) {
   std::vector<int64_t> positions;
   for (int64_t i = 0; i < given.tokens; ++i) {
-    positions.push_back(index_of(input.position, 0, i % given.seq));
+    positions.push_back(row_index(input.position, 0, i % given.seq));
   }
   Arguments other = input;
   other.position.index = {positions.data(), core::Index::int64};
