@@ -74,9 +74,9 @@ struct RowNumbers {
   }
 
   __device__ Row row(int64_t number) const {
-    const auto plane = core::divide(number, queries);
-    const auto place = core::divide(plane.quotient, heads);
-    return {place.quotient, place.remainder, plane.remainder};
+    const auto query = core::divide(number, queries);
+    const auto head = core::divide(query.quotient, heads);
+    return {head.quotient, head.remainder, query.remainder};
   }
 };
 
@@ -147,8 +147,8 @@ class RowBias {
         exact<C>(plain ? distances_.offset + query : query_position(distances_, batch, query));
     if (!has_documents()) return;
     // Neighbouring rows are mostly of the same document.
-    const int64_t place = distances_.offset + query;
-    if (place < document_.begin || place >= document_.end) {
+    const int64_t key = distances_.offset + query;  // of the query's token
+    if (key < document_.begin || key >= document_.end) {
       document_ = document_of(distances_, query);
     }
   }
@@ -493,8 +493,8 @@ struct RowBlocks {
   /// The first row of the block.
   __device__ Row first() const {
     const auto part = core::divide(int64_t{blockIdx.x}, parts);
-    const auto place = core::divide(part.remainder * rows, queries);
-    return {part.quotient, place.quotient, place.remainder};
+    const auto query = core::divide(part.remainder * rows, queries);
+    return {part.quotient, query.quotient, query.remainder};
   }
 
   /// The number of its rows.
@@ -551,18 +551,18 @@ class KeyTable {
   }
 
   __device__ void write(int pack, const Keys<C, width>& keys) {
-    const unsigned place = pack * blockDim.x + threadIdx.x;
+    const unsigned index = pack * blockDim.x + threadIdx.x;
     const C ends[2] = {keys.first, keys.last};
-    core::store_values<width>(keys.position, positions_ + place * width);
-    core::store_values<2>(ends, ends_ + place * 2);
+    core::store_values<width>(keys.position, positions_ + index * width);
+    core::store_values<2>(ends, ends_ + index * 2);
   }
 
   __device__ Keys<C, width> at(int pack) const {
-    const unsigned place = pack * blockDim.x + threadIdx.x;
+    const unsigned index = pack * blockDim.x + threadIdx.x;
     Keys<C, width> keys;
     C ends[2];
-    core::load_values<width>(positions_ + place * width, keys.position);
-    core::load_values<2>(ends_ + place * 2, ends);
+    core::load_values<width>(positions_ + index * width, keys.position);
+    core::load_values<2>(ends_ + index * 2, ends);
     keys.first = ends[0];
     keys.last = ends[1];
     return keys;
@@ -949,9 +949,9 @@ const char* launch_reduce_heads(const SlopeGradient& gradient, int64_t batch, in
 /// The largest number of keys, up to 16 bytes, in which all rows can be read and written.
 template <typename T>
 int64_t width_of(const Matrices& matrices, int64_t keys) {
-  const auto place = static_cast<int64_t>(reinterpret_cast<uintptr_t>(matrices.data) / sizeof(T));
+  const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(matrices.data) / sizeof(T));
   const auto* stride = matrices.stride;
-  const int64_t all = core::vector_width<T> | keys | place | stride[0] | stride[1] | stride[2];
+  const int64_t all = core::vector_width<T> | keys | address | stride[0] | stride[1] | stride[2];
   return all & -all;
 }
 

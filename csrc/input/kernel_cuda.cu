@@ -235,14 +235,14 @@ __device__ void write_gradient(const BackwardArguments& b, const Sums<Compute<T>
 }
 
 template <typename T, int width>
-__device__ void backward_token(const BackwardArguments& b, const TokenIndices& place,
+__device__ void backward_token(const BackwardArguments& b, const TokenIndices& at,
                                const Sums<Compute<T>>& sums) {
   using C = Compute<T>;
   const Arguments& a = b.input;
   const int64_t dim = a.embedding_dim;
   const int64_t begin = int64_t{threadIdx.x} * width, step = int64_t{blockDim.x} * width;
-  const int64_t token = place.token;
-  const TokenRowPointers<T> rows = rows_of<T>(a, place, threadIdx.x == 0);
+  const int64_t token = at.token;
+  const TokenRowPointers<T> rows = rows_of<T>(a, at, threadIdx.x == 0);
   const core::Dropout dropout = dropout_of(a.dropout, a.seed);
   const bool normed = rows.valid && a.norm != Norm::none;
   const C mean = normed && b.mean != nullptr ? static_cast<const C*>(b.mean)[token] : C(0);

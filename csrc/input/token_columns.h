@@ -32,13 +32,13 @@ struct TokenIndices {
 /// records.
 template <typename T>
 __device__ const T* table_row(const Arguments& a, const Table& table, int64_t index,
-                              const TokenIndices& place, bool records, bool* valid) {
+                              const TokenIndices& at, bool records, bool* valid) {
   if (table.data == nullptr) return nullptr;
   const auto row = static_cast<uint64_t>(index) + static_cast<uint64_t>(table.first_row);
   if (row >= static_cast<uint64_t>(table.rows)) {
     *valid = false;
     if (records) {
-      record_error(a.error, table.kind, index, place.token, table.rows - table.first_row);
+      record_error(a.error, table.kind, index, at.token, table.rows - table.first_row);
     }
     return nullptr;
   }

@@ -161,13 +161,13 @@ struct UsualReader {
     const auto at = core::divide(int64_t{first}, teams.batch);
     batch = static_cast<int>(at.remainder);
     seq = static_cast<int>(at.quotient);
-    id = core::read(a.token.index, place());
+    id = core::read(a.token.index, next_token());
   }
 
   __device__ static bool records() { return Member<one_warp>::rank() == 0; }
 
-  /// The next token's index in [batch, seq].
-  __device__ int place() const { return batch * static_cast<int>(a.seq) + seq; }
+  /// The index of the next token in [batch, seq].
+  __device__ int next_token() const { return batch * static_cast<int>(a.seq) + seq; }
 
   /// Whether an index is inside its table; records it otherwise.
   __device__ bool check(const Table& table, int64_t index) const {
@@ -185,7 +185,7 @@ struct UsualReader {
 
   /// Starts to read the next token, which may be the last.
   __device__ void read_next(bool is_first) {
-    token = place();
+    token = next_token();
     valid = check(a.token, id);
     if (valid) {
       read_row(a.token.data, int64_t{static_cast<int>(id)} * static_cast<int>(a.token.stride),
@@ -198,7 +198,7 @@ struct UsualReader {
       batch = 0;
       ++seq;
     }
-    if (seq < static_cast<int>(a.seq)) id = core::read(a.token.index, place());
+    if (seq < static_cast<int>(a.seq)) id = core::read(a.token.index, next_token());
   }
 
   __device__ void read_position() {

@@ -238,8 +238,8 @@ struct Token {
 
 template <typename T, int capacity>
 __device__ Token token_of(const Launch<T, capacity>& launch, int64_t number) {
-  const auto place = core::divide(number, launch.seq);
-  return {number, place.quotient, place.remainder};
+  const auto indices = core::divide(number, launch.seq);
+  return {number, indices.quotient, indices.remainder};
 }
 
 __device__ inline int64_t offset_of(const Token& token, int64_t head, const int64_t* stride) {
@@ -270,10 +270,10 @@ class TokenHeads {
   /// The row of a head; the query's heads come first.
   __device__ Row<T> row(int head) const {
     const bool is_key = head >= launch_.query_heads;
-    const int place = is_key ? head - launch_.query_heads : head;
+    const int index = is_key ? head - launch_.query_heads : head;
     const HeadView& view = launch_.views[is_key];
-    return {(is_key ? in_[1] : in_[0]) + head_offset<size>(place, view.in_stride[2]),
-            (is_key ? out_[1] : out_[0]) + head_offset<size>(place, view.out_stride[2])};
+    return {(is_key ? in_[1] : in_[0]) + head_offset<size>(index, view.in_stride[2]),
+            (is_key ? out_[1] : out_[0]) + head_offset<size>(index, view.out_stride[2])};
   }
 
  private:
@@ -290,9 +290,9 @@ struct HeadThreads {
 
   __device__ explicit HeadThreads(const core::Divisor<int>& per_head)
       : count(per_head.value), within_warp(count <= core::warp_size && (count & (count - 1)) == 0) {
-    const auto place = core::divide(static_cast<int>(threadIdx.x), per_head);
-    group = place.quotient;
-    index = place.remainder;
+    const auto head = core::divide(static_cast<int>(threadIdx.x), per_head);
+    group = head.quotient;
+    index = head.remainder;
   }
 };
 

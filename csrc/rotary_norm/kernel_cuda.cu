@@ -101,9 +101,9 @@ struct alignas(16) WindowWeights {
   }
 
   template <int size>
-  __device__ Pack<C, size> read(int place) const {
+  __device__ Pack<C, size> read(int column) const {
     Pack<C, size> pack;
-    core::load_values<size>(of + place, pack.element);
+    core::load_values<size>(of + column, pack.element);
     return pack;
   }
 };
@@ -244,7 +244,7 @@ class HeadWalk {
  public:
   __device__ HeadWalk(const Launch& launch, const Token& token, int column, int head, int step)
       : launch_(launch), token_(token), column_(column), step_(step) {
-    place(head);
+    go_to(head);
   }
 
   __device__ Element* address() const { return address_; }
@@ -253,17 +253,17 @@ class HeadWalk {
   __device__ void advance(int head) {
     address_ += distance_;
     const auto in_key = static_cast<unsigned>(head - launch_.query_heads);
-    if (in_key < static_cast<unsigned>(step_)) place(head);  // the first of the key
+    if (in_key < static_cast<unsigned>(step_)) go_to(head);  // the first of the key
   }
 
  private:
-  __device__ void place(int head) {
-    const int r = head >= launch_.query_heads, place = r == 0 ? head : head - launch_.query_heads;
+  __device__ void go_to(int head) {
+    const int r = head >= launch_.query_heads, index = r == 0 ? head : head - launch_.query_heads;
     const HeadView& view = launch_.views[r];
     constexpr bool reads = std::is_const_v<Element>;
     const int64_t* stride = reads ? view.in_stride : view.out_stride;
     const auto data = reinterpret_cast<uintptr_t>(reads ? view.in : view.out);
-    address_ = reinterpret_cast<Element*>(data) + (offset_of(token_, place, stride) + column_);
+    address_ = reinterpret_cast<Element*>(data) + (offset_of(token_, index, stride) + column_);
     distance_ = step_ * stride[2];
   }
 

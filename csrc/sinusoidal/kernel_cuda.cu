@@ -108,10 +108,10 @@ struct Rows {
   /// Those of encoding `number`; none if it is beyond the last encoding.
   __device__ Rows(const Arguments& a, const Sequences& sequences, int64_t number,
                   const core::Divisor<int64_t>& length) {
-    const auto place = core::divide(number, length);
-    if (place.quotient >= (sequences.shared ? 1 : a.batch)) return;
-    batch = sequences.shared ? sequences.first : place.quotient;
-    seq = place.remainder;
+    const auto indices = core::divide(number, length);
+    if (indices.quotient >= (sequences.shared ? 1 : a.batch)) return;
+    batch = sequences.shared ? sequences.first : indices.quotient;
+    seq = indices.remainder;
     left = sequences.shared ? sequences.count : 1;
     out = static_cast<T*>(a.out) + batch * a.out_stride[0] + seq * a.out_stride[1];
     if (a.in == nullptr) return;
@@ -135,18 +135,18 @@ __global__ void __launch_bounds__(most_threads, resident_blocks)
   using C = Compute<T>;
   const Sinusoid& sinusoid = arguments.sinusoid;
   const Layout& layout = sinusoid.layout;
-  const int64_t place = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * width;
-  if (place >= count) return;
+  const int64_t first = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * width;
+  if (first >= count) return;
   const int64_t order = derivative ? sinusoid.order : 0;
   TurnOf<T> turns[width];
   C factors[derivative ? width : 1];
   const double scale = scale_of(sinusoid);
 #pragma unroll
   for (int i = 0; i < width; ++i) {
-    turns[i] = core::through_data_cache(block.turns)[place + i];
+    turns[i] = core::through_data_cache(block.turns)[first + i];
     factors[derivative ? i : 0] = static_cast<C>(amplitude(scale, order, turns[i]));
   }
-  const PairIndices indices = indices_of<width>(layout, begin + place);
+  const PairIndices indices = indices_of<width>(layout, begin + first);
   const Sequences sequences(arguments);
   int64_t number = blockIdx.x;
   Rows<T> rows(arguments, sequences, number, length);

@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(threads) gather_kernel(GatherArguments a, Warp
   const int64_t piece = item - row * layout.pieces;
   const int64_t first = row * rows_of_warp(layout) + (lane >> layout.lanes_log2);
   const int first_vector = lane & ((1 << layout.lanes_log2) - 1);
-  const auto place_of = [&](int i) {
+  const auto index_of = [&](int i) {
     return first + (int64_t{i >> layout.vectors_log2} << (5 - layout.lanes_log2));
   };
   const auto column_of = [&](int i) {
@@ -72,15 +72,15 @@ __global__ void __launch_bounds__(threads) gather_kernel(GatherArguments a, Warp
   int64_t ids[gather_vectors];
 #pragma unroll
   for (int i = 0; i < gather_vectors; ++i) {
-    if (place_of(i) < a.count) ids[i] = read(a.ids, place_of(i));
+    if (index_of(i) < a.count) ids[i] = read(a.ids, index_of(i));
   }
   Vector<T, width> vectors[gather_vectors] = {};
   bool valid[gather_vectors];
 #pragma unroll
   for (int i = 0; i < gather_vectors; ++i) {
     valid[i] = false;
-    const int64_t place = place_of(i), column = column_of(i);
-    if (place >= a.count || column >= a.embedding_dim) continue;
+    const int64_t index = index_of(i), column = column_of(i);
+    if (index >= a.count || column >= a.embedding_dim) continue;
     const auto from = static_cast<uint64_t>(ids[i]) + static_cast<uint64_t>(a.first_row);
     valid[i] = from < static_cast<uint64_t>(a.rows);
     if (valid[i]) {
@@ -88,19 +88,19 @@ __global__ void __launch_bounds__(threads) gather_kernel(GatherArguments a, Warp
           static_cast<const T*>(a.weight) + static_cast<int64_t>(from) * a.weight_stride;
       vectors[i] = *reinterpret_cast<const Vector<T, width>*>(data + column);
     } else if (column == 0) {
-      record_error(a.error, a.kind, ids[i], place, a.rows - a.first_row);
+      record_error(a.error, a.kind, ids[i], index, a.rows - a.first_row);
     }
   }
   const auto scale = static_cast<Compute<T>>(a.scale);
 #pragma unroll
   for (int i = 0; i < gather_vectors; ++i) {
-    const int64_t place = place_of(i), column = column_of(i);
-    if (place >= a.count || column >= a.embedding_dim) continue;
+    const int64_t index = index_of(i), column = column_of(i);
+    if (index >= a.count || column >= a.embedding_dim) continue;
     if (valid[i] && scale != 1) {
 #pragma unroll
       for (T& value : vectors[i].values) store(load(value) * scale, &value);
     }
-    T* to = static_cast<T*>(a.out) + place * a.embedding_dim;
+    T* to = static_cast<T*>(a.out) + index * a.embedding_dim;
     core::write_vector<T, width>(vectors[i], to + column);
   }
 }
@@ -115,11 +115,11 @@ void launch_gather(const GatherArguments& a, cudaStream_t stream) {
 // ---- backward ----
 
 using Key = uint32_t;
-using Place = uint32_t;
+using IdIndex = uint32_t;
 
 struct Workspace {
   Key *unsorted_keys, *keys;
-  Place *unsorted_places, *places;
+  IdIndex *unsorted_indices, *indices;
   Key* ranks;           // rows form: number of groups up to each entry
   Key* tile_groups;     // rows form: number of groups that begin in each tile
   void *heads, *tails;  // for each window of entries, sums of spans of long groups: first, later
@@ -139,8 +139,8 @@ int key_bits(int64_t num_embeddings) {
 size_t temporary_bytes(const BackwardArguments& a) {
   size_t sort = 0;
   cub::DeviceRadixSort::SortPairs(nullptr, sort, static_cast<const Key*>(nullptr),
-                                  static_cast<Key*>(nullptr), static_cast<const Place*>(nullptr),
-                                  static_cast<Place*>(nullptr), a.count, 0,
+                                  static_cast<Key*>(nullptr), static_cast<const IdIndex*>(nullptr),
+                                  static_cast<IdIndex*>(nullptr), a.count, 0,
                                   key_bits(a.num_embeddings));
   return sort;
 }
@@ -176,8 +176,8 @@ Workspace lay_out(const BackwardArguments& a) {
   const size_t list = static_cast<size_t>(a.count) * sizeof(Key);
   w.unsorted_keys = reinterpret_cast<Key*>(take(list));
   w.keys = reinterpret_cast<Key*>(take(list));
-  w.unsorted_places = reinterpret_cast<Place*>(take(list));
-  w.places = reinterpret_cast<Place*>(take(list));
+  w.unsorted_indices = reinterpret_cast<IdIndex*>(take(list));
+  w.indices = reinterpret_cast<IdIndex*>(take(list));
   const bool dense = a.row_ids == nullptr;
   w.ranks = reinterpret_cast<Key*>(take(dense ? 0 : list));
   w.tile_groups = w.unsorted_keys;  // no longer needed
@@ -197,14 +197,14 @@ Workspace lay_out(const BackwardArguments& a) {
 // Padding and ids outside the table get the key num_embeddings, which sorts last and is omitted
 // from every sum.
 __global__ void key_kernel(BackwardArguments a, Workspace w, int64_t tickets) {
-  const int64_t place = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  for (int64_t i = place; i < tickets; i += int64_t{gridDim.x} * blockDim.x) w.tickets[i] = 0;
-  if (place >= a.count) return;
-  const int64_t id = read(a.ids, place);
+  const int64_t index = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  for (int64_t i = index; i < tickets; i += int64_t{gridDim.x} * blockDim.x) w.tickets[i] = 0;
+  if (index >= a.count) return;
+  const int64_t id = read(a.ids, index);
   const uint64_t row = static_cast<uint64_t>(id) + static_cast<uint64_t>(a.first_row);
   const bool kept = row < static_cast<uint64_t>(a.num_embeddings) && id != a.padding_idx;
-  w.unsorted_keys[place] = static_cast<Key>(kept ? row : static_cast<uint64_t>(a.num_embeddings));
-  w.unsorted_places[place] = static_cast<Place>(place);
+  w.unsorted_keys[index] = static_cast<Key>(kept ? row : static_cast<uint64_t>(a.num_embeddings));
+  w.unsorted_indices[index] = static_cast<IdIndex>(index);
 }
 
 __device__ bool is_head(const BackwardArguments& a, const Key* keys, int64_t entry) {
@@ -313,26 +313,26 @@ template <typename T>
 struct SpanRows {
   static constexpr int kept = span / warp_size;
   const BackwardArguments& a;
-  Place rows[kept] = {};
+  IdIndex rows[kept] = {};
   Compute<T> factors[kept] = {};
 
-  __device__ SpanRows(const BackwardArguments& arguments, const Place* places, int64_t begin)
+  __device__ SpanRows(const BackwardArguments& arguments, const IdIndex* indices, int64_t begin)
       : a(arguments) {
     const auto* given = static_cast<const Compute<T>*>(a.sources.factors);
 #pragma unroll
     for (int i = 0; i < kept; ++i) {
       const int64_t entry = begin + i * warp_size + threadIdx.x % warp_size;
       if (entry >= a.count) continue;
-      const Place place = places[entry];
-      rows[i] = a.sources.rows != nullptr ? static_cast<Place>(a.sources.rows[place]) : place;
-      factors[i] = given != nullptr ? given[place] : Compute<T>{1};
+      const IdIndex index = indices[entry];
+      rows[i] = a.sources.rows != nullptr ? static_cast<IdIndex>(a.sources.rows[index]) : index;
+      factors[i] = given != nullptr ? given[index] : Compute<T>{1};
     }
   }
 
   /// Row `number` of the span and its factor. The whole warp calls it with the same number.
   __device__ const T* row(int number) const {
-    const Place low = __shfl_sync(whole_warp, rows[0], number % warp_size);
-    const Place high = __shfl_sync(whole_warp, rows[kept - 1], number % warp_size);
+    const IdIndex low = __shfl_sync(whole_warp, rows[0], number % warp_size);
+    const IdIndex high = __shfl_sync(whole_warp, rows[kept - 1], number % warp_size);
     return static_cast<const T*>(a.gradient) +
            int64_t{number < warp_size ? low : high} * a.embedding_dim;
   }
@@ -359,8 +359,8 @@ __device__ void add_rows(const SpanRows<T>& rows, int count, int64_t column,
       factors[i] = rows.factor(first + i);
 #pragma unroll
       for (int v = 0; v < vectors; ++v) {
-        const int64_t place = column + v * warp_size * width;
-        if (place < rows.a.embedding_dim) loaded[i][v].read(row + place);
+        const int64_t at = column + v * warp_size * width;
+        if (at < rows.a.embedding_dim) loaded[i][v].read(row + at);
       }
     }
 #pragma unroll
@@ -433,11 +433,12 @@ __device__ void write_columns(const BackwardArguments& a, int64_t row, int64_t c
 
 /// The sum of a single row. Like a longer sum, it is never -0.
 template <typename T, int width>
-__device__ void copy_row(const BackwardArguments& a, const Share& share, Place place, int64_t row) {
+__device__ void copy_row(const BackwardArguments& a, const Share& share, IdIndex index,
+                         int64_t row) {
   using C = Compute<T>;
   const auto* factors = static_cast<const C*>(a.sources.factors);
-  const C given = factors != nullptr ? factors[place] : C{1}, factor = factor_of<T>(a, 1);
-  const int64_t source = a.sources.rows != nullptr ? a.sources.rows[place] : place;
+  const C given = factors != nullptr ? factors[index] : C{1}, factor = factor_of<T>(a, 1);
+  const int64_t source = a.sources.rows != nullptr ? a.sources.rows[index] : index;
   const T* from = static_cast<const T*>(a.gradient) + source * a.embedding_dim;
   for_columns<width, copy_vectors>(a, share, [&](int64_t column) {
     core::Words<T, width> vectors[copy_vectors];
@@ -467,15 +468,15 @@ __device__ void sum_group(const BackwardArguments& a, const Workspace& w, const 
   // No load waits for another: most groups have one entry.
   const Key before = w.keys[begin > 0 ? begin - 1 : 0], key = w.keys[begin];
   const Key after = w.keys[begin < last ? begin + 1 : last];
-  const Place place = w.places[begin];
+  const IdIndex index = w.indices[begin];
   const int64_t row = row_of(a, w, begin);
   if (key >= a.num_embeddings || (begin > 0 && before == key)) return;
   if (begin == last || after != key) {
-    copy_row<T, width>(a, share, place, row);
+    copy_row<T, width>(a, share, index, row);
     return;
   }
   if (is_long(a, w.keys, begin)) return;
-  const SpanRows<T> rows(a, w.places, begin);
+  const SpanRows<T> rows(a, w.indices, begin);
   const auto count = static_cast<int>(span_end(a, w.keys, begin) - begin);
   const Compute<T> factor = factor_of<T>(a, count);
   for_columns<width, vectors>(a, share, [&](int64_t column) {
@@ -581,7 +582,7 @@ __device__ void sum_span(const BackwardArguments& a, const Workspace& w, const L
   const int64_t end = first_entry(w.keys, of.begin, a.count, static_cast<uint64_t>(key) + 1);
   const auto count = static_cast<int>(min(end - of.begin, span));
   C total[1][width] = {};
-  add_rows<4>(SpanRows<T>(a, w.places, of.begin), count, column, total);
+  add_rows<4>(SpanRows<T>(a, w.indices, of.begin), count, column, total);
   if (column >= a.embedding_dim) return;
   const auto sums_of = [&](int64_t begin) {
     auto* sums = static_cast<C*>(begin == group ? w.heads : w.tails);
@@ -654,9 +655,9 @@ const char* sort(const BackwardArguments& a, Workspace& w, cudaStream_t stream) 
           core::checked_launch(key_kernel, blocks, threads, 0, stream, a, w, tickets)) {
     return error;
   }
-  return core::text_of(cub::DeviceRadixSort::SortPairs(w.sort, w.sort_bytes, w.unsorted_keys,
-                                                       w.keys, w.unsorted_places, w.places, a.count,
-                                                       0, key_bits(a.num_embeddings), stream));
+  return core::text_of(cub::DeviceRadixSort::SortPairs(
+      w.sort, w.sort_bytes, w.unsorted_keys, w.keys, w.unsorted_indices, w.indices, a.count, 0,
+      key_bits(a.num_embeddings), stream));
 }
 
 /// Rows form: computes ranks and the id of each row.

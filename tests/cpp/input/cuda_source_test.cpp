@@ -258,10 +258,10 @@ void check_ids_outside(int64_t dim, Norm norm) {
   ASSERT_EQ(forward_cuda(out.arguments(input), nullptr), nullptr);
   EXPECT_EQ(error.state, 2u);
   // Any of the three may come first.
-  const bool is_type = error.place == 7;
+  const bool is_type = error.index == 7;
   EXPECT_EQ(error.kind, core::ErrorKind::token_id);  // the problem names no other
-  EXPECT_EQ(error.value, is_type ? given.types[7] : given.ids.at(size_t(error.place)));
-  EXPECT_TRUE(is_type || error.place == 3 || error.place == 4);
+  EXPECT_EQ(error.value, is_type ? given.types[7] : given.ids.at(size_t(error.index)));
+  EXPECT_TRUE(is_type || error.index == 3 || error.index == 4);
   EXPECT_EQ(error.limit, is_type ? 2 : 11);
   Gradients<T> gradients(given);
   ASSERT_EQ(backward_cuda(gradients.arguments(given, input, out), nullptr), nullptr);

@@ -245,8 +245,8 @@ TEST(RotaryGpuSource, RecordsABadPositionAndLeavesItsToken) {
   rotate_all(call.arguments, 0, 4);
   EXPECT_EQ(error.state, 2u);
   EXPECT_EQ(error.kind, core::ErrorKind::position);
-  EXPECT_TRUE(error.place == 1 || error.place == 3);
-  EXPECT_EQ(error.value, error.place == 1 ? -2 : -9);
+  EXPECT_TRUE(error.index == 1 || error.index == 3);
+  EXPECT_EQ(error.value, error.index == 1 ? -2 : -9);
   const auto bytes = static_cast<size_t>(problem.heads[0] * problem.head_dim) * sizeof(float);
   EXPECT_EQ(memcmp(call.output(0).data() + bytes, call.input(0).data() + bytes, bytes), 0);
   EXPECT_NE(memcmp(call.output(0).data(), call.input(0).data(), bytes), 0);

@@ -100,7 +100,7 @@ TEST(TokenGpuSource, Gather) {
           arguments.error = &error;
           gather_cuda(arguments, nullptr);
           ASSERT_EQ(error.state, 2u);
-          ASSERT_EQ(error.value, ids[static_cast<size_t>(error.place)]);
+          ASSERT_EQ(error.value, ids[static_cast<size_t>(error.index)]);
           ASSERT_TRUE(error.value < start || error.value >= start + rows);
         }
       }
@@ -157,8 +157,8 @@ void check_backward(Scalar scalar, const std::vector<int64_t>& ids, int64_t dim,
                     bool shares = false, int64_t rows = token::rows) {
   const auto count = static_cast<int64_t>(ids.size());
   std::vector<uint32_t> sources;
-  for (int64_t place = 0; place < count; ++place) {
-    sources.push_back(static_cast<uint32_t>(place / 7));
+  for (int64_t index = 0; index < count; ++index) {
+    sources.push_back(static_cast<uint32_t>(index / 7));
   }
   Memory factors = make_factors(count, scalar);
   Memory gradient(count * dim, scalar, shift);
