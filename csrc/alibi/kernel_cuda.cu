@@ -21,9 +21,9 @@ using core::Compute;
 using core::Vector;
 
 constexpr int block_size = 256;
-constexpr int64_t most_blocks = int64_t{1} << 20;
+constexpr int64_t max_blocks = int64_t{1} << 20;
 
-unsigned blocks_for(int64_t rows) { return static_cast<unsigned>(std::min(rows, most_blocks)); }
+unsigned blocks_for(int64_t rows) { return static_cast<unsigned>(std::min(rows, max_blocks)); }
 
 // ---------------------------------------------------------------------------------------- one row
 
@@ -83,13 +83,13 @@ struct RowNumbers {
 // ----------------------------------------------------------------------------------- packs of keys
 
 /// Whole numbers up to this size, and their differences, are floats.
-constexpr int64_t most_exact = 1 << 23;
+constexpr int64_t max_exact = 1 << 23;
 
 /// NaN if the position is too large for exact differences.
 template <typename C>
 __device__ C exact(int64_t position) {
-  return position <= most_exact && position >= -most_exact ? static_cast<C>(position)
-                                                           : static_cast<C>(NAN);
+  return position <= max_exact && position >= -max_exact ? static_cast<C>(position)
+                                                         : static_cast<C>(NAN);
 }
 
 /// The positions of `width` neighbouring keys.
@@ -138,7 +138,7 @@ class RowBias {
   __device__ RowBias(const Distances& distances, const BiasLine<C>& line)
       : distances_(distances),
         line_(line),
-        most_(distances.causal ? C(0) : static_cast<C>(2 * most_exact)) {}
+        max_distance_(distances.causal ? C(0) : static_cast<C>(2 * max_exact)) {}
 
   __device__ void move_to(int64_t batch, int64_t query) {
     batch_ = batch;
@@ -157,7 +157,7 @@ class RowBias {
   template <int width>
   __device__ bool hides(const Keys<C, width>& keys, int64_t key) const {
     if (has_documents() && (key >= document_.end || key + width <= document_.begin)) return true;
-    return keys.first - position_ > most_;  // false if one is NaN
+    return keys.first - position_ > max_distance_;  // false if one is NaN
   }
 
   /// The bias of a hidden key: -infinity, or 0.
@@ -213,7 +213,7 @@ class RowBias {
       for (int i = 0; i < width; ++i) {
         const C distance = keys.position[i] - position_;
         const bool outside = !inside && (key + i < document_.begin || key + i >= document_.end);
-        if (distance > most_ || outside) {
+        if (distance > max_distance_ || outside) {
           hidden_key(i);
         } else {
           visible(i, distance > 0 ? line_.after : line_.before, distance);
@@ -245,7 +245,7 @@ class RowBias {
 
   const Distances& distances_;
   BiasLine<C> line_;
-  C most_;  // keys at larger distances are hidden
+  C max_distance_;  // keys at larger distances are hidden
   C position_ = 0;
   KeyRange document_ = {0, 0};
   int64_t batch_ = 0, query_ = 0;
@@ -399,16 +399,16 @@ __device__ void softmax_of_row(const ScoreArguments& arguments, const Row& row, 
     load_keys<width>(in + key, scores);
     bias.add(keys_at<width, plain, C>(distances, row.batch, key), key, scale, scores);
   };
-  C most = -static_cast<C>(INFINITY);
+  C max_score = -static_cast<C>(INFINITY);
   each_pack([&](int64_t key) {
     C scores[width];
     read(key, scores);
     if (key < kept_keys) core::store_values<width>(scores, kept + key);
 #pragma unroll
-    for (int i = 0; i < width; ++i) most = scores[i] > most ? scores[i] : most;
+    for (int i = 0; i < width; ++i) max_score = scores[i] > max_score ? scores[i] : max_score;
   });
-  most = core::over_block(most, core::Larger());
-  if (most == -static_cast<C>(INFINITY)) most = 0;
+  max_score = core::over_block(max_score, core::Larger());
+  if (max_score == -static_cast<C>(INFINITY)) max_score = 0;
   C part = 0;
   each_pack([&](int64_t key) {
     C values[width];
@@ -418,7 +418,7 @@ __device__ void softmax_of_row(const ScoreArguments& arguments, const Row& row, 
       read(key, values);
     }
 #pragma unroll
-    for (int i = 0; i < width; ++i) part += values[i] = exponential(values[i] - most);
+    for (int i = 0; i < width; ++i) part += values[i] = exponential(values[i] - max_score);
     if (key < kept_keys) core::store_values<width>(values, kept + key);
   });
   const C sum = core::over_block(part, core::Add());
@@ -430,7 +430,7 @@ __device__ void softmax_of_row(const ScoreArguments& arguments, const Row& row, 
     } else {
       read(key, values);
 #pragma unroll
-      for (int i = 0; i < width; ++i) values[i] = exponential(values[i] - most);
+      for (int i = 0; i < width; ++i) values[i] = exponential(values[i] - max_score);
     }
 #pragma unroll
     for (int i = 0; i < width; ++i) values[i] *= factor;
@@ -677,7 +677,7 @@ __device__ void softmax_one_by_one(const ScoreArguments& arguments, const Row& r
   const BiasLine<C> line = bias_line<C>(arguments.slopes, distances, row.head);
   const T* in = row_data<const T>(arguments.in, row);
   T* out = row_data<T>(arguments.out, row);
-  C most = -static_cast<C>(INFINITY), sum = 0;
+  C max_score = -static_cast<C>(INFINITY), sum = 0;
 #pragma unroll 1
   for (int pass = 0; pass < 3; ++pass) {
     C part = 0;
@@ -686,16 +686,16 @@ __device__ void softmax_one_by_one(const ScoreArguments& arguments, const Row& r
       const C score = biased(line, query.distance_to(key), core::load(in[key]),
                              static_cast<C>(arguments.scale));
       if (pass == 0) {
-        most = score > most ? score : most;
+        max_score = score > max_score ? score : max_score;
         continue;
       }
-      const C value = exponential(score - most);
+      const C value = exponential(score - max_score);
       part += value;
       if (pass == 2) core::store(sum == 0 ? C(0) : value * (1 / sum), out + key);
     }
     if (pass == 0) {
-      most = core::over_block(most, core::Larger());
-      if (most == -static_cast<C>(INFINITY)) most = 0;
+      max_score = core::over_block(max_score, core::Larger());
+      if (max_score == -static_cast<C>(INFINITY)) max_score = 0;
     } else if (pass == 1) {
       sum = core::over_block(part, core::Add());
     }
@@ -732,7 +732,7 @@ __global__ void __launch_bounds__(block_size, (softmax_blocks<T, width, plain>))
       given[pack] = *reinterpret_cast<const Vector<T, width>*>(in + key);
     });
     C values[packs][width];
-    C most = -static_cast<C>(INFINITY);
+    C max_score = -static_cast<C>(INFINITY);
 #pragma unroll
     for (int pack = 0; pack < packs; ++pack) {
       if ((needed >> pack & 1) == 0) continue;
@@ -740,17 +740,17 @@ __global__ void __launch_bounds__(block_size, (softmax_blocks<T, width, plain>))
       core::load_all(given[pack].values, values[pack]);
       biases.add(pack, key, scale, values[pack]);
 #pragma unroll
-      for (int i = 0; i < width; ++i) most = fmax(values[pack][i], most);  // skips NaN
+      for (int i = 0; i < width; ++i) max_score = fmax(values[pack][i], max_score);  // skips NaN
     }
-    most = core::over_block(most, core::Larger());
-    if (most == -static_cast<C>(INFINITY)) most = 0;
+    max_score = core::over_block(max_score, core::Larger());
+    if (max_score == -static_cast<C>(INFINITY)) max_score = 0;
     C part = 0;
 #pragma unroll
     for (int pack = 0; pack < packs; ++pack) {
       if ((needed >> pack & 1) == 0) continue;
 #pragma unroll
       for (int i = 0; i < width; ++i) {
-        part += values[pack][i] = exponential_for<T>(values[pack][i] - most);
+        part += values[pack][i] = exponential_for<T>(values[pack][i] - max_score);
       }
     }
     const C sum = core::over_block(part, core::Add());
@@ -956,12 +956,12 @@ int64_t width_of(const Matrices& matrices, int64_t keys) {
 }
 
 /// Returns launch(width, plain), both passed as types so that kernels can use them as constants.
-/// Tries `width`, width / step, and so on; none below `least`.
-template <int width, int step, int least, typename Launch>
+/// Tries `width`, width / step, and so on; none below `min_width`.
+template <int width, int step, int min_width, typename Launch>
 const char* with_form(int64_t possible, const Distances& distances, Launch launch) {
-  if constexpr (width > 1 && width / step >= least) {
+  if constexpr (width > 1 && width / step >= min_width) {
     if (possible < width) {
-      return with_form<width / step, step, least>(possible, distances, launch);
+      return with_form<width / step, step, min_width>(possible, distances, launch);
     }
   }
   const std::integral_constant<int, width> constant;
@@ -1040,7 +1040,7 @@ template <typename T>
 const char* launch_softmax(const ScoreArguments& arguments, core::CudaStream stream) {
   const Distances& distances = arguments.distances;
   const int64_t possible = width_of<T>(arguments);
-  const bool exact = std::abs(distances.offset) + distances.queries <= most_exact;
+  const bool exact = std::abs(distances.offset) + distances.queries <= max_exact;
   if constexpr (!std::is_same_v<T, double>) {
     if (possible > 1 && distances.keys <= block_size * softmax_keys &&
         (exact || !distances.plain())) {

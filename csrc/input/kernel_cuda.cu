@@ -496,13 +496,14 @@ struct RowShape {
 
   /// Rows that need more than a warp give a thread at least `kept_by_block` vectors.
   RowShape(int64_t dim, int width, int64_t kept_by_block) {
-    const int64_t vectors = divide_up(dim, width), most_warps = max_threads / warp_size;
-    const bool one_warp = vectors <= most_kept * warp_size;
-    warps = one_warp ? 1 : std::min(most_warps, divide_up(vectors, kept_by_block * warp_size));
+    const int64_t vectors = divide_up(dim, width);
+    const bool one_warp = vectors <= max_kept * warp_size;
+    warps =
+        one_warp ? 1 : std::min<int64_t>(max_warps, divide_up(vectors, kept_by_block * warp_size));
     kept = divide_up(vectors, warps * warp_size);
   }
 
-  bool fits() const { return kept <= most_kept; }
+  bool fits() const { return kept <= max_kept; }
   int threads() const { return static_cast<int>(warps) * warp_size; }
 
   /// Calls function(kept, one_warp) with constants. Rows of single elements have one kernel for all
@@ -517,7 +518,7 @@ struct RowShape {
       if (kept <= 2) return with(std::integral_constant<int, 2>());
       if (kept == 3) return with(std::integral_constant<int, 3>());
     }
-    with(std::integral_constant<int, most_kept>());
+    with(std::integral_constant<int, max_kept>());
   }
 };
 
@@ -579,7 +580,7 @@ bool launch_usual(const RowShape& shape, const ForwardArguments& f, cudaStream_t
 template <typename T, int width>
 void launch_forward(const ForwardArguments& f, cudaStream_t stream) {
   const Arguments& a = f.input;
-  const RowShape shape(a.embedding_dim, width, most_kept);
+  const RowShape shape(a.embedding_dim, width, max_kept);
   if (!shape.fits()) {
     return core::launch(wide_forward_kernel<T, width>, a.batch * a.seq, max_threads, stream, f);
   }
@@ -731,7 +732,7 @@ bool computes_sinusoid_cuda(const Arguments& a) {
   return core::visit_scalar(a.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
     constexpr int width = core::vector_width<T>;
-    const RowShape shape(a.embedding_dim, width, most_kept);
+    const RowShape shape(a.embedding_dim, width, max_kept);
     return !std::is_same_v<T, double> && shape.warps == 1 && shape.kept > 1 &&
            is_whole<width>(a, shape) && vectors_fit<T>(a) && is_usual<T>(a) &&
            fills_rows(a.sinusoid);

@@ -18,7 +18,7 @@ constexpr int max_threads = 256;
 constexpr int max_warps = max_threads / warp_size;
 
 /// The most vectors of a row that a thread keeps in registers.
-constexpr int most_kept = 4;
+constexpr int max_kept = 4;
 
 /// Teams of threads, each one warp or a block, divide the tokens.
 struct Teams {

@@ -18,13 +18,14 @@ namespace {
 constexpr int usual_blocks = 2;
 
 /// The shared memory that rows of types may take in a block.
-constexpr size_t most_type_bytes = 16 * 1024;
+constexpr size_t max_type_bytes = 16 * 1024;
 
 /// A sinusoid's turns as kernel arguments, for rows of one warp.
 template <bool exists>
 struct Turns {
-  static constexpr int most = most_kept * core::vector_width<core::BFloat16> * core::warp_size / 2;
-  core::Turn64 of_pairs[most];
+  static constexpr int max_pairs =
+      max_kept * core::vector_width<core::BFloat16> * core::warp_size / 2;
+  core::Turn64 of_pairs[max_pairs];
 };
 
 template <>
@@ -50,7 +51,7 @@ inline bool shares_positions(const Arguments& a) {
 /// Whether usual_forward_kernel() takes the call, if its rows are whole.
 template <typename T>
 bool is_usual(const Arguments& a) {
-  constexpr int64_t most = std::numeric_limits<int32_t>::max();
+  constexpr int64_t max_int = std::numeric_limits<int32_t>::max();
   const auto in_order = [&a](const Table& table) {
     return table.index_stride[0] == a.seq && table.index_stride[1] == 1;
   };
@@ -59,9 +60,9 @@ bool is_usual(const Arguments& a) {
   return a.seed == nullptr && a.encoding == nullptr &&
          (a.position.data != nullptr || a.sinusoid.pairs > 0) && shares_positions(a) &&
          in_order(a.token) && (same_type || in_order(a.type)) &&
-         type_bytes<T>(a) <= most_type_bytes &&
-         (a.norm_bias == nullptr || a.norm_weight != nullptr) && a.batch * a.seq <= most &&
-         a.token.rows <= most && a.token.stride <= most;
+         type_bytes<T>(a) <= max_type_bytes &&
+         (a.norm_bias == nullptr || a.norm_weight != nullptr) && a.batch * a.seq <= max_int &&
+         a.token.rows <= max_int && a.token.stride <= max_int;
 }
 
 /// Whether usual_forward_kernel() computes the call's sinusoid, if the call is usual.

@@ -96,7 +96,7 @@ __device__ void rotate_owned(const LaunchOf<T, capacity, form>& launch,
 }
 
 template <typename T, int size, bool interleaved, int capacity, Form form>
-__global__ void __launch_bounds__(most_threads<size>, least_blocks<size, 3>)
+__global__ void __launch_bounds__(max_threads<size>, min_blocks<size, 3>)
     rotate_kernel(const __grid_constant__ LaunchOf<T, capacity, form> launch) {
   using Owned = Pairs<T, size, interleaved>;
   __shared__ Tables<T, capacity, form> tables;

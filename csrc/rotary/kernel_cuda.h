@@ -29,12 +29,12 @@ constexpr int threads_wanted = 256;
 
 /// The maximum number of threads of a block whose threads own `size` pairs each.
 template <int size>
-constexpr int most_threads = size > 1 ? threads_wanted : int{max_pairs};
+constexpr int max_threads = size > 1 ? threads_wanted : int{max_pairs};
 
 /// The minimum number of such blocks per multiprocessor, which limits registers: loads in flight
 /// hide memory latency.
 template <int size, int wanted>
-constexpr int least_blocks = size > 1 ? wanted : 1;
+constexpr int min_blocks = size > 1 ? wanted : 1;
 
 constexpr int heads_in_flight = 2;  // per thread: four 16-byte loads hide memory latency
 constexpr int heads_of_thread = 5;  // the more, the less a token's own work costs
@@ -578,10 +578,10 @@ cudaLaunchConfig_t share_heads(Launch<T, capacity>* launch, int size, core::Cuda
 /// Gives every thread the pairs of one head, in blocks of at most 128 threads.
 template <typename T, int capacity>
 cudaLaunchConfig_t spread_heads(Launch<T, capacity>* launch, int size, core::CudaStream stream) {
-  constexpr int most = 128;
+  constexpr int max_block_threads = 128;
   cudaLaunchConfig_t config = share_heads(launch, size, stream);
   const int per_head = launch->threads_per_head.value;
-  launch->heads_per_pass = std::clamp(most / per_head, 1, launch->heads);
+  launch->heads_per_pass = std::clamp(max_block_threads / per_head, 1, launch->heads);
   launch->heads_of_block = launch->heads_per_pass;
   config.gridDim.y = static_cast<unsigned>(core::divide_up(launch->heads, launch->heads_of_block));
   config.blockDim = dim3(static_cast<unsigned>(per_head * launch->heads_per_pass));

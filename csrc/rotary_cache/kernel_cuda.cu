@@ -180,7 +180,7 @@ class Values {
 };
 
 template <typename T, int size, bool interleaved, bool float8, int capacity>
-__global__ void __launch_bounds__(rotary::most_threads<size>, rotary::least_blocks<size, 3>)
+__global__ void __launch_bounds__(rotary::max_threads<size>, rotary::min_blocks<size, 3>)
     cache_kernel(const __grid_constant__ Launch<T, capacity> launch,
                  const __grid_constant__ CacheLaunch cache) {
   using Owned = rotary::Pairs<T, size, interleaved>;

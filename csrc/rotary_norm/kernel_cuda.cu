@@ -151,7 +151,7 @@ struct Head {
 };
 
 template <typename T, int size, bool interleaved, int capacity>
-__global__ void __launch_bounds__(rotary::most_threads<size>, rotary::least_blocks<size, 3>)
+__global__ void __launch_bounds__(rotary::max_threads<size>, rotary::min_blocks<size, 3>)
     norm_kernel(const __grid_constant__ Launch<T, capacity> launch,
                 const __grid_constant__ Norms<Compute<T>> norms) {
   using C = Compute<T>;
@@ -407,7 +407,7 @@ __global__ void __launch_bounds__(rotary::threads_wanted, 3)
 constexpr int sums_bytes = 32 * 1024;
 
 template <typename T, int size, bool interleaved, int capacity>
-__global__ void __launch_bounds__(rotary::most_threads<size>)
+__global__ void __launch_bounds__(rotary::max_threads<size>)
     backward_kernel(const __grid_constant__ Launch<T, capacity> launch,
                     const __grid_constant__ Norms<Compute<T>> norms,
                     const __grid_constant__ Backward backward) {
@@ -562,10 +562,10 @@ struct BackwardPass {
     launch.threads_per_head = core::Divisor<int>::of(per_head);
     const int64_t groups_that_fit =
         sums_bytes / (2 * dim * static_cast<int64_t>(sizeof(Compute<T>)));
-    const int64_t most = std::clamp<int64_t>(
+    const int64_t max_groups = std::clamp<int64_t>(
         std::min<int64_t>(launch.heads, rotary::threads_wanted / per_head), 1, groups_that_fit);
     // Make passes equally large: 40 heads take 20 and 20 at a time, not 32 and 8.
-    const int64_t passes = std::max<int64_t>(1, core::divide_up(launch.heads, most));
+    const int64_t passes = std::max<int64_t>(1, core::divide_up(launch.heads, max_groups));
     launch.heads_per_pass =
         static_cast<int>(std::max<int64_t>(1, core::divide_up(launch.heads, passes)));
     Backward backward = {};

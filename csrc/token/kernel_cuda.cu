@@ -218,7 +218,7 @@ constexpr int64_t tile_size = 4 * rank_threads;
 int64_t tiles_of(const BackwardArguments& a) { return divide_up(a.count, tile_size); }
 
 /// The most tiles whose blocks count the groups of earlier tiles themselves.
-constexpr int64_t most_recounted_tiles = 4;
+constexpr int64_t max_recounted_tiles = 4;
 
 /// Counts the groups that begin among entries [begin, end). The whole block calls it.
 __device__ uint32_t count_groups(const BackwardArguments& a, const Key* keys, int64_t begin,
@@ -663,7 +663,7 @@ const char* sort(const BackwardArguments& a, Workspace& w, cudaStream_t stream) 
 /// Rows form: computes ranks and the id of each row.
 const char* rank_rows(const BackwardArguments& a, const Workspace& w, cudaStream_t stream) {
   const auto tiles = static_cast<unsigned>(tiles_of(a));
-  const bool counted = tiles > most_recounted_tiles;
+  const bool counted = tiles > max_recounted_tiles;
   if (counted) {
     const char* error = core::checked_launch(count_kernel, tiles, rank_threads, 0, stream, a, w);
     if (error != nullptr) return error;

@@ -85,8 +85,8 @@ inline int pretended_multiprocessors = 4;
 
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  constexpr int reserved = 1 << 10, most = cuda_on_cpu::max_shared_memory;
-  const int values[] = {pretended_multiprocessors, 8, most + reserved, most, reserved};
+  constexpr int reserved = 1 << 10, max_bytes = cuda_on_cpu::max_shared_memory;
+  const int values[] = {pretended_multiprocessors, 8, max_bytes + reserved, max_bytes, reserved};
   return *value = values[attribute], cudaSuccess;
 }
 inline cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t) {

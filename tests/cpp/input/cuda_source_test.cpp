@@ -295,14 +295,14 @@ TYPED_TEST(InputGpuSource, Parts) {
     Output<TypeParam> from(given);
     Gradients<TypeParam> gradients(given);
     BackwardArguments arguments = gradients.arguments(given, input, from);
-    const int64_t few = parts_cuda(arguments);
-    EXPECT_GE(few, 1);
-    EXPECT_LE(few, given.tokens);
+    const int64_t few_parts = parts_cuda(arguments);
+    EXPECT_GE(few_parts, 1);
+    EXPECT_LE(few_parts, given.tokens);
     arguments.input.batch = int64_t{1} << 30;
-    const int64_t most = parts_cuda(arguments);
-    EXPECT_EQ(most % pretended_multiprocessors, 0);
+    const int64_t max_parts = parts_cuda(arguments);
+    EXPECT_EQ(max_parts % pretended_multiprocessors, 0);
     const int usual = std::exchange(pretended_multiprocessors, 3 * pretended_multiprocessors);
-    EXPECT_EQ(parts_cuda(arguments), 3 * most) << dim;
+    EXPECT_EQ(parts_cuda(arguments), 3 * max_parts) << dim;
     pretended_multiprocessors = usual;
     arguments.input.batch = 0;
     EXPECT_EQ(parts_cuda(arguments), 1);
@@ -387,12 +387,12 @@ TYPED_TEST(InputUsualGpuSource, BitsOfTheGeneralKernel) {
       SCOPED_TRACE(testing::Message() << "dim " << dim << " norm " << int(norm));
       Case<TypeParam> given = many_tokens<TypeParam>(dim, norm);
       Arguments input = given.arguments();
-      if (type_bytes<TypeParam>(input) <= most_type_bytes) {
+      if (type_bytes<TypeParam>(input) <= max_type_bytes) {
         ASSERT_NO_FATAL_FAILURE(check_usual(given, input));
       }
       input.type.index = {};
       input.type.index_stride[0] = input.type.index_stride[1] = 0;
-      if (type_bytes<TypeParam>(input) > most_type_bytes) input.type = {};
+      if (type_bytes<TypeParam>(input) > max_type_bytes) input.type = {};
       ASSERT_NO_FATAL_FAILURE(check_usual(given, input));
       input.type = {};
       input.scale = 1;
@@ -467,7 +467,7 @@ TYPED_TEST(InputUsualGpuSource, IndicesOutsideTheirTables) {
     Case<TypeParam> given = many_tokens<TypeParam>(dim, Norm::layer);
     for (const size_t token : {0, 3, 4, 40, 65}) given.ids[token] = token % 2 == 0 ? -1 : 11;
     Arguments input = given.arguments();
-    if (type_bytes<TypeParam>(input) > most_type_bytes) {
+    if (type_bytes<TypeParam>(input) > max_type_bytes) {
       input.type = {};
     }
     given.types[10] = 2;

@@ -250,7 +250,7 @@ TEST(TokenGpuSource, BackwardOfManyIds) {
 }
 
 TEST(TokenGpuSource, BackwardOfMoreTilesThanAreCountedTwice) {
-  auto ids = make_ids(most_recounted_tiles * tile_size + 5, 0, /*outside=*/true);
+  auto ids = make_ids(max_recounted_tiles * tile_size + 5, 0, /*outside=*/true);
   for (size_t i = 0; i < ids.size(); i += 2) ids[i] = start + static_cast<int64_t>(i) / 3;
   ASSERT_NO_FATAL_FAILURE(check_backward(Scalar::float32, ids, 1, 0, false, 6000));
 }
