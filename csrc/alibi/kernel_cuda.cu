@@ -724,12 +724,12 @@ __global__ void __launch_bounds__(block_size, (softmax_blocks<T, width, plain>))
     biases.move_to(row);
     const T* in = row_data<const T>(arguments.in, row);
     T* out = row_data<T>(arguments.out, row);
-    Vector<T, width> given[packs];
+    Vector<T, width> loaded[packs];
     unsigned needed = 0;  // a bit for each pack
     each_pack<packs, width>(keys, [&](int pack, int key) {
       if (!biases.needs(pack, key)) return;
       needed |= 1u << pack;
-      given[pack] = *reinterpret_cast<const Vector<T, width>*>(in + key);
+      loaded[pack] = *reinterpret_cast<const Vector<T, width>*>(in + key);
     });
     C values[packs][width];
     C max_score = -static_cast<C>(INFINITY);
@@ -737,7 +737,7 @@ __global__ void __launch_bounds__(block_size, (softmax_blocks<T, width, plain>))
     for (int pack = 0; pack < packs; ++pack) {
       if ((needed >> pack & 1) == 0) continue;
       const int key = key_of<width>(pack);
-      core::load_all(given[pack].values, values[pack]);
+      core::load_all(loaded[pack].values, values[pack]);
       biases.add(pack, key, scale, values[pack]);
 #pragma unroll
       for (int i = 0; i < width; ++i) max_score = fmax(values[pack][i], max_score);  // skips NaN
@@ -883,25 +883,27 @@ __global__ void __launch_bounds__(block_size, 2)
     };
     C dot = 0;
     each_pack<packs, width>(end, [&](int pack, int key) {
-      C of_weights[width], values[width];
-      core::load_all(g[pack].values, of_weights);
+      C weight_grads[width], values[width];
+      core::load_all(g[pack].values, weight_grads);
       core::load_all(w[pack].values, values);
-      hide(key, of_weights);
+      hide(key, weight_grads);
       hide(key, values);
 #pragma unroll
-      for (int i = 0; i < width; ++i) dot = core::fma(of_weights[i], values[i], dot);
+      for (int i = 0; i < width; ++i) dot = core::fma(weight_grads[i], values[i], dot);
     });
     const C mean = core::over_block(dot, core::Add());
     each_pack<packs, width>(keys, [&](int pack, int key) {
-      C of_scores[width] = {}, values[width];
+      C score_grads[width] = {}, values[width];
       if (key < end) {
-        core::load_all(g[pack].values, of_scores);
+        core::load_all(g[pack].values, score_grads);
         core::load_all(w[pack].values, values);
 #pragma unroll
-        for (int i = 0; i < width; ++i) of_scores[i] = values[i] * (of_scores[i] - mean) * scale;
-        hide(key, of_scores);
+        for (int i = 0; i < width; ++i) {
+          score_grads[i] = values[i] * (score_grads[i] - mean) * scale;
+        }
+        hide(key, score_grads);
       }
-      store_keys<width>(of_scores, out + key);
+      store_keys<width>(score_grads, out + key);
     });
   });
 }

@@ -28,7 +28,7 @@ using core::warps;
 
 // The division of rows among lanes.
 struct WarpLayout {
-  int64_t of_row;  // pieces of a row, each for one warp
+  int64_t pieces;  // of a row, each for one warp
   unsigned lanes;  // of a row: a power of two; fewer than a warp's for narrow rows
 };
 
@@ -84,7 +84,7 @@ __device__ Team team_of_lane(const PoolArguments& a, const WarpLayout& layout) {
   Team team;
   team.lanes = static_cast<int>(layout.lanes);
   if (team.lanes == warp_size) {
-    team.item = item_of_lane<width>(layout.of_row, 1);
+    team.item = item_of_lane<width>(layout.pieces, 1);
   } else {
     const int64_t thread = int64_t{blockIdx.x} * threads + threadIdx.x;
     team.item = {thread / team.lanes, thread % team.lanes * width};
@@ -106,7 +106,7 @@ constexpr int in_flight = 8;
 /// bad ids, which are recorded.
 struct RowOffsets {
   static constexpr int64_t left_out = -1;
-  int64_t of_lane[in_flight];  // those of the ids that the calling lane reads
+  int64_t lane_offsets[in_flight];  // those of the ids that the calling lane reads
 
   /// Reads the rows of the bag's ids from `begin` on. The whole warp calls it.
   __device__ RowOffsets(const PoolArguments& a, const Team& team, int64_t begin) {
@@ -114,17 +114,17 @@ struct RowOffsets {
     const auto bad = [&](int64_t id) { return id < 0 || id >= a.rows; };
     bool any_bad = false;
 #pragma unroll
-    for (int i = 0; i < in_flight; ++i) of_lane[i] = left_out;
+    for (int i = 0; i < in_flight; ++i) lane_offsets[i] = left_out;
     if (team.lane() * in_flight < span) {
 #pragma unroll
       for (int i = 0; i < in_flight; ++i) {
-        if (first + i < team.range.end) of_lane[i] = core::read(a.bags.ids, first + i);
+        if (first + i < team.range.end) lane_offsets[i] = core::read(a.bags.ids, first + i);
       }
 #pragma unroll
       for (int i = 0; i < in_flight; ++i) {
-        const int64_t id = of_lane[i];
+        const int64_t id = lane_offsets[i];
         any_bad |= first + i < team.range.end && bad(id);
-        of_lane[i] = bad(id) || id == a.bags.padding_idx ? left_out : id * a.table_stride;
+        lane_offsets[i] = bad(id) || id == a.bags.padding_idx ? left_out : id * a.table_stride;
       }
     }
     const unsigned reporters = __ballot_sync(whole_warp, any_bad && team.records);
@@ -137,7 +137,7 @@ struct RowOffsets {
   __device__ int kept() const {
     int count = 0;
 #pragma unroll
-    for (int i = 0; i < in_flight; ++i) count += of_lane[i] != left_out;
+    for (int i = 0; i < in_flight; ++i) count += lane_offsets[i] != left_out;
     return count;
   }
 };
@@ -168,7 +168,7 @@ __device__ void pool_rows(const PoolArguments& a, const Team& team, Begin begin_
     Words<T, width> vectors[in_flight];
     bool kept[in_flight];
     const auto read = [&](int round, int i) {
-      const int64_t offset = __shfl_sync(whole_warp, offsets.of_lane[i], first_lane + round);
+      const int64_t offset = __shfl_sync(whole_warp, offsets.lane_offsets[i], first_lane + round);
       kept[i] = offset != RowOffsets::left_out && team.columns;
       vectors[i] = {};
       if (kept[i]) vectors[i].read(table + offset);
@@ -279,7 +279,7 @@ void launch_pool(const PoolArguments& a, cudaStream_t stream) {
   while (layout.lanes < warp_size && layout.lanes * width < a.embedding_dim) layout.lanes *= 2;
   auto kernel = a.weights == nullptr ? add_kernel<T, width, false> : add_kernel<T, width, true>;
   if (a.mode == Mode::max) kernel = compare_kernel<T, width>;
-  const int64_t lanes = a.bags.bags * layout.of_row * layout.lanes;
+  const int64_t lanes = a.bags.bags * layout.pieces * layout.lanes;
   core::launch(kernel, divide_up(lanes, threads), threads, stream, a, layout);
 }
 

@@ -256,7 +256,7 @@ __device__ void backward_token(const BackwardArguments& b, const TokenIndices& a
     return;
   }
 
-  C sum = 0, along = 0;
+  C sum = 0, projection = 0;
   for (int64_t i = begin; i < dim; i += step) {
     const auto normalised = row.normalised(i);
     const auto gradient = row.gradient(i);
@@ -265,7 +265,7 @@ __device__ void backward_token(const BackwardArguments& b, const TokenIndices& a
 #pragma unroll
     for (int k = 0; k < width; ++k) {
       sum += weighted.values[k];
-      along += weighted.values[k] * normalised.values[k];
+      projection += weighted.values[k] * normalised.values[k];
       product.values[k] = gradient.values[k] * normalised.values[k];
     }
     if (b.weight_gradient == nullptr) continue;
@@ -273,13 +273,14 @@ __device__ void backward_token(const BackwardArguments& b, const TokenIndices& a
     add_to_sum<T, width>(gradient, sums.row(1) + i);
   }
   const C mean_gradient = a.norm == Norm::layer ? block_sum(sum) / static_cast<C>(dim) : C(0);
-  along = block_sum(along) / static_cast<C>(dim);
+  projection = block_sum(projection) / static_cast<C>(dim);
   for (int64_t i = begin; i < dim; i += step) {
     const auto normalised = row.normalised(i);
     auto columns = row.weighted(row.gradient(i), i);
 #pragma unroll
     for (int k = 0; k < width; ++k) {
-      columns.values[k] = rstd * (columns.values[k] - mean_gradient - normalised.values[k] * along);
+      columns.values[k] =
+          rstd * (columns.values[k] - mean_gradient - normalised.values[k] * projection);
     }
     write_gradient<T, width>(b, sums, rows, token, i, columns);
   }
@@ -341,14 +342,14 @@ __device__ void through_norm(const Arguments& a, Compute<T> rstd,
     }
   });
   team_sum<one_warp>(totals, turn);
-  const C inverse = C(1) / static_cast<C>(a.embedding_dim), along = totals[1] * inverse;
+  const C inverse = C(1) / static_cast<C>(a.embedding_dim), projection = totals[1] * inverse;
   const C mean = a.norm == Norm::layer ? totals[0] * inverse : C(0);
 #pragma unroll
   for (int i = 0; i < kept; ++i) {
 #pragma unroll
     for (int k = 0; k < width; ++k) {
       C& g = gradient->vector[i].values[k];
-      g = rstd * (g - mean - normalised.vector[i].values[k] * along);
+      g = rstd * (g - mean - normalised.vector[i].values[k] * projection);
     }
   }
 }
@@ -568,7 +569,7 @@ bool launch_usual(const RowShape& shape, const ForwardArguments& f, cudaStream_t
     if constexpr (one_warp) {
       if (a.sinusoid.pairs > 0) {
         Turns<true> turns;
-        std::copy_n(a.sinusoid.turns, a.sinusoid.pairs, turns.of_pairs);
+        std::copy_n(a.sinusoid.turns, a.sinusoid.pairs, turns.values);
         return run(usual_forward_kernel<T, width, kept, one_warp, true>, turns);
       }
     }

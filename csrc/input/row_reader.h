@@ -58,12 +58,12 @@ __device__ void team_sum(C (&values)[count], int* turn) {
     const unsigned warps = blockDim.x / warp_size;
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-      C of_warps[max_warps];
-      core::load_values<max_warps>(sums[i], of_warps);
-      values[i] = of_warps[0];
+      C warp_sums[max_warps];
+      core::load_values<max_warps>(sums[i], warp_sums);
+      values[i] = warp_sums[0];
 #pragma unroll
       for (unsigned other = 1; other < max_warps; ++other) {
-        if (other < warps) values[i] += of_warps[other];
+        if (other < warps) values[i] += warp_sums[other];
       }
     }
   }
@@ -198,10 +198,10 @@ struct RowReader {
   // The one after it.
   int64_t batch, seq, id;
 
-  __device__ RowReader(const Arguments& input, const Teams& of, int64_t number, int rows,
+  __device__ RowReader(const Arguments& input, const Teams& all_teams, int64_t number, int rows,
                        bool needed = true)
       : a(input),
-        teams(of),
+        teams(all_teams),
         columns(input),
         token_row(RowSlots::of(0, rows, kept)),
         position_row(RowSlots::of(1, rows, kept)),

@@ -25,7 +25,7 @@ template <bool exists>
 struct Turns {
   static constexpr int max_pairs =
       max_kept * core::vector_width<core::BFloat16> * core::warp_size / 2;
-  core::Turn64 of_pairs[max_pairs];
+  core::Turn64 values[max_pairs];
 };
 
 template <>
@@ -241,8 +241,10 @@ __global__ void __launch_bounds__(max_threads, usual_blocks)
   int turn = 0;
   for (; left > 0; --left) {
     if constexpr (sinusoids) {
-      const core::Turn64* of_pairs = core::through_data_cache(turns.of_pairs);
-      if (reader.new_position) fill_row(a.sinusoid, of_pairs, reader.position, columns, &position);
+      const core::Turn64* pair_turns = core::through_data_cache(turns.values);
+      if (reader.new_position) {
+        fill_row(a.sinusoid, pair_turns, reader.position, columns, &position);
+      }
     }
     core::wait_for_copies();
     if (!sinusoids && reader.new_position && reader.position_valid) {

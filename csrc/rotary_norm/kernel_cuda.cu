@@ -90,20 +90,20 @@ __device__ Pack<Compute<T>, size> weights(const Norms<Compute<T>>& norms, int r,
 /// One norm's weights of the window, plus their offset, in shared memory.
 template <typename C, int capacity>
 struct alignas(16) WindowWeights {
-  C of[2 * capacity];
+  C values[2 * capacity];
 
   template <typename T>
   __device__ void fill(const Launch<T, capacity>& launch, const Norms<C>& norms, int r) {
     const T* weight = static_cast<const T*>(norms.weight[r]) + launch.start[r];
     for (int i = static_cast<int>(threadIdx.x); i < 2 * launch.pairs; i += blockDim.x) {
-      of[i] = core::load(weight[i]) + norms.weight_offset;
+      values[i] = core::load(weight[i]) + norms.weight_offset;
     }
   }
 
   template <int size>
   __device__ Pack<C, size> read(int column) const {
     Pack<C, size> pack;
-    core::load_values<size>(of + column, pack.element);
+    core::load_values<size>(values + column, pack.element);
     return pack;
   }
 };
@@ -439,7 +439,7 @@ __global__ void __launch_bounds__(rotary::max_threads<size>)
       const C rstd = active ? norms.rstd[head.r][head.rstd_at] : C(0);
       C* sum = sums + (threads.group * 2 + head.r) * dim;
       rotary::Pairs<C, size, interleaved> gradient = {}, row = {};
-      C along = 0;
+      C projection = 0;
       // Adds to the weight's gradient, and turns `g` into the gradient of the normalised row.
       const auto through_weight = [&](Pack<C, size>* g, Pack<C, size>* n, int column) {
         multiply(rstd, n);
@@ -449,7 +449,7 @@ __global__ void __launch_bounds__(rotary::max_threads<size>)
         for (int i = 0; i < size; ++i) total[i] += g->element[i] * n->element[i];
         core::store_values<size>(total, sum + column);
         multiply(weights<T, size>(norms, head.r, column), g);
-        along = dot(*g, *n, along);
+        projection = dot(*g, *n, projection);
       };
       if (active) {
         if (launch.pairs > 0) {
@@ -466,12 +466,12 @@ __global__ void __launch_bounds__(rotary::max_threads<size>)
           through_weight(&g, &n, column);
         });
       }
-      along = head_sum(threads, along, buffer) / static_cast<C>(dim);
+      projection = head_sum(threads, projection, buffer) / static_cast<C>(dim);
       if (!active) continue;
       const auto through_norm = [&](Pack<C, size>* g, const Pack<C, size>& n, int column) {
 #pragma unroll
         for (int i = 0; i < size; ++i) {
-          g->element[i] = rstd * (g->element[i] - n.element[i] * along);
+          g->element[i] = rstd * (g->element[i] - n.element[i] * projection);
         }
         store_narrow<T, size>(*g, out + column);
       };

@@ -118,10 +118,10 @@ struct Rows {
     in = static_cast<const T*>(a.in) + batch * a.in_stride[0] + seq * a.in_stride[1];
   }
 
-  __device__ void advance(const Arguments& a, int64_t by) {
-    left -= by;
-    out += by * a.out_stride[0];
-    if (in != nullptr) in += by * a.in_stride[0];
+  __device__ void advance(const Arguments& a, int64_t count) {
+    left -= count;
+    out += count * a.out_stride[0];
+    if (in != nullptr) in += count * a.in_stride[0];
   }
 };
 

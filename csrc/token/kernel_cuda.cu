@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(rank_threads) count_kernel(BackwardArguments a
 /// Writes ranks and the id of each row.
 __global__ void __launch_bounds__(rank_threads)
     rank_kernel(BackwardArguments a, Workspace w, bool counted) {
-  __shared__ uint32_t of_warps[rank_threads / warp_size];
+  __shared__ uint32_t warp_heads[rank_threads / warp_size];
   const int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
   const int64_t first = blockIdx.x * tile_size, end = min(first + tile_size, a.count);
   uint32_t before = 0;
@@ -251,12 +251,12 @@ __global__ void __launch_bounds__(rank_threads)
     const int64_t entry = row + threadIdx.x;
     const bool head = entry < end && is_head(a, w.keys, entry);
     const unsigned heads = __ballot_sync(whole_warp, head);
-    if (lane == 0) of_warps[warp] = __popc(heads);
+    if (lane == 0) warp_heads[warp] = __popc(heads);
     __syncthreads();
     uint32_t rank = before + __popc(heads & whole_warp >> (warp_size - 1 - lane));
     for (int i = 0; i < rank_threads / warp_size; ++i) {
-      rank += i < warp ? of_warps[i] : 0;
-      before += of_warps[i];
+      rank += i < warp ? warp_heads[i] : 0;
+      before += warp_heads[i];
     }
     __syncthreads();  // before the next counts
     if (entry < end) w.ranks[entry] = rank;
@@ -318,14 +318,14 @@ struct SpanRows {
 
   __device__ SpanRows(const BackwardArguments& arguments, const IdIndex* indices, int64_t begin)
       : a(arguments) {
-    const auto* given = static_cast<const Compute<T>*>(a.sources.factors);
+    const auto* source_factors = static_cast<const Compute<T>*>(a.sources.factors);
 #pragma unroll
     for (int i = 0; i < kept; ++i) {
       const int64_t entry = begin + i * warp_size + threadIdx.x % warp_size;
       if (entry >= a.count) continue;
       const IdIndex index = indices[entry];
       rows[i] = a.sources.rows != nullptr ? static_cast<IdIndex>(a.sources.rows[index]) : index;
-      factors[i] = given != nullptr ? given[index] : Compute<T>{1};
+      factors[i] = source_factors != nullptr ? source_factors[index] : Compute<T>{1};
     }
   }
 
@@ -401,10 +401,10 @@ constexpr int block_rows = 32;
 
 /// Item `number`: a share of a window, block or entry.
 struct Share {
-  int64_t of, number, count;
+  int64_t index, number, count;  // index: of the window, block or entry
 
   __device__ Share(int64_t item, int64_t shares)
-      : of(shares == 1 ? item : item / shares), number(item - of * shares), count(shares) {}
+      : index(shares == 1 ? item : item / shares), number(item - index * shares), count(shares) {}
 };
 
 /// Calls visit(column) for the calling lane's first columns of a share's groups of `vectors`
@@ -437,7 +437,7 @@ __device__ void copy_row(const BackwardArguments& a, const Share& share, IdIndex
                          int64_t row) {
   using C = Compute<T>;
   const auto* factors = static_cast<const C*>(a.sources.factors);
-  const C given = factors != nullptr ? factors[index] : C{1}, factor = factor_of<T>(a, 1);
+  const C source_factor = factors != nullptr ? factors[index] : C{1}, factor = factor_of<T>(a, 1);
   const int64_t source = a.sources.rows != nullptr ? a.sources.rows[index] : index;
   const T* from = static_cast<const T*>(a.gradient) + source * a.embedding_dim;
   for_columns<width, copy_vectors>(a, share, [&](int64_t column) {
@@ -454,7 +454,7 @@ __device__ void copy_row(const BackwardArguments& a, const Share& share, IdIndex
       C values[width];
       vectors[v].load(values);
 #pragma unroll
-      for (int i = 0; i < width; ++i) values[i] = C{0} + values[i] * given;
+      for (int i = 0; i < width; ++i) values[i] = C{0} + values[i] * source_factor;
       write_columns<T, width>(a, row, at, values, factor);
     }
   });
@@ -464,7 +464,7 @@ __device__ void copy_row(const BackwardArguments& a, const Share& share, IdIndex
 template <typename T, int width>
 __device__ void sum_group(const BackwardArguments& a, const Workspace& w, const Share& share) {
   constexpr int vectors = sum_vectors<width>;
-  const int64_t begin = share.of, last = a.count - 1;
+  const int64_t begin = share.index, last = a.count - 1;
   // No load waits for another: most groups have one entry.
   const Key before = w.keys[begin > 0 ? begin - 1 : 0], key = w.keys[begin];
   const Key after = w.keys[begin < last ? begin + 1 : last];
@@ -512,7 +512,7 @@ __device__ uint32_t rows_with_entries(const BackwardArguments& a, const Key* key
 
 template <typename T, int width>
 __device__ void write_zeros(const BackwardArguments& a, const Workspace& w, const Share& share) {
-  const int64_t first = share.of * block_rows;
+  const int64_t first = share.index * block_rows;
   const uint32_t others = rows_with_entries(a, w.keys, first);
   for (int row = 0; row < block_rows && first + row < a.num_embeddings; ++row) {
     if (others >> row & 1) continue;
@@ -575,20 +575,20 @@ __device__ void add_written(const C* sums, C (&total)[width]) {
 
 /// Sums a span. The lane that sums the last span of its columns adds all of them in order.
 template <typename T, int width>
-__device__ void sum_span(const BackwardArguments& a, const Workspace& w, const LongSpan& of,
+__device__ void sum_span(const BackwardArguments& a, const Workspace& w, const LongSpan& long_span,
                          int64_t column) {
   using C = Compute<T>;
-  const int64_t group = of.group, key = w.keys[group];
-  const int64_t end = first_entry(w.keys, of.begin, a.count, static_cast<uint64_t>(key) + 1);
-  const auto count = static_cast<int>(min(end - of.begin, span));
+  const int64_t group = long_span.group, key = w.keys[group];
+  const int64_t end = first_entry(w.keys, long_span.begin, a.count, static_cast<uint64_t>(key) + 1);
+  const auto count = static_cast<int>(min(end - long_span.begin, span));
   C total[1][width] = {};
-  add_rows<4>(SpanRows<T>(a, w.indices, of.begin), count, column, total);
+  add_rows<4>(SpanRows<T>(a, w.indices, long_span.begin), count, column, total);
   if (column >= a.embedding_dim) return;
   const auto sums_of = [&](int64_t begin) {
     auto* sums = static_cast<C*>(begin == group ? w.heads : w.tails);
     return sums + begin / span * a.embedding_dim + column;
   };
-  core::store_values<width>(total[0], sums_of(of.begin));
+  core::store_values<width>(total[0], sums_of(long_span.begin));
   __threadfence();
   uint32_t* ticket = w.tickets + group / span * w.window_tickets + column / width;
   const int64_t spans = (end - group + span - 1) / span;
@@ -610,7 +610,7 @@ __global__ void __launch_bounds__(sum_threads)
     const int64_t column = (window.number * warp_size + threadIdx.x % warp_size) * width;
     for (int which = 0; which < 2; ++which) {
       const LongSpan found =
-          which == 0 ? first_span(a, w.keys, window.of) : later_span(a, w.keys, window.of);
+          which == 0 ? first_span(a, w.keys, window.index) : later_span(a, w.keys, window.index);
       if (found.begin >= 0) sum_span<T, width>(a, w, found, column);
     }
     return;
@@ -621,7 +621,7 @@ __global__ void __launch_bounds__(sum_threads)
     return;
   }
   const Share entry(item - items.blocks, items.entry_shares);
-  if (entry.of < a.count) sum_group<T, width>(a, w, entry);
+  if (entry.index < a.count) sum_group<T, width>(a, w, entry);
 }
 
 /// The minimum number of warps that keeps a multiprocessor busy.
