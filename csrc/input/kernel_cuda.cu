@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(max_threads, forward_blocks(kept))
   const core::Dropout dropout = dropout_of(a.dropout, a.seed);
   RowReader<T, width, kept, one_warp> reader(a, teams, first, forward_rows);
   reader.read_next(true);
-  int turn = 0;
+  int buffer = 0;
   for (int number = 0; number < count; ++number) {
     core::wait_for_copies();
     const int64_t token = reader.token;
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(max_threads, forward_blocks(kept))
       continue;
     }
     if (a.norm != Norm::none) {
-      const Moments<C> moments = normalise<T>(a, inverse, reader.columns, &row, &turn);
+      const Moments<C> moments = normalise<T>(a, inverse, reader.columns, &row, &buffer);
       if (reader.records()) save_moments(f, token, moments);
     }
     reader.columns.for_each([&](int i, int offset) {
@@ -119,8 +119,8 @@ __global__ void __launch_bounds__(max_threads, forward_blocks(kept))
   }
 }
 
-/// For rows wider than a block's registers: a block sums a token's rows again whenever it needs
-/// them.
+/// For rows that a block's registers cannot hold: a block sums a token's rows again whenever it
+/// needs the sum.
 template <typename T, int width>
 __global__ void __launch_bounds__(max_threads) wide_forward_kernel(ForwardArguments f) {
   using C = Compute<T>;
@@ -289,8 +289,8 @@ __device__ void backward_token(const BackwardArguments& b, const TokenIndices& a
 /// Resident blocks of wide_backward_kernel() per multiprocessor.
 constexpr int wide_blocks = 4;
 
-/// For rows wider than a block's registers: each block processes one part of the tokens and has
-/// that part's sums.
+/// For rows that a block's registers cannot hold: each block processes one part of the tokens and
+/// has that part's sums.
 template <typename T, int width>
 __global__ void __launch_bounds__(max_threads, wide_blocks)
     wide_backward_kernel(BackwardArguments b, core::Divisor<int64_t> seq) {
@@ -324,7 +324,7 @@ template <typename T, int width, int kept, bool one_warp>
 __device__ void through_norm(const Arguments& a, Compute<T> rstd,
                              const RowColumns<T, width, kept, one_warp>& columns,
                              const KeptRow<T, width, kept>& normalised,
-                             KeptRow<T, width, kept>* gradient, int* turn) {
+                             KeptRow<T, width, kept>* gradient, int* buffer) {
   using C = Compute<T>;
   const T* weight = static_cast<const T*>(a.norm_weight);
   C totals[2] = {};
@@ -341,7 +341,7 @@ __device__ void through_norm(const Arguments& a, Compute<T> rstd,
       totals[1] += g[k] * normalised.vector[i].values[k];
     }
   });
-  team_sum<one_warp>(totals, turn);
+  team_sum<one_warp>(totals, buffer);
   const C inverse = C(1) / static_cast<C>(a.embedding_dim), projection = totals[1] * inverse;
   const C mean = a.norm == Norm::layer ? totals[0] * inverse : C(0);
 #pragma unroll
@@ -394,7 +394,7 @@ __global__ void __launch_bounds__(backward_threads(one_warp), backward_blocks(ke
 
   const C scale = static_cast<C>(a.scale);
   const core::Dropout dropout = dropout_of(a.dropout, a.seed);
-  int turn = 0;
+  int buffer = 0;
   for (int number = 0; number < count; ++number) {
     core::wait_for_copies();
     const int64_t token = reader.token;
@@ -425,7 +425,7 @@ __global__ void __launch_bounds__(backward_threads(one_warp), backward_blocks(ke
           sums.add(1, i, gradient.vector[i].values);
         });
       }
-      through_norm<T>(a, rstd, reader.columns, row, &gradient, &turn);
+      through_norm<T>(a, rstd, reader.columns, row, &gradient, &buffer);
     }
     if (valid && b.type_gradient != nullptr) {
       reader.columns.for_each(

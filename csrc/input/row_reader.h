@@ -39,16 +39,16 @@ struct Member {
   __device__ static int64_t number() { return int64_t{blockIdx.x} * teams() + team(); }
 };
 
-/// Sums over a team in a fixed order; every thread gets the sums. `turn` starts as 0: calls
+/// Sums over a team in a fixed order; every thread gets the sums. `buffer` starts as 0: calls
 /// alternate between two buffers, so that a call needs only one barrier.
 template <bool one_warp, int count, typename C>
-__device__ void team_sum(C (&values)[count], int* turn) {
+__device__ void team_sum(C (&values)[count], int* buffer) {
 #pragma unroll
   for (int i = 0; i < count; ++i) values[i] = core::over_warp(values[i], core::Add());
   if constexpr (!one_warp) {
     alignas(16) __shared__ C buffers[2][count][max_warps];
-    auto& sums = buffers[*turn];
-    *turn ^= 1;
+    auto& sums = buffers[*buffer];
+    *buffer ^= 1;
     const unsigned warp = threadIdx.x / warp_size;
 #pragma unroll
     for (int i = 0; i < count; ++i) {
@@ -293,12 +293,12 @@ __device__ void save_moments(const ForwardArguments& f, int64_t token, const Mom
 template <typename T, int width, int kept, bool one_warp, bool whole, typename C = Compute<T>>
 __device__ Moments<C> normalise(const Arguments& a, C inverse,
                                 const RowColumns<T, width, kept, one_warp, whole>& columns,
-                                KeptRow<T, width, kept>* row, int* turn) {
+                                KeptRow<T, width, kept>* row, int* buffer) {
   Moments<C> moments;
   if (a.norm == Norm::layer) {
     C sum[1] = {};
     row->each_value([&](C& value) { sum[0] += value; });
-    team_sum<one_warp>(sum, turn);
+    team_sum<one_warp>(sum, buffer);
     moments.mean = sum[0] * inverse;
     // Columns outside the row stay 0.
     columns.for_each([&](int i, int) {
@@ -308,7 +308,7 @@ __device__ Moments<C> normalise(const Arguments& a, C inverse,
   }
   C squares[1] = {};
   row->each_value([&](C& value) { squares[0] = core::fma(value, value, squares[0]); });
-  team_sum<one_warp>(squares, turn);
+  team_sum<one_warp>(squares, buffer);
   moments.rstd = core::reciprocal_sqrt(squares[0] * inverse + static_cast<C>(a.eps));
   row->each_value([&](C& value) { value *= moments.rstd; });
   return moments;
