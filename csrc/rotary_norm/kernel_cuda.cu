@@ -87,7 +87,7 @@ __device__ Pack<Compute<T>, size> weights(const Norms<Compute<T>>& norms, int r,
   return pack;
 }
 
-/// One norm's weights of the window, plus their offset, in shared memory.
+/// A norm's weights of the window, plus their offset, in shared memory.
 template <typename C, int capacity>
 struct alignas(16) WindowWeights {
   C values[2 * capacity];
@@ -141,13 +141,13 @@ __device__ C head_sum(const HeadThreads& threads, C value, bool buffer) {
 struct Head {
   int r;           // 0: query, 1: key
   int64_t number;  // among the heads of query or key
-  int64_t rstd_at;
+  int64_t rstd_index;
 
   template <typename T, int capacity>
   __device__ Head(const Launch<T, capacity>& launch, const Token& token, int head)
       : r(head >= launch.query_heads),
         number(r == 0 ? head : head - launch.query_heads),
-        rstd_at(token.number * launch.views[r].heads + number) {}
+        rstd_index(token.number * launch.views[r].heads + number) {}
 };
 
 template <typename T, int size, bool interleaved, int capacity>
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(rotary::max_threads<size>, rotary::min_blocks<
         const C rstd = core::reciprocal_sqrt(mean + norms.eps);
         if (norms.rstd[r] != nullptr && threads.index == 0) {
           const Head head(launch, token, number_of_head);
-          norms.rstd[r][head.rstd_at] = rstd;
+          norms.rstd[r][head.rstd_index] = rstd;
         }
         const auto norm = [&](Pack<C, size>* pack, const Pack<C, size>& weight) {
           multiply(rstd, pack);
@@ -240,24 +240,24 @@ __global__ void __launch_bounds__(rotary::max_threads<size>, rotary::min_blocks<
 /// The address of one column in every `step`-th head of a token, the query's first. `Element` is
 /// const for rows that are read.
 template <typename Element, typename Launch>
-class HeadWalk {
+class HeadPointer {
  public:
-  __device__ HeadWalk(const Launch& launch, const Token& token, int column, int head, int step)
+  __device__ HeadPointer(const Launch& launch, const Token& token, int column, int head, int step)
       : launch_(launch), token_(token), column_(column), step_(step) {
-    go_to(head);
+    set_head(head);
   }
 
   __device__ Element* address() const { return address_; }
 
-  /// Goes on to `head`.
+  /// Moves to `head`, `step` heads later.
   __device__ void advance(int head) {
     address_ += distance_;
     const auto in_key = static_cast<unsigned>(head - launch_.query_heads);
-    if (in_key < static_cast<unsigned>(step_)) go_to(head);  // the first of the key
+    if (in_key < static_cast<unsigned>(step_)) set_head(head);  // the first of the key
   }
 
  private:
-  __device__ void go_to(int head) {
+  __device__ void set_head(int head) {
     const int r = head >= launch_.query_heads, index = r == 0 ? head : head - launch_.query_heads;
     const HeadView& view = launch_.views[r];
     constexpr bool reads = std::is_const_v<Element>;
@@ -274,16 +274,16 @@ class HeadWalk {
   int64_t distance_;
 };
 
-/// A thread's share of a head, as loaded.
-struct Words {
+/// A thread's share of a head, before its conversion to the compute type.
+struct PackedWindow {
   uint4 first, second;
 };
 
 template <typename T, int size>
-__device__ Pack<Compute<T>, size> widen(const uint4& words) {
+__device__ Pack<Compute<T>, size> widen(const uint4& packed) {
   Pack<T, size> pack;
-  static_assert(sizeof pack == sizeof words);
-  memcpy(pack.element, &words, sizeof words);
+  static_assert(sizeof pack == sizeof packed);
+  memcpy(pack.element, &packed, sizeof packed);
   return widen(pack);
 }
 
@@ -322,8 +322,8 @@ struct alignas(16) Coefficients {
   }
 };
 
-/// The same as norm_kernel for heads that consist of their window of `pairs` pairs. The weights are
-/// multiplied into a token's sines and cosines, which rounds their products differently.
+/// norm_kernel for heads without components outside the window of `pairs` pairs. Multiplies a
+/// token's sines and cosines by the weights first, which rounds products differently.
 template <typename T, int size, bool interleaved, int pairs>
 __global__ void __launch_bounds__(rotary::threads_wanted, 3)
     whole_heads_kernel(const __grid_constant__ Launch<T, pairs> launch,
@@ -339,24 +339,24 @@ __global__ void __launch_bounds__(rotary::threads_wanted, 3)
   const rotary::PackColumns<size, interleaved> columns(index, pairs);
   const int begin = static_cast<int>(blockIdx.y) * launch.heads_of_block;
   const int end = min(launch.heads, begin + launch.heads_of_block);
-  const int step = launch.heads_per_pass, own_end = group < step ? end : 0;
+  const int step = launch.heads_per_pass, group_end = group < step ? end : 0;
 
   for (int64_t number = blockIdx.x; number < launch.tokens; number += gridDim.x) {
     const Token token = token_of(launch, number);
     int head = begin + group;
-    HeadWalk<const T, Launch<T, pairs>> in(launch, token, columns.first, head, step);
-    HeadWalk<T, Launch<T, pairs>> out(launch, token, columns.first, head, step);
+    HeadPointer<const T, Launch<T, pairs>> in(launch, token, columns.first, head, step);
+    HeadPointer<T, Launch<T, pairs>> out(launch, token, columns.first, head, step);
     const auto read_head = [&](int next) {
-      Words words;  // of a group without a head: any
-      if (next < own_end) {
-        words.first = *reinterpret_cast<const uint4*>(in.address());
-        words.second = *reinterpret_cast<const uint4*>(in.address() + pairs);
+      PackedWindow packed;  // indeterminate without a head
+      if (next < group_end) {
+        packed.first = *reinterpret_cast<const uint4*>(in.address());
+        packed.second = *reinterpret_cast<const uint4*>(in.address() + pairs);
       }
       in.advance(next + step);
-      return words;
+      return packed;
     };
     // As in norm_kernel, the loads of the next heads are in flight while heads are processed.
-    Words ahead[in_flight];
+    PackedWindow ahead[in_flight];
 #pragma unroll
     for (int i = 0; i < in_flight; ++i) ahead[i] = read_head(head + i * step);
     const bool rotated = fill_angles(launch, token, [&](const rotary::PairAt<T>& at) {
@@ -380,11 +380,11 @@ __global__ void __launch_bounds__(rotary::threads_wanted, 3)
         for (int lanes = threads_per_head / 2; lanes > 0; lanes /= 2) {
           squares += __shfl_xor_sync(0xffffffffu, squares, lanes);
         }
-        if (head >= own_end) continue;
+        if (head >= group_end) continue;
         const int r = head >= launch.query_heads;
         const C rstd = core::reciprocal_sqrt(squares * (C(1) / (2 * pairs)) + norms.eps);
         if (index == 0 && norms.rstd[r] != nullptr) {
-          norms.rstd[r][Head(launch, token, head).rstd_at] = rstd;
+          norms.rstd[r][Head(launch, token, head).rstd_index] = rstd;
         }
         multiply(rstd, &owned.first);
         multiply(rstd, &owned.second);
@@ -436,7 +436,7 @@ __global__ void __launch_bounds__(rotary::max_threads<size>)
       T* out = static_cast<T*>(view.out) + offset_of(token, head.number, view.out_stride);
       const T* x =
           static_cast<const T*>(normed.in) + offset_of(token, head.number, normed.in_stride);
-      const C rstd = active ? norms.rstd[head.r][head.rstd_at] : C(0);
+      const C rstd = active ? norms.rstd[head.r][head.rstd_index] : C(0);
       C* sum = sums + (threads.group * 2 + head.r) * dim;
       rotary::Pairs<C, size, interleaved> gradient = {}, row = {};
       C projection = 0;
