@@ -1,7 +1,7 @@
 // Gather: a warp copies four 16-byte vectors per lane at a time. Backward: a stable radix sort of
-// the ids, then one kernel, in which a warp sums at most 64 rows of one id; for ids with more rows,
-// the warp that sums the last of such spans adds all of them. Every row, zero or not, is written
-// once, and every sum has one order, so results are deterministic.
+// the ids, then one kernel, in which a warp sums a span of at most 64 rows of one id. If an id has
+// several spans, the warp that finishes last adds their sums. Every row is written once, zero or
+// not, and every sum has a fixed order, so results are deterministic.
 #include <cub/device/device_radix_sort.cuh>
 
 #include "core/block_reduce.h"
@@ -28,14 +28,14 @@ using core::threads;
 
 // ---- gather ----
 
-constexpr unsigned whole_warp = 0xffffffffu;
+constexpr unsigned full_mask = 0xffffffffu;
 constexpr int gather_vectors = 4;  // per lane
 
-/// A warp's share of the table: a piece of a wide row, or several narrow rows.
+/// What a warp copies: a piece of a wide row, or several narrow rows.
 struct WarpLayout {
-  int64_t pieces;    // of a row
-  int vectors_log2;  // of a piece, for each lane; fewer than gather_vectors: of several rows
-  int lanes_log2;    // of a row that needs no whole warp
+  int64_t pieces;    // per row
+  int vectors_log2;  // per lane and piece; a lane's other vectors belong to other rows
+  int lanes_log2;    // per row
 };
 
 WarpLayout warp_layout(int64_t dim, int width) {
@@ -217,7 +217,7 @@ constexpr int64_t tile_size = 4 * rank_threads;
 
 int64_t tiles_of(const BackwardArguments& a) { return divide_up(a.count, tile_size); }
 
-/// The most tiles whose blocks count the groups of earlier tiles themselves.
+/// The maximum number of tiles whose blocks count the groups of earlier tiles themselves.
 constexpr int64_t max_recounted_tiles = 4;
 
 /// Counts the groups that begin among entries [begin, end). The whole block calls it.
@@ -250,10 +250,10 @@ __global__ void __launch_bounds__(rank_threads)
   for (int64_t row = first; row < end; row += rank_threads) {
     const int64_t entry = row + threadIdx.x;
     const bool head = entry < end && is_head(a, w.keys, entry);
-    const unsigned heads = __ballot_sync(whole_warp, head);
+    const unsigned heads = __ballot_sync(full_mask, head);
     if (lane == 0) warp_heads[warp] = __popc(heads);
     __syncthreads();
-    uint32_t rank = before + __popc(heads & whole_warp >> (warp_size - 1 - lane));
+    uint32_t rank = before + __popc(heads & full_mask >> (warp_size - 1 - lane));
     for (int i = 0; i < rank_threads / warp_size; ++i) {
       rank += i < warp ? warp_heads[i] : 0;
       before += warp_heads[i];
@@ -276,7 +276,7 @@ __device__ int64_t first_entry(const Key* keys, int64_t low, int64_t high, uint6
   while (low < high) {
     const int64_t step = (high - low + warp_size - 1) / warp_size;
     const int64_t last = low + (threadIdx.x % warp_size + 1) * step - 1;  // of each lane's part
-    const unsigned others = ~__ballot_sync(whole_warp, last < high && keys[last] < key);
+    const unsigned others = ~__ballot_sync(full_mask, last < high && keys[last] < key);
     low += (others == 0 ? warp_size : __ffs(others) - 1) * step;
     high = min(high, low + step - 1);
   }
@@ -302,7 +302,7 @@ __device__ int64_t span_end(const BackwardArguments& a, const Key* keys, int64_t
   const int64_t limit = begin + span < a.count ? begin + span : a.count;
   for (int64_t first = begin; first < limit; first += warp_size) {
     const int64_t entry = first + threadIdx.x % warp_size;
-    const unsigned others = __ballot_sync(whole_warp, entry >= limit || keys[entry] != key);
+    const unsigned others = __ballot_sync(full_mask, entry >= limit || keys[entry] != key);
     if (others != 0) return first + __ffs(others) - 1;
   }
   return limit;
@@ -331,15 +331,15 @@ struct SpanRows {
 
   /// Row `number` of the span and its factor. The whole warp calls it with the same number.
   __device__ const T* row(int number) const {
-    const IdIndex low = __shfl_sync(whole_warp, rows[0], number % warp_size);
-    const IdIndex high = __shfl_sync(whole_warp, rows[kept - 1], number % warp_size);
+    const IdIndex low = __shfl_sync(full_mask, rows[0], number % warp_size);
+    const IdIndex high = __shfl_sync(full_mask, rows[kept - 1], number % warp_size);
     return static_cast<const T*>(a.gradient) +
            int64_t{number < warp_size ? low : high} * a.embedding_dim;
   }
   __device__ Compute<T> factor(int number) const {
     if (a.sources.factors == nullptr) return 1;
-    const Compute<T> low = __shfl_sync(whole_warp, factors[0], number % warp_size);
-    const Compute<T> high = __shfl_sync(whole_warp, factors[kept - 1], number % warp_size);
+    const Compute<T> low = __shfl_sync(full_mask, factors[0], number % warp_size);
+    const Compute<T> high = __shfl_sync(full_mask, factors[kept - 1], number % warp_size);
     return number < warp_size ? low : high;
   }
 };
@@ -359,8 +359,8 @@ __device__ void add_rows(const SpanRows<T>& rows, int count, int64_t column,
       factors[i] = rows.factor(first + i);
 #pragma unroll
       for (int v = 0; v < vectors; ++v) {
-        const int64_t at = column + v * warp_size * width;
-        if (at < rows.a.embedding_dim) loaded[i][v].read(row + at);
+        const int64_t offset = column + v * warp_size * width;
+        if (offset < rows.a.embedding_dim) loaded[i][v].read(row + offset);
       }
     }
 #pragma unroll
@@ -377,20 +377,20 @@ __device__ void add_rows(const SpanRows<T>& rows, int count, int64_t column,
   }
 }
 
-/// Small blocks, so that one with long sums occupies few of a multiprocessor's threads.
+/// Blocks are small, so that a long sum keeps few threads of a multiprocessor from other work.
 constexpr int sum_threads = 2 * warp_size;
 
-/// Vectors per lane of a sum. With more than 16 elements, the rows in flight would take half of the
-/// registers.
+/// Vectors per lane of a sum: at most 16 elements, because more would need too many registers for
+/// the rows in flight.
 template <int width>
 constexpr int sum_vectors = std::min(4, 16 / width);
 
-/// Vectors per lane of rows that are not summed.
+/// Vectors per lane of rows that are copied or zeroed.
 constexpr int copy_vectors = 4;
 
-/// The work of sum_kernel in items, each for a warp: first pieces of windows of entries, in which
-/// spans of long groups are found; then, in the dense form, blocks of the table's rows, of which
-/// those without entries become zeros; then entries, of which the first of each group sums it.
+/// The work items of sum_kernel, one per warp. First pieces of windows of entries: their warps sum
+/// the spans of long groups. Then, in the dense form, blocks of the table's rows: their warps zero
+/// the rows without entries. Then entries: the warp of a group's first entry sums the group.
 struct Items {
   int64_t windows = 0, blocks = 0;  // items of these kinds
   int64_t window_pieces, block_shares, entry_shares;
@@ -444,18 +444,18 @@ __device__ void copy_row(const BackwardArguments& a, const Share& share, IdIndex
     core::Words<T, width> vectors[copy_vectors];
 #pragma unroll
     for (int v = 0; v < copy_vectors; ++v) {
-      const int64_t at = column + v * warp_size * width;
-      if (at < a.embedding_dim) vectors[v].read(from + at);
+      const int64_t offset = column + v * warp_size * width;
+      if (offset < a.embedding_dim) vectors[v].read(from + offset);
     }
 #pragma unroll
     for (int v = 0; v < copy_vectors; ++v) {
-      const int64_t at = column + v * warp_size * width;
-      if (at >= a.embedding_dim) continue;
+      const int64_t offset = column + v * warp_size * width;
+      if (offset >= a.embedding_dim) continue;
       C values[width];
       vectors[v].load(values);
 #pragma unroll
       for (int i = 0; i < width; ++i) values[i] = C{0} + values[i] * source_factor;
-      write_columns<T, width>(a, row, at, values, factor);
+      write_columns<T, width>(a, row, offset, values, factor);
     }
   });
 }
@@ -465,7 +465,7 @@ template <typename T, int width>
 __device__ void sum_group(const BackwardArguments& a, const Workspace& w, const Share& share) {
   constexpr int vectors = sum_vectors<width>;
   const int64_t begin = share.index, last = a.count - 1;
-  // No load waits for another: most groups have one entry.
+  // Loads that do not depend on each other: most groups have one entry.
   const Key before = w.keys[begin > 0 ? begin - 1 : 0], key = w.keys[begin];
   const Key after = w.keys[begin < last ? begin + 1 : last];
   const IdIndex index = w.indices[begin];
@@ -484,8 +484,8 @@ __device__ void sum_group(const BackwardArguments& a, const Workspace& w, const 
     add_rows<2>(rows, count, column, total);
 #pragma unroll
     for (int v = 0; v < vectors; ++v) {
-      const int64_t at = column + v * warp_size * width;
-      if (at < a.embedding_dim) write_columns<T, width>(a, row, at, total[v], factor);
+      const int64_t offset = column + v * warp_size * width;
+      if (offset < a.embedding_dim) write_columns<T, width>(a, row, offset, total[v], factor);
     }
   });
 }
@@ -501,8 +501,8 @@ __device__ uint32_t rows_with_entries(const BackwardArguments& a, const Key* key
     const int64_t mine = min(entry + threadIdx.x % warp_size, a.count - 1);
     const Key key = keys[mine];
     rows |= key < end ? 1u << (key - static_cast<Key>(first)) : 0u;
-    const Key lowest = __shfl_sync(whole_warp, key, 0);
-    const Key highest = __shfl_sync(whole_warp, key, warp_size - 1);
+    const Key lowest = __shfl_sync(full_mask, key, 0);
+    const Key highest = __shfl_sync(full_mask, key, warp_size - 1);
     if (highest >= end) break;
     entry += warp_size;
     if (lowest == highest) entry = first_entry(keys, entry, a.count, uint64_t{highest} + 1);
@@ -520,8 +520,8 @@ __device__ void write_zeros(const BackwardArguments& a, const Workspace& w, cons
     for_columns<width, copy_vectors>(a, share, [&](int64_t column) {
 #pragma unroll
       for (int v = 0; v < copy_vectors; ++v) {
-        const int64_t at = column + v * warp_size * width;
-        if (at < a.embedding_dim) core::write_vector<T, width>({}, out + at);
+        const int64_t offset = column + v * warp_size * width;
+        if (offset < a.embedding_dim) core::write_vector<T, width>({}, out + offset);
       }
     });
   }
@@ -541,7 +541,7 @@ __device__ LongSpan first_span(const BackwardArguments& a, const Key* keys, int6
   for (int64_t first = window * span; first < (window + 1) * span; first += warp_size) {
     const int64_t entry = first + threadIdx.x % warp_size;
     const bool begins = entry < a.count && is_head(a, keys, entry) && is_long(a, keys, entry);
-    const unsigned found = __ballot_sync(whole_warp, begins);
+    const unsigned found = __ballot_sync(full_mask, begins);
     if (found == 0) continue;
     const int64_t begin = first + __ffs(found) - 1;
     return {begin, begin};
@@ -560,7 +560,8 @@ __device__ LongSpan later_span(const BackwardArguments& a, const Key* keys, int6
   return {begin, group};
 }
 
-/// Adds the sum of a span. Other multiprocessors have written it, so the L1 cache does not count.
+/// Adds the sum of a span. It was written by other multiprocessors, so the load bypasses the L1
+/// cache.
 template <int width, typename C>
 __device__ void add_written(const C* sums, C (&total)[width]) {
 #pragma unroll
@@ -573,7 +574,7 @@ __device__ void add_written(const C* sums, C (&total)[width]) {
   }
 }
 
-/// Sums a span. The lane that sums the last span of its columns adds all of them in order.
+/// Sums a span. The lane that finishes last for its columns adds the sums of all spans in order.
 template <typename T, int width>
 __device__ void sum_span(const BackwardArguments& a, const Workspace& w, const LongSpan& long_span,
                          int64_t column) {
