@@ -26,7 +26,7 @@ using core::item_of_lane;
 using core::threads;
 using core::warps;
 
-// The division of rows among lanes.
+/// The division of rows among lanes.
 struct WarpLayout {
   int64_t pieces;  // of a row, each for one warp
   unsigned lanes;  // of a row: a power of two; fewer than a warp's for narrow rows
@@ -43,7 +43,7 @@ __device__ Vector<T, width> read_vector(const T* from) {
 
 // ---- pool ----
 
-/// Records an error. A call, because inlined code for a rare case would take registers.
+/// Records an error. Not inlined, because this rare case would take registers.
 __device__ __attribute__((noinline)) void report(core::DeviceError* error, core::ErrorKind kind,
                                                  int64_t value, int64_t index, int64_t limit) {
   record_error(error, kind, value, index, limit);
@@ -66,13 +66,13 @@ __device__ Range checked_range(const PoolArguments& a, int64_t bag, bool records
   return {0, 0};
 }
 
-/// The lanes of a warp that pool one bag, or a piece of its rows. Several bags of narrow rows share
-/// a warp; its lanes take every step together, also those without a bag or columns.
+/// The lanes of a warp that pool one bag, or a piece of its rows. Teams with narrow rows share a
+/// warp, whose lanes take every step together, including inactive lanes.
 struct Team {
   int lanes;  // a power of two
   Item item;  // the bag, and the first column of the calling lane
   Range range;
-  bool columns;  // whether the calling lane has a bag and columns
+  bool active;   // whether the calling lane has a bag and columns
   bool records;  // whether this team records errors
 
   __device__ int lane() const { return static_cast<int>(threadIdx.x) & (lanes - 1); }
@@ -93,19 +93,19 @@ __device__ Team team_of_lane(const PoolArguments& a, const WarpLayout& layout) {
   team.records = bag && team.item.column == int64_t{team.lane()} * width;
   const bool first = team.records && team.item.column == 0;
   team.range = bag ? checked_range(a, team.item.row, first) : Range{0, 0};
-  team.columns = bag && team.item.column < a.embedding_dim;
+  team.active = bag && team.item.column < a.embedding_dim;
   return team;
 }
 
-constexpr unsigned whole_warp = 0xffffffffu;
+constexpr unsigned full_mask = 0xffffffffu;
 
-/// A lane has so many rows in flight, and reads so many neighbouring ids for its team.
+/// Rows that a lane has in flight, and neighbouring ids that it reads for its team.
 constexpr int in_flight = 8;
 
-/// The rows of some ids of a bag, as elements from the table's first row; left_out: padding and
+/// The rows of some ids of a bag, as elements from the table's first row; skipped: padding and
 /// bad ids, which are recorded.
 struct RowOffsets {
-  static constexpr int64_t left_out = -1;
+  static constexpr int64_t skipped = -1;
   int64_t lane_offsets[in_flight];  // those of the ids that the calling lane reads
 
   /// Reads the rows of the bag's ids from `begin` on. The whole warp calls it.
@@ -114,7 +114,7 @@ struct RowOffsets {
     const auto bad = [&](int64_t id) { return id < 0 || id >= a.rows; };
     bool any_bad = false;
 #pragma unroll
-    for (int i = 0; i < in_flight; ++i) lane_offsets[i] = left_out;
+    for (int i = 0; i < in_flight; ++i) lane_offsets[i] = skipped;
     if (team.lane() * in_flight < span) {
 #pragma unroll
       for (int i = 0; i < in_flight; ++i) {
@@ -124,10 +124,10 @@ struct RowOffsets {
       for (int i = 0; i < in_flight; ++i) {
         const int64_t id = lane_offsets[i];
         any_bad |= first + i < team.range.end && bad(id);
-        lane_offsets[i] = bad(id) || id == a.bags.padding_idx ? left_out : id * a.table_stride;
+        lane_offsets[i] = bad(id) || id == a.bags.padding_idx ? skipped : id * a.table_stride;
       }
     }
-    const unsigned reporters = __ballot_sync(whole_warp, any_bad && team.records);
+    const unsigned reporters = __ballot_sync(full_mask, any_bad && team.records);
     if (reporters == 0 || __ffs(reporters) - 1 != static_cast<int>(threadIdx.x) % warp_size) return;
     int64_t index = first;
     while (!bad(core::read(a.bags.ids, index))) ++index;
@@ -137,7 +137,7 @@ struct RowOffsets {
   __device__ int kept() const {
     int count = 0;
 #pragma unroll
-    for (int i = 0; i < in_flight; ++i) count += lane_offsets[i] != left_out;
+    for (int i = 0; i < in_flight; ++i) count += lane_offsets[i] != skipped;
     return count;
   }
 };
@@ -153,9 +153,9 @@ __device__ int64_t longest_bag(const Team& team) {
   return team.lanes == warp_size ? length : core::over_warp(length, core::Larger{});
 }
 
-/// Calls begin_step(done, offsets) for each step and use(index, vector, kept) for each id of the
-/// bag, in order, and for some more that are not kept. Loads a later row as soon as one has
-/// been used.
+/// Calls begin_step(done, offsets) for each step, and use(index, vector, kept) for each id of the
+/// bag in order; `kept` is false for padding, bad ids, and indices beyond the bag. Loads a later
+/// row as soon as one has been used.
 template <typename T, int width, typename Begin, typename Use>
 __device__ void pool_rows(const PoolArguments& a, const Team& team, Begin begin_step, Use use) {
   const int step = ids_of_step(team), first_lane = team.first_lane();
@@ -168,8 +168,8 @@ __device__ void pool_rows(const PoolArguments& a, const Team& team, Begin begin_
     Words<T, width> vectors[in_flight];
     bool kept[in_flight];
     const auto read = [&](int round, int i) {
-      const int64_t offset = __shfl_sync(whole_warp, offsets.lane_offsets[i], first_lane + round);
-      kept[i] = offset != RowOffsets::left_out && team.columns;
+      const int64_t offset = __shfl_sync(full_mask, offsets.lane_offsets[i], first_lane + round);
+      kept[i] = offset != RowOffsets::skipped && team.active;
       vectors[i] = {};
       if (kept[i]) vectors[i].read(table + offset);
     };
@@ -208,7 +208,7 @@ __device__ void write_row(const PoolArguments& a, const Item& item,
 template <typename C, int width>
 __device__ void divide_by_count(const Team& team, int64_t kept, C (&total)[width]) {
   for (int lanes = 1; lanes < team.lanes; lanes *= 2) {
-    kept += __shfl_xor_sync(whole_warp, kept, lanes);
+    kept += __shfl_xor_sync(full_mask, kept, lanes);
   }
   if (kept <= 1) return;
 #pragma unroll
@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(threads) add_kernel(PoolArguments a, WarpLayou
   pool_rows<T, width>(a, team, begin_step, add);
   end_span();
   if (a.mode == Mode::mean) divide_by_count(team, kept_by_lane, total);
-  if (team.columns) write_row<T, width>(a, team.item, total);
+  if (team.active) write_row<T, width>(a, team.item, total);
 }
 
 template <typename T, int width>
@@ -251,26 +251,26 @@ __global__ void __launch_bounds__(threads) compare_kernel(PoolArguments a, WarpL
   using C = Compute<T>;
   const Team team = team_of_lane<width>(a, layout);
   C best[width] = {};
-  int64_t at[width];
+  int64_t best_index[width];
 #pragma unroll
-  for (int i = 0; i < width; ++i) at[i] = -1;
+  for (int i = 0; i < width; ++i) best_index[i] = -1;
   const auto compare = [&](int64_t index, const C(&values)[width], bool kept) {
     if (!kept) return;
 #pragma unroll
     for (int i = 0; i < width; ++i) {
-      const bool greater = at[i] < 0 || values[i] > best[i] || values[i] != values[i];
+      const bool greater = best_index[i] < 0 || values[i] > best[i] || values[i] != values[i];
       best[i] = greater ? values[i] : best[i];
-      at[i] = greater ? index : at[i];
+      best_index[i] = greater ? index : best_index[i];
     }
   };
   pool_rows<T, width>(
       a, team, [](int64_t, const RowOffsets&) {}, compare);
-  if (!team.columns) return;
+  if (!team.active) return;
   write_row<T, width>(a, team.item, best);
   if (a.max_indices == nullptr) return;
   int64_t* max_indices = a.max_indices + team.item.row * a.embedding_dim + team.item.column;
 #pragma unroll
-  for (int i = 0; i < width; ++i) max_indices[i] = at[i];
+  for (int i = 0; i < width; ++i) max_indices[i] = best_index[i];
 }
 
 template <typename T, int width>
