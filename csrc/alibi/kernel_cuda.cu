@@ -1,6 +1,6 @@
 // ALiBi on CUDA: biases are computed in registers from distances, 16 bytes of a row at a time.
-// Every kernel is memory-bound. Which kernel takes a row:
-//   bias, scores + bias   fill_kernel, add_kernel: a warp takes a pack column of several rows
+// Every kernel is memory-bound. The kernel of each row:
+//   bias, scores + bias   fill_kernel, add_kernel: a lane takes a pack of keys in several rows
 //   softmax               row_softmax_kernel, if a block keeps the row in registers;
 //                         softmax_kernel otherwise: float64, long rows, rows of an odd length
 //   its gradients         row_softmax_backward_kernel for scores alone, if the row fits;
@@ -373,7 +373,7 @@ __global__ void __launch_bounds__(block_size)
 __device__ float exponential(float x) { return core::exp_of_negative(x); }
 __device__ double exponential(double x) { return exp(x); }
 
-/// Bytes of a row that stay in shared memory between passes; the rest is reloaded.
+/// The maximum bytes of a row that stay in shared memory between passes; the rest is reloaded.
 constexpr int64_t kept_bytes = 40 * 1024;
 
 /// The softmax of a row of any kind, by a block.
@@ -535,7 +535,7 @@ __device__ int visible_keys(const Distances& distances, int64_t query) {
   return static_cast<int>(Query<true>(distances, {0, 0, query}).visible_end());
 }
 
-/// Keys that a thread keeps.
+/// Keys of a row that a thread keeps in registers.
 constexpr int softmax_keys = 32;
 
 /// The positions of the keys of a block's threads, in shared memory. Each thread reads its own.
@@ -573,7 +573,7 @@ class KeyTable {
   C* ends_;
 };
 
-/// The biases of rows whose positions are key - query, for row_softmax_kernel.
+/// The biases of rows whose distances are key - query, for row_softmax_kernel.
 template <typename C, int width, int packs>
 class PlainRow {
  public:
@@ -620,11 +620,11 @@ class PlainRow {
   int end_ = 0;
 };
 
-/// The same for rows of moved or hidden keys, whose positions are in shared memory.
+/// The same for rows with positions, masks or documents. Positions of keys are in shared memory.
 template <typename C, int width, int packs>
-class PlacedRow {
+class PositionedRow {
  public:
-  __device__ explicit PlacedRow(const ScoreArguments& arguments)
+  __device__ explicit PositionedRow(const ScoreArguments& arguments)
       : arguments_(arguments), bias_(arguments.distances, {}), table_(packs) {}
 
   /// False if positions are not exact.
@@ -667,8 +667,8 @@ class PlacedRow {
   KeyTable<C, width> table_;
 };
 
-/// The softmax of a row whose positions are not exact, one key at a time. Short, because every copy
-/// of row_softmax_kernel has it and few rows take it.
+/// The softmax of a row whose positions are not exact, one key at a time. Short, because every
+/// instantiation of row_softmax_kernel contains it for few rows.
 template <typename T>
 __device__ void softmax_one_by_one(const ScoreArguments& arguments, const Row& row) {
   using C = Compute<T>;
@@ -702,8 +702,8 @@ __device__ void softmax_one_by_one(const ScoreArguments& arguments, const Row& r
   }
 }
 
-/// The blocks of a multiprocessor that the registers of a kernel are limited for: as many as spill
-/// none of them.
+/// Resident blocks per multiprocessor, which limit the registers of a kernel: as many as possible
+/// without spills.
 template <typename T, int width, bool plain>
 constexpr int softmax_blocks = sizeof(T) == 4 || width == 2 ? 2 : (plain&& width == 8 ? 4 : 3);
 
@@ -714,7 +714,7 @@ __global__ void __launch_bounds__(block_size, (softmax_blocks<T, width, plain>))
   constexpr int packs = softmax_keys / width;
   const int keys = static_cast<int>(arguments.distances.keys);
   const C scale = static_cast<C>(arguments.scale);
-  std::conditional_t<plain, PlainRow<C, width, packs>, PlacedRow<C, width, packs>> biases(
+  std::conditional_t<plain, PlainRow<C, width, packs>, PositionedRow<C, width, packs>> biases(
       arguments);
   if (!biases.read_keys(blocks)) {
     blocks.each_row([&](const Row& row) { softmax_one_by_one<T>(arguments, row); });
@@ -850,7 +850,7 @@ __global__ void softmax_backward_kernel(SoftmaxBackwardArguments arguments, RowN
   }
 }
 
-/// Keys that a thread keeps: 128 bytes of each matrix.
+/// Keys of a row that a thread keeps in registers: 128 bytes of each matrix.
 template <typename T>
 constexpr int backward_keys = 128 / static_cast<int>(sizeof(T));
 
@@ -960,10 +960,10 @@ int64_t width_of(const Matrices& matrices, int64_t keys) {
 /// Returns launch(width, plain), both passed as types so that kernels can use them as constants.
 /// Tries `width`, width / step, and so on; none below `min_width`.
 template <int width, int step, int min_width, typename Launch>
-const char* with_form(int64_t possible, const Distances& distances, Launch launch) {
+const char* with_form(int64_t max_width, const Distances& distances, Launch launch) {
   if constexpr (width > 1 && width / step >= min_width) {
-    if (possible < width) {
-      return with_form<width / step, step, min_width>(possible, distances, launch);
+    if (max_width < width) {
+      return with_form<width / step, step, min_width>(max_width, distances, launch);
     }
   }
   const std::integral_constant<int, width> constant;
@@ -973,27 +973,27 @@ const char* with_form(int64_t possible, const Distances& distances, Launch launc
 
 /// The same with all widths of a type.
 template <typename T, typename Launch>
-const char* with_all_widths(int64_t possible, const Distances& distances, Launch launch) {
-  return with_form<core::vector_width<T>, 2, 1>(possible, distances, launch);
+const char* with_all_widths(int64_t max_width, const Distances& distances, Launch launch) {
+  return with_form<core::vector_width<T>, 2, 1>(max_width, distances, launch);
 }
 
 /// The same with the widths of kernels that keep rows in registers.
 template <typename T, typename Launch>
-const char* with_row_widths(int64_t possible, const Distances& distances, Launch launch) {
-  return with_form<core::vector_width<T>, 2, 2>(possible, distances, launch);
+const char* with_row_widths(int64_t max_width, const Distances& distances, Launch launch) {
+  return with_form<core::vector_width<T>, 2, 2>(max_width, distances, launch);
 }
 
 /// The same with the widths of general kernels: whole vectors and single keys.
 template <typename T, typename Launch>
-const char* with_general_widths(int64_t possible, const Distances& distances, Launch launch) {
-  return with_form<core::vector_width<T>, core::vector_width<T>, 1>(possible, distances, launch);
+const char* with_general_widths(int64_t max_width, const Distances& distances, Launch launch) {
+  return with_form<core::vector_width<T>, core::vector_width<T>, 1>(max_width, distances, launch);
 }
 
 template <typename T>
 const char* launch_fill(const FillArguments& arguments, core::CudaStream stream) {
   const Distances& distances = arguments.distances;
-  const int64_t possible = width_of<T>(arguments.out, distances.keys);
-  return with_all_widths<T>(possible, distances, [&](auto width, auto plain) {
+  const int64_t max_width = width_of<T>(arguments.out, distances.keys);
+  return with_all_widths<T>(max_width, distances, [&](auto width, auto plain) {
     const Tiles tiles = Tiles::of(arguments.batch, arguments.slopes.heads, distances, width());
     return core::checked_launch(fill_kernel<T, width(), plain()>, tiles.blocks(), block_size, 0,
                                 stream, arguments, tiles);
@@ -1037,18 +1037,19 @@ const char* launch_general_softmax(const ScoreArguments& arguments, core::CudaSt
   });
 }
 
-/// Rows that fit in the registers of a block; positions of a row must fit in shared memory, too.
+/// Uses row_softmax_kernel if a row fits in the registers of a block, and its positions in shared
+/// memory.
 template <typename T>
 const char* launch_softmax(const ScoreArguments& arguments, core::CudaStream stream) {
   const Distances& distances = arguments.distances;
-  const int64_t possible = width_of<T>(arguments);
+  const int64_t max_width = width_of<T>(arguments);
   const bool exact = std::abs(distances.offset) + distances.queries <= max_exact;
   if constexpr (!std::is_same_v<T, double>) {
-    if (possible > 1 && distances.keys <= block_size * softmax_keys &&
+    if (max_width > 1 && distances.keys <= block_size * softmax_keys &&
         (exact || !distances.plain())) {
       const RowBlocks rows =
           RowBlocks::of(arguments.batch, arguments.slopes.heads, distances, softmax_keys);
-      return with_row_widths<T>(possible, distances, [&](auto width, auto plain) {
+      return with_row_widths<T>(max_width, distances, [&](auto width, auto plain) {
         const size_t bytes =
             plain() ? 0
                     : KeyTable<Compute<T>, width()>::bytes(rows.threads, softmax_keys / width());
@@ -1085,14 +1086,14 @@ const char* launch_general_softmax_backward(const SoftmaxBackwardArguments& argu
 }
 
 template <typename T>
-const char* launch_row_softmax_backward(SoftmaxBackwardArguments arguments, int64_t possible,
+const char* launch_row_softmax_backward(SoftmaxBackwardArguments arguments, int64_t max_width,
                                         core::CudaStream stream) {
   Distances& distances = arguments.distances;
   const RowBlocks rows =
       RowBlocks::of(arguments.batch, arguments.slopes.heads, distances, backward_keys<T>);
   // Keys that other rules hide have weight 0, and that is enough.
   if (!distances.plain()) distances.causal = false;
-  return with_row_widths<T>(possible, distances, [&](auto width, auto) {
+  return with_row_widths<T>(max_width, distances, [&](auto width, auto) {
     return core::checked_launch(row_softmax_backward_kernel<T, width()>, rows.blocks, rows.threads,
                                 0, stream, arguments, rows);
   });
@@ -1101,11 +1102,11 @@ const char* launch_row_softmax_backward(SoftmaxBackwardArguments arguments, int6
 template <typename T>
 const char* launch_softmax_backward(const SoftmaxBackwardArguments& arguments,
                                     core::CudaStream stream) {
-  const int64_t possible = width_of<T>(arguments);
+  const int64_t max_width = width_of<T>(arguments);
   if constexpr (!std::is_same_v<T, double>) {
     const bool fits = arguments.distances.keys <= block_size * backward_keys<T>;
-    if (arguments.slopes.sides == 0 && fits && possible > 1) {
-      return launch_row_softmax_backward<T>(arguments, possible, stream);
+    if (arguments.slopes.sides == 0 && fits && max_width > 1) {
+      return launch_row_softmax_backward<T>(arguments, max_width, stream);
     }
   }
   return launch_general_softmax_backward<T>(arguments, stream);
