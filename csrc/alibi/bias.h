@@ -46,8 +46,8 @@ struct BiasLine {
 template <typename C>
 POSEMBED_INLINE BiasLine<C> bias_line(const Slopes& slopes, const Distances& distances,
                                       int64_t head) {
-  const auto read = [&](int64_t place) {
-    return core::read_floating<C>(slopes.data, slopes.scalar, place);
+  const auto read = [&](int64_t index) {
+    return core::read_floating<C>(slopes.data, slopes.scalar, index);
   };
   return {read(head), -read(head + (slopes.sides - 1) * slopes.heads),
           distances.apply_mask ? -static_cast<C>(INFINITY) : C(0)};
@@ -87,11 +87,11 @@ struct KeyRange {
 /// The keys of the document that contains the query of row `row`; empty if no document does.
 POSEMBED_INLINE KeyRange document_of(const Distances& distances, int64_t row) {
   if (distances.documents == 0) return {0, distances.keys};
-  const int64_t place = distances.offset + row;
-  int64_t low = 0, high = distances.documents + 1;  // boundaries [0, low) are at or before `place`
+  const int64_t key = distances.offset + row;       // of the query's token
+  int64_t low = 0, high = distances.documents + 1;  // boundaries [0, low) are at or before `key`
   while (low < high) {
     const int64_t middle = (low + high) / 2;
-    if (core::read(distances.cu_seqlens, middle) <= place) {
+    if (core::read(distances.cu_seqlens, middle) <= key) {
       low = middle + 1;
     } else {
       high = middle;
@@ -118,18 +118,18 @@ POSEMBED_INLINE bool is_masked(const Distances& distances, int64_t batch, int64_
 /// Writes the gradient of one head's slopes from the sums of distance * grad on either side.
 POSEMBED_INLINE void store_slope_gradient(double before, double after,
                                           const SlopeGradient& gradient, int64_t head) {
-  const auto write = [&](double value, int64_t place) {
+  const auto write = [&](double value, int64_t index) {
     switch (gradient.scalar) {
       case core::Scalar::float64:
-        return core::store(value, static_cast<double*>(gradient.out) + place);
+        return core::store(value, static_cast<double*>(gradient.out) + index);
       case core::Scalar::bfloat16:
         return core::store(static_cast<float>(value),
-                           static_cast<core::BFloat16*>(gradient.out) + place);
+                           static_cast<core::BFloat16*>(gradient.out) + index);
       case core::Scalar::float16:
         return core::store(static_cast<float>(value),
-                           static_cast<core::Float16*>(gradient.out) + place);
+                           static_cast<core::Float16*>(gradient.out) + index);
       default:
-        return core::store(static_cast<float>(value), static_cast<float*>(gradient.out) + place);
+        return core::store(static_cast<float>(value), static_cast<float*>(gradient.out) + index);
     }
   };
   write(gradient.sides == 1 ? before + after : before, head);

@@ -1,6 +1,6 @@
 // ALiBi on CUDA: biases are computed in registers from distances, 16 bytes of a row at a time.
-// Every kernel is memory-bound. Which kernel takes a row:
-//   bias, scores + bias   fill_kernel, add_kernel: a warp takes a pack column of several rows
+// Every kernel is memory-bound. The kernel of each row:
+//   bias, scores + bias   fill_kernel, add_kernel: a lane takes a pack of keys in several rows
 //   softmax               row_softmax_kernel, if a block keeps the row in registers;
 //                         softmax_kernel otherwise: float64, long rows, rows of an odd length
 //   its gradients         row_softmax_backward_kernel for scores alone, if the row fits;
@@ -21,9 +21,9 @@ using core::Compute;
 using core::Vector;
 
 constexpr int block_size = 256;
-constexpr int64_t most_blocks = int64_t{1} << 20;
+constexpr int64_t max_blocks = int64_t{1} << 20;
 
-unsigned blocks_for(int64_t rows) { return static_cast<unsigned>(std::min(rows, most_blocks)); }
+unsigned blocks_for(int64_t rows) { return static_cast<unsigned>(std::min(rows, max_blocks)); }
 
 // ---------------------------------------------------------------------------------------- one row
 
@@ -74,22 +74,22 @@ struct RowNumbers {
   }
 
   __device__ Row row(int64_t number) const {
-    const auto plane = core::divide(number, queries);
-    const auto place = core::divide(plane.quotient, heads);
-    return {place.quotient, place.remainder, plane.remainder};
+    const auto query = core::divide(number, queries);
+    const auto head = core::divide(query.quotient, heads);
+    return {head.quotient, head.remainder, query.remainder};
   }
 };
 
 // ----------------------------------------------------------------------------------- packs of keys
 
 /// Whole numbers up to this size, and their differences, are floats.
-constexpr int64_t most_exact = 1 << 23;
+constexpr int64_t max_exact = 1 << 23;
 
 /// NaN if the position is too large for exact differences.
 template <typename C>
 __device__ C exact(int64_t position) {
-  return position <= most_exact && position >= -most_exact ? static_cast<C>(position)
-                                                           : static_cast<C>(NAN);
+  return position <= max_exact && position >= -max_exact ? static_cast<C>(position)
+                                                         : static_cast<C>(NAN);
 }
 
 /// The positions of `width` neighbouring keys.
@@ -138,7 +138,7 @@ class RowBias {
   __device__ RowBias(const Distances& distances, const BiasLine<C>& line)
       : distances_(distances),
         line_(line),
-        most_(distances.causal ? C(0) : static_cast<C>(2 * most_exact)) {}
+        max_distance_(distances.causal ? C(0) : static_cast<C>(2 * max_exact)) {}
 
   __device__ void move_to(int64_t batch, int64_t query) {
     batch_ = batch;
@@ -147,8 +147,8 @@ class RowBias {
         exact<C>(plain ? distances_.offset + query : query_position(distances_, batch, query));
     if (!has_documents()) return;
     // Neighbouring rows are mostly of the same document.
-    const int64_t place = distances_.offset + query;
-    if (place < document_.begin || place >= document_.end) {
+    const int64_t key = distances_.offset + query;  // of the query's token
+    if (key < document_.begin || key >= document_.end) {
       document_ = document_of(distances_, query);
     }
   }
@@ -157,7 +157,7 @@ class RowBias {
   template <int width>
   __device__ bool hides(const Keys<C, width>& keys, int64_t key) const {
     if (has_documents() && (key >= document_.end || key + width <= document_.begin)) return true;
-    return keys.first - position_ > most_;  // false if one is NaN
+    return keys.first - position_ > max_distance_;  // false if one is NaN
   }
 
   /// The bias of a hidden key: -infinity, or 0.
@@ -213,7 +213,7 @@ class RowBias {
       for (int i = 0; i < width; ++i) {
         const C distance = keys.position[i] - position_;
         const bool outside = !inside && (key + i < document_.begin || key + i >= document_.end);
-        if (distance > most_ || outside) {
+        if (distance > max_distance_ || outside) {
           hidden_key(i);
         } else {
           visible(i, distance > 0 ? line_.after : line_.before, distance);
@@ -245,7 +245,7 @@ class RowBias {
 
   const Distances& distances_;
   BiasLine<C> line_;
-  C most_;  // keys at larger distances are hidden
+  C max_distance_;  // keys at larger distances are hidden
   C position_ = 0;
   KeyRange document_ = {0, 0};
   int64_t batch_ = 0, query_ = 0;
@@ -373,7 +373,7 @@ __global__ void __launch_bounds__(block_size)
 __device__ float exponential(float x) { return core::exp_of_negative(x); }
 __device__ double exponential(double x) { return exp(x); }
 
-/// Bytes of a row that stay in shared memory between passes; the rest is reloaded.
+/// The maximum bytes of a row that stay in shared memory between passes; the rest is reloaded.
 constexpr int64_t kept_bytes = 40 * 1024;
 
 /// The softmax of a row of any kind, by a block.
@@ -399,16 +399,16 @@ __device__ void softmax_of_row(const ScoreArguments& arguments, const Row& row, 
     load_keys<width>(in + key, scores);
     bias.add(keys_at<width, plain, C>(distances, row.batch, key), key, scale, scores);
   };
-  C most = -static_cast<C>(INFINITY);
+  C max_score = -static_cast<C>(INFINITY);
   each_pack([&](int64_t key) {
     C scores[width];
     read(key, scores);
     if (key < kept_keys) core::store_values<width>(scores, kept + key);
 #pragma unroll
-    for (int i = 0; i < width; ++i) most = scores[i] > most ? scores[i] : most;
+    for (int i = 0; i < width; ++i) max_score = scores[i] > max_score ? scores[i] : max_score;
   });
-  most = core::over_block(most, core::Larger());
-  if (most == -static_cast<C>(INFINITY)) most = 0;
+  max_score = core::over_block(max_score, core::Larger());
+  if (max_score == -static_cast<C>(INFINITY)) max_score = 0;
   C part = 0;
   each_pack([&](int64_t key) {
     C values[width];
@@ -418,7 +418,7 @@ __device__ void softmax_of_row(const ScoreArguments& arguments, const Row& row, 
       read(key, values);
     }
 #pragma unroll
-    for (int i = 0; i < width; ++i) part += values[i] = exponential(values[i] - most);
+    for (int i = 0; i < width; ++i) part += values[i] = exponential(values[i] - max_score);
     if (key < kept_keys) core::store_values<width>(values, kept + key);
   });
   const C sum = core::over_block(part, core::Add());
@@ -430,7 +430,7 @@ __device__ void softmax_of_row(const ScoreArguments& arguments, const Row& row, 
     } else {
       read(key, values);
 #pragma unroll
-      for (int i = 0; i < width; ++i) values[i] = exponential(values[i] - most);
+      for (int i = 0; i < width; ++i) values[i] = exponential(values[i] - max_score);
     }
 #pragma unroll
     for (int i = 0; i < width; ++i) values[i] *= factor;
@@ -493,8 +493,8 @@ struct RowBlocks {
   /// The first row of the block.
   __device__ Row first() const {
     const auto part = core::divide(int64_t{blockIdx.x}, parts);
-    const auto place = core::divide(part.remainder * rows, queries);
-    return {part.quotient, place.quotient, place.remainder};
+    const auto query = core::divide(part.remainder * rows, queries);
+    return {part.quotient, query.quotient, query.remainder};
   }
 
   /// The number of its rows.
@@ -535,7 +535,7 @@ __device__ int visible_keys(const Distances& distances, int64_t query) {
   return static_cast<int>(Query<true>(distances, {0, 0, query}).visible_end());
 }
 
-/// Keys that a thread keeps.
+/// Keys of a row that a thread keeps in registers.
 constexpr int softmax_keys = 32;
 
 /// The positions of the keys of a block's threads, in shared memory. Each thread reads its own.
@@ -551,18 +551,18 @@ class KeyTable {
   }
 
   __device__ void write(int pack, const Keys<C, width>& keys) {
-    const unsigned place = pack * blockDim.x + threadIdx.x;
+    const unsigned index = pack * blockDim.x + threadIdx.x;
     const C ends[2] = {keys.first, keys.last};
-    core::store_values<width>(keys.position, positions_ + place * width);
-    core::store_values<2>(ends, ends_ + place * 2);
+    core::store_values<width>(keys.position, positions_ + index * width);
+    core::store_values<2>(ends, ends_ + index * 2);
   }
 
   __device__ Keys<C, width> at(int pack) const {
-    const unsigned place = pack * blockDim.x + threadIdx.x;
+    const unsigned index = pack * blockDim.x + threadIdx.x;
     Keys<C, width> keys;
     C ends[2];
-    core::load_values<width>(positions_ + place * width, keys.position);
-    core::load_values<2>(ends_ + place * 2, ends);
+    core::load_values<width>(positions_ + index * width, keys.position);
+    core::load_values<2>(ends_ + index * 2, ends);
     keys.first = ends[0];
     keys.last = ends[1];
     return keys;
@@ -573,7 +573,7 @@ class KeyTable {
   C* ends_;
 };
 
-/// The biases of rows whose positions are key - query, for row_softmax_kernel.
+/// The biases of rows whose distances are key - query, for row_softmax_kernel.
 template <typename C, int width, int packs>
 class PlainRow {
  public:
@@ -620,11 +620,11 @@ class PlainRow {
   int end_ = 0;
 };
 
-/// The same for rows of moved or hidden keys, whose positions are in shared memory.
+/// The same for rows with positions, masks or documents. Positions of keys are in shared memory.
 template <typename C, int width, int packs>
-class PlacedRow {
+class PositionedRow {
  public:
-  __device__ explicit PlacedRow(const ScoreArguments& arguments)
+  __device__ explicit PositionedRow(const ScoreArguments& arguments)
       : arguments_(arguments), bias_(arguments.distances, {}), table_(packs) {}
 
   /// False if positions are not exact.
@@ -667,8 +667,8 @@ class PlacedRow {
   KeyTable<C, width> table_;
 };
 
-/// The softmax of a row whose positions are not exact, one key at a time. Short, because every copy
-/// of row_softmax_kernel has it and few rows take it.
+/// The softmax of a row whose positions are not exact, one key at a time. Short, because every
+/// instantiation of row_softmax_kernel contains it for few rows.
 template <typename T>
 __device__ void softmax_one_by_one(const ScoreArguments& arguments, const Row& row) {
   using C = Compute<T>;
@@ -677,7 +677,7 @@ __device__ void softmax_one_by_one(const ScoreArguments& arguments, const Row& r
   const BiasLine<C> line = bias_line<C>(arguments.slopes, distances, row.head);
   const T* in = row_data<const T>(arguments.in, row);
   T* out = row_data<T>(arguments.out, row);
-  C most = -static_cast<C>(INFINITY), sum = 0;
+  C max_score = -static_cast<C>(INFINITY), sum = 0;
 #pragma unroll 1
   for (int pass = 0; pass < 3; ++pass) {
     C part = 0;
@@ -686,24 +686,24 @@ __device__ void softmax_one_by_one(const ScoreArguments& arguments, const Row& r
       const C score = biased(line, query.distance_to(key), core::load(in[key]),
                              static_cast<C>(arguments.scale));
       if (pass == 0) {
-        most = score > most ? score : most;
+        max_score = score > max_score ? score : max_score;
         continue;
       }
-      const C value = exponential(score - most);
+      const C value = exponential(score - max_score);
       part += value;
       if (pass == 2) core::store(sum == 0 ? C(0) : value * (1 / sum), out + key);
     }
     if (pass == 0) {
-      most = core::over_block(most, core::Larger());
-      if (most == -static_cast<C>(INFINITY)) most = 0;
+      max_score = core::over_block(max_score, core::Larger());
+      if (max_score == -static_cast<C>(INFINITY)) max_score = 0;
     } else if (pass == 1) {
       sum = core::over_block(part, core::Add());
     }
   }
 }
 
-/// The blocks of a multiprocessor that the registers of a kernel are limited for: as many as spill
-/// none of them.
+/// Resident blocks per multiprocessor, which limit the registers of a kernel: as many as possible
+/// without spills.
 template <typename T, int width, bool plain>
 constexpr int softmax_blocks = sizeof(T) == 4 || width == 2 ? 2 : (plain&& width == 8 ? 4 : 3);
 
@@ -714,7 +714,7 @@ __global__ void __launch_bounds__(block_size, (softmax_blocks<T, width, plain>))
   constexpr int packs = softmax_keys / width;
   const int keys = static_cast<int>(arguments.distances.keys);
   const C scale = static_cast<C>(arguments.scale);
-  std::conditional_t<plain, PlainRow<C, width, packs>, PlacedRow<C, width, packs>> biases(
+  std::conditional_t<plain, PlainRow<C, width, packs>, PositionedRow<C, width, packs>> biases(
       arguments);
   if (!biases.read_keys(blocks)) {
     blocks.each_row([&](const Row& row) { softmax_one_by_one<T>(arguments, row); });
@@ -724,33 +724,33 @@ __global__ void __launch_bounds__(block_size, (softmax_blocks<T, width, plain>))
     biases.move_to(row);
     const T* in = row_data<const T>(arguments.in, row);
     T* out = row_data<T>(arguments.out, row);
-    Vector<T, width> given[packs];
+    Vector<T, width> loaded[packs];
     unsigned needed = 0;  // a bit for each pack
     each_pack<packs, width>(keys, [&](int pack, int key) {
       if (!biases.needs(pack, key)) return;
       needed |= 1u << pack;
-      given[pack] = *reinterpret_cast<const Vector<T, width>*>(in + key);
+      loaded[pack] = *reinterpret_cast<const Vector<T, width>*>(in + key);
     });
     C values[packs][width];
-    C most = -static_cast<C>(INFINITY);
+    C max_score = -static_cast<C>(INFINITY);
 #pragma unroll
     for (int pack = 0; pack < packs; ++pack) {
       if ((needed >> pack & 1) == 0) continue;
       const int key = key_of<width>(pack);
-      core::load_all(given[pack].values, values[pack]);
+      core::load_all(loaded[pack].values, values[pack]);
       biases.add(pack, key, scale, values[pack]);
 #pragma unroll
-      for (int i = 0; i < width; ++i) most = fmax(values[pack][i], most);  // skips NaN
+      for (int i = 0; i < width; ++i) max_score = fmax(values[pack][i], max_score);  // skips NaN
     }
-    most = core::over_block(most, core::Larger());
-    if (most == -static_cast<C>(INFINITY)) most = 0;
+    max_score = core::over_block(max_score, core::Larger());
+    if (max_score == -static_cast<C>(INFINITY)) max_score = 0;
     C part = 0;
 #pragma unroll
     for (int pack = 0; pack < packs; ++pack) {
       if ((needed >> pack & 1) == 0) continue;
 #pragma unroll
       for (int i = 0; i < width; ++i) {
-        part += values[pack][i] = exponential_for<T>(values[pack][i] - most);
+        part += values[pack][i] = exponential_for<T>(values[pack][i] - max_score);
       }
     }
     const C sum = core::over_block(part, core::Add());
@@ -850,7 +850,7 @@ __global__ void softmax_backward_kernel(SoftmaxBackwardArguments arguments, RowN
   }
 }
 
-/// Keys that a thread keeps: 128 bytes of each matrix.
+/// Keys of a row that a thread keeps in registers: 128 bytes of each matrix.
 template <typename T>
 constexpr int backward_keys = 128 / static_cast<int>(sizeof(T));
 
@@ -883,25 +883,27 @@ __global__ void __launch_bounds__(block_size, 2)
     };
     C dot = 0;
     each_pack<packs, width>(end, [&](int pack, int key) {
-      C of_weights[width], values[width];
-      core::load_all(g[pack].values, of_weights);
+      C weight_grads[width], values[width];
+      core::load_all(g[pack].values, weight_grads);
       core::load_all(w[pack].values, values);
-      hide(key, of_weights);
+      hide(key, weight_grads);
       hide(key, values);
 #pragma unroll
-      for (int i = 0; i < width; ++i) dot = core::fma(of_weights[i], values[i], dot);
+      for (int i = 0; i < width; ++i) dot = core::fma(weight_grads[i], values[i], dot);
     });
     const C mean = core::over_block(dot, core::Add());
     each_pack<packs, width>(keys, [&](int pack, int key) {
-      C of_scores[width] = {}, values[width];
+      C score_grads[width] = {}, values[width];
       if (key < end) {
-        core::load_all(g[pack].values, of_scores);
+        core::load_all(g[pack].values, score_grads);
         core::load_all(w[pack].values, values);
 #pragma unroll
-        for (int i = 0; i < width; ++i) of_scores[i] = values[i] * (of_scores[i] - mean) * scale;
-        hide(key, of_scores);
+        for (int i = 0; i < width; ++i) {
+          score_grads[i] = values[i] * (score_grads[i] - mean) * scale;
+        }
+        hide(key, score_grads);
       }
-      store_keys<width>(of_scores, out + key);
+      store_keys<width>(score_grads, out + key);
     });
   });
 }
@@ -949,19 +951,19 @@ const char* launch_reduce_heads(const SlopeGradient& gradient, int64_t batch, in
 /// The largest number of keys, up to 16 bytes, in which all rows can be read and written.
 template <typename T>
 int64_t width_of(const Matrices& matrices, int64_t keys) {
-  const auto place = static_cast<int64_t>(reinterpret_cast<uintptr_t>(matrices.data) / sizeof(T));
+  const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(matrices.data) / sizeof(T));
   const auto* stride = matrices.stride;
-  const int64_t all = core::vector_width<T> | keys | place | stride[0] | stride[1] | stride[2];
+  const int64_t all = core::vector_width<T> | keys | address | stride[0] | stride[1] | stride[2];
   return all & -all;
 }
 
 /// Returns launch(width, plain), both passed as types so that kernels can use them as constants.
-/// Tries `width`, width / step, and so on; none below `least`.
-template <int width, int step, int least, typename Launch>
-const char* with_form(int64_t possible, const Distances& distances, Launch launch) {
-  if constexpr (width > 1 && width / step >= least) {
-    if (possible < width) {
-      return with_form<width / step, step, least>(possible, distances, launch);
+/// Tries `width`, width / step, and so on; none below `min_width`.
+template <int width, int step, int min_width, typename Launch>
+const char* with_form(int64_t max_width, const Distances& distances, Launch launch) {
+  if constexpr (width > 1 && width / step >= min_width) {
+    if (max_width < width) {
+      return with_form<width / step, step, min_width>(max_width, distances, launch);
     }
   }
   const std::integral_constant<int, width> constant;
@@ -971,27 +973,27 @@ const char* with_form(int64_t possible, const Distances& distances, Launch launc
 
 /// The same with all widths of a type.
 template <typename T, typename Launch>
-const char* with_all_widths(int64_t possible, const Distances& distances, Launch launch) {
-  return with_form<core::vector_width<T>, 2, 1>(possible, distances, launch);
+const char* with_all_widths(int64_t max_width, const Distances& distances, Launch launch) {
+  return with_form<core::vector_width<T>, 2, 1>(max_width, distances, launch);
 }
 
 /// The same with the widths of kernels that keep rows in registers.
 template <typename T, typename Launch>
-const char* with_row_widths(int64_t possible, const Distances& distances, Launch launch) {
-  return with_form<core::vector_width<T>, 2, 2>(possible, distances, launch);
+const char* with_row_widths(int64_t max_width, const Distances& distances, Launch launch) {
+  return with_form<core::vector_width<T>, 2, 2>(max_width, distances, launch);
 }
 
 /// The same with the widths of general kernels: whole vectors and single keys.
 template <typename T, typename Launch>
-const char* with_general_widths(int64_t possible, const Distances& distances, Launch launch) {
-  return with_form<core::vector_width<T>, core::vector_width<T>, 1>(possible, distances, launch);
+const char* with_general_widths(int64_t max_width, const Distances& distances, Launch launch) {
+  return with_form<core::vector_width<T>, core::vector_width<T>, 1>(max_width, distances, launch);
 }
 
 template <typename T>
 const char* launch_fill(const FillArguments& arguments, core::CudaStream stream) {
   const Distances& distances = arguments.distances;
-  const int64_t possible = width_of<T>(arguments.out, distances.keys);
-  return with_all_widths<T>(possible, distances, [&](auto width, auto plain) {
+  const int64_t max_width = width_of<T>(arguments.out, distances.keys);
+  return with_all_widths<T>(max_width, distances, [&](auto width, auto plain) {
     const Tiles tiles = Tiles::of(arguments.batch, arguments.slopes.heads, distances, width());
     return core::checked_launch(fill_kernel<T, width(), plain()>, tiles.blocks(), block_size, 0,
                                 stream, arguments, tiles);
@@ -1035,18 +1037,19 @@ const char* launch_general_softmax(const ScoreArguments& arguments, core::CudaSt
   });
 }
 
-/// Rows that fit in the registers of a block; positions of a row must fit in shared memory, too.
+/// Uses row_softmax_kernel if a row fits in the registers of a block, and its positions in shared
+/// memory.
 template <typename T>
 const char* launch_softmax(const ScoreArguments& arguments, core::CudaStream stream) {
   const Distances& distances = arguments.distances;
-  const int64_t possible = width_of<T>(arguments);
-  const bool exact = std::abs(distances.offset) + distances.queries <= most_exact;
+  const int64_t max_width = width_of<T>(arguments);
+  const bool exact = std::abs(distances.offset) + distances.queries <= max_exact;
   if constexpr (!std::is_same_v<T, double>) {
-    if (possible > 1 && distances.keys <= block_size * softmax_keys &&
+    if (max_width > 1 && distances.keys <= block_size * softmax_keys &&
         (exact || !distances.plain())) {
       const RowBlocks rows =
           RowBlocks::of(arguments.batch, arguments.slopes.heads, distances, softmax_keys);
-      return with_row_widths<T>(possible, distances, [&](auto width, auto plain) {
+      return with_row_widths<T>(max_width, distances, [&](auto width, auto plain) {
         const size_t bytes =
             plain() ? 0
                     : KeyTable<Compute<T>, width()>::bytes(rows.threads, softmax_keys / width());
@@ -1083,14 +1086,14 @@ const char* launch_general_softmax_backward(const SoftmaxBackwardArguments& argu
 }
 
 template <typename T>
-const char* launch_row_softmax_backward(SoftmaxBackwardArguments arguments, int64_t possible,
+const char* launch_row_softmax_backward(SoftmaxBackwardArguments arguments, int64_t max_width,
                                         core::CudaStream stream) {
   Distances& distances = arguments.distances;
   const RowBlocks rows =
       RowBlocks::of(arguments.batch, arguments.slopes.heads, distances, backward_keys<T>);
   // Keys that other rules hide have weight 0, and that is enough.
   if (!distances.plain()) distances.causal = false;
-  return with_row_widths<T>(possible, distances, [&](auto width, auto) {
+  return with_row_widths<T>(max_width, distances, [&](auto width, auto) {
     return core::checked_launch(row_softmax_backward_kernel<T, width()>, rows.blocks, rows.threads,
                                 0, stream, arguments, rows);
   });
@@ -1099,11 +1102,11 @@ const char* launch_row_softmax_backward(SoftmaxBackwardArguments arguments, int6
 template <typename T>
 const char* launch_softmax_backward(const SoftmaxBackwardArguments& arguments,
                                     core::CudaStream stream) {
-  const int64_t possible = width_of<T>(arguments);
+  const int64_t max_width = width_of<T>(arguments);
   if constexpr (!std::is_same_v<T, double>) {
     const bool fits = arguments.distances.keys <= block_size * backward_keys<T>;
-    if (arguments.slopes.sides == 0 && fits && possible > 1) {
-      return launch_row_softmax_backward<T>(arguments, possible, stream);
+    if (arguments.slopes.sides == 0 && fits && max_width > 1) {
+      return launch_row_softmax_backward<T>(arguments, max_width, stream);
     }
   }
   return launch_general_softmax_backward<T>(arguments, stream);

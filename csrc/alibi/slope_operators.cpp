@@ -56,8 +56,8 @@ Tensor slopes(int64_t num_heads, Text kind, double max_bias, std::optional<int64
               std::optional<at::Device> device) {
   const int64_t total = total_heads.value_or(num_heads);
   TORCH_CHECK_VALUE(num_heads > 0, "num_heads: expected a positive number, got ", num_heads);
-  TORCH_CHECK_VALUE(total <= most_heads, total_heads.has_value() ? "total_heads" : "num_heads",
-                    ": expected at most ", most_heads, ", got ", total);
+  TORCH_CHECK_VALUE(total <= max_heads, total_heads.has_value() ? "total_heads" : "num_heads",
+                    ": expected at most ", max_heads, ", got ", total);
   TORCH_CHECK_VALUE(head_start >= 0 && total >= num_heads && head_start <= total - num_heads,
                     "head_start: expected heads within total_heads, ", total, ", got head_start ",
                     head_start, " and num_heads ", num_heads);

@@ -7,7 +7,7 @@
 namespace posembed::alibi {
 
 /// Far more heads than any model has. Slopes are computed one by one.
-inline constexpr int64_t most_heads = 65536;
+inline constexpr int64_t max_heads = 65536;
 
 enum class SlopeKind : int8_t {
   /// The paper's series: powers of 2^(-max_bias / n) for n = 2^k heads. Other head counts take the

@@ -125,8 +125,8 @@ void compare_columns(const PoolArguments& a, int64_t bag, int64_t column, Width 
     }
   });
   for (int64_t i = 0; i < width; ++i) store(best[i], out + column + i);
-  if (a.places == nullptr) return;
-  std::copy_n(at, static_cast<int64_t>(width), a.places + bag * a.embedding_dim + column);
+  if (a.max_indices == nullptr) return;
+  std::copy_n(at, static_cast<int64_t>(width), a.max_indices + bag * a.embedding_dim + column);
 }
 
 template <typename T>
@@ -163,7 +163,7 @@ void spread_row(const SpreadArguments& a, int64_t index, int64_t bag, T* POSEMBE
     return;
   }
   const T* POSEMBED_RESTRICT row = static_cast<const T*>(a.gradient) + bag * dim;
-  const int64_t* chosen = a.places + bag * dim;
+  const int64_t* chosen = a.max_indices + bag * dim;
   for (int64_t i = 0; i < dim; ++i) out[i] = chosen[i] == index ? row[i] : T{};
 }
 

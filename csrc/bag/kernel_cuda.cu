@@ -1,6 +1,6 @@
 // A warp pools 16 bytes per lane of a bag's rows in the CPU kernel's order, so results have the
 // same bits. A lane reads some of the bag's ids and passes them to the others, and loads a later
-// row as soon as it has pooled one. In the backward pass a warp or a thread processes a place and
+// row as soon as it has pooled one. In the backward pass a warp or a thread processes an id and
 // finds its bag by binary search, so that long bags cost no more than short ones.
 #include "bag/kernel.h"
 #include "core/block_reduce.h"
@@ -26,9 +26,9 @@ using core::item_of_lane;
 using core::threads;
 using core::warps;
 
-// The division of rows among lanes.
+/// The division of rows among lanes.
 struct WarpLayout {
-  int64_t of_row;  // pieces of a row, each for one warp
+  int64_t pieces;  // of a row, each for one warp
   unsigned lanes;  // of a row: a power of two; fewer than a warp's for narrow rows
 };
 
@@ -43,14 +43,14 @@ __device__ Vector<T, width> read_vector(const T* from) {
 
 // ---- pool ----
 
-/// Records an error. A call, because inlined code for a rare case would take registers.
+/// Records an error. Not inlined, because this rare case would take registers.
 __device__ __attribute__((noinline)) void report(core::DeviceError* error, core::ErrorKind kind,
-                                                 int64_t value, int64_t place, int64_t limit) {
-  record_error(error, kind, value, place, limit);
+                                                 int64_t value, int64_t index, int64_t limit) {
+  record_error(error, kind, value, index, limit);
 }
 
-// The places of a bag. If its offsets are wrong, the first wrong one is recorded and the bag is
-// empty.
+/// The indices of a bag's ids. If its offsets are wrong, the first wrong one is recorded and the
+/// bag is empty.
 __device__ Range checked_range(const PoolArguments& a, int64_t bag, bool records) {
   const Bags& bags = a.bags;
   const Range range = range_of(bags, bag);
@@ -66,13 +66,13 @@ __device__ Range checked_range(const PoolArguments& a, int64_t bag, bool records
   return {0, 0};
 }
 
-/// The lanes of a warp that pool one bag, or a piece of its rows. Several bags of narrow rows share
-/// a warp; its lanes take every step together, also those without a bag or columns.
+/// The lanes of a warp that pool one bag, or a piece of its rows. Teams with narrow rows share a
+/// warp, whose lanes take every step together, including inactive lanes.
 struct Team {
   int lanes;  // a power of two
   Item item;  // the bag, and the first column of the calling lane
   Range range;
-  bool columns;  // whether the calling lane has a bag and columns
+  bool active;   // whether the calling lane has a bag and columns
   bool records;  // whether this team records errors
 
   __device__ int lane() const { return static_cast<int>(threadIdx.x) & (lanes - 1); }
@@ -84,7 +84,7 @@ __device__ Team team_of_lane(const PoolArguments& a, const WarpLayout& layout) {
   Team team;
   team.lanes = static_cast<int>(layout.lanes);
   if (team.lanes == warp_size) {
-    team.item = item_of_lane<width>(layout.of_row, 1);
+    team.item = item_of_lane<width>(layout.pieces, 1);
   } else {
     const int64_t thread = int64_t{blockIdx.x} * threads + threadIdx.x;
     team.item = {thread / team.lanes, thread % team.lanes * width};
@@ -93,57 +93,57 @@ __device__ Team team_of_lane(const PoolArguments& a, const WarpLayout& layout) {
   team.records = bag && team.item.column == int64_t{team.lane()} * width;
   const bool first = team.records && team.item.column == 0;
   team.range = bag ? checked_range(a, team.item.row, first) : Range{0, 0};
-  team.columns = bag && team.item.column < a.embedding_dim;
+  team.active = bag && team.item.column < a.embedding_dim;
   return team;
 }
 
-constexpr unsigned whole_warp = 0xffffffffu;
+constexpr unsigned full_mask = 0xffffffffu;
 
-/// A lane has so many rows in flight, and reads so many neighbouring ids for its team.
+/// Rows that a lane has in flight, and neighbouring ids that it reads for its team.
 constexpr int in_flight = 8;
 
-/// The rows of some places of a bag, as elements from the table's first row; left_out: padding and
+/// The rows of some ids of a bag, as elements from the table's first row; skipped: padding and
 /// bad ids, which are recorded.
 struct RowOffsets {
-  static constexpr int64_t left_out = -1;
-  int64_t of_lane[in_flight];  // those of the places that the calling lane reads
+  static constexpr int64_t skipped = -1;
+  int64_t lane_offsets[in_flight];  // those of the ids that the calling lane reads
 
-  /// Reads the rows of the bag's places from `begin` on. The whole warp calls it.
+  /// Reads the rows of the bag's ids from `begin` on. The whole warp calls it.
   __device__ RowOffsets(const PoolArguments& a, const Team& team, int64_t begin) {
     const int64_t first = begin + team.lane() * in_flight;
     const auto bad = [&](int64_t id) { return id < 0 || id >= a.rows; };
     bool any_bad = false;
 #pragma unroll
-    for (int i = 0; i < in_flight; ++i) of_lane[i] = left_out;
+    for (int i = 0; i < in_flight; ++i) lane_offsets[i] = skipped;
     if (team.lane() * in_flight < span) {
 #pragma unroll
       for (int i = 0; i < in_flight; ++i) {
-        if (first + i < team.range.end) of_lane[i] = core::read(a.bags.ids, first + i);
+        if (first + i < team.range.end) lane_offsets[i] = core::read(a.bags.ids, first + i);
       }
 #pragma unroll
       for (int i = 0; i < in_flight; ++i) {
-        const int64_t id = of_lane[i];
+        const int64_t id = lane_offsets[i];
         any_bad |= first + i < team.range.end && bad(id);
-        of_lane[i] = bad(id) || id == a.bags.padding_idx ? left_out : id * a.table_stride;
+        lane_offsets[i] = bad(id) || id == a.bags.padding_idx ? skipped : id * a.table_stride;
       }
     }
-    const unsigned reporters = __ballot_sync(whole_warp, any_bad && team.records);
+    const unsigned reporters = __ballot_sync(full_mask, any_bad && team.records);
     if (reporters == 0 || __ffs(reporters) - 1 != static_cast<int>(threadIdx.x) % warp_size) return;
-    int64_t place = first;
-    while (!bad(core::read(a.bags.ids, place))) ++place;
-    report(a.error, core::ErrorKind::token_id, core::read(a.bags.ids, place), place, a.rows);
+    int64_t index = first;
+    while (!bad(core::read(a.bags.ids, index))) ++index;
+    report(a.error, core::ErrorKind::token_id, core::read(a.bags.ids, index), index, a.rows);
   }
 
   __device__ int kept() const {
     int count = 0;
 #pragma unroll
-    for (int i = 0; i < in_flight; ++i) count += of_lane[i] != left_out;
+    for (int i = 0; i < in_flight; ++i) count += lane_offsets[i] != skipped;
     return count;
   }
 };
 
-/// The number of places that a step of pool_rows() processes; divides a span.
-POSEMBED_INLINE int places_of_step(const Team& team) {
+/// The number of ids that a step of pool_rows() processes; divides a span.
+POSEMBED_INLINE int ids_of_step(const Team& team) {
   return team.lanes * in_flight < span ? team.lanes * in_flight : static_cast<int>(span);
 }
 
@@ -153,12 +153,12 @@ __device__ int64_t longest_bag(const Team& team) {
   return team.lanes == warp_size ? length : core::over_warp(length, core::Larger{});
 }
 
-/// Calls begin_step(place, offsets) for each step and use(place, vector, kept) for each place of
-/// the bag, in order, and for some more that are not kept. Loads a later row as soon as one has
-/// been used.
+/// Calls begin_step(done, offsets) for each step, and use(index, vector, kept) for each id of the
+/// bag in order; `kept` is false for padding, bad ids, and indices beyond the bag. Loads a later
+/// row as soon as one has been used.
 template <typename T, int width, typename Begin, typename Use>
 __device__ void pool_rows(const PoolArguments& a, const Team& team, Begin begin_step, Use use) {
-  const int step = places_of_step(team), first_lane = team.first_lane();
+  const int step = ids_of_step(team), first_lane = team.first_lane();
   const int64_t length = longest_bag(team);
   const T* table = static_cast<const T*>(a.table) + team.item.column;
   for (int64_t done = 0; done < length; done += step) {
@@ -168,8 +168,8 @@ __device__ void pool_rows(const PoolArguments& a, const Team& team, Begin begin_
     Words<T, width> vectors[in_flight];
     bool kept[in_flight];
     const auto read = [&](int round, int i) {
-      const int64_t offset = __shfl_sync(whole_warp, offsets.of_lane[i], first_lane + round);
-      kept[i] = offset != RowOffsets::left_out && team.columns;
+      const int64_t offset = __shfl_sync(full_mask, offsets.lane_offsets[i], first_lane + round);
+      kept[i] = offset != RowOffsets::skipped && team.active;
       vectors[i] = {};
       if (kept[i]) vectors[i].read(table + offset);
     };
@@ -208,7 +208,7 @@ __device__ void write_row(const PoolArguments& a, const Item& item,
 template <typename C, int width>
 __device__ void divide_by_count(const Team& team, int64_t kept, C (&total)[width]) {
   for (int lanes = 1; lanes < team.lanes; lanes *= 2) {
-    kept += __shfl_xor_sync(whole_warp, kept, lanes);
+    kept += __shfl_xor_sync(full_mask, kept, lanes);
   }
   if (kept <= 1) return;
 #pragma unroll
@@ -233,8 +233,8 @@ __global__ void __launch_bounds__(threads) add_kernel(PoolArguments a, WarpLayou
     if (done % span == 0) end_span();
     kept_by_lane += offsets.kept();
   };
-  const auto add = [&](int64_t place, const C(&values)[width], bool kept) {
-    const C factor = weighted && kept ? load(weights[place]) : C(0);
+  const auto add = [&](int64_t index, const C(&values)[width], bool kept) {
+    const C factor = weighted && kept ? load(weights[index]) : C(0);
 #pragma unroll
     for (int i = 0; i < width; ++i) {  // zeros if not kept
       part[i] += weighted ? values[i] * factor : values[i];
@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(threads) add_kernel(PoolArguments a, WarpLayou
   pool_rows<T, width>(a, team, begin_step, add);
   end_span();
   if (a.mode == Mode::mean) divide_by_count(team, kept_by_lane, total);
-  if (team.columns) write_row<T, width>(a, team.item, total);
+  if (team.active) write_row<T, width>(a, team.item, total);
 }
 
 template <typename T, int width>
@@ -251,26 +251,26 @@ __global__ void __launch_bounds__(threads) compare_kernel(PoolArguments a, WarpL
   using C = Compute<T>;
   const Team team = team_of_lane<width>(a, layout);
   C best[width] = {};
-  int64_t at[width];
+  int64_t best_index[width];
 #pragma unroll
-  for (int i = 0; i < width; ++i) at[i] = -1;
-  const auto compare = [&](int64_t place, const C(&values)[width], bool kept) {
+  for (int i = 0; i < width; ++i) best_index[i] = -1;
+  const auto compare = [&](int64_t index, const C(&values)[width], bool kept) {
     if (!kept) return;
 #pragma unroll
     for (int i = 0; i < width; ++i) {
-      const bool greater = at[i] < 0 || values[i] > best[i] || values[i] != values[i];
+      const bool greater = best_index[i] < 0 || values[i] > best[i] || values[i] != values[i];
       best[i] = greater ? values[i] : best[i];
-      at[i] = greater ? place : at[i];
+      best_index[i] = greater ? index : best_index[i];
     }
   };
   pool_rows<T, width>(
       a, team, [](int64_t, const RowOffsets&) {}, compare);
-  if (!team.columns) return;
+  if (!team.active) return;
   write_row<T, width>(a, team.item, best);
-  if (a.places == nullptr) return;
-  int64_t* places = a.places + team.item.row * a.embedding_dim + team.item.column;
+  if (a.max_indices == nullptr) return;
+  int64_t* max_indices = a.max_indices + team.item.row * a.embedding_dim + team.item.column;
 #pragma unroll
-  for (int i = 0; i < width; ++i) places[i] = at[i];
+  for (int i = 0; i < width; ++i) max_indices[i] = best_index[i];
 }
 
 template <typename T, int width>
@@ -279,18 +279,18 @@ void launch_pool(const PoolArguments& a, cudaStream_t stream) {
   while (layout.lanes < warp_size && layout.lanes * width < a.embedding_dim) layout.lanes *= 2;
   auto kernel = a.weights == nullptr ? add_kernel<T, width, false> : add_kernel<T, width, true>;
   if (a.mode == Mode::max) kernel = compare_kernel<T, width>;
-  const int64_t lanes = a.bags.bags * layout.of_row * layout.lanes;
+  const int64_t lanes = a.bags.bags * layout.pieces * layout.lanes;
   core::launch(kernel, divide_up(lanes, threads), threads, stream, a, layout);
 }
 
 // ---- backward ----
 
-// Wrong offsets, which the forward pass has recorded, may assign a place to any bag or none.
+// Wrong offsets, which the forward pass has recorded, may assign an id to any bag or none.
 __global__ void __launch_bounds__(threads) find_kernel(FindArguments a) {
-  const int64_t place = int64_t{blockIdx.x} * threads + threadIdx.x;
-  if (place >= a.bags.count) return;
-  const int64_t bag = bag_of(a.bags, place);
-  a.out[place] = static_cast<uint32_t>(bag > 0 ? bag : 0);
+  const int64_t index = int64_t{blockIdx.x} * threads + threadIdx.x;
+  if (index >= a.bags.count) return;
+  const int64_t bag = bag_of(a.bags, index);
+  a.out[index] = static_cast<uint32_t>(bag > 0 ? bag : 0);
 }
 
 template <typename T, int width>
@@ -304,7 +304,7 @@ __global__ void __launch_bounds__(threads) spread_kernel(SpreadArguments a, int6
     values = read_vector<T, width>(static_cast<const T*>(a.gradient) + at);
 #pragma unroll
     for (int i = 0; i < width; ++i) {
-      if (a.places[at + i] != item.row) values.values[i] = T{};
+      if (a.max_indices[at + i] != item.row) values.values[i] = T{};
     }
   }
   T* out = static_cast<T*>(a.out) + item.row * a.embedding_dim + item.column;
@@ -324,9 +324,9 @@ template <typename T, int width>
 __global__ void __launch_bounds__(threads) dot_kernel(DotArguments a) {
   using C = Compute<T>;
   __shared__ C parts[threads];
-  const int64_t place = int64_t{blockIdx.x} * warps + threadIdx.x / warp_size;
-  const int64_t id = place < a.bags.count ? read(a.bags.ids, place) : -1;
-  const int64_t bag = place < a.bags.count ? bag_of(a.bags, place) : -1;
+  const int64_t index = int64_t{blockIdx.x} * warps + threadIdx.x / warp_size;
+  const int64_t id = index < a.bags.count ? read(a.bags.ids, index) : -1;
+  const int64_t bag = index < a.bags.count ? bag_of(a.bags, index) : -1;
   C sum = 0;
   if (bag >= 0 && id >= 0 && id < a.rows && id != a.bags.padding_idx) {
     const T* gradient = static_cast<const T*>(a.gradient) + bag * a.embedding_dim;
@@ -341,9 +341,9 @@ __global__ void __launch_bounds__(threads) dot_kernel(DotArguments a) {
   }
   parts[threadIdx.x] = sum;
   __syncthreads();
-  if (threadIdx.x % warp_size != 0 || place >= a.bags.count) return;
+  if (threadIdx.x % warp_size != 0 || index >= a.bags.count) return;
   for (int lane = 1; lane < warp_size; ++lane) sum += parts[threadIdx.x + lane];
-  store(sum, static_cast<T*>(a.out) + place);
+  store(sum, static_cast<T*>(a.out) + index);
 }
 
 template <typename T, int width>

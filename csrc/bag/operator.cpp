@@ -148,7 +148,7 @@ void pool(const Tensor& weight, const Bag& in, const MaybeTensor& weights, Mode 
   arguments.table = table.const_data_ptr();
   arguments.weights = factors.defined() ? factors.const_data_ptr() : nullptr;
   arguments.out = out.mutable_data_ptr();
-  arguments.places = maxima.defined() ? maxima.mutable_data_ptr<int64_t>() : nullptr;
+  arguments.max_indices = maxima.defined() ? maxima.mutable_data_ptr<int64_t>() : nullptr;
   arguments.scalar = dispatcher::scalar_of(weight);
   arguments.mode = mode;
   arguments.rows = table.size(0);
@@ -234,7 +234,7 @@ Tensor spread(const Tensor& gradient, const Tensor& maxima, const Layout& layout
   Tensor out = dispatcher::empty({layout.bags.count, gradient.size(1)}, gradient.options());
   SpreadArguments arguments;
   arguments.gradient = from.const_data_ptr();
-  arguments.places = chosen.const_data_ptr<int64_t>();
+  arguments.max_indices = chosen.const_data_ptr<int64_t>();
   arguments.out = out.mutable_data_ptr();
   arguments.scalar = dispatcher::scalar_of(out);
   arguments.embedding_dim = gradient.size(1);

@@ -15,12 +15,12 @@ struct Limit {
   std::string_view end;
   int64_t most;
 };
-using alibi::most_heads;
+using alibi::max_heads;
 constexpr Limit limits[] = {
-    {"layers", most_layers},  {"layer", most_layers},       {"depth", most_layers},
-    {"depths", most_layers},  {"block_count", most_layers}, {"dense_replace", most_layers},
-    {"heads", most_heads},    {"head", most_heads},         {"head_count", most_heads},
-    {"head_dim", most_heads}, {"sections", most_heads},     {"section", most_heads},
+    {"layers", most_layers}, {"layer", most_layers},       {"depth", most_layers},
+    {"depths", most_layers}, {"block_count", most_layers}, {"dense_replace", most_layers},
+    {"heads", max_heads},    {"head", max_heads},          {"head_count", max_heads},
+    {"head_dim", max_heads}, {"sections", max_heads},      {"section", max_heads},
     {"num_labels", 131072},
 };
 

@@ -1,7 +1,7 @@
-// Arithmetic on two bfloat16 numbers at once, each operation rounded to nearest even. Multiplying
-// or adding in float32 and rounding the result gives the same bits: products of two bfloat16
-// numbers are exact in float32, and no sum of two differs for being rounded twice. The exception
-// is a product below 2^-126, which is not exact in float32.
+// Packed arithmetic on two bfloat16 numbers (bf16x2). Every result is rounded to nearest even and
+// has the bits of a float32 result rounded to bfloat16: float32 products of bfloat16 numbers are
+// exact, and rounding a sum twice does not change it. The exception is a product below 2^-126,
+// which is not exact in float32.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ POSEMBED_INLINE BFloat16Pair operator*(BFloat16Pair a, BFloat16Pair b) {
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product.bits) : "r"(a.bits), "r"(b.bits));
   return product;
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  BFloat16Pair product;  // plus -0, which keeps every product and its sign
+  BFloat16Pair product;  // a * b + -0: adding -0 changes no product
   asm("fma.rn.bf16x2 %0, %1, %2, %3;"
       : "=r"(product.bits)
       : "r"(a.bits), "r"(b.bits), "r"(0x80008000u));

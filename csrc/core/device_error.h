@@ -22,20 +22,20 @@ struct DeviceError {
   uint32_t state;
   ErrorKind kind;
   int64_t value;  // the id or position that was given
-  int64_t place;  // its index in the flattened tensor
+  int64_t index;  // its index in the flattened tensor
   int64_t limit;  // valid values are 0 … limit - 1; negative: -1 and more
 };
 
 #if defined(__CUDACC__)
 /// Keeps the first error of all kernels; later ones are dropped until the host has read it.
 __device__ inline void record_error(DeviceError* error, ErrorKind kind, int64_t value,
-                                    int64_t place, int64_t limit) {
+                                    int64_t index, int64_t limit) {
   // Read first: if many threads have an error, an atomic by each would saturate the bus.
   if (error == nullptr || *static_cast<const volatile uint32_t*>(&error->state) != 0u) return;
   if (atomicCAS_system(&error->state, 0u, 1u) != 0u) return;
   error->kind = kind;
   error->value = value;
-  error->place = place;
+  error->index = index;
   error->limit = limit;
   __threadfence_system();
   atomicExch_system(&error->state, 2u);

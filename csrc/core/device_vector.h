@@ -176,15 +176,15 @@ bool allow_shared_memory(void (*kernel)(Parameters...), size_t bytes) {
   constexpr size_t always = 40 * 1024;  // with what kernels declare, less than every GPU's 48 KiB
   if (bytes <= always) return true;
   cudaFuncAttributes attributes{};
-  int device = 0, most = 0;
+  int device = 0, max_bytes = 0;
   if (cudaGetDevice(&device) == cudaSuccess &&
-      cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) ==
+      cudaDeviceGetAttribute(&max_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) ==
           cudaSuccess &&
       cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess) {
     if (static_cast<size_t>(attributes.maxDynamicSharedSizeBytes) >= bytes) return true;
-    most -= static_cast<int>(attributes.sharedSizeBytes);
-    if (static_cast<size_t>(most) >= bytes &&
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most) ==
+    max_bytes -= static_cast<int>(attributes.sharedSizeBytes);
+    if (static_cast<size_t>(max_bytes) >= bytes &&
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, max_bytes) ==
             cudaSuccess) {
       return true;
     }

@@ -59,23 +59,23 @@ POSEMBED_INLINE float load(Float16 value) {
 #endif
 }
 
-/// Element `place` of floating data of any type. A NaN becomes the one that arithmetic would give:
+/// Element `index` of floating data of any type. A NaN becomes the one that arithmetic would give:
 /// vector stores of bfloat16 rely on its lower half (core/vector.h).
 template <typename C>
-POSEMBED_INLINE C read_floating(const void* data, Scalar type, int64_t place) {
+POSEMBED_INLINE C read_floating(const void* data, Scalar type, int64_t index) {
   C value;
   switch (type) {
     case Scalar::float64:
-      value = static_cast<C>(static_cast<const double*>(data)[place]);
+      value = static_cast<C>(static_cast<const double*>(data)[index]);
       break;
     case Scalar::bfloat16:
-      value = load(static_cast<const BFloat16*>(data)[place]);
+      value = load(static_cast<const BFloat16*>(data)[index]);
       break;
     case Scalar::float16:
-      value = load(static_cast<const Float16*>(data)[place]);
+      value = load(static_cast<const Float16*>(data)[index]);
       break;
     default:
-      value = static_cast<const float*>(data)[place];
+      value = static_cast<const float*>(data)[index];
   }
   return value == value ? value : static_cast<C>(NAN);
 }

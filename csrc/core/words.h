@@ -9,8 +9,8 @@
 
 namespace posembed::core {
 
-/// `width` elements, first zeros. A register that may hold two elements or zeros would otherwise be
-/// put together from elements.
+/// A vector of `width` elements, initially zeros. It is declared as 32-bit registers, because a
+/// conditional load of 16-bit elements would be assembled from single elements.
 template <typename T, int width>
 struct Words {
   static constexpr bool whole = sizeof(T) * width % sizeof(uint32_t) == 0;

@@ -87,7 +87,7 @@ void raise_error_of(size_t device) {
   if (!state_of(*error).compare_exchange_strong(complete, 3, std::memory_order_acquire)) return;
   const core::DeviceError found = *error;
   state_of(*error).store(0, std::memory_order_release);
-  TORCH_CHECK_INDEX(false, name(found.kind), " ", found.value, " at index ", found.place,
+  TORCH_CHECK_INDEX(false, name(found.kind), " ", found.value, " at index ", found.index,
                     " of an earlier call on cuda:", device, " is out of range: expected ",
                     expectation(found), ". Its row was written as zeros, or left as it was.");
 }

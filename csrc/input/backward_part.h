@@ -130,7 +130,7 @@ class BackwardPart {
     result.out = target(token);
     if (streaming) core::expect_stream(target(tokens_.soon()), dim_ * int64_t{sizeof(T)});
     if (b_.type_gradient != nullptr) {
-      result.type = partial_ + (2 + index_of(a_.type, token)) * columns_;
+      result.type = partial_ + (2 + row_index(a_.type, token)) * columns_;
     }
     if (b_.mean != nullptr) result.mean = static_cast<const C*>(b_.mean)[row];
     if (b_.rstd != nullptr) result.rstd = static_cast<const C*>(b_.rstd)[row];

@@ -27,8 +27,8 @@ struct Table {
   core::ErrorKind kind = core::ErrorKind::token_id;
 };
 
-/// The index of a token.
-POSEMBED_INLINE int64_t index_of(const Table& table, int64_t batch, int64_t seq) {
+/// A token's row, before first_row is added.
+POSEMBED_INLINE int64_t row_index(const Table& table, int64_t batch, int64_t seq) {
   if (table.index.data == nullptr) return table.offset + seq * table.index_stride[1];
   return read(table.index, batch * table.index_stride[0] + seq * table.index_stride[1]);
 }

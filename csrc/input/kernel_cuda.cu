@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(max_threads, forward_blocks(kept))
   const core::Dropout dropout = dropout_of(a.dropout, a.seed);
   RowReader<T, width, kept, one_warp> reader(a, teams, first, forward_rows);
   reader.read_next(true);
-  int turn = 0;
+  int buffer = 0;
   for (int number = 0; number < count; ++number) {
     core::wait_for_copies();
     const int64_t token = reader.token;
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(max_threads, forward_blocks(kept))
       continue;
     }
     if (a.norm != Norm::none) {
-      const Moments<C> moments = normalise<T>(a, inverse, reader.columns, &row, &turn);
+      const Moments<C> moments = normalise<T>(a, inverse, reader.columns, &row, &buffer);
       if (reader.records()) save_moments(f, token, moments);
     }
     reader.columns.for_each([&](int i, int offset) {
@@ -119,8 +119,8 @@ __global__ void __launch_bounds__(max_threads, forward_blocks(kept))
   }
 }
 
-/// For rows wider than a block's registers: a block sums a token's rows again whenever it needs
-/// them.
+/// For rows that a block's registers cannot hold: a block sums a token's rows again whenever it
+/// needs the sum.
 template <typename T, int width>
 __global__ void __launch_bounds__(max_threads) wide_forward_kernel(ForwardArguments f) {
   using C = Compute<T>;
@@ -235,14 +235,14 @@ __device__ void write_gradient(const BackwardArguments& b, const Sums<Compute<T>
 }
 
 template <typename T, int width>
-__device__ void backward_token(const BackwardArguments& b, const TokenIndices& place,
+__device__ void backward_token(const BackwardArguments& b, const TokenIndices& at,
                                const Sums<Compute<T>>& sums) {
   using C = Compute<T>;
   const Arguments& a = b.input;
   const int64_t dim = a.embedding_dim;
   const int64_t begin = int64_t{threadIdx.x} * width, step = int64_t{blockDim.x} * width;
-  const int64_t token = place.token;
-  const TokenRowPointers<T> rows = rows_of<T>(a, place, threadIdx.x == 0);
+  const int64_t token = at.token;
+  const TokenRowPointers<T> rows = rows_of<T>(a, at, threadIdx.x == 0);
   const core::Dropout dropout = dropout_of(a.dropout, a.seed);
   const bool normed = rows.valid && a.norm != Norm::none;
   const C mean = normed && b.mean != nullptr ? static_cast<const C*>(b.mean)[token] : C(0);
@@ -256,7 +256,7 @@ __device__ void backward_token(const BackwardArguments& b, const TokenIndices& p
     return;
   }
 
-  C sum = 0, along = 0;
+  C sum = 0, projection = 0;
   for (int64_t i = begin; i < dim; i += step) {
     const auto normalised = row.normalised(i);
     const auto gradient = row.gradient(i);
@@ -265,7 +265,7 @@ __device__ void backward_token(const BackwardArguments& b, const TokenIndices& p
 #pragma unroll
     for (int k = 0; k < width; ++k) {
       sum += weighted.values[k];
-      along += weighted.values[k] * normalised.values[k];
+      projection += weighted.values[k] * normalised.values[k];
       product.values[k] = gradient.values[k] * normalised.values[k];
     }
     if (b.weight_gradient == nullptr) continue;
@@ -273,13 +273,14 @@ __device__ void backward_token(const BackwardArguments& b, const TokenIndices& p
     add_to_sum<T, width>(gradient, sums.row(1) + i);
   }
   const C mean_gradient = a.norm == Norm::layer ? block_sum(sum) / static_cast<C>(dim) : C(0);
-  along = block_sum(along) / static_cast<C>(dim);
+  projection = block_sum(projection) / static_cast<C>(dim);
   for (int64_t i = begin; i < dim; i += step) {
     const auto normalised = row.normalised(i);
     auto columns = row.weighted(row.gradient(i), i);
 #pragma unroll
     for (int k = 0; k < width; ++k) {
-      columns.values[k] = rstd * (columns.values[k] - mean_gradient - normalised.values[k] * along);
+      columns.values[k] =
+          rstd * (columns.values[k] - mean_gradient - normalised.values[k] * projection);
     }
     write_gradient<T, width>(b, sums, rows, token, i, columns);
   }
@@ -288,8 +289,8 @@ __device__ void backward_token(const BackwardArguments& b, const TokenIndices& p
 /// Resident blocks of wide_backward_kernel() per multiprocessor.
 constexpr int wide_blocks = 4;
 
-/// For rows wider than a block's registers: each block processes one part of the tokens and has
-/// that part's sums.
+/// For rows that a block's registers cannot hold: each block processes one part of the tokens and
+/// has that part's sums.
 template <typename T, int width>
 __global__ void __launch_bounds__(max_threads, wide_blocks)
     wide_backward_kernel(BackwardArguments b, core::Divisor<int64_t> seq) {
@@ -323,7 +324,7 @@ template <typename T, int width, int kept, bool one_warp>
 __device__ void through_norm(const Arguments& a, Compute<T> rstd,
                              const RowColumns<T, width, kept, one_warp>& columns,
                              const KeptRow<T, width, kept>& normalised,
-                             KeptRow<T, width, kept>* gradient, int* turn) {
+                             KeptRow<T, width, kept>* gradient, int* buffer) {
   using C = Compute<T>;
   const T* weight = static_cast<const T*>(a.norm_weight);
   C totals[2] = {};
@@ -340,15 +341,15 @@ __device__ void through_norm(const Arguments& a, Compute<T> rstd,
       totals[1] += g[k] * normalised.vector[i].values[k];
     }
   });
-  team_sum<one_warp>(totals, turn);
-  const C inverse = C(1) / static_cast<C>(a.embedding_dim), along = totals[1] * inverse;
+  team_sum<one_warp>(totals, buffer);
+  const C inverse = C(1) / static_cast<C>(a.embedding_dim), projection = totals[1] * inverse;
   const C mean = a.norm == Norm::layer ? totals[0] * inverse : C(0);
 #pragma unroll
   for (int i = 0; i < kept; ++i) {
 #pragma unroll
     for (int k = 0; k < width; ++k) {
       C& g = gradient->vector[i].values[k];
-      g = rstd * (g - mean - normalised.vector[i].values[k] * along);
+      g = rstd * (g - mean - normalised.vector[i].values[k] * projection);
     }
   }
 }
@@ -393,7 +394,7 @@ __global__ void __launch_bounds__(backward_threads(one_warp), backward_blocks(ke
 
   const C scale = static_cast<C>(a.scale);
   const core::Dropout dropout = dropout_of(a.dropout, a.seed);
-  int turn = 0;
+  int buffer = 0;
   for (int number = 0; number < count; ++number) {
     core::wait_for_copies();
     const int64_t token = reader.token;
@@ -424,7 +425,7 @@ __global__ void __launch_bounds__(backward_threads(one_warp), backward_blocks(ke
           sums.add(1, i, gradient.vector[i].values);
         });
       }
-      through_norm<T>(a, rstd, reader.columns, row, &gradient, &turn);
+      through_norm<T>(a, rstd, reader.columns, row, &gradient, &buffer);
     }
     if (valid && b.type_gradient != nullptr) {
       reader.columns.for_each(
@@ -496,13 +497,14 @@ struct RowShape {
 
   /// Rows that need more than a warp give a thread at least `kept_by_block` vectors.
   RowShape(int64_t dim, int width, int64_t kept_by_block) {
-    const int64_t vectors = divide_up(dim, width), most_warps = max_threads / warp_size;
-    const bool one_warp = vectors <= most_kept * warp_size;
-    warps = one_warp ? 1 : std::min(most_warps, divide_up(vectors, kept_by_block * warp_size));
+    const int64_t vectors = divide_up(dim, width);
+    const bool one_warp = vectors <= max_kept * warp_size;
+    warps =
+        one_warp ? 1 : std::min<int64_t>(max_warps, divide_up(vectors, kept_by_block * warp_size));
     kept = divide_up(vectors, warps * warp_size);
   }
 
-  bool fits() const { return kept <= most_kept; }
+  bool fits() const { return kept <= max_kept; }
   int threads() const { return static_cast<int>(warps) * warp_size; }
 
   /// Calls function(kept, one_warp) with constants. Rows of single elements have one kernel for all
@@ -517,7 +519,7 @@ struct RowShape {
       if (kept <= 2) return with(std::integral_constant<int, 2>());
       if (kept == 3) return with(std::integral_constant<int, 3>());
     }
-    with(std::integral_constant<int, most_kept>());
+    with(std::integral_constant<int, max_kept>());
   }
 };
 
@@ -567,7 +569,7 @@ bool launch_usual(const RowShape& shape, const ForwardArguments& f, cudaStream_t
     if constexpr (one_warp) {
       if (a.sinusoid.pairs > 0) {
         Turns<true> turns;
-        std::copy_n(a.sinusoid.turns, a.sinusoid.pairs, turns.of_pairs);
+        std::copy_n(a.sinusoid.turns, a.sinusoid.pairs, turns.values);
         return run(usual_forward_kernel<T, width, kept, one_warp, true>, turns);
       }
     }
@@ -579,7 +581,7 @@ bool launch_usual(const RowShape& shape, const ForwardArguments& f, cudaStream_t
 template <typename T, int width>
 void launch_forward(const ForwardArguments& f, cudaStream_t stream) {
   const Arguments& a = f.input;
-  const RowShape shape(a.embedding_dim, width, most_kept);
+  const RowShape shape(a.embedding_dim, width, max_kept);
   if (!shape.fits()) {
     return core::launch(wide_forward_kernel<T, width>, a.batch * a.seq, max_threads, stream, f);
   }
@@ -731,7 +733,7 @@ bool computes_sinusoid_cuda(const Arguments& a) {
   return core::visit_scalar(a.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
     constexpr int width = core::vector_width<T>;
-    const RowShape shape(a.embedding_dim, width, most_kept);
+    const RowShape shape(a.embedding_dim, width, max_kept);
     return !std::is_same_v<T, double> && shape.warps == 1 && shape.kept > 1 &&
            is_whole<width>(a, shape) && vectors_fit<T>(a) && is_usual<T>(a) &&
            fills_rows(a.sinusoid);

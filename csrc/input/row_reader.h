@@ -18,7 +18,7 @@ constexpr int max_threads = 256;
 constexpr int max_warps = max_threads / warp_size;
 
 /// The most vectors of a row that a thread keeps in registers.
-constexpr int most_kept = 4;
+constexpr int max_kept = 4;
 
 /// Teams of threads, each one warp or a block, divide the tokens.
 struct Teams {
@@ -39,16 +39,16 @@ struct Member {
   __device__ static int64_t number() { return int64_t{blockIdx.x} * teams() + team(); }
 };
 
-/// Sums over a team in a fixed order; every thread gets the sums. `turn` starts as 0: calls
+/// Sums over a team in a fixed order; every thread gets the sums. `buffer` starts as 0: calls
 /// alternate between two buffers, so that a call needs only one barrier.
 template <bool one_warp, int count, typename C>
-__device__ void team_sum(C (&values)[count], int* turn) {
+__device__ void team_sum(C (&values)[count], int* buffer) {
 #pragma unroll
   for (int i = 0; i < count; ++i) values[i] = core::over_warp(values[i], core::Add());
   if constexpr (!one_warp) {
     alignas(16) __shared__ C buffers[2][count][max_warps];
-    auto& sums = buffers[*turn];
-    *turn ^= 1;
+    auto& sums = buffers[*buffer];
+    *buffer ^= 1;
     const unsigned warp = threadIdx.x / warp_size;
 #pragma unroll
     for (int i = 0; i < count; ++i) {
@@ -58,12 +58,12 @@ __device__ void team_sum(C (&values)[count], int* turn) {
     const unsigned warps = blockDim.x / warp_size;
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-      C of_warps[max_warps];
-      core::load_values<max_warps>(sums[i], of_warps);
-      values[i] = of_warps[0];
+      C warp_sums[max_warps];
+      core::load_values<max_warps>(sums[i], warp_sums);
+      values[i] = warp_sums[0];
 #pragma unroll
       for (unsigned other = 1; other < max_warps; ++other) {
-        if (other < warps) values[i] += of_warps[other];
+        if (other < warps) values[i] += warp_sums[other];
       }
     }
   }
@@ -198,10 +198,10 @@ struct RowReader {
   // The one after it.
   int64_t batch, seq, id;
 
-  __device__ RowReader(const Arguments& input, const Teams& of, int64_t number, int rows,
+  __device__ RowReader(const Arguments& input, const Teams& all_teams, int64_t number, int rows,
                        bool needed = true)
       : a(input),
-        teams(of),
+        teams(all_teams),
         columns(input),
         token_row(RowSlots::of(0, rows, kept)),
         position_row(RowSlots::of(1, rows, kept)),
@@ -209,7 +209,7 @@ struct RowReader {
     const auto first = core::divide(number, teams.batch);
     batch = first.remainder;
     seq = first.quotient;
-    id = index_of(a.token, batch, seq);
+    id = row_index(a.token, batch, seq);
   }
 
   __device__ static bool records() { return Member<one_warp>::rank() == 0; }
@@ -230,7 +230,7 @@ struct RowReader {
     const T* row = table_row<T>(a, a.token, id, at, records(), &token_valid);
     if (needs_rows) read_row(row, token_row);
     if (a.type.data != nullptr) {
-      const int64_t index = index_of(a.type, batch, seq);
+      const int64_t index = row_index(a.type, batch, seq);
       type = static_cast<int>(index);
       type_row = table_row<T>(a, a.type, index, at, records(), &token_valid);
     }
@@ -239,13 +239,13 @@ struct RowReader {
       batch = 0;
       ++seq;
     }
-    if (seq < a.seq) id = index_of(a.token, batch, seq);
+    if (seq < a.seq) id = row_index(a.token, batch, seq);
   }
 
   __device__ void read_position(const TokenIndices& at) {
     position_valid = true;
     if (a.position.data != nullptr) {
-      const int64_t index = index_of(a.position, at.batch, at.seq);
+      const int64_t index = row_index(a.position, at.batch, at.seq);
       const T* row = table_row<T>(a, a.position, index, at, records(), &position_valid);
       if (needs_rows) read_row(row, position_row);
     }
@@ -293,12 +293,12 @@ __device__ void save_moments(const ForwardArguments& f, int64_t token, const Mom
 template <typename T, int width, int kept, bool one_warp, bool whole, typename C = Compute<T>>
 __device__ Moments<C> normalise(const Arguments& a, C inverse,
                                 const RowColumns<T, width, kept, one_warp, whole>& columns,
-                                KeptRow<T, width, kept>* row, int* turn) {
+                                KeptRow<T, width, kept>* row, int* buffer) {
   Moments<C> moments;
   if (a.norm == Norm::layer) {
     C sum[1] = {};
     row->each_value([&](C& value) { sum[0] += value; });
-    team_sum<one_warp>(sum, turn);
+    team_sum<one_warp>(sum, buffer);
     moments.mean = sum[0] * inverse;
     // Columns outside the row stay 0.
     columns.for_each([&](int i, int) {
@@ -308,7 +308,7 @@ __device__ Moments<C> normalise(const Arguments& a, C inverse,
   }
   C squares[1] = {};
   row->each_value([&](C& value) { squares[0] = core::fma(value, value, squares[0]); });
-  team_sum<one_warp>(squares, turn);
+  team_sum<one_warp>(squares, buffer);
   moments.rstd = core::reciprocal_sqrt(squares[0] * inverse + static_cast<C>(a.eps));
   row->each_value([&](C& value) { value *= moments.rstd; });
   return moments;

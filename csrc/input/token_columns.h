@@ -32,13 +32,13 @@ struct TokenIndices {
 /// records.
 template <typename T>
 __device__ const T* table_row(const Arguments& a, const Table& table, int64_t index,
-                              const TokenIndices& place, bool records, bool* valid) {
+                              const TokenIndices& at, bool records, bool* valid) {
   if (table.data == nullptr) return nullptr;
   const auto row = static_cast<uint64_t>(index) + static_cast<uint64_t>(table.first_row);
   if (row >= static_cast<uint64_t>(table.rows)) {
     *valid = false;
     if (records) {
-      record_error(a.error, table.kind, index, place.token, table.rows - table.first_row);
+      record_error(a.error, table.kind, index, at.token, table.rows - table.first_row);
     }
     return nullptr;
   }
@@ -49,13 +49,13 @@ template <typename T>
 __device__ TokenRowPointers<T> rows_of(const Arguments& a, const TokenIndices& at, bool records) {
   TokenRowPointers<T> rows;
   const auto row_of = [&](const Table& table) {
-    const int64_t index = index_of(table, at.batch, at.seq);
+    const int64_t index = row_index(table, at.batch, at.seq);
     return table_row<T>(a, table, index, at, records, &rows.valid);
   };
   rows.token = row_of(a.token);
   rows.type = row_of(a.type);
   rows.position = row_of(a.position);
-  if (a.type.data != nullptr) rows.type_index = index_of(a.type, at.batch, at.seq);
+  if (a.type.data != nullptr) rows.type_index = row_index(a.type, at.batch, at.seq);
   if (a.encoding != nullptr) {
     rows.encoding = static_cast<const Compute<T>*>(a.encoding) + at.batch * a.encoding_stride[0] +
                     at.seq * a.encoding_stride[1];

@@ -77,14 +77,14 @@ POSEMBED_INLINE int64_t row_of(const Arguments& a, const Token& token) {
   return token.batch * a.seq + token.seq;
 }
 
-POSEMBED_INLINE int64_t index_of(const Table& table, const Token& token) {
-  return index_of(table, token.batch, token.seq);
+POSEMBED_INLINE int64_t row_index(const Table& table, const Token& token) {
+  return row_index(table, token.batch, token.seq);
 }
 
 template <typename T>
 POSEMBED_INLINE const T* table_row(const Table& table, const Token& token) {
   if (table.data == nullptr) return nullptr;
-  const int64_t row = index_of(table, token) + table.first_row;
+  const int64_t row = row_index(table, token) + table.first_row;
   return static_cast<const T*>(table.data) + row * table.stride;
 }
 
@@ -197,12 +197,12 @@ class TokenIterator {
   }
 
   /// Whether rows() computes a new row of sinusoids.
-  bool computes_sinusoid() const { return sinusoid_.changes(index_of(a_.position, token_)); }
+  bool computes_sinusoid() const { return sinusoid_.changes(row_index(a_.position, token_)); }
 
   /// The rows of the current token.
   RowPointers<T> rows() {
     return {table_row<T>(a_.token, token_),    table_row<T>(a_.type, token_),
-            table_row<T>(a_.position, token_), sinusoid_.at(index_of(a_.position, token_)),
+            table_row<T>(a_.position, token_), sinusoid_.at(row_index(a_.position, token_)),
             static_cast<Compute<T>>(a_.scale), table_row<T>(a_.token, soon_)};
   }
 

@@ -1,8 +1,7 @@
-// The forward kernel of the usual call: whole rows of vectors, positions that sequences share, and
-// no dropout. Decides nothing from token to token, and keeps in registers what tokens share: the
-// norm's weight and bias, and a position's row while the position stays. A position's sinusoid is
-// computed once for all these tokens. Gives the bits of forward_kernel(), which takes every call.
-// Part of kernel_cuda.cu.
+// The fast path of the forward pass: rows of whole vectors, positions that all sequences share, and
+// no dropout. What tokens share stays in registers: the norm's weight and bias, and the row of a
+// position, whose sinusoid is computed once for all its tokens. Results have the bits of
+// forward_kernel(), which takes every call. Part of kernel_cuda.cu.
 #pragma once
 
 #include <cstdint>
@@ -17,26 +16,27 @@ namespace {
 /// Resident blocks of max_threads threads per multiprocessor.
 constexpr int usual_blocks = 2;
 
-/// The shared memory that rows of types may take in a block.
-constexpr size_t most_type_bytes = 16 * 1024;
+/// The maximum shared memory of a block for rows of the type table.
+constexpr size_t max_type_bytes = 16 * 1024;
 
-/// A sinusoid's turns as kernel arguments, for rows of one warp.
+/// A sinusoid's turns per position as kernel arguments, for teams of one warp.
 template <bool exists>
 struct Turns {
-  static constexpr int most = most_kept * core::vector_width<core::BFloat16> * core::warp_size / 2;
-  core::Turn64 of_pairs[most];
+  static constexpr int max_pairs =
+      max_kept * core::vector_width<core::BFloat16> * core::warp_size / 2;
+  core::Turn64 values[max_pairs];
 };
 
 template <>
 struct Turns<false> {};
 
-/// The rows of the type table that tokens can have.
+/// The number of rows of the type table that tokens can refer to.
 POSEMBED_INLINE int64_t type_rows(const Arguments& a) {
   if (a.type.data == nullptr) return 0;
   return a.type.index.data == nullptr ? 1 : a.type.rows;
 }
 
-/// Their bytes in the compute type.
+/// The bytes of these rows in the compute type.
 template <typename T>
 size_t type_bytes(const Arguments& a) {
   return static_cast<size_t>(type_rows(a) * a.embedding_dim) * sizeof(Compute<T>);
@@ -50,7 +50,7 @@ inline bool shares_positions(const Arguments& a) {
 /// Whether usual_forward_kernel() takes the call, if its rows are whole.
 template <typename T>
 bool is_usual(const Arguments& a) {
-  constexpr int64_t most = std::numeric_limits<int32_t>::max();
+  constexpr int64_t max_int = std::numeric_limits<int32_t>::max();
   const auto in_order = [&a](const Table& table) {
     return table.index_stride[0] == a.seq && table.index_stride[1] == 1;
   };
@@ -59,9 +59,9 @@ bool is_usual(const Arguments& a) {
   return a.seed == nullptr && a.encoding == nullptr &&
          (a.position.data != nullptr || a.sinusoid.pairs > 0) && shares_positions(a) &&
          in_order(a.token) && (same_type || in_order(a.type)) &&
-         type_bytes<T>(a) <= most_type_bytes &&
-         (a.norm_bias == nullptr || a.norm_weight != nullptr) && a.batch * a.seq <= most &&
-         a.token.rows <= most && a.token.stride <= most;
+         type_bytes<T>(a) <= max_type_bytes &&
+         (a.norm_bias == nullptr || a.norm_weight != nullptr) && a.batch * a.seq <= max_int &&
+         a.token.rows <= max_int && a.token.stride <= max_int;
 }
 
 /// Whether usual_forward_kernel() computes the call's sinusoid, if the call is usual.
@@ -71,17 +71,17 @@ inline bool fills_rows(const sinusoidal::Sinusoid& sinusoid) {
          sinusoid.learned_scale == nullptr;
 }
 
-/// A row that all tokens share: in registers, as it is stored, or read again for each token from
-/// the data cache where registers would be spilled: for many columns, and for float16, which the
-/// compiler converts before the loop over tokens.
+/// The norm's weight or bias, which all tokens share: in registers, or loaded again for each token
+/// through the data cache if registers would spill. They would with many columns, and with float16,
+/// which the compiler converts before the loop over tokens.
 template <typename T, int width, int kept>
-struct SharedRow {
+struct NormRow {
   static constexpr bool in_registers = kept * width < 32 && !std::is_same_v<T, core::Float16>;
   const T* row;
   Vector<T, width> vector[in_registers ? kept : 1] = {};
 
   template <typename RowColumns>
-  __device__ SharedRow(const RowColumns& columns, const void* data)
+  __device__ NormRow(const RowColumns& columns, const void* data)
       : row(static_cast<const T*>(data)) {
     if (row == nullptr) return;
     row += columns.first;
@@ -108,11 +108,11 @@ __device__ void fill_row(const sinusoidal::Sinusoid& sinusoid, const core::Turn6
                          const RowColumns<T, width, kept, one_warp, true>& columns,
                          KeptRow<T, width, kept>* row) {
   const sinusoidal::Layout& layout = sinusoid.layout;
-  const core::Position at = sinusoidal::placed(sinusoid, {position, 0, 1.0});
-  const float factor = static_cast<float>(sinusoid.scale) * static_cast<float>(at.scale);
+  const core::Position placed = sinusoidal::placed(sinusoid, {position, 0, 1.0});
+  const float factor = static_cast<float>(sinusoid.scale) * static_cast<float>(placed.scale);
   const auto pair = [&](int64_t number, float* first, float* second) {
     float sine, cosine;
-    sinusoidal::sincos_at(at, turns[number], 0, factor, &sine, &cosine);
+    sinusoidal::sincos_at(placed, turns[number], 0, factor, &sine, &cosine);
     *first = layout.cos_first ? cosine : sine;
     *second = layout.cos_first ? sine : cosine;
   };
@@ -151,7 +151,7 @@ struct UsualReader {
   // The one after it.
   int batch, seq;
   int64_t id;
-  int64_t position = 0;  // the last that was new
+  int64_t position = 0;  // whose row was read last
 
   __device__ UsualReader(const Arguments& input, const Teams& teams, int first)
       : a(input),
@@ -161,13 +161,13 @@ struct UsualReader {
     const auto at = core::divide(int64_t{first}, teams.batch);
     batch = static_cast<int>(at.remainder);
     seq = static_cast<int>(at.quotient);
-    id = core::read(a.token.index, place());
+    id = core::read(a.token.index, next_token());
   }
 
   __device__ static bool records() { return Member<one_warp>::rank() == 0; }
 
-  /// The next token's index in [batch, seq].
-  __device__ int place() const { return batch * static_cast<int>(a.seq) + seq; }
+  /// The index of the next token in [batch, seq].
+  __device__ int next_token() const { return batch * static_cast<int>(a.seq) + seq; }
 
   /// Whether an index is inside its table; records it otherwise.
   __device__ bool check(const Table& table, int64_t index) const {
@@ -185,7 +185,7 @@ struct UsualReader {
 
   /// Starts to read the next token, which may be the last.
   __device__ void read_next(bool is_first) {
-    token = place();
+    token = next_token();
     valid = check(a.token, id);
     if (valid) {
       read_row(a.token.data, int64_t{static_cast<int>(id)} * static_cast<int>(a.token.stride),
@@ -198,11 +198,11 @@ struct UsualReader {
       batch = 0;
       ++seq;
     }
-    if (seq < static_cast<int>(a.seq)) id = core::read(a.token.index, place());
+    if (seq < static_cast<int>(a.seq)) id = core::read(a.token.index, next_token());
   }
 
   __device__ void read_position() {
-    position = index_of(a.position, 0, seq);
+    position = row_index(a.position, 0, seq);
     position_valid = true;
     const T* row =
         table_row<T>(a, a.position, position, {0, seq, token}, records(), &position_valid);
@@ -235,13 +235,15 @@ __global__ void __launch_bounds__(max_threads, usual_blocks)
   const C scale = static_cast<C>(a.scale), inverse = C(1) / static_cast<C>(a.embedding_dim);
   UsualReader<T, width, kept, one_warp> reader(a, teams, static_cast<int>(first));
   reader.read_next(true);
-  const SharedRow<T, width, kept> weight(columns, a.norm_weight), bias(columns, a.norm_bias);
+  const NormRow<T, width, kept> weight(columns, a.norm_weight), bias(columns, a.norm_bias);
   KeptRow<T, width, kept> position;
-  int turn = 0;
+  int buffer = 0;
   for (; left > 0; --left) {
     if constexpr (sinusoids) {
-      const core::Turn64* of_pairs = core::through_data_cache(turns.of_pairs);
-      if (reader.new_position) fill_row(a.sinusoid, of_pairs, reader.position, columns, &position);
+      const core::Turn64* pair_turns = core::through_data_cache(turns.values);
+      if (reader.new_position) {
+        fill_row(a.sinusoid, pair_turns, reader.position, columns, &position);
+      }
     }
     core::wait_for_copies();
     if (!sinusoids && reader.new_position && reader.position_valid) {
@@ -262,7 +264,7 @@ __global__ void __launch_bounds__(max_threads, usual_blocks)
     });
     if (left > 1) reader.read_next(false);
     if (a.norm != Norm::none) {
-      const Moments<C> moments = normalise<T>(a, inverse, columns, &row, &turn);
+      const Moments<C> moments = normalise<T>(a, inverse, columns, &row, &buffer);
       if (valid && reader.records()) save_moments(f, token, moments);
     }
     if (a.norm_bias != nullptr) {

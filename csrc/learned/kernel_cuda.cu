@@ -22,9 +22,9 @@ constexpr int vectors_per_lane = 2;
 /// The sum uses small blocks, which spread evenly over the multiprocessors.
 constexpr int sum_threads = 2 * warp_size;
 
-__device__ int64_t position_of(const AddArguments& a, int64_t batch, int64_t place) {
-  if (a.positions.data == nullptr) return a.offset + place;
-  return read(a.positions, batch * a.position_stride[0] + place * a.position_stride[1]);
+__device__ int64_t position_of(const AddArguments& a, int64_t batch, int64_t seq) {
+  if (a.positions.data == nullptr) return a.offset + seq;
+  return read(a.positions, batch * a.position_stride[0] + seq * a.position_stride[1]);
 }
 
 template <typename T, int width>
@@ -34,9 +34,9 @@ __global__ void __launch_bounds__(threads)
   if (number >= a.batch * a.seq) return;
   // Tokens of one seq index are consecutive, so that the row of its position stays in the cache.
   const auto at = core::divide(number, batches);
-  const int64_t place = at.quotient, batch = at.remainder;
-  const int64_t token = batch * a.seq + place;
-  const T* x = static_cast<const T*>(a.x) + batch * a.x_stride[0] + place * a.x_stride[1];
+  const int64_t seq = at.quotient, batch = at.remainder;
+  const int64_t token = batch * a.seq + seq;
+  const T* x = static_cast<const T*>(a.x) + batch * a.x_stride[0] + seq * a.x_stride[1];
   Vector<T, width> vectors[vectors_per_lane] = {};
 #pragma unroll
   for (int i = 0; i < vectors_per_lane; ++i) {  // loads start before the position is known
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(threads)
       vectors[i] = *reinterpret_cast<const Vector<T, width>*>(x + column);
     }
   }
-  const int64_t position = position_of(a, batch, place);
+  const int64_t position = position_of(a, batch, seq);
   const auto row_number = static_cast<uint64_t>(position) + static_cast<uint64_t>(a.first_row);
   const bool valid = row_number < static_cast<uint64_t>(a.rows);
   if (!valid && first_column == 0) {

@@ -72,8 +72,8 @@ __global__ void sum_kernel(const __grid_constant__ SumLaunch launch) {
   const int64_t end = min(launch.tokens, begin + launch.tokens_of_chunk);
   double sum[size] = {};
   for (int64_t token = begin + group.quotient; token < end; token += launch.token_groups) {
-    const auto place = core::divide(token, launch.seq);
-    const int64_t batch = place.quotient, seq = place.remainder;
+    const auto indices = core::divide(token, launch.seq);
+    const int64_t batch = indices.quotient, seq = indices.remainder;
     if (!is_rotated(arguments, batch, seq)) continue;
     Compute<T> moments[size] = {};
     add_moments<T>(arguments, batch, seq, group.remainder, launch.head_groups.value, columns,

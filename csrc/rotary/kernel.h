@@ -72,8 +72,9 @@ struct HeadView {
   bool window_only = false;  // rows are only the rotated window, as for MLA's shared key
 };
 
-/// The rounding of products in rotations by tables: see rounding.h.
-enum class Products : int8_t { kept, rounded, fused };
+/// How x * cos and y * sin are rounded before they are added, in rotations by tables: see
+/// rounding.h.
+enum class ProductRounding : int8_t { none, to_data_type, fused };
 
 struct Arguments {
   HeadView views[2];  // query, and key if there is one
@@ -102,10 +103,10 @@ struct Arguments {
   const void* cosines = nullptr;                // tables [batch, seq, pairs] to turn by instead, as
   const void* sines = nullptr;                  // PyTorch does it: see rounding.h
   core::Scalar table_scalar = core::Scalar::float32;
-  int64_t table_stride[3] = {0, 0, 1};  // batch, seq, pair; in elements
-  Products products = Products::kept;   // with tables; fused: only on CUDA
-  Frequencies frequencies;              // instead of turns
-  core::DeviceError* error = nullptr;   // CUDA: where a position below -1 is recorded
+  int64_t table_stride[3] = {0, 0, 1};                       // batch, seq, pair; in elements
+  ProductRounding product_rounding = ProductRounding::none;  // with tables; fused: only on CUDA
+  Frequencies frequencies;                                   // instead of turns
+  core::DeviceError* error = nullptr;  // CUDA: where a position below -1 is recorded
 };
 
 /// Components of each row of `rows`.

@@ -70,9 +70,9 @@ template <typename T, bool interleaved, bool streaming>
 RotateGroup<T> choose_rotation(const Arguments& arguments) {
   if (arguments.decay != nullptr) return rotate_decaying_group<interleaved, streaming, T>;
   if (arguments.cosines != nullptr) {
-    return arguments.products == Products::rounded
-               ? rotate_group_in_steps<interleaved, streaming, Products::rounded, T>
-               : rotate_group_in_steps<interleaved, streaming, Products::kept, T>;
+    return arguments.product_rounding == ProductRounding::to_data_type
+               ? rotate_group_in_steps<interleaved, streaming, ProductRounding::to_data_type, T>
+               : rotate_group_in_steps<interleaved, streaming, ProductRounding::none, T>;
   }
   return choose_rotation<T, interleaved, streaming>(arguments.pairs);
 }

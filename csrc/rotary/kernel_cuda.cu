@@ -82,13 +82,13 @@ __device__ void rotate_owned(const LaunchOf<T, capacity, form>& launch,
   if constexpr (form == Form::pairs) {
     owned->rotate_pairs(angles);
   } else if constexpr (form == Form::table) {
-    switch (launch.products) {
-      case Products::kept:
-        return owned->template rotate_in_steps<Products::kept>(angles);
-      case Products::rounded:
-        return owned->template rotate_in_steps<Products::rounded>(angles);
-      case Products::fused:
-        return owned->template rotate_in_steps<Products::fused>(angles);
+    switch (launch.product_rounding) {
+      case ProductRounding::none:
+        return owned->template rotate_in_steps<ProductRounding::none>(angles);
+      case ProductRounding::to_data_type:
+        return owned->template rotate_in_steps<ProductRounding::to_data_type>(angles);
+      case ProductRounding::fused:
+        return owned->template rotate_in_steps<ProductRounding::fused>(angles);
     }
   } else {
     owned->rotate(angles);
@@ -96,7 +96,7 @@ __device__ void rotate_owned(const LaunchOf<T, capacity, form>& launch,
 }
 
 template <typename T, int size, bool interleaved, int capacity, Form form>
-__global__ void __launch_bounds__(most_threads<size>, least_blocks<size, 3>)
+__global__ void __launch_bounds__(max_threads<size>, min_blocks<size, 3>)
     rotate_kernel(const __grid_constant__ LaunchOf<T, capacity, form> launch) {
   using Owned = Pairs<T, size, interleaved>;
   __shared__ Tables<T, capacity, form> tables;
@@ -182,7 +182,7 @@ template <typename T, int size, bool interleaved>
 const char* launch_capacity(const Arguments& arguments, core::CudaStream stream) {
   if (arguments.cosines != nullptr) {
     if constexpr (std::is_same_v<T, core::BFloat16> && size > 1) {
-      if (arguments.products == Products::rounded &&
+      if (arguments.product_rounding == ProductRounding::to_data_type &&
           arguments.table_scalar == core::Scalar::bfloat16) {
         return launch_kernel<T, size, interleaved, max_pairs, Form::pairs>(arguments, stream);
       }

@@ -29,12 +29,12 @@ constexpr int threads_wanted = 256;
 
 /// The maximum number of threads of a block whose threads own `size` pairs each.
 template <int size>
-constexpr int most_threads = size > 1 ? threads_wanted : int{max_pairs};
+constexpr int max_threads = size > 1 ? threads_wanted : int{max_pairs};
 
 /// The minimum number of such blocks per multiprocessor, which limits registers: loads in flight
 /// hide memory latency.
 template <int size, int wanted>
-constexpr int least_blocks = size > 1 ? wanted : 1;
+constexpr int min_blocks = size > 1 ? wanted : 1;
 
 constexpr int heads_in_flight = 2;  // per thread: four 16-byte loads hide memory latency
 constexpr int heads_of_thread = 5;  // the more, the less a token's own work costs
@@ -92,7 +92,7 @@ struct TableLaunch : Launch<T, capacity> {
   core::Scalar table_scalar;
   int64_t table_stride[3];
   bool reverse;
-  Products products;
+  ProductRounding product_rounding;
 };
 
 template <typename T, int capacity, Form form>
@@ -166,11 +166,11 @@ struct Pairs {
   }
 
   /// Rotates in PyTorch's steps: see rounding.h.
-  template <Products products>
+  template <ProductRounding rounding>
   __device__ void rotate_in_steps(const Angles<T, size, Form::table>& angles) {
 #pragma unroll
     for (int i = 0; i < size; ++i) {
-      rotary::rotate_in_steps<products>(T(a(i)), T(b(i)), angles.cosine[i], angles.sine[i], &a(i),
+      rotary::rotate_in_steps<rounding>(T(a(i)), T(b(i)), angles.cosine[i], angles.sine[i], &a(i),
                                         &b(i));
     }
   }
@@ -238,8 +238,8 @@ struct Token {
 
 template <typename T, int capacity>
 __device__ Token token_of(const Launch<T, capacity>& launch, int64_t number) {
-  const auto place = core::divide(number, launch.seq);
-  return {number, place.quotient, place.remainder};
+  const auto indices = core::divide(number, launch.seq);
+  return {number, indices.quotient, indices.remainder};
 }
 
 __device__ inline int64_t offset_of(const Token& token, int64_t head, const int64_t* stride) {
@@ -270,10 +270,10 @@ class TokenHeads {
   /// The row of a head; the query's heads come first.
   __device__ Row<T> row(int head) const {
     const bool is_key = head >= launch_.query_heads;
-    const int place = is_key ? head - launch_.query_heads : head;
+    const int index = is_key ? head - launch_.query_heads : head;
     const HeadView& view = launch_.views[is_key];
-    return {(is_key ? in_[1] : in_[0]) + head_offset<size>(place, view.in_stride[2]),
-            (is_key ? out_[1] : out_[0]) + head_offset<size>(place, view.out_stride[2])};
+    return {(is_key ? in_[1] : in_[0]) + head_offset<size>(index, view.in_stride[2]),
+            (is_key ? out_[1] : out_[0]) + head_offset<size>(index, view.out_stride[2])};
   }
 
  private:
@@ -290,9 +290,9 @@ struct HeadThreads {
 
   __device__ explicit HeadThreads(const core::Divisor<int>& per_head)
       : count(per_head.value), within_warp(count <= core::warp_size && (count & (count - 1)) == 0) {
-    const auto place = core::divide(static_cast<int>(threadIdx.x), per_head);
-    group = place.quotient;
-    index = place.remainder;
+    const auto head = core::divide(static_cast<int>(threadIdx.x), per_head);
+    group = head.quotient;
+    index = head.remainder;
   }
 };
 
@@ -524,7 +524,7 @@ LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
     launch.table_scalar = arguments.table_scalar;
     std::copy(arguments.table_stride, arguments.table_stride + 3, launch.table_stride);
     launch.reverse = arguments.reverse;
-    launch.products = arguments.products;
+    launch.product_rounding = arguments.product_rounding;
   }
   if constexpr (form == Form::decaying) {
     launch.decay_center = arguments.decay_center;
@@ -578,10 +578,10 @@ cudaLaunchConfig_t share_heads(Launch<T, capacity>* launch, int size, core::Cuda
 /// Gives every thread the pairs of one head, in blocks of at most 128 threads.
 template <typename T, int capacity>
 cudaLaunchConfig_t spread_heads(Launch<T, capacity>* launch, int size, core::CudaStream stream) {
-  constexpr int most = 128;
+  constexpr int max_block_threads = 128;
   cudaLaunchConfig_t config = share_heads(launch, size, stream);
   const int per_head = launch->threads_per_head.value;
-  launch->heads_per_pass = std::clamp(most / per_head, 1, launch->heads);
+  launch->heads_per_pass = std::clamp(max_block_threads / per_head, 1, launch->heads);
   launch->heads_of_block = launch->heads_per_pass;
   config.gridDim.y = static_cast<unsigned>(core::divide_up(launch->heads, launch->heads_of_block));
   config.blockDim = dim3(static_cast<unsigned>(per_head * launch->heads_per_pass));

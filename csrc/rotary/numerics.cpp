@@ -140,10 +140,10 @@ Tensor finished(const Tensor& table, double amplitude, bool rounded, at::ScalarT
 }
 
 /// How the program rounds products on the device of `query`.
-Products products_of(Numerics numerics, const Tensor& query) {
-  if (numerics == Numerics::float32) return Products::rounded;
+ProductRounding product_rounding_for(Numerics numerics, const Tensor& query) {
+  if (numerics == Numerics::float32) return ProductRounding::to_data_type;
   const bool fuses = numerics == Numerics::float32_polar && query.is_cuda();
-  return fuses ? Products::fused : Products::kept;
+  return fuses ? ProductRounding::fused : ProductRounding::none;
 }
 
 }  // namespace
@@ -174,7 +174,7 @@ AngleTables use_tables(const Specification& spec, const Tensor& query, const Inp
   call->table_stride[0] =
       tables.cosines.dim() > 2 && tables.cosines.size(0) > 1 ? tables.cosines.stride(0) : 0;
   call->table_stride[1] = call->pairs;
-  call->products = products_of(numerics, query);
+  call->product_rounding = product_rounding_for(numerics, query);
   return tables;
 }
 

@@ -89,7 +89,7 @@ struct DecayingAngles {
 };
 
 /// Rotates in PyTorch's steps: see rounding.h.
-template <Products products, typename T>
+template <ProductRounding rounding, typename T>
 struct AnglesInSteps {
   const Compute<T>* cosines;
   const Compute<T>* sines;
@@ -100,7 +100,7 @@ struct AnglesInSteps {
     const Values x = *first, y = *second, cosine = load_values<Values>(cosines + slot),
                  sine = load_values<Values>(sines + slot);
     Values terms[] = {x * cosine, y * sine, y * cosine, x * sine};
-    if constexpr (products == Products::rounded) {
+    if constexpr (rounding == ProductRounding::to_data_type) {
       round(terms, terms + 1);
       round(terms + 2, terms + 3);
     }
@@ -122,8 +122,8 @@ struct AnglesInSteps {
 template <typename Source>
 constexpr bool makes_ties = false;
 
-template <Products products, typename T>
-constexpr bool makes_ties<AnglesInSteps<products, T>> = true;
+template <ProductRounding rounding, typename T>
+constexpr bool makes_ties<AnglesInSteps<rounding, T>> = true;
 
 /// Sine and cosine, loaded once for all rows; in registers because the number of pairs is a
 /// constant.
@@ -367,12 +367,12 @@ void rotate_decaying_group(const T* in, T* out, int64_t count, int64_t in_step, 
 }
 
 /// The rotation by tables.
-template <bool interleaved, bool streaming, Products products, typename T>
+template <bool interleaved, bool streaming, ProductRounding rounding, typename T>
 POSEMBED_IN_STEPS void rotate_group_in_steps(const T* in, T* out, int64_t count, int64_t in_step,
                                              int64_t out_step, const Angles<T>& angles,
                                              int64_t pairs, const Margins& margins) {
   rotate_each<interleaved, streaming>(RowGroup<T>{in, out, count, in_step, out_step},
-                                      AnglesInSteps<products, T>(angles), pairs, margins);
+                                      AnglesInSteps<rounding, T>(angles), pairs, margins);
 }
 
 template <typename T>

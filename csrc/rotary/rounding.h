@@ -1,8 +1,8 @@
 // Rotates a pair (x, y) with the roundings of a PyTorch program, for numerics that reproduce its
-// bits (docs/guide/rotary_bits.md). `Products` says how x * cos and y * sin are rounded before they
-// are added: to the data's type, as PyTorch's elementwise operators do; not at all, so that only
-// the result is rounded; or one of them is fused with the sum, as nvcc compiles a product of
-// complex numbers.
+// bits (docs/guide/rotary_bits.md). `ProductRounding` says how x * cos and y * sin are rounded
+// before they are added. to_data_type: each to the type of the data, as elementwise operators do.
+// none: only the result is rounded. fused: the addition is fused with one of them, as nvcc compiles
+// a product of complex numbers.
 #pragma once
 
 #include "core/fma.h"
@@ -27,14 +27,14 @@ POSEMBED_INLINE core::Compute<T> rounded(core::Compute<T> value) {
   return core::load(kept);
 }
 
-template <Products products, typename T>
+template <ProductRounding rounding, typename T>
 POSEMBED_INLINE void rotate_in_steps(T x_in, T y_in, core::Compute<T> cosine, core::Compute<T> sine,
                                      T* first, T* second) {
   const core::Compute<T> x = core::load(x_in), y = core::load(y_in);
-  if constexpr (products == Products::fused) {
+  if constexpr (rounding == ProductRounding::fused) {
     core::store(core::fma(x, cosine, -(y * sine)), first);
     core::store(core::fma(x, sine, y * cosine), second);
-  } else if constexpr (products == Products::rounded) {
+  } else if constexpr (rounding == ProductRounding::to_data_type) {
     core::store(rounded<T>(x * cosine) - rounded<T>(y * sine), first);
     core::store(rounded<T>(y * cosine) + rounded<T>(x * sine), second);
   } else {

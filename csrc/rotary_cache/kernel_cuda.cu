@@ -27,7 +27,7 @@ struct CacheLaunch {
 /// A token's slot in the caches.
 struct Slot {
   bool is_written = false;
-  int64_t page = 0, place = 0;
+  int64_t page = 0, index = 0;  // index: in the page
 };
 
 /// `size` float8 elements of a cache, stored in one instruction.
@@ -74,12 +74,12 @@ struct CacheWriter {
 
   __device__ CacheWriter(const Cache& cache, const Slot& slot)
       : token(static_cast<Stored*>(cache.data) + slot.page * cache.stride[0] +
-              slot.place * cache.stride[1]),
+              slot.index * cache.stride[1]),
         head_stride(cache.stride[2]),
         scale(!float8 || cache.scale_data == nullptr ? cache.scale : *cache.scale_data) {}
 
-  __device__ void write(const Pack<T, size>& pack, int head, int place) const {
-    Stored* out = token + rotary::head_offset<size>(head, head_stride) + place;
+  __device__ void write(const Pack<T, size>& pack, int head, int column) const {
+    Stored* out = token + rotary::head_offset<size>(head, head_stride) + column;
     if constexpr (!float8) {
       pack.write(out);
     } else if (scale.multiplies()) {
@@ -115,8 +115,8 @@ __device__ inline Slot slot_of(const CacheLaunch& cache, const Token& token,
   const int64_t slot = core::read(
       cache.slots, token.batch * cache.slot_stride[0] + token.seq * cache.slot_stride[1]);
   if (slot >= 0 && slot < cache.slot_count) {
-    const auto place = core::divide(slot, cache.page_size);
-    return {true, place.quotient, place.remainder};
+    const auto indices = core::divide(slot, cache.page_size);
+    return {true, indices.quotient, indices.remainder};
   }
   if (slot != -1 && threadIdx.x == 0) {
     core::record_error(error, core::ErrorKind::slot, slot, token.number, cache.slot_count);
@@ -180,7 +180,7 @@ class Values {
 };
 
 template <typename T, int size, bool interleaved, bool float8, int capacity>
-__global__ void __launch_bounds__(rotary::most_threads<size>, rotary::least_blocks<size, 3>)
+__global__ void __launch_bounds__(rotary::max_threads<size>, rotary::min_blocks<size, 3>)
     cache_kernel(const __grid_constant__ Launch<T, capacity> launch,
                  const __grid_constant__ CacheLaunch cache) {
   using Owned = rotary::Pairs<T, size, interleaved>;

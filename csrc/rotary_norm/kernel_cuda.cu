@@ -87,23 +87,23 @@ __device__ Pack<Compute<T>, size> weights(const Norms<Compute<T>>& norms, int r,
   return pack;
 }
 
-/// One norm's weights of the window, plus their offset, in shared memory.
+/// A norm's weights of the window, plus their offset, in shared memory.
 template <typename C, int capacity>
 struct alignas(16) WindowWeights {
-  C of[2 * capacity];
+  C values[2 * capacity];
 
   template <typename T>
   __device__ void fill(const Launch<T, capacity>& launch, const Norms<C>& norms, int r) {
     const T* weight = static_cast<const T*>(norms.weight[r]) + launch.start[r];
     for (int i = static_cast<int>(threadIdx.x); i < 2 * launch.pairs; i += blockDim.x) {
-      of[i] = core::load(weight[i]) + norms.weight_offset;
+      values[i] = core::load(weight[i]) + norms.weight_offset;
     }
   }
 
   template <int size>
-  __device__ Pack<C, size> read(int place) const {
+  __device__ Pack<C, size> read(int column) const {
     Pack<C, size> pack;
-    core::load_values<size>(of + place, pack.element);
+    core::load_values<size>(values + column, pack.element);
     return pack;
   }
 };
@@ -141,17 +141,17 @@ __device__ C head_sum(const HeadThreads& threads, C value, bool buffer) {
 struct Head {
   int r;           // 0: query, 1: key
   int64_t number;  // among the heads of query or key
-  int64_t rstd_at;
+  int64_t rstd_index;
 
   template <typename T, int capacity>
   __device__ Head(const Launch<T, capacity>& launch, const Token& token, int head)
       : r(head >= launch.query_heads),
         number(r == 0 ? head : head - launch.query_heads),
-        rstd_at(token.number * launch.views[r].heads + number) {}
+        rstd_index(token.number * launch.views[r].heads + number) {}
 };
 
 template <typename T, int size, bool interleaved, int capacity>
-__global__ void __launch_bounds__(rotary::most_threads<size>, rotary::least_blocks<size, 3>)
+__global__ void __launch_bounds__(rotary::max_threads<size>, rotary::min_blocks<size, 3>)
     norm_kernel(const __grid_constant__ Launch<T, capacity> launch,
                 const __grid_constant__ Norms<Compute<T>> norms) {
   using C = Compute<T>;
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(rotary::most_threads<size>, rotary::least_bloc
         const C rstd = core::reciprocal_sqrt(mean + norms.eps);
         if (norms.rstd[r] != nullptr && threads.index == 0) {
           const Head head(launch, token, number_of_head);
-          norms.rstd[r][head.rstd_at] = rstd;
+          norms.rstd[r][head.rstd_index] = rstd;
         }
         const auto norm = [&](Pack<C, size>* pack, const Pack<C, size>& weight) {
           multiply(rstd, pack);
@@ -240,30 +240,30 @@ __global__ void __launch_bounds__(rotary::most_threads<size>, rotary::least_bloc
 /// The address of one column in every `step`-th head of a token, the query's first. `Element` is
 /// const for rows that are read.
 template <typename Element, typename Launch>
-class HeadWalk {
+class HeadPointer {
  public:
-  __device__ HeadWalk(const Launch& launch, const Token& token, int column, int head, int step)
+  __device__ HeadPointer(const Launch& launch, const Token& token, int column, int head, int step)
       : launch_(launch), token_(token), column_(column), step_(step) {
-    place(head);
+    set_head(head);
   }
 
   __device__ Element* address() const { return address_; }
 
-  /// Goes on to `head`.
+  /// Moves to `head`, `step` heads later.
   __device__ void advance(int head) {
     address_ += distance_;
     const auto in_key = static_cast<unsigned>(head - launch_.query_heads);
-    if (in_key < static_cast<unsigned>(step_)) place(head);  // the first of the key
+    if (in_key < static_cast<unsigned>(step_)) set_head(head);  // the first of the key
   }
 
  private:
-  __device__ void place(int head) {
-    const int r = head >= launch_.query_heads, place = r == 0 ? head : head - launch_.query_heads;
+  __device__ void set_head(int head) {
+    const int r = head >= launch_.query_heads, index = r == 0 ? head : head - launch_.query_heads;
     const HeadView& view = launch_.views[r];
     constexpr bool reads = std::is_const_v<Element>;
     const int64_t* stride = reads ? view.in_stride : view.out_stride;
     const auto data = reinterpret_cast<uintptr_t>(reads ? view.in : view.out);
-    address_ = reinterpret_cast<Element*>(data) + (offset_of(token_, place, stride) + column_);
+    address_ = reinterpret_cast<Element*>(data) + (offset_of(token_, index, stride) + column_);
     distance_ = step_ * stride[2];
   }
 
@@ -274,16 +274,16 @@ class HeadWalk {
   int64_t distance_;
 };
 
-/// A thread's share of a head, as loaded.
-struct Words {
+/// A thread's share of a head, before its conversion to the compute type.
+struct PackedWindow {
   uint4 first, second;
 };
 
 template <typename T, int size>
-__device__ Pack<Compute<T>, size> widen(const uint4& words) {
+__device__ Pack<Compute<T>, size> widen(const uint4& packed) {
   Pack<T, size> pack;
-  static_assert(sizeof pack == sizeof words);
-  memcpy(pack.element, &words, sizeof words);
+  static_assert(sizeof pack == sizeof packed);
+  memcpy(pack.element, &packed, sizeof packed);
   return widen(pack);
 }
 
@@ -322,8 +322,8 @@ struct alignas(16) Coefficients {
   }
 };
 
-/// The same as norm_kernel for heads that consist of their window of `pairs` pairs. The weights are
-/// multiplied into a token's sines and cosines, which rounds their products differently.
+/// norm_kernel for heads without components outside the window of `pairs` pairs. Multiplies a
+/// token's sines and cosines by the weights first, which rounds products differently.
 template <typename T, int size, bool interleaved, int pairs>
 __global__ void __launch_bounds__(rotary::threads_wanted, 3)
     whole_heads_kernel(const __grid_constant__ Launch<T, pairs> launch,
@@ -339,24 +339,24 @@ __global__ void __launch_bounds__(rotary::threads_wanted, 3)
   const rotary::PackColumns<size, interleaved> columns(index, pairs);
   const int begin = static_cast<int>(blockIdx.y) * launch.heads_of_block;
   const int end = min(launch.heads, begin + launch.heads_of_block);
-  const int step = launch.heads_per_pass, own_end = group < step ? end : 0;
+  const int step = launch.heads_per_pass, group_end = group < step ? end : 0;
 
   for (int64_t number = blockIdx.x; number < launch.tokens; number += gridDim.x) {
     const Token token = token_of(launch, number);
     int head = begin + group;
-    HeadWalk<const T, Launch<T, pairs>> in(launch, token, columns.first, head, step);
-    HeadWalk<T, Launch<T, pairs>> out(launch, token, columns.first, head, step);
+    HeadPointer<const T, Launch<T, pairs>> in(launch, token, columns.first, head, step);
+    HeadPointer<T, Launch<T, pairs>> out(launch, token, columns.first, head, step);
     const auto read_head = [&](int next) {
-      Words words;  // of a group without a head: any
-      if (next < own_end) {
-        words.first = *reinterpret_cast<const uint4*>(in.address());
-        words.second = *reinterpret_cast<const uint4*>(in.address() + pairs);
+      PackedWindow packed;  // indeterminate without a head
+      if (next < group_end) {
+        packed.first = *reinterpret_cast<const uint4*>(in.address());
+        packed.second = *reinterpret_cast<const uint4*>(in.address() + pairs);
       }
       in.advance(next + step);
-      return words;
+      return packed;
     };
     // As in norm_kernel, the loads of the next heads are in flight while heads are processed.
-    Words ahead[in_flight];
+    PackedWindow ahead[in_flight];
 #pragma unroll
     for (int i = 0; i < in_flight; ++i) ahead[i] = read_head(head + i * step);
     const bool rotated = fill_angles(launch, token, [&](const rotary::PairAt<T>& at) {
@@ -380,11 +380,11 @@ __global__ void __launch_bounds__(rotary::threads_wanted, 3)
         for (int lanes = threads_per_head / 2; lanes > 0; lanes /= 2) {
           squares += __shfl_xor_sync(0xffffffffu, squares, lanes);
         }
-        if (head >= own_end) continue;
+        if (head >= group_end) continue;
         const int r = head >= launch.query_heads;
         const C rstd = core::reciprocal_sqrt(squares * (C(1) / (2 * pairs)) + norms.eps);
         if (index == 0 && norms.rstd[r] != nullptr) {
-          norms.rstd[r][Head(launch, token, head).rstd_at] = rstd;
+          norms.rstd[r][Head(launch, token, head).rstd_index] = rstd;
         }
         multiply(rstd, &owned.first);
         multiply(rstd, &owned.second);
@@ -407,7 +407,7 @@ __global__ void __launch_bounds__(rotary::threads_wanted, 3)
 constexpr int sums_bytes = 32 * 1024;
 
 template <typename T, int size, bool interleaved, int capacity>
-__global__ void __launch_bounds__(rotary::most_threads<size>)
+__global__ void __launch_bounds__(rotary::max_threads<size>)
     backward_kernel(const __grid_constant__ Launch<T, capacity> launch,
                     const __grid_constant__ Norms<Compute<T>> norms,
                     const __grid_constant__ Backward backward) {
@@ -436,10 +436,10 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
       T* out = static_cast<T*>(view.out) + offset_of(token, head.number, view.out_stride);
       const T* x =
           static_cast<const T*>(normed.in) + offset_of(token, head.number, normed.in_stride);
-      const C rstd = active ? norms.rstd[head.r][head.rstd_at] : C(0);
+      const C rstd = active ? norms.rstd[head.r][head.rstd_index] : C(0);
       C* sum = sums + (threads.group * 2 + head.r) * dim;
       rotary::Pairs<C, size, interleaved> gradient = {}, row = {};
-      C along = 0;
+      C projection = 0;
       // Adds to the weight's gradient, and turns `g` into the gradient of the normalised row.
       const auto through_weight = [&](Pack<C, size>* g, Pack<C, size>* n, int column) {
         multiply(rstd, n);
@@ -449,7 +449,7 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
         for (int i = 0; i < size; ++i) total[i] += g->element[i] * n->element[i];
         core::store_values<size>(total, sum + column);
         multiply(weights<T, size>(norms, head.r, column), g);
-        along = dot(*g, *n, along);
+        projection = dot(*g, *n, projection);
       };
       if (active) {
         if (launch.pairs > 0) {
@@ -466,12 +466,12 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
           through_weight(&g, &n, column);
         });
       }
-      along = head_sum(threads, along, buffer) / static_cast<C>(dim);
+      projection = head_sum(threads, projection, buffer) / static_cast<C>(dim);
       if (!active) continue;
       const auto through_norm = [&](Pack<C, size>* g, const Pack<C, size>& n, int column) {
 #pragma unroll
         for (int i = 0; i < size; ++i) {
-          g->element[i] = rstd * (g->element[i] - n.element[i] * along);
+          g->element[i] = rstd * (g->element[i] - n.element[i] * projection);
         }
         store_narrow<T, size>(*g, out + column);
       };
@@ -562,10 +562,10 @@ struct BackwardPass {
     launch.threads_per_head = core::Divisor<int>::of(per_head);
     const int64_t groups_that_fit =
         sums_bytes / (2 * dim * static_cast<int64_t>(sizeof(Compute<T>)));
-    const int64_t most = std::clamp<int64_t>(
+    const int64_t max_groups = std::clamp<int64_t>(
         std::min<int64_t>(launch.heads, rotary::threads_wanted / per_head), 1, groups_that_fit);
     // Make passes equally large: 40 heads take 20 and 20 at a time, not 32 and 8.
-    const int64_t passes = std::max<int64_t>(1, core::divide_up(launch.heads, most));
+    const int64_t passes = std::max<int64_t>(1, core::divide_up(launch.heads, max_groups));
     launch.heads_per_pass =
         static_cast<int>(std::max<int64_t>(1, core::divide_up(launch.heads, passes)));
     Backward backward = {};

@@ -119,10 +119,11 @@ void set_tables(const RotaryTables& tables, rotary::Arguments* call) {
   call->table_stride[2] = repeats ? 2 * cos.stride(-1) : cos.stride(-1);
 }
 
-rotary::Products products_of(const RotaryTables& tables, const Tensor& query) {
-  if (tables.numerics() == Numerics::float32_product) return rotary::Products::kept;
-  if (!tables.cos().is_complex()) return rotary::Products::rounded;
-  return dispatcher::on_cuda(query) ? rotary::Products::fused : rotary::Products::kept;
+rotary::ProductRounding product_rounding_for(const RotaryTables& tables, const Tensor& query) {
+  if (tables.numerics() == Numerics::float32_product) return rotary::ProductRounding::none;
+  if (!tables.cos().is_complex()) return rotary::ProductRounding::to_data_type;
+  return dispatcher::on_cuda(query) ? rotary::ProductRounding::fused
+                                    : rotary::ProductRounding::none;
 }
 
 void rotate(const rotary::Job& job, const TableRotation& rotation) {
@@ -143,7 +144,7 @@ void rotate(const rotary::Job& job, const TableRotation& rotation) {
   call.start = tables.start();
   call.interleaved = tables.interleaved();
   call.reverse = rotation.transpose;
-  call.products = products_of(tables, query);
+  call.product_rounding = product_rounding_for(tables, query);
   set_tables(real, &call);
   rotary::launch_rotation(call, query);
 }

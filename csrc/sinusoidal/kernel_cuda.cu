@@ -12,19 +12,19 @@ namespace {
 
 using core::Compute;
 
-constexpr int most_threads = 128;
-constexpr int resident_blocks = 5;  // of most_threads, per multiprocessor
-constexpr int64_t most_rest_blocks = 4096;
+constexpr int max_threads = 128;
+constexpr int resident_blocks = 5;  // of max_threads, per multiprocessor
+constexpr int64_t max_rest_blocks = 4096;
 constexpr int64_t argument_bytes = 16384;
 constexpr int rows_in_flight = 2;  // per thread: four 16-byte loads
 
 /// The pairs of one launch.
 template <typename T>
-constexpr int64_t most_pairs = argument_bytes / sizeof(TurnOf<T>);
+constexpr int64_t max_pairs = argument_bytes / sizeof(TurnOf<T>);
 
 template <typename T>
 struct TurnBlock {
-  TurnOf<T> turns[most_pairs<T>];
+  TurnOf<T> turns[max_pairs<T>];
 };
 
 /// A thread's columns of a row: those of `width` pairs, contiguous if interleaved, otherwise in two
@@ -108,20 +108,20 @@ struct Rows {
   /// Those of encoding `number`; none if it is beyond the last encoding.
   __device__ Rows(const Arguments& a, const Sequences& sequences, int64_t number,
                   const core::Divisor<int64_t>& length) {
-    const auto place = core::divide(number, length);
-    if (place.quotient >= (sequences.shared ? 1 : a.batch)) return;
-    batch = sequences.shared ? sequences.first : place.quotient;
-    seq = place.remainder;
+    const auto indices = core::divide(number, length);
+    if (indices.quotient >= (sequences.shared ? 1 : a.batch)) return;
+    batch = sequences.shared ? sequences.first : indices.quotient;
+    seq = indices.remainder;
     left = sequences.shared ? sequences.count : 1;
     out = static_cast<T*>(a.out) + batch * a.out_stride[0] + seq * a.out_stride[1];
     if (a.in == nullptr) return;
     in = static_cast<const T*>(a.in) + batch * a.in_stride[0] + seq * a.in_stride[1];
   }
 
-  __device__ void advance(const Arguments& a, int64_t by) {
-    left -= by;
-    out += by * a.out_stride[0];
-    if (in != nullptr) in += by * a.in_stride[0];
+  __device__ void advance(const Arguments& a, int64_t count) {
+    left -= count;
+    out += count * a.out_stride[0];
+    if (in != nullptr) in += count * a.in_stride[0];
   }
 };
 
@@ -129,24 +129,24 @@ struct Rows {
 /// gridDim.x-th encoding, for one of gridDim.z parts of the sequences that share it. `block` has
 /// `count` pairs. The next rows are always in flight, those of the next encoding too.
 template <typename T, int width, bool derivative>
-__global__ void __launch_bounds__(most_threads, resident_blocks)
+__global__ void __launch_bounds__(max_threads, resident_blocks)
     encode_kernel(Arguments arguments, const __grid_constant__ TurnBlock<T> block,
                   core::Divisor<int64_t> length, int64_t begin, int64_t count) {
   using C = Compute<T>;
   const Sinusoid& sinusoid = arguments.sinusoid;
   const Layout& layout = sinusoid.layout;
-  const int64_t place = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * width;
-  if (place >= count) return;
+  const int64_t first = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * width;
+  if (first >= count) return;
   const int64_t order = derivative ? sinusoid.order : 0;
   TurnOf<T> turns[width];
   C factors[derivative ? width : 1];
   const double scale = scale_of(sinusoid);
 #pragma unroll
   for (int i = 0; i < width; ++i) {
-    turns[i] = core::through_data_cache(block.turns)[place + i];
+    turns[i] = core::through_data_cache(block.turns)[first + i];
     factors[derivative ? i : 0] = static_cast<C>(amplitude(scale, order, turns[i]));
   }
-  const PairIndices indices = indices_of<width>(layout, begin + place);
+  const PairIndices indices = indices_of<width>(layout, begin + first);
   const Sequences sequences(arguments);
   int64_t number = blockIdx.x;
   Rows<T> rows(arguments, sequences, number, length);
@@ -227,7 +227,7 @@ bool in_packs(const Arguments& arguments) {
 /// share an encoding if few encodings serve many sequences.
 dim3 grid_for(const Arguments& arguments, int64_t pairs_of_block, int64_t pairs, int64_t threads) {
   const int64_t columns = core::divide_up(pairs, pairs_of_block);
-  const int64_t resident = core::multiprocessors() * resident_blocks * most_threads / threads;
+  const int64_t resident = core::multiprocessors() * resident_blocks * max_threads / threads;
   const int64_t rows = std::min(encodings(arguments), std::max<int64_t>(1, resident / columns));
   const int64_t parts = arguments.position_stride[0] == 0 ? resident / (rows * columns) : 1;
   return dim3(static_cast<unsigned>(rows), static_cast<unsigned>(columns),
@@ -239,11 +239,11 @@ void launch_pairs(const Arguments& arguments, core::CudaStream stream) {
   const Sinusoid& sinusoid = arguments.sinusoid;
   const auto length = core::Divisor<int64_t>::of(arguments.seq);
   TurnBlock<T> block;
-  for (int64_t begin = 0; begin < sinusoid.pairs; begin += most_pairs<T>) {
-    const int64_t count = std::min(most_pairs<T>, sinusoid.pairs - begin);
+  for (int64_t begin = 0; begin < sinusoid.pairs; begin += max_pairs<T>) {
+    const int64_t count = std::min(max_pairs<T>, sinusoid.pairs - begin);
     std::copy_n(turns_of<T>(sinusoid) + begin, count, block.turns);
     const int64_t warps = core::divide_up(count, width * core::warp_size);
-    const auto threads = std::min<int64_t>(warps * core::warp_size, most_threads);
+    const auto threads = std::min<int64_t>(warps * core::warp_size, max_threads);
     core::launch_with(
         encode_kernel<T, width, derivative>, grid_for(arguments, width * threads, count, threads),
         static_cast<unsigned>(threads), 0, stream, arguments, block, length, begin, count);
@@ -270,8 +270,8 @@ const char* launch(const Arguments& arguments, core::CudaStream stream) {
   }
   if (arguments.sinusoid.layout.filled < arguments.sinusoid.layout.columns) {
     const int64_t rows = arguments.batch * arguments.seq;
-    const int64_t blocks = std::min(core::divide_up(rows, most_threads), most_rest_blocks);
-    core::launch(rest_kernel<T>, blocks, most_threads, stream, arguments);
+    const int64_t blocks = std::min(core::divide_up(rows, max_threads), max_rest_blocks);
+    core::launch(rest_kernel<T>, blocks, max_threads, stream, arguments);
   }
   return core::launch_error();
 }

@@ -14,9 +14,8 @@
 
 namespace posembed::token {
 
-/// out[place] = scale * weight[ids[place] + first_row], or zeros if there is no such row; a place
-/// is an index of `ids`. first_row is positive for learned positions, negative for a part of a
-/// vocabulary.
+/// out[index] = scale * weight[ids[index] + first_row], or zeros if there is no such row. first_row
+/// is positive for learned positions, negative for a part of a vocabulary.
 struct GatherArguments {
   const void* weight = nullptr;  // [rows, embedding_dim], rows weight_stride apart
   void* out = nullptr;           // [count, embedding_dim], contiguous
@@ -32,26 +31,26 @@ struct GatherArguments {
   core::ErrorKind kind = core::ErrorKind::token_id;
 };
 
-/// Gathers places [begin, end).
+/// Gathers the rows of ids [begin, end).
 POSEMBED_CPU_KERNEL(gather, void(const GatherArguments& arguments, int64_t begin, int64_t end));
 
-/// Gathers all places on `stream`.
+/// Gathers all rows on `stream`.
 const char* gather_cuda(const GatherArguments& arguments, core::CudaStream stream);
 
 using core::span;
 
-/// An id and a place share a 64-bit word, so neither may reach 2^32.
+/// A row and an index share a 64-bit word, so neither may reach 2^32.
 inline constexpr int64_t max_sorted = int64_t{1} << 32;
 
-/// Sorts ids by row, so that equal rows are adjacent, in order of place. Omits padding and ids
-/// outside the table.
+/// Sorts the indices of ids by row, then by index, so that a row's ids are adjacent. Omits padding
+/// and ids outside the table.
 struct GroupArguments {
   core::IndexView ids;  // [count]
   int64_t count = 0;
   int64_t num_embeddings = 0;
   int64_t first_row = 0;        // of id 0, as in GatherArguments
   int64_t padding_idx = -1;     // an id; -1: none
-  uint64_t* entries = nullptr;  // out [count]: row << 32 | place, ascending
+  uint64_t* entries = nullptr;  // out [count]: row << 32 | index, ascending
   uint64_t* scratch = nullptr;  // [count]
   int64_t* starts = nullptr;    // out [count + 1]: start of each group of one row, and the end
   int64_t* groups = nullptr;    // out: number of groups
@@ -59,17 +58,17 @@ struct GroupArguments {
 
 POSEMBED_CPU_KERNEL(group, void(const GroupArguments& arguments));
 
-/// The row of a gradient that each place contributes, and its factor.
+/// The row of `gradient` that is summed for each id, and its factor.
 struct Sources {
   const uint32_t* rows = nullptr;  // [count]; nullptr: rows 0, 1, …
   const void* factors = nullptr;   // [count], float64 for float64, otherwise float32; nullptr: ones
 };
 
-/// out[row of group] = scale * sum of gradient[place] over the group, optionally divided by its
-/// size.
+/// out[row of group] = scale * the sum of the group's rows of `gradient`, optionally divided by
+/// their number.
 struct SumArguments {
   const void* gradient = nullptr;  // [count, embedding_dim], contiguous
-  Sources sources;                 // if places do not have their own rows
+  Sources sources;                 // default: row `index` for ids[index]
   void* out = nullptr;  // dense: [num_embeddings, embedding_dim]; otherwise [groups, embedding_dim]
   bool dense = true;    // dense: a group's row is the table's; otherwise its number
   bool streaming = false;  // non-temporal stores: `out` is large and its pages are in use

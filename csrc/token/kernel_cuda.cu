@@ -1,7 +1,7 @@
 // Gather: a warp copies four 16-byte vectors per lane at a time. Backward: a stable radix sort of
-// the ids, then one kernel, in which a warp sums at most 64 rows of one id; for ids with more rows,
-// the warp that sums the last of such spans adds all of them. Every row, zero or not, is written
-// once, and every sum has one order, so results are deterministic.
+// the ids, then one kernel, in which a warp sums a span of at most 64 rows of one id. If an id has
+// several spans, the warp that finishes last adds their sums. Every row is written once, zero or
+// not, and every sum has a fixed order, so results are deterministic.
 #include <cub/device/device_radix_sort.cuh>
 
 #include "core/block_reduce.h"
@@ -28,14 +28,14 @@ using core::threads;
 
 // ---- gather ----
 
-constexpr unsigned whole_warp = 0xffffffffu;
+constexpr unsigned full_mask = 0xffffffffu;
 constexpr int gather_vectors = 4;  // per lane
 
-/// A warp's share of the table: a piece of a wide row, or several narrow rows.
+/// What a warp copies: a piece of a wide row, or several narrow rows.
 struct WarpLayout {
-  int64_t pieces;    // of a row
-  int vectors_log2;  // of a piece, for each lane; fewer than gather_vectors: of several rows
-  int lanes_log2;    // of a row that needs no whole warp
+  int64_t pieces;    // per row
+  int vectors_log2;  // per lane and piece; a lane's other vectors belong to other rows
+  int lanes_log2;    // per row
 };
 
 WarpLayout warp_layout(int64_t dim, int width) {
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(threads) gather_kernel(GatherArguments a, Warp
   const int64_t piece = item - row * layout.pieces;
   const int64_t first = row * rows_of_warp(layout) + (lane >> layout.lanes_log2);
   const int first_vector = lane & ((1 << layout.lanes_log2) - 1);
-  const auto place_of = [&](int i) {
+  const auto index_of = [&](int i) {
     return first + (int64_t{i >> layout.vectors_log2} << (5 - layout.lanes_log2));
   };
   const auto column_of = [&](int i) {
@@ -72,15 +72,15 @@ __global__ void __launch_bounds__(threads) gather_kernel(GatherArguments a, Warp
   int64_t ids[gather_vectors];
 #pragma unroll
   for (int i = 0; i < gather_vectors; ++i) {
-    if (place_of(i) < a.count) ids[i] = read(a.ids, place_of(i));
+    if (index_of(i) < a.count) ids[i] = read(a.ids, index_of(i));
   }
   Vector<T, width> vectors[gather_vectors] = {};
   bool valid[gather_vectors];
 #pragma unroll
   for (int i = 0; i < gather_vectors; ++i) {
     valid[i] = false;
-    const int64_t place = place_of(i), column = column_of(i);
-    if (place >= a.count || column >= a.embedding_dim) continue;
+    const int64_t index = index_of(i), column = column_of(i);
+    if (index >= a.count || column >= a.embedding_dim) continue;
     const auto from = static_cast<uint64_t>(ids[i]) + static_cast<uint64_t>(a.first_row);
     valid[i] = from < static_cast<uint64_t>(a.rows);
     if (valid[i]) {
@@ -88,19 +88,19 @@ __global__ void __launch_bounds__(threads) gather_kernel(GatherArguments a, Warp
           static_cast<const T*>(a.weight) + static_cast<int64_t>(from) * a.weight_stride;
       vectors[i] = *reinterpret_cast<const Vector<T, width>*>(data + column);
     } else if (column == 0) {
-      record_error(a.error, a.kind, ids[i], place, a.rows - a.first_row);
+      record_error(a.error, a.kind, ids[i], index, a.rows - a.first_row);
     }
   }
   const auto scale = static_cast<Compute<T>>(a.scale);
 #pragma unroll
   for (int i = 0; i < gather_vectors; ++i) {
-    const int64_t place = place_of(i), column = column_of(i);
-    if (place >= a.count || column >= a.embedding_dim) continue;
+    const int64_t index = index_of(i), column = column_of(i);
+    if (index >= a.count || column >= a.embedding_dim) continue;
     if (valid[i] && scale != 1) {
 #pragma unroll
       for (T& value : vectors[i].values) store(load(value) * scale, &value);
     }
-    T* to = static_cast<T*>(a.out) + place * a.embedding_dim;
+    T* to = static_cast<T*>(a.out) + index * a.embedding_dim;
     core::write_vector<T, width>(vectors[i], to + column);
   }
 }
@@ -115,11 +115,11 @@ void launch_gather(const GatherArguments& a, cudaStream_t stream) {
 // ---- backward ----
 
 using Key = uint32_t;
-using Place = uint32_t;
+using IdIndex = uint32_t;
 
 struct Workspace {
   Key *unsorted_keys, *keys;
-  Place *unsorted_places, *places;
+  IdIndex *unsorted_indices, *indices;
   Key* ranks;           // rows form: number of groups up to each entry
   Key* tile_groups;     // rows form: number of groups that begin in each tile
   void *heads, *tails;  // for each window of entries, sums of spans of long groups: first, later
@@ -139,8 +139,8 @@ int key_bits(int64_t num_embeddings) {
 size_t temporary_bytes(const BackwardArguments& a) {
   size_t sort = 0;
   cub::DeviceRadixSort::SortPairs(nullptr, sort, static_cast<const Key*>(nullptr),
-                                  static_cast<Key*>(nullptr), static_cast<const Place*>(nullptr),
-                                  static_cast<Place*>(nullptr), a.count, 0,
+                                  static_cast<Key*>(nullptr), static_cast<const IdIndex*>(nullptr),
+                                  static_cast<IdIndex*>(nullptr), a.count, 0,
                                   key_bits(a.num_embeddings));
   return sort;
 }
@@ -176,8 +176,8 @@ Workspace lay_out(const BackwardArguments& a) {
   const size_t list = static_cast<size_t>(a.count) * sizeof(Key);
   w.unsorted_keys = reinterpret_cast<Key*>(take(list));
   w.keys = reinterpret_cast<Key*>(take(list));
-  w.unsorted_places = reinterpret_cast<Place*>(take(list));
-  w.places = reinterpret_cast<Place*>(take(list));
+  w.unsorted_indices = reinterpret_cast<IdIndex*>(take(list));
+  w.indices = reinterpret_cast<IdIndex*>(take(list));
   const bool dense = a.row_ids == nullptr;
   w.ranks = reinterpret_cast<Key*>(take(dense ? 0 : list));
   w.tile_groups = w.unsorted_keys;  // no longer needed
@@ -197,14 +197,14 @@ Workspace lay_out(const BackwardArguments& a) {
 // Padding and ids outside the table get the key num_embeddings, which sorts last and is omitted
 // from every sum.
 __global__ void key_kernel(BackwardArguments a, Workspace w, int64_t tickets) {
-  const int64_t place = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  for (int64_t i = place; i < tickets; i += int64_t{gridDim.x} * blockDim.x) w.tickets[i] = 0;
-  if (place >= a.count) return;
-  const int64_t id = read(a.ids, place);
+  const int64_t index = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  for (int64_t i = index; i < tickets; i += int64_t{gridDim.x} * blockDim.x) w.tickets[i] = 0;
+  if (index >= a.count) return;
+  const int64_t id = read(a.ids, index);
   const uint64_t row = static_cast<uint64_t>(id) + static_cast<uint64_t>(a.first_row);
   const bool kept = row < static_cast<uint64_t>(a.num_embeddings) && id != a.padding_idx;
-  w.unsorted_keys[place] = static_cast<Key>(kept ? row : static_cast<uint64_t>(a.num_embeddings));
-  w.unsorted_places[place] = static_cast<Place>(place);
+  w.unsorted_keys[index] = static_cast<Key>(kept ? row : static_cast<uint64_t>(a.num_embeddings));
+  w.unsorted_indices[index] = static_cast<IdIndex>(index);
 }
 
 __device__ bool is_head(const BackwardArguments& a, const Key* keys, int64_t entry) {
@@ -217,8 +217,8 @@ constexpr int64_t tile_size = 4 * rank_threads;
 
 int64_t tiles_of(const BackwardArguments& a) { return divide_up(a.count, tile_size); }
 
-/// The most tiles whose blocks count the groups of earlier tiles themselves.
-constexpr int64_t most_recounted_tiles = 4;
+/// The maximum number of tiles whose blocks count the groups of earlier tiles themselves.
+constexpr int64_t max_recounted_tiles = 4;
 
 /// Counts the groups that begin among entries [begin, end). The whole block calls it.
 __device__ uint32_t count_groups(const BackwardArguments& a, const Key* keys, int64_t begin,
@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(rank_threads) count_kernel(BackwardArguments a
 /// Writes ranks and the id of each row.
 __global__ void __launch_bounds__(rank_threads)
     rank_kernel(BackwardArguments a, Workspace w, bool counted) {
-  __shared__ uint32_t of_warps[rank_threads / warp_size];
+  __shared__ uint32_t warp_heads[rank_threads / warp_size];
   const int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
   const int64_t first = blockIdx.x * tile_size, end = min(first + tile_size, a.count);
   uint32_t before = 0;
@@ -250,13 +250,13 @@ __global__ void __launch_bounds__(rank_threads)
   for (int64_t row = first; row < end; row += rank_threads) {
     const int64_t entry = row + threadIdx.x;
     const bool head = entry < end && is_head(a, w.keys, entry);
-    const unsigned heads = __ballot_sync(whole_warp, head);
-    if (lane == 0) of_warps[warp] = __popc(heads);
+    const unsigned heads = __ballot_sync(full_mask, head);
+    if (lane == 0) warp_heads[warp] = __popc(heads);
     __syncthreads();
-    uint32_t rank = before + __popc(heads & whole_warp >> (warp_size - 1 - lane));
+    uint32_t rank = before + __popc(heads & full_mask >> (warp_size - 1 - lane));
     for (int i = 0; i < rank_threads / warp_size; ++i) {
-      rank += i < warp ? of_warps[i] : 0;
-      before += of_warps[i];
+      rank += i < warp ? warp_heads[i] : 0;
+      before += warp_heads[i];
     }
     __syncthreads();  // before the next counts
     if (entry < end) w.ranks[entry] = rank;
@@ -276,7 +276,7 @@ __device__ int64_t first_entry(const Key* keys, int64_t low, int64_t high, uint6
   while (low < high) {
     const int64_t step = (high - low + warp_size - 1) / warp_size;
     const int64_t last = low + (threadIdx.x % warp_size + 1) * step - 1;  // of each lane's part
-    const unsigned others = ~__ballot_sync(whole_warp, last < high && keys[last] < key);
+    const unsigned others = ~__ballot_sync(full_mask, last < high && keys[last] < key);
     low += (others == 0 ? warp_size : __ffs(others) - 1) * step;
     high = min(high, low + step - 1);
   }
@@ -302,7 +302,7 @@ __device__ int64_t span_end(const BackwardArguments& a, const Key* keys, int64_t
   const int64_t limit = begin + span < a.count ? begin + span : a.count;
   for (int64_t first = begin; first < limit; first += warp_size) {
     const int64_t entry = first + threadIdx.x % warp_size;
-    const unsigned others = __ballot_sync(whole_warp, entry >= limit || keys[entry] != key);
+    const unsigned others = __ballot_sync(full_mask, entry >= limit || keys[entry] != key);
     if (others != 0) return first + __ffs(others) - 1;
   }
   return limit;
@@ -313,33 +313,33 @@ template <typename T>
 struct SpanRows {
   static constexpr int kept = span / warp_size;
   const BackwardArguments& a;
-  Place rows[kept] = {};
+  IdIndex rows[kept] = {};
   Compute<T> factors[kept] = {};
 
-  __device__ SpanRows(const BackwardArguments& arguments, const Place* places, int64_t begin)
+  __device__ SpanRows(const BackwardArguments& arguments, const IdIndex* indices, int64_t begin)
       : a(arguments) {
-    const auto* given = static_cast<const Compute<T>*>(a.sources.factors);
+    const auto* source_factors = static_cast<const Compute<T>*>(a.sources.factors);
 #pragma unroll
     for (int i = 0; i < kept; ++i) {
       const int64_t entry = begin + i * warp_size + threadIdx.x % warp_size;
       if (entry >= a.count) continue;
-      const Place place = places[entry];
-      rows[i] = a.sources.rows != nullptr ? static_cast<Place>(a.sources.rows[place]) : place;
-      factors[i] = given != nullptr ? given[place] : Compute<T>{1};
+      const IdIndex index = indices[entry];
+      rows[i] = a.sources.rows != nullptr ? static_cast<IdIndex>(a.sources.rows[index]) : index;
+      factors[i] = source_factors != nullptr ? source_factors[index] : Compute<T>{1};
     }
   }
 
   /// Row `number` of the span and its factor. The whole warp calls it with the same number.
   __device__ const T* row(int number) const {
-    const Place low = __shfl_sync(whole_warp, rows[0], number % warp_size);
-    const Place high = __shfl_sync(whole_warp, rows[kept - 1], number % warp_size);
+    const IdIndex low = __shfl_sync(full_mask, rows[0], number % warp_size);
+    const IdIndex high = __shfl_sync(full_mask, rows[kept - 1], number % warp_size);
     return static_cast<const T*>(a.gradient) +
            int64_t{number < warp_size ? low : high} * a.embedding_dim;
   }
   __device__ Compute<T> factor(int number) const {
     if (a.sources.factors == nullptr) return 1;
-    const Compute<T> low = __shfl_sync(whole_warp, factors[0], number % warp_size);
-    const Compute<T> high = __shfl_sync(whole_warp, factors[kept - 1], number % warp_size);
+    const Compute<T> low = __shfl_sync(full_mask, factors[0], number % warp_size);
+    const Compute<T> high = __shfl_sync(full_mask, factors[kept - 1], number % warp_size);
     return number < warp_size ? low : high;
   }
 };
@@ -359,8 +359,8 @@ __device__ void add_rows(const SpanRows<T>& rows, int count, int64_t column,
       factors[i] = rows.factor(first + i);
 #pragma unroll
       for (int v = 0; v < vectors; ++v) {
-        const int64_t place = column + v * warp_size * width;
-        if (place < rows.a.embedding_dim) loaded[i][v].read(row + place);
+        const int64_t offset = column + v * warp_size * width;
+        if (offset < rows.a.embedding_dim) loaded[i][v].read(row + offset);
       }
     }
 #pragma unroll
@@ -377,20 +377,20 @@ __device__ void add_rows(const SpanRows<T>& rows, int count, int64_t column,
   }
 }
 
-/// Small blocks, so that one with long sums occupies few of a multiprocessor's threads.
+/// Blocks are small, so that a long sum keeps few threads of a multiprocessor from other work.
 constexpr int sum_threads = 2 * warp_size;
 
-/// Vectors per lane of a sum. With more than 16 elements, the rows in flight would take half of the
-/// registers.
+/// Vectors per lane of a sum: at most 16 elements, because more would need too many registers for
+/// the rows in flight.
 template <int width>
 constexpr int sum_vectors = std::min(4, 16 / width);
 
-/// Vectors per lane of rows that are not summed.
+/// Vectors per lane of rows that are copied or zeroed.
 constexpr int copy_vectors = 4;
 
-/// The work of sum_kernel in items, each for a warp: first pieces of windows of entries, in which
-/// spans of long groups are found; then, in the dense form, blocks of the table's rows, of which
-/// those without entries become zeros; then entries, of which the first of each group sums it.
+/// The work items of sum_kernel, one per warp. First pieces of windows of entries: their warps sum
+/// the spans of long groups. Then, in the dense form, blocks of the table's rows: their warps zero
+/// the rows without entries. Then entries: the warp of a group's first entry sums the group.
 struct Items {
   int64_t windows = 0, blocks = 0;  // items of these kinds
   int64_t window_pieces, block_shares, entry_shares;
@@ -401,10 +401,10 @@ constexpr int block_rows = 32;
 
 /// Item `number`: a share of a window, block or entry.
 struct Share {
-  int64_t of, number, count;
+  int64_t index, number, count;  // index: of the window, block or entry
 
   __device__ Share(int64_t item, int64_t shares)
-      : of(shares == 1 ? item : item / shares), number(item - of * shares), count(shares) {}
+      : index(shares == 1 ? item : item / shares), number(item - index * shares), count(shares) {}
 };
 
 /// Calls visit(column) for the calling lane's first columns of a share's groups of `vectors`
@@ -433,28 +433,29 @@ __device__ void write_columns(const BackwardArguments& a, int64_t row, int64_t c
 
 /// The sum of a single row. Like a longer sum, it is never -0.
 template <typename T, int width>
-__device__ void copy_row(const BackwardArguments& a, const Share& share, Place place, int64_t row) {
+__device__ void copy_row(const BackwardArguments& a, const Share& share, IdIndex index,
+                         int64_t row) {
   using C = Compute<T>;
   const auto* factors = static_cast<const C*>(a.sources.factors);
-  const C given = factors != nullptr ? factors[place] : C{1}, factor = factor_of<T>(a, 1);
-  const int64_t source = a.sources.rows != nullptr ? a.sources.rows[place] : place;
+  const C source_factor = factors != nullptr ? factors[index] : C{1}, factor = factor_of<T>(a, 1);
+  const int64_t source = a.sources.rows != nullptr ? a.sources.rows[index] : index;
   const T* from = static_cast<const T*>(a.gradient) + source * a.embedding_dim;
   for_columns<width, copy_vectors>(a, share, [&](int64_t column) {
     core::Words<T, width> vectors[copy_vectors];
 #pragma unroll
     for (int v = 0; v < copy_vectors; ++v) {
-      const int64_t at = column + v * warp_size * width;
-      if (at < a.embedding_dim) vectors[v].read(from + at);
+      const int64_t offset = column + v * warp_size * width;
+      if (offset < a.embedding_dim) vectors[v].read(from + offset);
     }
 #pragma unroll
     for (int v = 0; v < copy_vectors; ++v) {
-      const int64_t at = column + v * warp_size * width;
-      if (at >= a.embedding_dim) continue;
+      const int64_t offset = column + v * warp_size * width;
+      if (offset >= a.embedding_dim) continue;
       C values[width];
       vectors[v].load(values);
 #pragma unroll
-      for (int i = 0; i < width; ++i) values[i] = C{0} + values[i] * given;
-      write_columns<T, width>(a, row, at, values, factor);
+      for (int i = 0; i < width; ++i) values[i] = C{0} + values[i] * source_factor;
+      write_columns<T, width>(a, row, offset, values, factor);
     }
   });
 }
@@ -463,19 +464,19 @@ __device__ void copy_row(const BackwardArguments& a, const Share& share, Place p
 template <typename T, int width>
 __device__ void sum_group(const BackwardArguments& a, const Workspace& w, const Share& share) {
   constexpr int vectors = sum_vectors<width>;
-  const int64_t begin = share.of, last = a.count - 1;
-  // No load waits for another: most groups have one entry.
+  const int64_t begin = share.index, last = a.count - 1;
+  // Loads that do not depend on each other: most groups have one entry.
   const Key before = w.keys[begin > 0 ? begin - 1 : 0], key = w.keys[begin];
   const Key after = w.keys[begin < last ? begin + 1 : last];
-  const Place place = w.places[begin];
+  const IdIndex index = w.indices[begin];
   const int64_t row = row_of(a, w, begin);
   if (key >= a.num_embeddings || (begin > 0 && before == key)) return;
   if (begin == last || after != key) {
-    copy_row<T, width>(a, share, place, row);
+    copy_row<T, width>(a, share, index, row);
     return;
   }
   if (is_long(a, w.keys, begin)) return;
-  const SpanRows<T> rows(a, w.places, begin);
+  const SpanRows<T> rows(a, w.indices, begin);
   const auto count = static_cast<int>(span_end(a, w.keys, begin) - begin);
   const Compute<T> factor = factor_of<T>(a, count);
   for_columns<width, vectors>(a, share, [&](int64_t column) {
@@ -483,8 +484,8 @@ __device__ void sum_group(const BackwardArguments& a, const Workspace& w, const 
     add_rows<2>(rows, count, column, total);
 #pragma unroll
     for (int v = 0; v < vectors; ++v) {
-      const int64_t at = column + v * warp_size * width;
-      if (at < a.embedding_dim) write_columns<T, width>(a, row, at, total[v], factor);
+      const int64_t offset = column + v * warp_size * width;
+      if (offset < a.embedding_dim) write_columns<T, width>(a, row, offset, total[v], factor);
     }
   });
 }
@@ -500,8 +501,8 @@ __device__ uint32_t rows_with_entries(const BackwardArguments& a, const Key* key
     const int64_t mine = min(entry + threadIdx.x % warp_size, a.count - 1);
     const Key key = keys[mine];
     rows |= key < end ? 1u << (key - static_cast<Key>(first)) : 0u;
-    const Key lowest = __shfl_sync(whole_warp, key, 0);
-    const Key highest = __shfl_sync(whole_warp, key, warp_size - 1);
+    const Key lowest = __shfl_sync(full_mask, key, 0);
+    const Key highest = __shfl_sync(full_mask, key, warp_size - 1);
     if (highest >= end) break;
     entry += warp_size;
     if (lowest == highest) entry = first_entry(keys, entry, a.count, uint64_t{highest} + 1);
@@ -511,7 +512,7 @@ __device__ uint32_t rows_with_entries(const BackwardArguments& a, const Key* key
 
 template <typename T, int width>
 __device__ void write_zeros(const BackwardArguments& a, const Workspace& w, const Share& share) {
-  const int64_t first = share.of * block_rows;
+  const int64_t first = share.index * block_rows;
   const uint32_t others = rows_with_entries(a, w.keys, first);
   for (int row = 0; row < block_rows && first + row < a.num_embeddings; ++row) {
     if (others >> row & 1) continue;
@@ -519,8 +520,8 @@ __device__ void write_zeros(const BackwardArguments& a, const Workspace& w, cons
     for_columns<width, copy_vectors>(a, share, [&](int64_t column) {
 #pragma unroll
       for (int v = 0; v < copy_vectors; ++v) {
-        const int64_t at = column + v * warp_size * width;
-        if (at < a.embedding_dim) core::write_vector<T, width>({}, out + at);
+        const int64_t offset = column + v * warp_size * width;
+        if (offset < a.embedding_dim) core::write_vector<T, width>({}, out + offset);
       }
     });
   }
@@ -540,7 +541,7 @@ __device__ LongSpan first_span(const BackwardArguments& a, const Key* keys, int6
   for (int64_t first = window * span; first < (window + 1) * span; first += warp_size) {
     const int64_t entry = first + threadIdx.x % warp_size;
     const bool begins = entry < a.count && is_head(a, keys, entry) && is_long(a, keys, entry);
-    const unsigned found = __ballot_sync(whole_warp, begins);
+    const unsigned found = __ballot_sync(full_mask, begins);
     if (found == 0) continue;
     const int64_t begin = first + __ffs(found) - 1;
     return {begin, begin};
@@ -559,7 +560,8 @@ __device__ LongSpan later_span(const BackwardArguments& a, const Key* keys, int6
   return {begin, group};
 }
 
-/// Adds the sum of a span. Other multiprocessors have written it, so the L1 cache does not count.
+/// Adds the sum of a span. It was written by other multiprocessors, so the load bypasses the L1
+/// cache.
 template <int width, typename C>
 __device__ void add_written(const C* sums, C (&total)[width]) {
 #pragma unroll
@@ -572,22 +574,22 @@ __device__ void add_written(const C* sums, C (&total)[width]) {
   }
 }
 
-/// Sums a span. The lane that sums the last span of its columns adds all of them in order.
+/// Sums a span. The lane that finishes last for its columns adds the sums of all spans in order.
 template <typename T, int width>
-__device__ void sum_span(const BackwardArguments& a, const Workspace& w, const LongSpan& of,
+__device__ void sum_span(const BackwardArguments& a, const Workspace& w, const LongSpan& long_span,
                          int64_t column) {
   using C = Compute<T>;
-  const int64_t group = of.group, key = w.keys[group];
-  const int64_t end = first_entry(w.keys, of.begin, a.count, static_cast<uint64_t>(key) + 1);
-  const auto count = static_cast<int>(min(end - of.begin, span));
+  const int64_t group = long_span.group, key = w.keys[group];
+  const int64_t end = first_entry(w.keys, long_span.begin, a.count, static_cast<uint64_t>(key) + 1);
+  const auto count = static_cast<int>(min(end - long_span.begin, span));
   C total[1][width] = {};
-  add_rows<4>(SpanRows<T>(a, w.places, of.begin), count, column, total);
+  add_rows<4>(SpanRows<T>(a, w.indices, long_span.begin), count, column, total);
   if (column >= a.embedding_dim) return;
   const auto sums_of = [&](int64_t begin) {
     auto* sums = static_cast<C*>(begin == group ? w.heads : w.tails);
     return sums + begin / span * a.embedding_dim + column;
   };
-  core::store_values<width>(total[0], sums_of(of.begin));
+  core::store_values<width>(total[0], sums_of(long_span.begin));
   __threadfence();
   uint32_t* ticket = w.tickets + group / span * w.window_tickets + column / width;
   const int64_t spans = (end - group + span - 1) / span;
@@ -609,7 +611,7 @@ __global__ void __launch_bounds__(sum_threads)
     const int64_t column = (window.number * warp_size + threadIdx.x % warp_size) * width;
     for (int which = 0; which < 2; ++which) {
       const LongSpan found =
-          which == 0 ? first_span(a, w.keys, window.of) : later_span(a, w.keys, window.of);
+          which == 0 ? first_span(a, w.keys, window.index) : later_span(a, w.keys, window.index);
       if (found.begin >= 0) sum_span<T, width>(a, w, found, column);
     }
     return;
@@ -620,7 +622,7 @@ __global__ void __launch_bounds__(sum_threads)
     return;
   }
   const Share entry(item - items.blocks, items.entry_shares);
-  if (entry.of < a.count) sum_group<T, width>(a, w, entry);
+  if (entry.index < a.count) sum_group<T, width>(a, w, entry);
 }
 
 /// The minimum number of warps that keeps a multiprocessor busy.
@@ -654,15 +656,15 @@ const char* sort(const BackwardArguments& a, Workspace& w, cudaStream_t stream) 
           core::checked_launch(key_kernel, blocks, threads, 0, stream, a, w, tickets)) {
     return error;
   }
-  return core::text_of(cub::DeviceRadixSort::SortPairs(w.sort, w.sort_bytes, w.unsorted_keys,
-                                                       w.keys, w.unsorted_places, w.places, a.count,
-                                                       0, key_bits(a.num_embeddings), stream));
+  return core::text_of(cub::DeviceRadixSort::SortPairs(
+      w.sort, w.sort_bytes, w.unsorted_keys, w.keys, w.unsorted_indices, w.indices, a.count, 0,
+      key_bits(a.num_embeddings), stream));
 }
 
 /// Rows form: computes ranks and the id of each row.
 const char* rank_rows(const BackwardArguments& a, const Workspace& w, cudaStream_t stream) {
   const auto tiles = static_cast<unsigned>(tiles_of(a));
-  const bool counted = tiles > most_recounted_tiles;
+  const bool counted = tiles > max_recounted_tiles;
   if (counted) {
     const char* error = core::checked_launch(count_kernel, tiles, rank_threads, 0, stream, a, w);
     if (error != nullptr) return error;

@@ -477,7 +477,7 @@ TEST(ALiBiGpuSource, RecordsDistancesOfMoreThan31BitsAndHidesTheirKeys) {
   EXPECT_EQ(out, (std::vector<float>{0, -INFINITY, -5, -INFINITY}));
   EXPECT_EQ(error.kind, core::ErrorKind::distance);
   EXPECT_EQ(error.value, far);
-  EXPECT_EQ(error.place, 1);
+  EXPECT_EQ(error.index, 1);
 }
 
 TEST(ALiBiSoftmax, HiddenScoresAreNotRead) {
@@ -528,11 +528,11 @@ struct Rows {
 template <typename T>
 void expect_general_results(const Distances& distances) {
   Rows<T> scores(distances, 8), weights(distances, 0), expected(distances, 0), again(distances, 0);
-  for (int64_t place = 0; place < scores.count; ++place) {
-    const int64_t batch = place / (2 * scores.plane), query = place % scores.plane / scores.keys;
+  for (int64_t index = 0; index < scores.count; ++index) {
+    const int64_t batch = index / (2 * scores.plane), query = index % scores.plane / scores.keys;
     if (distances.apply_mask &&
-        std::isnan(expected_distance(distances, batch, query, place % scores.keys))) {
-      core::store(std::numeric_limits<Compute<T>>::quiet_NaN(), &scores.data[place]);
+        std::isnan(expected_distance(distances, batch, query, index % scores.keys))) {
+      core::store(std::numeric_limits<Compute<T>>::quiet_NaN(), &scores.data[index]);
     }
   }
   ScoreArguments arguments{{two_sided.data(), core::Scalar::float32, 2, 2},
@@ -618,11 +618,11 @@ TYPED_TEST(ALiBiKernel, GradientsThroughSoftmax) {
     arguments.scale = 0.5;
     arguments.grad = placed.matrices(const_cast<T*>(grad.data()));
     std::vector<T> weights = random_numbers<T>(count, 6);
-    for (int64_t place = 0; place < static_cast<int64_t>(count); ++place) {
-      const int64_t row = place / placed.keys;
+    for (int64_t index = 0; index < static_cast<int64_t>(count); ++index) {
+      const int64_t row = index / placed.keys;
       const double distance = expected_distance(arguments.distances, row / (3 * placed.queries),
-                                                row % placed.queries, place % placed.keys);
-      if (std::isnan(distance)) weights[place] = T{};  // as softmax gives them
+                                                row % placed.queries, index % placed.keys);
+      if (std::isnan(distance)) weights[index] = T{};  // as softmax gives them
     }
     std::vector<double> partial(2 * placed.rows), slopes(6), want_slopes(6, 0.0);
     arguments.slopes = {2, 3, partial.data(), slopes.data(), core::Scalar::float64};

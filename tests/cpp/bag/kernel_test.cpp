@@ -82,8 +82,8 @@ struct Problem {
     bags.padding_idx = padding;
     return bags;
   }
-  double row(int64_t place, int64_t column) const {
-    const auto at = static_cast<size_t>(ids[static_cast<size_t>(place)] * stride + column);
+  double row(int64_t index, int64_t column) const {
+    const auto at = static_cast<size_t>(ids[static_cast<size_t>(index)] * stride + column);
     return core::load(table[at]);
   }
   bool counts(int64_t index) const { return ids[static_cast<size_t>(index)] != padding; }
@@ -141,15 +141,15 @@ void check_pool(const Problem<T>& problem) {
     for (const bool weighted : {false, true}) {
       if (weighted && mode != Mode::sum) continue;
       std::vector<T> first;
-      std::vector<int64_t> first_places;
+      std::vector<int64_t> first_indices;
       for (const Variant& variant : variants()) {
         std::vector<T> out(static_cast<size_t>(problem.bags() * dim));
-        std::vector<int64_t> places(out.size(), -2);
+        std::vector<int64_t> max_indices(out.size(), -2);
         PoolArguments arguments;
         arguments.table = problem.table.data();
         arguments.weights = weighted ? problem.weights.data() : nullptr;
         arguments.out = out.data();
-        arguments.places = places.data();
+        arguments.max_indices = max_indices.data();
         arguments.scalar = scalar_of<T>();
         arguments.mode = mode;
         arguments.rows = rows;
@@ -157,17 +157,17 @@ void check_pool(const Problem<T>& problem) {
         arguments.table_stride = problem.stride;
         arguments.bags = problem.view();
         variant.pool(arguments, 0, problem.bags());
-        if (first.empty()) first = out, first_places = places;
+        if (first.empty()) first = out, first_indices = max_indices;
         EXPECT_TRUE(same_bits(out, first)) << variant.name << " dim " << dim;
-        EXPECT_EQ(places, first_places) << variant.name << " dim " << dim;
+        EXPECT_EQ(max_indices, first_indices) << variant.name << " dim " << dim;
         for (int64_t i = 0; i < problem.bags() * dim; ++i) {
           const auto at = static_cast<size_t>(i);
           const double expected = pooled(problem, mode, weighted, i / dim, i % dim);
           ASSERT_NEAR(core::load(out[at]), expected, tolerance<T>(expected))
               << variant.name << " element " << i;
-          if (mode == Mode::max && places[at] >= 0) {
-            ASSERT_EQ(core::load(out[at]), problem.row(places[at], i % dim));
-            ASSERT_TRUE(problem.counts(places[at]));
+          if (mode == Mode::max && max_indices[at] >= 0) {
+            ASSERT_EQ(core::load(out[at]), problem.row(max_indices[at], i % dim));
+            ASSERT_TRUE(problem.counts(max_indices[at]));
           }
         }
       }
@@ -189,17 +189,17 @@ TYPED_TEST(BagKernel, LeavesPaddingWithAnInfiniteWeightOut) {
   check_pool(problem);
 }
 
-TYPED_TEST(BagKernel, GradientOfAMaximumGoesToItsPlaceAlone) {
+TYPED_TEST(BagKernel, GradientOfAMaximumGoesToItsIdAlone) {
   using T = TypeParam;
   const int64_t dim = 5, bag = 4, first = 140;  // bag 4 has the indices 140 to 142, bag 3 has none
   const Problem<T> problem(dim);
-  std::vector<int64_t> places(problem.gradient.size(), -1);
-  for (int64_t i = 0; i < dim; ++i) places[static_cast<size_t>(bag * dim + i)] = first + i % 3;
+  std::vector<int64_t> max_indices(problem.gradient.size(), -1);
+  for (int64_t i = 0; i < dim; ++i) max_indices[static_cast<size_t>(bag * dim + i)] = first + i % 3;
   for (const Variant& variant : variants()) {
     std::vector<T> out(static_cast<size_t>(problem.count() * dim));
     SpreadArguments arguments;
     arguments.gradient = problem.gradient.data();
-    arguments.places = places.data();
+    arguments.max_indices = max_indices.data();
     arguments.out = out.data();
     arguments.scalar = scalar_of<T>();
     arguments.embedding_dim = dim;
@@ -284,23 +284,23 @@ TEST(BagGpuSource, RecordsABadIdAndLeavesItOut) {
   ASSERT_EQ(pool_cuda(pool_of(problem, out, &error), nullptr), nullptr);
   EXPECT_EQ(error.kind, core::ErrorKind::token_id);
   EXPECT_EQ(error.value, rows);
-  EXPECT_EQ(error.place, 0);
+  EXPECT_EQ(error.index, 0);
   for (int i = 4; i < 8; ++i) EXPECT_EQ(out[static_cast<size_t>(i)], 0.0f);
 }
 
 TEST(BagGpuSource, RecordsTheFirstBadIdOfABag) {
   for (const int64_t dim : {4, 64, 520}) {
     Problem<float> problem(dim, 4);
-    for (const size_t place : {20, 22, 60, 100}) problem.ids[place] = -static_cast<int32_t>(place);
+    for (const size_t index : {20, 22, 60, 100}) problem.ids[index] = -static_cast<int32_t>(index);
     std::vector<float> out(static_cast<size_t>(problem.bags() * dim));
     core::DeviceError error = {};
     PoolArguments arguments = pool_of(problem, out, &error);
     ASSERT_EQ(pool_cuda(arguments, nullptr), nullptr);
     EXPECT_EQ(error.value, -20);
-    EXPECT_EQ(error.place, 20);
+    EXPECT_EQ(error.index, 20);
     EXPECT_EQ(error.limit, rows);
     std::vector<float> same(out.size());
-    for (const size_t place : {20, 22, 60, 100}) problem.ids[place] = padding;
+    for (const size_t index : {20, 22, 60, 100}) problem.ids[index] = padding;
     arguments.out = same.data();
     ASSERT_EQ(pool_cuda(arguments, nullptr), nullptr);
     EXPECT_TRUE(same_bits(out, same)) << dim;
@@ -316,7 +316,7 @@ TEST(BagGpuSource, RecordsABadOffsetAndLeavesItsBagsEmpty) {
     ASSERT_EQ(pool_cuda(pool_of(problem, out, &error), nullptr), nullptr);
     EXPECT_EQ(error.kind, core::ErrorKind::bag_offset);
     EXPECT_EQ(error.value, bad);
-    EXPECT_EQ(error.place, 3);
+    EXPECT_EQ(error.index, 3);
     for (int i = 8; i < 16; ++i) EXPECT_EQ(out[static_cast<size_t>(i)], 0.0f);
   }
 }

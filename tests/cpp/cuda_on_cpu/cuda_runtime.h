@@ -85,8 +85,8 @@ inline int pretended_multiprocessors = 4;
 
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  constexpr int reserved = 1 << 10, most = cuda_on_cpu::max_shared_memory;
-  const int values[] = {pretended_multiprocessors, 8, most + reserved, most, reserved};
+  constexpr int reserved = 1 << 10, max_bytes = cuda_on_cpu::max_shared_memory;
+  const int values[] = {pretended_multiprocessors, 8, max_bytes + reserved, max_bytes, reserved};
   return *value = values[attribute], cudaSuccess;
 }
 inline cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t) {
@@ -171,7 +171,7 @@ class Block {
   /// The value that thread `thread` of the warp passes. Called by whole warps.
   template <typename T>
   T exchange(T value, unsigned thread) {
-    static_assert(sizeof(T) <= sizeof(Thread::given));
+    static_assert(sizeof(T) <= sizeof(Thread::exchanged));
     give(&value, sizeof(T));
     wait(State::waits_for_warp);
     take(thread, &value, sizeof(T));
@@ -201,7 +201,7 @@ class Block {
   struct Thread {
     State state = State::runs;
     unsigned barriers = 0;
-    char given[8];
+    char exchanged[8];  // passed to the warp
   };
 
   /// Runs a thread of one block after another.
@@ -228,7 +228,7 @@ class Block {
 
   void give(const void* value, size_t bytes) {
     const Unobserved scheduling;
-    memcpy(threads_[running_].given, value, bytes);
+    memcpy(threads_[running_].exchanged, value, bytes);
   }
 
   void take(unsigned thread, void* value, size_t bytes) {
@@ -237,7 +237,7 @@ class Block {
       std::fputs("A thread of the warp has returned.\n", stderr);
       std::abort();
     }
-    memcpy(value, threads_[thread].given, bytes);
+    memcpy(value, threads_[thread].exchanged, bytes);
   }
 
   /// Releases threads whose barrier all others have reached; returns false if all threads have

@@ -116,7 +116,7 @@ TEST(LearnedGpuSource, RecordsTheFirstPositionOutsideAndWritesZeros) {
     EXPECT_EQ(error.state, 2u);
     EXPECT_EQ(error.kind, core::ErrorKind::position);
     EXPECT_EQ(error.value, 10);
-    EXPECT_EQ(error.place, 1);
+    EXPECT_EQ(error.index, 1);
     EXPECT_EQ(error.limit, 10);
     for (int64_t i = 0; i < 4 * dim; ++i) {
       const bool outside = i / dim == 1 || i / dim == 2;

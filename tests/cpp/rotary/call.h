@@ -368,29 +368,29 @@ struct Tables {
   }
 
   /// Makes a call of the problem rotate by the tables.
-  void apply(Products products, Arguments* arguments) const {
+  void apply(ProductRounding rounding, Arguments* arguments) const {
     const bool narrow = !narrow_cosines.empty();
     arguments->cosines = narrow ? static_cast<const void*>(narrow_cosines.data()) : cosines.data();
     arguments->sines = narrow ? static_cast<const void*>(narrow_sines.data()) : sines.data();
     arguments->table_scalar = narrow ? Scalar::bfloat16 : Scalar::float32;
     arguments->table_stride[0] = arguments->seq * arguments->pairs;
     arguments->table_stride[1] = arguments->pairs;
-    arguments->products = products;
+    arguments->product_rounding = rounding;
   }
 };
 
 /// Rotates by tables and compares every bit with the same steps in plain code.
-inline void check_in_steps(const Variant& variant, const Problem& problem, Products products,
+inline void check_in_steps(const Variant& variant, const Problem& problem, ProductRounding rounding,
                            bool narrow = false) {
   Call call(problem);
   const int64_t tokens = problem.batch * problem.seq;
   const Tables tables(problem, narrow);
-  tables.apply(products, &call.arguments);
+  tables.apply(rounding, &call.arguments);
   const std::vector<char> before[2] = {call.input(0), call.input(1)};
   variant.rotate(call.arguments, 0, tokens);
   const Scalar scalar = problem.scalar;
-  const bool wide = scalar == Scalar::float64, fused = products == Products::fused;
-  const Scalar steps = wide || products == Products::rounded ? scalar : Scalar::float32;
+  const bool wide = scalar == Scalar::float64, fused = rounding == ProductRounding::fused;
+  const Scalar steps = wide || rounding == ProductRounding::to_data_type ? scalar : Scalar::float32;
   // A fused product is not rounded; a product of float32 numbers is exact in double.
   const auto sum_of = [&](double a, double b, double c, double d) {
     if (!fused) return kept(steps, kept(steps, a * b) + kept(steps, c * d));

@@ -158,9 +158,10 @@ TEST(RotaryGpuSource, TurnsByTablesInSteps) {
       problem.pairs = bits % 3 == 0 ? 37 : 32;
       problem.start = 8;
       problem.head_dim = 2 * problem.pairs + 16;
-      for (const Products products : {Products::kept, Products::rounded, Products::fused}) {
-        ASSERT_NO_FATAL_FAILURE(check_in_steps(source, problem, products));
-        ASSERT_NO_FATAL_FAILURE(check_in_steps(source, problem, products, /*narrow=*/true));
+      for (const ProductRounding rounding :
+           {ProductRounding::none, ProductRounding::to_data_type, ProductRounding::fused}) {
+        ASSERT_NO_FATAL_FAILURE(check_in_steps(source, problem, rounding));
+        ASSERT_NO_FATAL_FAILURE(check_in_steps(source, problem, rounding, /*narrow=*/true));
       }
     }
   }
@@ -176,7 +177,7 @@ TEST(RotaryGpuSource, TablesInBfloat16TurnSpecialNumbersLikeTablesInFloat32) {
     problem.reverse = (bits & 2) != 0;
     Call narrow(problem), wide(problem);
     rotary::Tables tables(problem, /*narrow=*/true);
-    tables.apply(Products::rounded, &narrow.arguments);
+    tables.apply(ProductRounding::to_data_type, &narrow.arguments);
     std::vector<char>& rows = narrow.input(0);
     for (int64_t i = 0; i < int64_t(rows.size() / 2); ++i) {
       set_element(rows.data(), problem.scalar, i, special[i * i % 101 % 10]);
@@ -184,7 +185,7 @@ TEST(RotaryGpuSource, TablesInBfloat16TurnSpecialNumbersLikeTablesInFloat32) {
     wide.input(0) = rows;
     rotate_all(narrow.arguments, 0, 10);
     tables.narrow_cosines.clear();
-    tables.apply(Products::rounded, &wide.arguments);
+    tables.apply(ProductRounding::to_data_type, &wide.arguments);
     rotate_all(wide.arguments, 0, 10);
     for (int64_t i = 0; i < int64_t(rows.size() / 2); ++i) {
       const double expected = element(wide.output(0).data(), problem.scalar, i);
@@ -244,8 +245,8 @@ TEST(RotaryGpuSource, RecordsABadPositionAndLeavesItsToken) {
   rotate_all(call.arguments, 0, 4);
   EXPECT_EQ(error.state, 2u);
   EXPECT_EQ(error.kind, core::ErrorKind::position);
-  EXPECT_TRUE(error.place == 1 || error.place == 3);
-  EXPECT_EQ(error.value, error.place == 1 ? -2 : -9);
+  EXPECT_TRUE(error.index == 1 || error.index == 3);
+  EXPECT_EQ(error.value, error.index == 1 ? -2 : -9);
   const auto bytes = static_cast<size_t>(problem.heads[0] * problem.head_dim) * sizeof(float);
   EXPECT_EQ(memcmp(call.output(0).data() + bytes, call.input(0).data() + bytes, bytes), 0);
   EXPECT_NE(memcmp(call.output(0).data(), call.input(0).data(), bytes), 0);

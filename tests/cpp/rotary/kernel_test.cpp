@@ -92,7 +92,8 @@ TEST(RotaryKernel, AmplitudesOfXPosBeyondTheLargestFloat) {
 TEST(RotaryKernel, TurnsByTablesInSteps) {
   for (const Scalar scalar : scalars) {
     for (int bits = 0; bits < 16; ++bits) {
-      const Products products = (bits & 4) != 0 ? Products::rounded : Products::kept;
+      const ProductRounding rounding =
+          (bits & 4) != 0 ? ProductRounding::to_data_type : ProductRounding::none;
       Problem problem;
       problem.scalar = scalar;
       problem.interleaved = (bits & 1) != 0;
@@ -102,7 +103,7 @@ TEST(RotaryKernel, TurnsByTablesInSteps) {
       problem.start = 8;
       problem.head_dim = 2 * problem.pairs + 16;
       for (const Variant& variant : variants()) {
-        ASSERT_NO_FATAL_FAILURE(check_in_steps(variant, problem, products));
+        ASSERT_NO_FATAL_FAILURE(check_in_steps(variant, problem, rounding));
       }
     }
   }
@@ -164,8 +165,8 @@ void check_streamed(Problem problem, bool by_tables) {
   problem.in_place = true;
   Call in_place(problem), call(problem);
   const Tables tables(problem);
-  if (by_tables) tables.apply(Products::rounded, &in_place.arguments);
-  if (by_tables) tables.apply(Products::rounded, &call.arguments);
+  if (by_tables) tables.apply(ProductRounding::to_data_type, &in_place.arguments);
+  if (by_tables) tables.apply(ProductRounding::to_data_type, &call.arguments);
   baseline::rotate(in_place.arguments, 0, problem.batch * problem.seq);
   const size_t bytes = call.input(0).size();
   std::vector<char> memory(bytes + 128);

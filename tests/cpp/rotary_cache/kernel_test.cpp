@@ -243,7 +243,7 @@ TEST(RotaryCacheGpuSource, RecordsASlotOutsideTheCacheAndKeepsNothing) {
     EXPECT_EQ(error.state, 2u);
     EXPECT_EQ(error.kind, core::ErrorKind::slot);
     EXPECT_EQ(error.value, bad);
-    EXPECT_EQ(error.place, 3);
+    EXPECT_EQ(error.index, 3);
     EXPECT_EQ(error.limit, 15);
   }
 }

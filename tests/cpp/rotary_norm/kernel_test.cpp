@@ -285,9 +285,9 @@ void check_whole_heads(const Problem& problem) {
   for (int64_t r = 0; r < whole.arguments.rotation.count; ++r) {
     ASSERT_EQ(generic.rstd(r), whole.rstd(r)) << problem.text();
   }
-  whole.for_rows([&](int64_t r, int64_t place, const std::vector<core::Position>& positions) {
+  whole.for_rows([&](int64_t r, int64_t first, const std::vector<core::Position>& positions) {
     const bool leaves = rotary::leaves_token(whole.arguments.rotation, positions);
-    for (int64_t i = place; i < place + problem.head_dim; ++i) {
+    for (int64_t i = first; i < first + problem.head_dim; ++i) {
       const double expected = element(generic.rotary().output(r).data(), problem.scalar, i);
       const double allowed = leaves ? 0.0 : rotary::ulp(problem.scalar, expected) + 2e-6;
       ASSERT_NEAR(element(whole.rotary().output(r).data(), problem.scalar, i), expected, allowed)

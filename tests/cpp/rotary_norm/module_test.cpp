@@ -39,14 +39,14 @@ TEST(RotaryNormModule, GradientsFlowWithoutPython) {
   const auto leaf = [](at::IntArrayRef sizes) {
     return torch::randn(sizes, torch::dtype(torch::kFloat64).requires_grad(true));
   };
-  const torch::Tensor given[] = {leaf({1, 3, 4, 8}), leaf({1, 3, 2, 8}), leaf({8}), leaf({8})};
-  const auto [query, key] = norm_rotary(given[0], given[1], given[2], given[3], spec);
-  const auto fused =
-      torch::autograd::grad({query.sum() + key.sum()}, {given[0], given[1], given[2], given[3]});
+  const torch::Tensor inputs[] = {leaf({1, 3, 4, 8}), leaf({1, 3, 2, 8}), leaf({8}), leaf({8})};
+  const auto [query, key] = norm_rotary(inputs[0], inputs[1], inputs[2], inputs[3], spec);
+  const auto fused = torch::autograd::grad({query.sum() + key.sum()},
+                                           {inputs[0], inputs[1], inputs[2], inputs[3]});
   const auto [slow_query, slow_key] = posembed::functional::rotary(
-      norm(given[0], given[2], 0.0), norm(given[1], given[3], 0.0), spec);
+      norm(inputs[0], inputs[2], 0.0), norm(inputs[1], inputs[3], 0.0), spec);
   const auto slow = torch::autograd::grad({slow_query.sum() + slow_key.sum()},
-                                          {given[0], given[1], given[2], given[3]});
+                                          {inputs[0], inputs[1], inputs[2], inputs[3]});
   for (size_t i = 0; i < 4; ++i) EXPECT_TRUE(torch::allclose(fused[i], slow[i], 1e-10, 1e-12));
 }
 

@@ -83,7 +83,7 @@ TYPED_TEST(SinusoidalGpuSource, EveryLayout) {
 }
 
 TYPED_TEST(SinusoidalGpuSource, MorePairsThanOneLaunchCarries) {
-  const Encoding encoding(Preset::vaswani, 2 * most_pairs<TypeParam> + 12, 10000, 0, false);
+  const Encoding encoding(Preset::vaswani, 2 * max_pairs<TypeParam> + 12, 10000, 0, false);
   Arguments arguments;
   arguments.sinusoid = encoding.sinusoid;
   check<TypeParam>(arguments, {2, 2, encoding.sinusoid.layout.columns, 0, 0}, true, false);
@@ -127,28 +127,28 @@ TYPED_TEST(SinusoidalGpuSource, LearnedScale) {
 }
 
 /// The blocks of 32 threads that a launch has on the pretended device.
-int64_t most_blocks() {
-  return int64_t{pretended_multiprocessors} * resident_blocks * most_threads / core::warp_size;
+int64_t max_blocks() {
+  return int64_t{pretended_multiprocessors} * resident_blocks * max_threads / core::warp_size;
 }
 
 /// A block goes on with another encoding, with and without a rest of the rows that it reads
 /// together.
 TYPED_TEST(SinusoidalGpuSource, MoreEncodingsThanBlocks) {
-  std::vector<int64_t> positions(size_t(2 * most_blocks()));
+  std::vector<int64_t> positions(size_t(2 * max_blocks()));
   std::iota(positions.begin(), positions.end(), -7);
   for (const int64_t dim : {7, 16}) {
     const Encoding encoding(Preset::vaswani, dim, 10000, 0, false);
     Arguments arguments;
     arguments.sinusoid = encoding.sinusoid;
     for (const int64_t batch : {1, 2, 3, 5}) {
-      const Strided form{batch, most_blocks() * 2 + 3, dim, 0, 0};
+      const Strided form{batch, max_blocks() * 2 + 3, dim, 0, 0};
       ASSERT_NO_FATAL_FAILURE(check<TypeParam>(arguments, form, false, false));
       ASSERT_NO_FATAL_FAILURE(check<TypeParam>(arguments, form, true, true));
     }
     arguments.positions = {positions.data(), false, core::Index::int64, {}};
-    arguments.position_stride[0] = most_blocks() / 3;
+    arguments.position_stride[0] = max_blocks() / 3;
     arguments.position_stride[1] = 1;
-    check<TypeParam>(arguments, {5, most_blocks() / 3, dim, 0, 0}, true, false);
+    check<TypeParam>(arguments, {5, max_blocks() / 3, dim, 0, 0}, true, false);
   }
 }
 
@@ -156,8 +156,8 @@ TYPED_TEST(SinusoidalGpuSource, ManySequencesOfFewTokens) {
   const Encoding encoding(Preset::vaswani, 8, 10000, 0, false);
   Arguments arguments;
   arguments.sinusoid = encoding.sinusoid;
-  check<TypeParam>(arguments, {4 * most_blocks() + 5, 1, 8, 0, 0}, true, false);
-  check<TypeParam>(arguments, {7, most_blocks() / 4, 8, 0, 0}, true, false);
+  check<TypeParam>(arguments, {4 * max_blocks() + 5, 1, 8, 0, 0}, true, false);
+  check<TypeParam>(arguments, {7, max_blocks() / 4, 8, 0, 0}, true, false);
 }
 
 TYPED_TEST(SinusoidalGpuSource, Nothing) {

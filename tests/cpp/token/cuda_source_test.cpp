@@ -100,7 +100,7 @@ TEST(TokenGpuSource, Gather) {
           arguments.error = &error;
           gather_cuda(arguments, nullptr);
           ASSERT_EQ(error.state, 2u);
-          ASSERT_EQ(error.value, ids[static_cast<size_t>(error.place)]);
+          ASSERT_EQ(error.value, ids[static_cast<size_t>(error.index)]);
           ASSERT_TRUE(error.value < start || error.value >= start + rows);
         }
       }
@@ -157,8 +157,8 @@ void check_backward(Scalar scalar, const std::vector<int64_t>& ids, int64_t dim,
                     bool shares = false, int64_t rows = token::rows) {
   const auto count = static_cast<int64_t>(ids.size());
   std::vector<uint32_t> sources;
-  for (int64_t place = 0; place < count; ++place) {
-    sources.push_back(static_cast<uint32_t>(place / 7));
+  for (int64_t index = 0; index < count; ++index) {
+    sources.push_back(static_cast<uint32_t>(index / 7));
   }
   Memory factors = make_factors(count, scalar);
   Memory gradient(count * dim, scalar, shift);
@@ -250,7 +250,7 @@ TEST(TokenGpuSource, BackwardOfManyIds) {
 }
 
 TEST(TokenGpuSource, BackwardOfMoreTilesThanAreCountedTwice) {
-  auto ids = make_ids(most_recounted_tiles * tile_size + 5, 0, /*outside=*/true);
+  auto ids = make_ids(max_recounted_tiles * tile_size + 5, 0, /*outside=*/true);
   for (size_t i = 0; i < ids.size(); i += 2) ids[i] = start + static_cast<int64_t>(i) / 3;
   ASSERT_NO_FATAL_FAILURE(check_backward(Scalar::float32, ids, 1, 0, false, 6000));
 }

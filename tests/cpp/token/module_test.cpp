@@ -45,9 +45,9 @@ TEST(TokenModule, TakesNarrowIdsAndScales) {
 TEST(TokenModule, ScaleFollowsTheWidthThatItIsGivenLater) {
   const torch::Tensor table = torch::ones({5, 16});
   const torch::Tensor four = torch::full({1, 16}, 4.0), id = torch::zeros({1}, torch::kLong);
-  TokenEmbedding given =
+  TokenEmbedding token =
       TokenEmbedding::from_pretrained(table, true, TokenOptions(0, 0).sqrt_dim());
-  EXPECT_TRUE(torch::equal(given->forward(id), four));
+  EXPECT_TRUE(torch::equal(token->forward(id), four));
   EXPECT_EQ(TokenOptions(5, 4).sqrt_dim().embedding_dim(16).scale(), 4.0);
   EXPECT_EQ(TokenOptions(5, 4).sqrt_dim().scale(3.0).scale(), 3.0);
 }
