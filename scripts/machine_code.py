@@ -21,30 +21,39 @@ from pathlib import Path
 
 RECORD = Path(__file__).with_suffix(".json")
 
-# With packs, as for a head_dim of 128; each in bfloat16, float16 and float32. A float32 pack has
-# four elements.
+# With packs, as for a head_dim of 128. {T} stands for bfloat16, float16 and float32 in turn, {half}
+# for the first two, {pack} for the elements of a pack.
 HOT = (
     "rotary::rotate_kernel<{T}, {pack}, false, 64, exact>",
     "rotary::rotate_kernel<{T}, {pack}, true, 64, exact>",
+    "rotary::rotate_kernel<{T}, {pack}, false, 64, own>",
+    "rotary::rotate_kernel<BFloat16, 8, false, 512, pairs>",
     "rotary::sum_kernel<{T}, {pack}, false>",
     "rotary_norm::norm_kernel<{T}, {pack}, false, 64>",
+    "rotary_norm::whole_heads_kernel<{half}, 8, false, 64>",
     "rotary_norm::backward_kernel<{T}, {pack}, false, 64>",
     "rotary_cache::cache_kernel<{T}, {pack}, false, false, 64>",
     "rotary_cache::cache_kernel<{T}, {pack}, false, true, 64>",
     "token::gather_kernel<{T}, {pack}>",
-    "token::row_kernel<{T}, {pack}>",
-    "bag::add_kernel<{T}, {pack}>",
+    "token::sum_kernel<{T}, {pack}>",
+    "bag::add_kernel<{T}, {pack}, false>",
     "learned::add_kernel<{T}, {pack}>",
-    "sinusoidal::encode_kernel<{T}, {pack}>",
+    "learned::staged_sum_kernel<{T}, {pack}>",
+    "sinusoidal::encode_kernel<{T}, {pack}, false>",
+    "input::usual_forward_kernel<{half}, 8, 3, true, false>",
+    "input::usual_forward_kernel<{half}, 8, 4, true, true>",
+    "input::usual_forward_kernel<{T}, {pack}, 4, false, false>",
     "input::forward_kernel<{T}, {pack}, 2, true>",
     "input::forward_kernel<{T}, {pack}, 3, true>",
     "input::forward_kernel<{T}, {pack}, 4, false>",
     "input::backward_kernel<{T}, {pack}, 3, true>",
     "input::backward_kernel<{T}, {pack}, 2, false>",
     "alibi::fill_kernel<{T}, {pack}, true>",
+    "alibi::fill_kernel<{T}, {pack}, false>",
     "alibi::add_kernel<{T}, {pack}, true>",
-    "alibi::softmax_kernel<{T}, {pack}, true>",
-    "alibi::softmax_backward_kernel<{T}, {pack}, true>",
+    "alibi::row_softmax_kernel<{T}, {pack}, true>",
+    "alibi::row_softmax_kernel<{T}, {pack}, false>",
+    "alibi::row_softmax_backward_kernel<{T}, {pack}>",
 )
 TYPES = (("BFloat16", 8), ("Float16", 8), ("float", 4))
 TOLERANCE = 1.02  # of instructions: another order of the same work is no fault
@@ -128,6 +137,8 @@ def demangled(symbols: list[str]) -> list[str]:
     for pattern, text in (
         (r"posembed::|\(anonymous namespace\)::|core::|\(bool\)|\(int\)", ""),
         (r"\(rotary::Form\)0", "exact"),
+        (r"\(rotary::Form\)3", "pairs"),
+        (r"\(rotary::Form\)4", "own"),
         (r"^void ", ""),
         (r"\(.*", ""),
     ):
@@ -175,7 +186,12 @@ def main() -> int:
     if not known:
         print(f"skipped: {arguments.library} has no code for {arguments.architecture}")
         return 0
-    names = [name.format(T=kind, pack=pack) for name in HOT for kind, pack in TYPES]
+    names = dict.fromkeys(
+        name.format(T=kind, half=kind, pack=pack)
+        for name in HOT
+        for kind, pack in TYPES
+        if kind != "float" or "{half}" not in name
+    )
     missing = [name for name in names if name not in known]
     if missing:
         sys.exit(f"{arguments.library} has no {missing[0]}: update HOT")
