@@ -6,6 +6,7 @@ python docs/rotary_conventions.py > docs/guide/rotary_conventions.md
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from posembed.configuration import tables
 
@@ -37,7 +38,7 @@ print(spec.explain(), spec.diff(local), sep="\\n\\n")
 | transformers 4 | `rope_theta`, `rope_scaling`, `rotary_pct`, ... | by `model_type` |
 | transformers 4, older | the text model's keys beside `vision_config` | by `model_type` |
 | Meta's and Mistral's `params.json` | `rope_theta`, `use_scaled_rope`, `yarn` | interleaved |
-| GGUF metadata, a dict | `<architecture>.rope.*` | by `general.architecture` |
+| GGUF metadata, a dict | `<architecture>.*` | by `general.architecture` |
 
 A published file leaves out what the model's configuration class adds: layers of different kinds,
 second bases, widths, defaults. Where transformers is installed and knows the model type, its class
@@ -53,8 +54,8 @@ rotate. `RotarySpec.for_layers(config)` has an entry for each layer.
 
 Pass tensors of the rotation among the keys:
 `rope_freqs.weight`, without which a GGUF file of Llama 3.1 or later is not scaled (its metadata
-does not say so), `rope_factors_short.weight` and `rope_factors_long.weight`, and
-`rotary_emb.alpha` of Mistral Large 4.
+does not say so) and one of Gemma 4 is refused, `rope_factors_short.weight` and
+`rope_factors_long.weight`, and `rotary_emb.alpha` of Mistral Large 4.
 
 ## Pairing and direction
 """
@@ -79,6 +80,14 @@ REST = """
 """
 GGUF = """
 ## GGUF architectures
+
+A GGUF file leaves to llama.cpp's program which layers rotate, and much else.
+`csrc/configuration/gguf_architectures.json` has that for the {count} architectures of llama.cpp
+([{date}]({repository}/tree/{commit})), and names the lines of each. Any other is refused.
+
+The rotation is that of the program, with two exceptions, in which the model's counts: betas of YaRN
+in the file, which it reads for `grok` and `mistral3` alone; and pairs beyond the reach of sections
+in turns, which it leaves to a fourth axis of positions, and the models to the first.
 """
 
 
@@ -101,6 +110,53 @@ def switches() -> list[tuple[str, str]]:
         missing = " or missing" if switch["otherwise"] == switch["rotating"] else ""
         families.setdefault(row + missing, []).append(name)
     return [(row, listed(names)) for row, names in sorted(families.items())]
+
+
+def gguf_section(known: dict[str, Any]) -> str:
+    """The architectures of GGUF files, by what llama.cpp's program does."""
+    architectures: dict[str, dict[str, Any]] = known["architectures"]
+
+    def having(key: str, *values: Any, inside: str | None = None) -> str:
+        found = []
+        for name, rules in architectures.items():
+            own = rules if inside is None else rules.get(inside, {})
+            if key in own and (not values or own[key] in values):
+                found.append(name)
+        return listed(found)
+
+    windows = "where a window slides: "
+    rows = [
+        ("(2i, 2i + 1); with sections as below", having("pairing", "interleaved")),
+        ("(i, i + dimension_count / 2)", having("pairing", "half_split")),
+        ("sections one after the other", having("sections", "contiguous")),
+        ("sections in turns", having("sections", "alternating")),
+        ("rotated components are a separate head", having("latent")),
+        ("rotated where a window slides, not in `full_attention`", having("rotated", "sliding")),
+        (
+            "rotated where `attention.rope_pattern` has 1",
+            having("rotated", "attention.rope_pattern"),
+        ),
+        ("one of every few layers not rotated", having("unrotated")),
+        ("recurrent layers not rotated", having("recurrent")),
+        ("not rotated if `rope.scaling.finetuned` is false", having("switch")),
+        ("rotated with 32 layers, ALiBi with 40", having("block_counts")),
+        (windows + "base 10000 if no key says it", having("base", 1e4, inside="sliding")),
+        (windows + "not scaled", having("scaled", False, inside="sliding")),
+        (windows + "a width of their own", having("rotary_dim", inside="sliding")),
+        ("windows in all but the first layer of a period", having("full_first", inside="windows")),
+        ("`full_attention` rotates half of `rope.dimension_count`", having("half_rotary_dim")),
+        ("base 10000, whatever the file says, or an error", having("program_base")),
+        ("not rotated: ALiBi", having("instead", "ALiBi")),
+        ("not rotated: other positions, or none", having("instead", *others_than(architectures))),
+        ("refused", having("refused")),
+    ]
+    head = GGUF.format(count=len(architectures), **known["source"])
+    return head + "\n" + table(("components", "architectures"), rows)
+
+
+def others_than(architectures: dict[str, dict[str, Any]], first: str = "ALiBi") -> set[str]:
+    """What architectures without rotation have instead, but for one."""
+    return {rules["instead"] for rules in architectures.values() if "instead" in rules} - {first}
 
 
 def page() -> str:
@@ -153,23 +209,13 @@ def page() -> str:
         (halves + "in turns, all heads as one", listed(known["whole_grid"])),
         (halves + "`layer_type` names the axis", listed(known["window_of_axis"])),
     ]
-    architectures = [
-        ("(2i, 2i + 1)", listed(known["gguf"]["interleaved"])),
-        ("(i, i + dimension_count / 2)", listed(known["gguf"]["half_split"])),
-        ("sections one after the other", listed(known["gguf"]["contiguous_sections"])),
-        ("sections in turns", listed(known["gguf"]["interleaved_sections"])),
-        ("rotated components are a separate head", listed(known["gguf"]["apart"])),
-        ("rotated where a window slides", listed(known["gguf"]["rotated_if_sliding"])),
-        ("every fourth layer not rotated", listed(known["gguf"]["every_fourth_unrotated"])),
-        ("scaled where no window slides", listed(known["gguf"]["scaled_if_full"])),
-    ]
     refused = [(f"`{name}`", reason) for name, reason in sorted(known["unsupported"].items())]
     return "".join(
         [
             HEAD + "\n" + table(("components", "model types"), pairing),
             POSITIONS + "\n" + table(("axes", "model types"), axes) + TOWERS,
             REST + "\n" + table(("model type", "why"), refused),
-            GGUF + "\n" + table(("components", "architectures"), architectures),
+            gguf_section(known["gguf"]),
         ]
     )
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <string>
 
+#include "configuration/gguf.h"
+#include "configuration/gguf_architectures.h"
 #include "configuration/keys.h"
 #include "configuration/source.h"
 #include "posembed/alibi.h"
@@ -117,9 +119,30 @@ std::string known_types() {
   return names;
 }
 
+/// GGUF metadata: the table has the family, and the bias of those that have no key for it.
+json gguf_preset(const Fields& fields) {
+  const std::string architecture = text_of(get(fields, "general.architecture"));
+  const json& rules = get(get(gguf::table(), "architectures"), architecture);
+  const json& alibi = rules.is_null() ? rules : get(rules, "alibi");
+  TORCH_CHECK_VALUE(!alibi.is_null(), "general.architecture: expected one with ALiBi, got ",
+                    repr(json(architecture)));
+  Keys config(gguf::keys_of_architecture(fields, architecture), "the metadata");
+  const json& layers = get(alibi, "block_count");
+  TORCH_CHECK_VALUE(layers.is_null() || equal(config.need("block_count"), layers),
+                    "block_count: only the model of ", repr(layers), " layers uses ALiBi, got ",
+                    repr(config.take("block_count")));
+  const char *key = "attention.max_alibi_bias", *heads = "attention.head_count";
+  const json& known = get(alibi, "max_bias");
+  const json bias = same(key, {config.take(key), known.is_number() ? known : json()});
+  check_alibi(bias, key);
+  return preset_of(text_of(get(alibi, "preset")).c_str(), whole(heads, config.need(heads)),
+                   {{"max_bias", real(key, bias)}});
+}
+
 }  // namespace
 
 json alibi_preset(const Fields& fields) {
+  if (gguf::is_metadata(fields)) return gguf_preset(fields);
   const json& model_type = get(fields, "model_type");
   const auto* reader =
       std::find_if(std::begin(preset_readers), std::end(preset_readers),

@@ -1,7 +1,9 @@
-// GGUF metadata: keys that begin with the architecture, which tells the pairing.
+// GGUF metadata: keys that begin with the architecture, for which gguf_architectures.json has what
+// llama.cpp's program adds to them, and where each entry is taken from.
 //
-// Rotations are those that llama.cpp computes from the file. Tensors that belong to the rotation
-// are passed as keys: "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight".
+// Numbers of YaRN that a file states count, also where that program passes over them. Tensors that
+// belong to the rotation are passed as keys: "rope_freqs.weight", "rope_factors_short.weight",
+// "rope_factors_long.weight".
 #pragma once
 
 #include <optional>
@@ -22,8 +24,5 @@ RotarySpec read(const Fields& fields, const ConfigurationOptions& options);
 /// The specification of each layer; std::nullopt if it does not rotate.
 std::vector<std::optional<RotarySpec>> read_layers(const Fields& fields,
                                                    const ConfigurationOptions& options);
-
-/// All tables by name, for tests and documentation: lists of architectures.
-json tables();
 
 }  // namespace posembed::configuration::gguf

@@ -7,7 +7,7 @@
 
 #include "configuration/alibi.h"
 #include "configuration/conventions.h"
-#include "configuration/gguf.h"
+#include "configuration/gguf_architectures.h"
 #include "configuration/input.h"
 #include "configuration/parts.h"
 #include "configuration/rotary.h"
@@ -93,7 +93,7 @@ std::string configuration_part(Text config, OptionalText part) {
 
 std::string configuration_tables() {
   json all = conventions::tables();
-  all["gguf"] = gguf::tables();
+  all["gguf"] = gguf::table();
   return all.dump();
 }
 

@@ -142,7 +142,8 @@ class ALiBi(AlibiSlopes):
         """ALiBi from a model's configuration.
 
         Supported models: Bloom, MPT, Falcon-RW, Baichuan-13B, JAIS, BTLM, Refact, MosaicBERT and
-        jina-embeddings-v2.
+        jina-embeddings-v2; and GGUF metadata of those that llama.cpp runs: all but Falcon-RW, BTLM
+        and MosaicBERT.
 
         Args:
             config: A dict, a ``PretrainedConfig``, or the path of a config.json or of its folder.

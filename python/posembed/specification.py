@@ -214,7 +214,7 @@ class RotarySpec:
         Accepts configurations of transformers 4 and 5, Meta's and Mistral's params.json, and GGUF
         metadata. If transformers is installed and knows the model type, it first fills in the
         defaults that a published file omits. Pass tensors that change the rotation as additional
-        keys: GGUF's "rope_freqs.weight" (Llama 3), "rope_factors_short.weight" and
+        keys: GGUF's "rope_freqs.weight" (Llama 3, Gemma 4), "rope_factors_short.weight" and
         "rope_factors_long.weight" (Phi-3). If the keys say that the model does not rotate, the
         specification has rotary_dim 0.
 

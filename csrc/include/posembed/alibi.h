@@ -154,7 +154,8 @@ struct POSEMBED_API ALiBiOptions {
                              std::optional<int64_t> head_dim = std::nullopt);
 
   /// The options of a model: Bloom, MPT, Falcon-RW, Baichuan-13B, JAIS, BTLM, Refact, MosaicBERT or
-  /// jina-embeddings-v2. As preset() does, they cover the whole model.
+  /// jina-embeddings-v2; also from GGUF metadata as JSON text. As preset() does, they cover the
+  /// whole model.
   ///
   ///     posembed::ALiBi alibi(posembed::ALiBiOptions::from_config("bloom/config.json"));
   ///

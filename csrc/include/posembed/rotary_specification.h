@@ -160,7 +160,7 @@ struct POSEMBED_API RotarySpec {
 
   /// Reads the specification of a model from its configuration: config.json of transformers 4 or 5,
   /// params.json of Meta or Mistral, or GGUF metadata as JSON. Add tensors that change the rotation
-  /// as keys: GGUF's "rope_freqs.weight" (Llama 3), "rope_factors_short.weight" and
+  /// as keys: GGUF's "rope_freqs.weight" (Llama 3, Gemma 4), "rope_factors_short.weight" and
   /// "rope_factors_long.weight" (Phi-3). If the keys say that a model does not rotate, its
   /// specification has a rotary_dim of 0.
   ///

@@ -86,32 +86,28 @@ ROWS = [
 
 # How llama.cpp rotates each architecture: llama_model_rope_type in src/llama-model.cpp and the names of src/llama-arch.cpp,
 # commit 0c1e57098bba43ac29e6e3b677cdceebdd22334f of 2026-10-01. NORM pairs neighbours; NEOX, MROPE and IMROPE pair halves;
-# MROPE gives one section of pairs to each axis, IMROPE alternates between axes.
+# MROPE gives one section of pairs to each axis, IMROPE alternates between axes. The graphs of four do otherwise: bert and
+# starcoder do not rotate, deepseek2-ocr pairs halves, and deepseek4, which is left out, rotates its outputs back.
 TYPES = {
     "NORM": """
         arcee arctic baichuan bailingmoe bailingmoe3 chameleon chatglm cohere2 cohere2moe command-r deci deepseek deepseek2
-        deepseek2-ocr deepseek32 deepseek4 dots3note eagle3 ernie4_5 ernie4_5-moe glm-dsa glm4 granite granite_swa
-        granitehybrid granitemoe graniteswitch hy_v4 internlm2 llada llama llama-embed llama4 maincoder minicpm mistral3
-        mistral4 muse-glimmer nanbeige neo-bert olmo plm pockettts smollm3 starcoder xverse
+        deepseek32 dots3note eagle3 ernie4_5 ernie4_5-moe glm-dsa glm4 granite granite_swa granitehybrid granitemoe
+        graniteswitch hy_v4 internlm2 llada llama llama-embed llama4 maincoder minicpm mistral3 mistral4 muse-glimmer nanbeige
+        neo-bert olmo plm pockettts smollm3 xverse
     """,
     "NEOX": """
-        afmoe apertus bailingmoe2 bert bitnet codeshell cogvlm dbrx dflash dots1 dream eurobert exaone exaone-moe exaone4
-        falcon falcon-h1 gemma gemma-embedding gemma2 gemma3 gemma3n gemma4 gemma4-assistant glm4moe gpt-oss gptneox grok
-        grovemoe hrm_text hunyuan-dense hunyuan-moe hunyuan_vl hy_v3 jais2 jina-bert-v3 laguna lfm2 lfm2moe llada-moe maple
-        mellum mimo2 minicpm3 minimax-01 minimax-m2 minimax-m3 modern-bert nemotron nomic-bert nomic-bert-moe olmo2 olmoe
-        openelm orion pangu-embedded phi2 phi3 phimoe plamo plamo2 plamo3 qwen qwen2 qwen2moe qwen3 qwen3moe qwen3next rnd1
-        seed_oss smallthinker spark2_5 stablelm starcoder2 step35 talkie
+        afmoe apertus bailingmoe2 bitnet codeshell cogvlm dbrx deepseek2-ocr dflash dots1 dream eurobert exaone exaone-moe
+        exaone4 falcon falcon-h1 gemma gemma-embedding gemma2 gemma3 gemma3n gemma4 gemma4-assistant glm4moe gpt-oss gptneox
+        grok grovemoe hrm_text hunyuan-dense hunyuan-moe hunyuan_vl hy_v3 jais2 jina-bert-v3 laguna lfm2 lfm2moe llada-moe
+        maple mellum mimo2 minicpm3 minimax-01 minimax-m2 minimax-m3 modern-bert nemotron nomic-bert nomic-bert-moe olmo2
+        olmoe openelm orion pangu-embedded phi2 phi3 phimoe plamo plamo2 plamo3 qwen qwen2 qwen2moe qwen3 qwen3moe qwen3next
+        rnd1 seed_oss smallthinker spark2_5 stablelm starcoder2 step35 talkie
     """,
     # With sections in the file; those that are above too rotate as there without.
     "MROPE": "bailingmoe3 dflash glm4 glm4moe hunyuan_vl paddleocr qwen2vl",
     "IMROPE": "qwen35 qwen35moe qwen3tts qwen3vl qwen3vlmoe qwen4exp",
     "NONE": """
-        arwkv7 bloom clip glm5-next gpt2 gptj jais jamba jina-bert-v2 kimi-k3 kimi-linear mamba mamba2 mpt nemotron_h
-        nemotron_h_moe refact rwkv6 rwkv6qwen2 rwkv7 t5 t5encoder wavtokenizer-dec
+        arwkv7 bert bloom clip glm5-next gpt2 gptj jais jamba jina-bert-v2 kimi-k3 kimi-linear mamba mamba2 mpt nemotron_h
+        nemotron_h_moe refact rwkv6 rwkv6qwen2 rwkv7 starcoder t5 t5encoder wavtokenizer-dec
     """,
 }
-# Those that posembed does not know, which it says; a caller passes interleaved=.
-UNKNOWN = """
-    bailingmoe3 deepseek2-ocr deepseek4 dflash dots3note eagle3 gemma4 gemma4-assistant granite_swa graniteswitch hrm_text
-    hy_v4 maple minimax-01 minimax-m3 muse-glimmer nanbeige pockettts qwen3tts qwen4exp spark2_5
-"""

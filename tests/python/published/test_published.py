@@ -9,7 +9,7 @@ import posembed as pe
 import pytest
 from posembed.configuration import completion
 from published import gguf, huggingface, params
-from published.row import SLIDING, Row
+from published.row import Row
 
 ROWS = [*huggingface.ROWS, *params.ROWS, *gguf.ROWS]
 
@@ -71,31 +71,3 @@ def test_the_table_is_large_and_names_its_sources() -> None:
     assert len(ROWS) >= 120
     assert len({str(row) for row in ROWS}) == len(ROWS)
     assert all(row.source for row in ROWS)
-
-
-def minimal(architecture: str, sections: tuple[int, ...] = ()) -> dict[str, object]:
-    """The least metadata of a GGUF file that says how it rotates: heads of 16 components."""
-    says: dict[str, object] = {"embedding_length": 64, "attention.head_count": 4}
-    says |= {"rope.dimension_count": 16, "rope.freq_base": 1e4, "block_count": 4}
-    if sections:
-        says["rope.dimension_sections"] = list(sections)
-    fields = {f"{architecture}.{key}": value for key, value in says.items()}
-    return {"general.architecture": architecture, **fields}
-
-
-@pytest.mark.parametrize(
-    ("kind", "architecture"),
-    [(kind, name) for kind, names in gguf.TYPES.items() for name in names.split()],
-)
-def test_llama_cpp_pairs_alike(kind: str, architecture: str) -> None:
-    says = minimal(architecture, (3, 3, 2, 0) if "MROPE" in kind else ())
-    if kind == "NONE" or architecture in gguf.UNKNOWN.split():
-        with pytest.raises(ValueError, match=f"'{architecture}' is not known: pass interleaved="):
-            pe.RotarySpec.from_huggingface(says)
-        return
-    spec = pe.RotarySpec.from_huggingface(
-        says, SLIDING if architecture in ("gemma3", "gemma3n") else None
-    )
-    assert spec.interleaved == (kind == "NORM")
-    axes = {"MROPE": (0, 0, 0, 1, 1, 1, 2, 2), "IMROPE": (0, 1, 2, 0, 1, 2, 0, 1)}
-    assert (spec.sections.axis_of_pair if spec.sections else None) == axes.get(kind)

@@ -120,13 +120,17 @@ def test_sliding_layers() -> None:
     gemma = {
         **metadata("gemma3", scaling__type="linear", scaling__factor=8.0),
         "gemma3.attention.key_length": 256,
+        "gemma3.attention.sliding_window": 1024,
     }
     with pytest.raises(ValueError, match="layer_type: expected one of"):
         pe.RotarySpec.from_huggingface(gemma)
     whole = pe.RotarySpec.from_huggingface(gemma, "full_attention")
     assert whole == pe.RotarySpec(256, base=5e5, scaling=pe.LinearScaling(8))
     assert pe.RotarySpec.from_huggingface(gemma, "sliding_attention") == pe.RotarySpec(256)
-    laguna = metadata("laguna", freq_base_swa=1e4, dimension_count=32, dimension_count_swa=64)
+    laguna = {
+        **metadata("laguna", freq_base_swa=1e4, dimension_count=32, dimension_count_swa=64),
+        "laguna.attention.sliding_window": 512,
+    }
     assert pe.RotarySpec.from_huggingface(laguna, "sliding_attention") == pe.RotarySpec(64)
     whole = pe.RotarySpec.from_huggingface(laguna, "full_attention")
     assert whole == pe.RotarySpec(64, base=5e5, rotary_dim=32)
