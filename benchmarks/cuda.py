@@ -531,10 +531,10 @@ def timed(run: Call, count: int) -> float:
 
 def measure(calls: list[Call], queued: bool, captured: bool) -> list[float | None]:
     """Seconds of one call: queued from Python, if asked for, and of its kernels, if captured."""
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
     with contextlib.nullcontext() if queued else torch.no_grad():
+        for call in calls:  # compiles what a capture must not compile, which depends on the mode
+            call()
+        torch.cuda.synchronize()
         return [
             timed(*in_turn(calls)) if queued else None,
             timed(*replayed(calls)) if captured else None,

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "alibi/operator.h"
+#include "core/brief.h"
 #include "posembed/alibi.h"
 
 namespace posembed {
@@ -91,7 +92,7 @@ ALiBiOptions ALiBiOptions::preset(const std::string& name, int64_t total_heads,
   if (name == "mosaicbert" || name == "jina") return ALiBiOptions(options).causal(false);
   TORCH_CHECK_VALUE(name == "falcon",
                     "name: expected 'bloom', 'mpt', 'falcon', 'baichuan', 'jais', 'btlm', ",
-                    "'refact', 'mosaicbert' or 'jina', got '", name, "'");
+                    "'refact', 'mosaicbert' or 'jina', got '", core::brief(name), "'");
   TORCH_CHECK_VALUE(head_dim.has_value(), "head_dim: expected a number for 'falcon', got none");
   const torch::Tensor slopes = functional::alibi_slopes(total_heads).to(torch::kBFloat16);
   return ALiBiOptions(options)

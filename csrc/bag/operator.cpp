@@ -51,7 +51,7 @@ void check_bag(const Bag& in) {
 void check_weights(const Bag& in, const MaybeTensor& weights, Text mode, const Tensor& like,
                    const char* name) {
   if (!weights.has_value()) return;
-  TORCH_CHECK_VALUE(mode == "sum", "weights: expected none with mode '", mode,
+  TORCH_CHECK_VALUE(mode == "sum", "weights: expected none with mode '", core::brief(mode),
                     "'; a weighted mean is a sum of weights that add up to 1");
   dispatcher::check_same_dtype(*weights, "weights", like, name);
   dispatcher::check_same_shape(*weights, "weights", in.ids, "ids");

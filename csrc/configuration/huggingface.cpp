@@ -14,6 +14,7 @@
 #include "configuration/scalings.h"
 #include "configuration/unknown_keys.h"
 #include "configuration/widths.h"
+#include "core/brief.h"
 
 namespace posembed::configuration::huggingface {
 namespace {
@@ -120,7 +121,7 @@ bool is_interleaved(Keys& config, const std::string& model_type,
   const json known = known_pairing(config, model_type, stated);
   const json pairing =
       same("interleaved", {as_json(stated), known, config.take("rope_interleave")});
-  TORCH_CHECK_VALUE(!pairing.is_null(), "model_type '", model_type,
+  TORCH_CHECK_VALUE(!pairing.is_null(), "model_type '", core::brief(model_type),
                     "' is not known: pass interleaved=True (pairs 2i, 2i + 1) or ",
                     "interleaved=False (pairs i, i + rotary_dim / 2), as its code has it");
   return truthy(pairing);
