@@ -383,10 +383,11 @@ def words_of(vocabulary: Vocabulary, argument: str, may_share: bool = False) -> 
 
 def first_words(vocabulary: Vocabulary | None, words: list[str]) -> dict[str, str]:
     """For mappings in which words share rows: the first word of each word's row; else nothing."""
-    rows = vocabulary.get_vocab() if hasattr(vocabulary, "get_vocab") else vocabulary
-    if not isinstance(rows, Mapping) or len(rows) == sum(map(bool, words)):
+    if vocabulary is not None and hasattr(vocabulary, "get_vocab"):
+        vocabulary = vocabulary.get_vocab()
+    if not isinstance(vocabulary, Mapping) or len(vocabulary) == sum(map(bool, words)):
         return {}
-    return {word: words[row] for word, row in rows.items()}
+    return {word: words[row] for word, row in vocabulary.items()}
 
 
 def _by_row(rows: Mapping[str, int], argument: str, may_share: bool) -> list[str]:
