@@ -132,7 +132,7 @@ def output_of(*command: str | Path, given: str | None = None) -> str:
 
 
 def demangled(symbols: list[str]) -> list[str]:
-    """Names as in LIMITS: without namespaces and casts, enumerators by name."""
+    """Names as in HOT: without namespaces and casts, enumerators by name."""
     names = output_of("c++filt", given="\n".join(symbols)).splitlines()
     for pattern, text in (
         (r"posembed::|\(anonymous namespace\)::|core::|\(bool\)|\(int\)", ""),

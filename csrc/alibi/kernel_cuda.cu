@@ -1053,7 +1053,8 @@ const char* launch_softmax(const ScoreArguments& arguments, core::CudaStream str
         const size_t bytes =
             plain() ? 0
                     : KeyTable<Compute<T>, width()>::bytes(rows.threads, softmax_keys / width());
-        if (bytes > kept_bytes) return launch_general_softmax<T>(arguments, stream);
+        const bool fits = bytes <= kept_bytes && rows.blocks <= INT32_MAX;
+        if (!fits) return launch_general_softmax<T>(arguments, stream);
         return core::checked_launch(row_softmax_kernel<T, width(), plain()>, rows.blocks,
                                     rows.threads, bytes, stream, arguments, rows);
       });
@@ -1091,6 +1092,7 @@ const char* launch_row_softmax_backward(SoftmaxBackwardArguments arguments, int6
   Distances& distances = arguments.distances;
   const RowBlocks rows =
       RowBlocks::of(arguments.batch, arguments.slopes.heads, distances, backward_keys<T>);
+  if (rows.blocks > INT32_MAX) return launch_general_softmax_backward<T>(arguments, stream);
   // Keys that other rules hide have weight 0, and that is enough.
   if (!distances.plain()) distances.causal = false;
   return with_row_widths<T>(max_width, distances, [&](auto width, auto) {

@@ -135,7 +135,9 @@ json gguf_preset(const Fields& fields) {
   const json& known = get(alibi, "max_bias");
   const json bias = same(key, {config.take(key), known.is_number() ? known : json()});
   check_alibi(bias, key);
-  return preset_of(text_of(get(alibi, "preset")).c_str(), whole(heads, config.need(heads)),
+  const int64_t num_heads = whole(heads, config.need(heads));
+  config.done("alibi");
+  return preset_of(text_of(get(alibi, "preset")).c_str(), num_heads,
                    {{"max_bias", real(key, bias)}});
 }
 

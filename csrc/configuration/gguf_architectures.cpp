@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "dispatcher/first_use.h"
+
 namespace posembed::configuration::gguf {
 namespace {
 
@@ -67,8 +69,8 @@ void check_block_count(Metadata& file) {
 }  // namespace
 
 const json& table() {
-  static const json parsed = json::parse(table_text);
-  return parsed;
+  static dispatcher::FirstUse<json> parsed;
+  return parsed.get([] { return json::parse(table_text); });
 }
 
 Fields keys_of_architecture(const Fields& fields, const std::string& architecture) {

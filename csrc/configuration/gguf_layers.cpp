@@ -54,8 +54,8 @@ Places periodic(int64_t period, bool full_first, const Counts& counts) {
   TORCH_CHECK_VALUE(period >= 0, pattern_key, ": expected 0 or more, got ", period);
   Places places(counts.all, false);
   for (size_t place = 0; place < counts.trunk; ++place) {
-    const int64_t within = period == 0 ? -1 : static_cast<int64_t>(place) % period;
-    places[place] = within != (full_first ? 0 : period - 1);
+    const int64_t full = full_first ? 0 : period - 1;
+    places[place] = period == 0 || static_cast<int64_t>(place) % period != full;
   }
   return places;
 }

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -121,9 +122,26 @@ inline unsigned grid_of(int64_t blocks) {
   return static_cast<unsigned>(std::min<int64_t>(blocks, UINT32_MAX));
 }
 
+/// Tells, by its attributes, for which architecture the kernels of a file were compiled.
+template <typename = void>
+__global__ void architecture_probe() {}
+
+/// Whether the kernels of a file wait for the previous one on the current device: code compiled for
+/// compute capability 9.0 or later does, older code that a newer device translates does not.
+inline bool waits_for_previous_kernel(int device) {
+  static std::atomic<int8_t> known[256];  // 0: not known, 1: no, 2: yes
+  if (device < 0 || device >= 256) return false;
+  if (const int8_t answer = known[device].load(std::memory_order_relaxed)) return answer == 2;
+  cudaFuncAttributes attributes{};
+  const bool found = cudaFuncGetAttributes(&attributes, architecture_probe<>) == cudaSuccess;
+  if (!found) cudaGetLastError();  // clears the error, or the next launch would report it
+  const bool waits = found && attributes.ptxVersion >= 90;
+  known[device].store(waits ? 2 : 1, std::memory_order_relaxed);
+  return waits;
+}
+
 /// Lets a short kernel start while the previous kernel ends (programmatic dependent launch). The
-/// kernel must call wait_for_previous_kernel() before it touches memory. Has no effect on GPUs
-/// before compute capability 9.0.
+/// kernel must call wait_for_previous_kernel() before it touches memory.
 inline void launch_early(cudaLaunchConfig_t* config) {
   static cudaLaunchAttribute attribute = [] {
     cudaLaunchAttribute early = {};
@@ -131,10 +149,8 @@ inline void launch_early(cudaLaunchConfig_t* config) {
     early.val.programmaticStreamSerializationAllowed = 1;
     return early;
   }();
-  int device = 0, major = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (major < 9) return;
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || !waits_for_previous_kernel(device)) return;
   config->attrs = &attribute;
   config->numAttrs = 1;
 }

@@ -83,9 +83,16 @@ void check_norm(const Input& in) {
   }
 }
 
-/// Checks indices on the CPU before anything is written; CUDA kernels record bad ones.
+/// Checks indices on the CPU before anything is written; CUDA kernels record bad ones, except those
+/// of a table without rows, which has no address.
 void check_range(const Tensor& values, const char* argument, const Tensor& table,
                  const char* table_name) {
+  if (dispatcher::on_cuda(table)) {
+    TORCH_CHECK_INDEX(table.size(0) > 0 || values.numel() == 0, argument,
+                      ": expected none, because the ", table_name, " table has no rows, got ",
+                      values.numel());
+    return;
+  }
   const core::IndexView view = dispatcher::index_view(values);
   const int64_t rows = table.size(0);
   const int64_t index = core::find_outside(view, values.numel(), 0, rows);
@@ -116,10 +123,8 @@ void check_order(const Tensor& ids) {
 void prepare_token(const Input& in, Prepared& prepared) {
   prepared.token = dispatcher::with_contiguous_last_dim(in.token);
   prepared.ids = in.ids.contiguous();
-  if (!dispatcher::on_cuda(in.token)) {
-    check_range(prepared.ids, "ids", in.token, "token");
-    if (in.own_rows) check_order(prepared.ids);
-  }
+  check_range(prepared.ids, "ids", in.token, "token");
+  if (in.own_rows && !dispatcher::on_cuda(in.token)) check_order(prepared.ids);
   Table& token = prepared.arguments.token;
   token = table(prepared.token, prepared.ids, core::ErrorKind::token_id);
   token.index_stride[0] = in.ids.size(1);
@@ -131,8 +136,7 @@ void prepare_type(const Input& in, Prepared& prepared) {
   prepared.token_type = dispatcher::with_contiguous_last_dim(*in.token_type());
   const bool has_types = in.types().has_value();
   if (has_types) prepared.types = in.types()->contiguous();
-  if (has_types && !dispatcher::on_cuda(in.token))
-    check_range(prepared.types, "types", *in.token_type(), "token type");
+  if (has_types) check_range(prepared.types, "types", *in.token_type(), "token type");
   Table& type = prepared.arguments.type;
   type = table(prepared.token_type, prepared.types, core::ErrorKind::token_type);
   // If no types are given, every token has type 0.
@@ -181,7 +185,9 @@ void prepare_position(const Input& in, Prepared& prepared) {
   const int64_t rows = in.position()->size(0);
   if (!in.positions().has_value()) {
     learned::check_length(in.offset().number().expect_int(), in.ids.size(1), rows, in.first_row());
-  } else if (!dispatcher::on_cuda(in.token)) {
+  } else if (dispatcher::on_cuda(in.token)) {
+    check_range(prepared.positions, "positions", *in.position(), "position");
+  } else {
     learned::check_position_values(prepared.positions, rows, in.first_row());
   }
   Table& position = prepared.arguments.position;

@@ -2,24 +2,33 @@
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
+#include <sstream>
 
+#include "core/brief.h"
 #include "pretrained/bad_file.h"
 
 namespace posembed::pretrained {
 namespace {
 
 constexpr int64_t fp8_block = 128;  // rows and columns that share a weight_scale_inv
+const char* const scale_ends[] = {"_scale_inv", "_scale", ".scales", ".scale"};
+const char* const zero_point_ends[] = {"_zero_point", ".zeros", ".biases"};
 
 bool is_float8(const TensorEntry& entry) { return entry.dtype.compare(0, 3, "F8_") == 0; }
 
+bool is_floating(const TensorEntry& entry) {
+  return entry.dtype == "F32" || entry.dtype == "F16" || entry.dtype == "BF16" ||
+         entry.dtype == "F64";
+}
+
 /// The tensor beside a table whose name is the table's with one of these ends; empty: none. An end
 /// that begins with a point replaces the name's last part.
-std::string beside(const std::string& table, const std::vector<std::string>& names,
-                   const std::vector<std::string>& ends) {
-  for (const std::string& end : ends) {
+template <size_t count>
+std::string beside(const std::string& table, const Neighbours& neighbours,
+                   const char* const (&ends)[count]) {
+  for (const std::string end : ends) {
     const std::string name = (end[0] == '.' ? table.substr(0, table.rfind('.')) : table) + end;
-    if (std::find(names.begin(), names.end(), name) != names.end()) return name;
+    if (neighbours.entry(name).has_value()) return name;
   }
   return {};
 }
@@ -29,48 +38,80 @@ std::string beside(const std::string& table, const std::vector<std::string>& nam
                    ": dequantise it with the program that wrote it");
 }
 
-/// Scales from a tensor: one for all, one for each row, for groups of a row's columns, or for
-/// blocks of 128 rows and columns.
-Scales shaped(const TensorEntry& table, const std::string& name, torch::Tensor values) {
-  const int64_t rows = table.shape[0], columns = table.shape[1];
+std::string shape_text(const TensorEntry& entry) {
+  std::ostringstream text;
+  text << torch::IntArrayRef(entry.shape);
+  return core::brief(text.str());
+}
+
+/// Scales without values, if they fit the table: one for all, one for each row, for groups of a
+/// row's columns, or for blocks of 128 rows and columns, as weight_scale_inv always is.
+Scales fitted(const TensorEntry& table, const TensorEntry& scale) {
   const auto blocks = [](int64_t size) { return (size + fp8_block - 1) / fp8_block; };
-  if (values.numel() == 1) return {values.view({1, 1}), rows, columns};
-  if (values.dim() == 1 && values.size(0) == rows) values = values.unsqueeze(1);
-  if (values.dim() == 2 && values.size(0) == rows && values.size(1) > 0 &&
-      columns % values.size(1) == 0) {
-    return {values, 1, columns / values.size(1)};
+  const int64_t rows = table.shape[0], columns = table.shape[1];
+  const std::vector<int64_t>& shape = scale.shape;
+  const bool is_column =
+      shape == std::vector<int64_t>{rows} || shape == std::vector<int64_t>{rows, 1};
+  const bool has_blocks = shape == std::vector<int64_t>{blocks(rows), blocks(columns)};
+  const bool has_groups =
+      shape.size() == 2 && shape[0] == rows && shape[1] > 0 && columns % shape[1] == 0;
+  const std::string inverse = scale_ends[0];
+  const bool prefers_blocks =
+      scale.name.size() > inverse.size() &&
+      scale.name.compare(scale.name.size() - inverse.size(), inverse.size(), inverse) == 0;
+  const bool is_one =
+      shape.empty() || shape == std::vector<int64_t>{1} || shape == std::vector<int64_t>{1, 1};
+  Scales scales;
+  if (is_one) {
+    scales.block_rows = std::max<int64_t>(1, rows);
+    scales.block_columns = std::max<int64_t>(1, columns);
+  } else if (has_blocks && (prefers_blocks || !has_groups)) {
+    scales.block_rows = scales.block_columns = fp8_block;
+  } else if (is_column) {
+    scales.block_columns = std::max<int64_t>(1, columns);
+  } else if (has_groups) {
+    scales.block_columns = columns / shape[1];
+  } else {
+    TORCH_CHECK_TYPE(false, "tensor ", in_quotes(table.name), ": expected scales for all, for ",
+                     "rows, for groups of columns or for blocks of 128 x 128, ",
+                     in_quotes(scale.name), " has the shape ", shape_text(scale));
   }
-  if (values.dim() == 2 && values.size(0) == blocks(rows) && values.size(1) == blocks(columns)) {
-    return {values, fp8_block, fp8_block};
-  }
-  TORCH_CHECK_TYPE(false, "tensor ", in_quotes(table.name), ": expected scales for all, for rows, ",
-                   "for groups of columns or for blocks of 128 x 128, ", in_quotes(name),
-                   " has the shape ", values.sizes());
+  return scales;
 }
 
 }  // namespace
 
 torch::Tensor Scales::applied(const torch::Tensor& codes, const std::vector<int64_t>& rows) const {
-  torch::Tensor block = torch::tensor(rows, torch::kLong).clamp_min_(0);  // -1: a row of zeros
-  block.floor_divide_(block_rows);
+  const torch::Tensor row = torch::tensor(rows, torch::kLong);
+  const torch::Tensor block = row.clamp_min(0).floor_divide_(block_rows);
   const torch::Tensor of_columns =
       values.index_select(0, block).repeat_interleave(block_columns, 1).narrow(1, 0, codes.size(1));
-  return codes.to(torch::kFloat).mul_(of_columns);
+  const torch::Tensor absent = row.lt(0).unsqueeze_(1);  // rows of zeros, whatever their scale
+  return codes.to(torch::kFloat).mul_(of_columns).masked_fill_(absent, 0);
 }
 
-Scales scales_of(const TensorEntry& table, const std::vector<std::string>& names,
-                 const ReadTensor& read) {
-  const bool is_code = is_float8(table) || table.dtype == "I8";
-  if (!is_code) {
-    const bool is_number = table.dtype[0] == 'F' || table.dtype == "BF16";
-    if (!is_number) refuse(table, "and no numbers");
+std::string scales_name(const TensorEntry& table, const Neighbours& neighbours) {
+  if (!is_float8(table) && table.dtype != "I8") return {};
+  return beside(table.name, neighbours, scale_ends);
+}
+
+Scales scales_of(const TensorEntry& table, const Neighbours& neighbours) {
+  const std::string name = scales_name(table, neighbours);
+  if (name.empty()) {
+    const bool is_integer = table.dtype[0] == 'I' || table.dtype[0] == 'U';
+    const std::string scales = is_integer ? beside(table.name, neighbours, scale_ends) : "";
+    if (!scales.empty()) refuse(table, "packed for " + in_quotes(scales));
     return {};
   }
-  const std::string name = beside(table.name, names, {"_scale_inv", "_scale", ".scales", ".scale"});
-  if (name.empty() && !is_float8(table)) refuse(table, "and no scales beside it");
-  const std::string zero = beside(table.name, names, {"_zero_point", ".zeros", ".biases"});
+  const std::string zero = beside(table.name, neighbours, zero_point_ends);
   if (!zero.empty()) refuse(table, "with zero points, " + in_quotes(zero));
-  return name.empty() ? Scales{} : shaped(table, name, read(name).to(torch::kFloat));
+  const TensorEntry scale = neighbours.entry(name).value();
+  TORCH_CHECK_TYPE(is_floating(scale) || is_float8(scale), "tensor ", in_quotes(name),
+                   ": expected scales in a floating dtype, got ", scale.dtype);
+  Scales scales = fitted(table, scale);  // before anything is read
+  const torch::Tensor values = neighbours.read(name).to(torch::kFloat);
+  scales.values = values.dim() == 2 ? values : values.reshape({-1, 1});
+  return scales;
 }
 
 }  // namespace posembed::pretrained

@@ -4,7 +4,9 @@
 
 #include <torch/types.h>
 
+#include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,13 +26,18 @@ struct Scales {
   torch::Tensor applied(const torch::Tensor& codes, const std::vector<int64_t>& rows) const;
 };
 
-/// Reads a tensor by its name.
-using ReadTensor = std::function<torch::Tensor(const std::string&)>;
+/// The tensors beside a table: their entries by name, and their data.
+struct Neighbours {
+  std::function<std::optional<TensorEntry>(const std::string&)> entry;
+  std::function<torch::Tensor(const std::string&)> read;
+};
+
+/// The name of the scales beside a table of codes; empty if it has none or its numbers are no
+/// codes.
+std::string scales_name(const TensorEntry& table, const Neighbours& neighbours);
 
 /// The scales beside a table. Throws c10::TypeError for codes that only the program that wrote them
-/// can turn into numbers: packed ones, integers without scales, and codes with zero points.
-/// @param names  of all tensors beside the table
-Scales scales_of(const TensorEntry& table, const std::vector<std::string>& names,
-                 const ReadTensor& read);
+/// can turn into numbers: packed ones, and codes with zero points.
+Scales scales_of(const TensorEntry& table, const Neighbours& neighbours);
 
 }  // namespace posembed::pretrained

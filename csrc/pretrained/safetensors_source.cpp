@@ -11,6 +11,7 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <set>
 #include <unordered_map>
 
 #include "posembed/memory.h"
@@ -171,8 +172,9 @@ class TensorSource : public Source {
     const Found found = find_table(options.tensor());
     check_words_fit(found);
     const Scales scales = scales_of(found);
-    if (!scales.defined()) {
-      return copy(found, options.dtype().value_or(dtype_of(*found.entry)), options.progress());
+    if (!scales.defined() || found.entry->size == 0) {
+      const torch::Dtype stored = scales.defined() ? torch::kFloat : dtype_of(*found.entry);
+      return copy(found, options.dtype().value_or(stored), options.progress());
     }
     std::vector<int64_t> every(static_cast<size_t>(found.entry->shape[0]));
     std::iota(every.begin(), every.end(), 0);
@@ -233,9 +235,18 @@ class TensorSource : public Source {
       return found;
     }
     std::vector<std::string> candidates;
+    std::set<std::string> scales;  // which are tables themselves
     for (const std::string& each : names_) {
-      if (is_table(*find(each).entry)) candidates.push_back(each);
+      const Found known = find(each);
+      const std::string beside = scales_name(*known.entry, neighbours());
+      if (!beside.empty()) scales.insert(beside);
+      const bool is_code = !beside.empty() && known.entry->shape.size() == 2;
+      if (is_code || is_table(*known.entry)) candidates.push_back(each);
     }
+    candidates.erase(
+        std::remove_if(candidates.begin(), candidates.end(),
+                       [&](const std::string& each) { return scales.count(each) > 0; }),
+        candidates.end());
     TORCH_CHECK_VALUE(!candidates.empty(), "tensor: expected a name, as ", readable(path_),
                       " has no table of floating-point numbers; others are: ", tables(false));
     TORCH_CHECK_VALUE(candidates.size() == 1, "tensor: expected the name of one of the ",
@@ -251,9 +262,18 @@ class TensorSource : public Source {
   }
 
   Scales scales_of(const Found& found) const {
-    return pretrained::scales_of(*found.entry, names_, [this](const std::string& name) {
+    return pretrained::scales_of(*found.entry, neighbours());
+  }
+
+  Neighbours neighbours() const {
+    const auto entry = [this](const std::string& name) {
+      return entries_.count(name) > 0 ? std::optional<TensorEntry>(*find(name).entry)
+                                      : std::nullopt;
+    };
+    const auto read = [this](const std::string& name) {
       return tensor(name, dtype(name), nullptr, /*to_copy=*/true);
-    });
+    };
+    return {entry, read};
   }
 
   /// The first few names of tables, for a message; if they are not floating, with their dtypes.

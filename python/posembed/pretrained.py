@@ -6,6 +6,7 @@ Reading needs little memory besides the result.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -164,7 +165,7 @@ class VectorFile:
         return self._file.dtype(name)
 
     def words(self) -> list[str]:
-        """The word of each row."""
+        """The word of each row; of words that share a row, the first."""
         return self._file.words()
 
     def skipped(self) -> Skipped:
@@ -210,18 +211,18 @@ class VectorFile:
         """Reads a whole table [rows, dim] as a copy.
 
         Codes in float8 or int8 are multiplied by the scales that stand beside them, named as the
-        table with ``_scale_inv``, ``_scale`` or ``.scales``: one for all, for each row, for groups
-        of columns or for blocks of 128 x 128.
+        table with ``_scale_inv``, ``_scale``, ``.scales`` or ``.scale``: one for all, for each
+        row, for groups of columns or for blocks of 128 x 128.
 
         Args:
             tensor: Name of the table, for files with several.
-            dtype: Dtype of the result; default: the file's.
+            dtype: Dtype of the result; default: the file's, float32 with scales.
             progress: Show a progress bar; default: for a large file, on a terminal.
 
         Raises:
             FileFormatError: The file is malformed, or a finite number is not finite in ``dtype``.
-            TypeError: The table has codes that cannot be turned into numbers here: packed ones,
-                integers without scales, or codes with zero points.
+            TypeError: The table has codes that cannot be turned into numbers here: packed ones, or
+                codes with zero points.
         """
         with self._bar(progress) as advance:
             return self._file.table(tensor or "", dtype, advance)
@@ -241,7 +242,7 @@ class VectorFile:
             vocabulary: Words in row order, a dict from words to rows, or a tokenizer. Words are
                 compared verbatim: not lowercased, and with markers kept.
             tensor: Name of the table, for files with several.
-            dtype: Dtype of the result; default: the file's.
+            dtype: Dtype of the result; default: the file's, float32 with scales.
             missing: For words that are not in the file: "mean" of the rows that were found,
                 "zero", or "error". Rows without a word are filled in the same way.
             progress: Show a progress bar; default: for a large file, on a terminal.
@@ -250,12 +251,13 @@ class VectorFile:
             FileFormatError: The file is malformed, or a finite number is not finite in ``dtype``.
             ValueError: A word is given twice, or words are missing and ``missing`` is "error".
         """
-        words = words_of(vocabulary, "vocabulary")
-        distinct = self._distinct(words)
-        known = bindings().Vocabulary(distinct)
+        words, distinct = self._words(vocabulary)
+        known = bindings().Vocabulary(distinct or words)
+        if not distinct:
+            words.clear()  # they take memory
         with self._bar(progress) as advance:
             vectors, coverage = self._file.rows(known, tensor or "", dtype, missing, advance)
-        if len(distinct) < len(words):
+        if distinct:
             index = {word: i for i, word in enumerate(distinct)}
             vectors = vectors[[index[self._first.get(word, word)] for word in words]]
         return Rows(vectors, self._coverage(words, Coverage(*coverage)))
@@ -270,20 +272,23 @@ class VectorFile:
         Raises:
             FileFormatError: The file is malformed.
         """
-        words = words_of(vocabulary, "vocabulary")
-        known = bindings().Vocabulary(self._distinct(words))
+        words, distinct = self._words(vocabulary)
+        known = bindings().Vocabulary(distinct or words)
+        if not distinct:
+            words.clear()
         with self._bar(progress) as advance:
             return self._coverage(words, Coverage(*self._file.coverage(known, advance)))
 
-    def _distinct(self, words: list[str]) -> list[str]:
-        """The words by which rows are read: of those that share a row, its first."""
+    def _words(self, vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
+        """The words, and if the file's words share rows those by which rows are read."""
+        words = words_of(vocabulary, "vocabulary")
         if not self._first:
-            return words
-        given = [word for word in words if word]
-        if len(set(given)) < len(given):
-            twice = next(word for word in given if given.count(word) > 1)
-            raise ValueError(f"vocabulary: expected each word once, got {shown(twice)} twice")
-        return [*dict.fromkeys(self._first.get(word, word) for word in words)]
+            return words, []
+        count = collections.Counter(filter(None, words))
+        for word, times in count.most_common(1):
+            if times > 1:
+                raise ValueError(f"vocabulary: expected each word once, got {shown(word)} twice")
+        return words, [*dict.fromkeys(self._first.get(word, word) for word in words)]
 
     def _coverage(self, words: list[str], found: Coverage) -> Coverage:
         """The coverage of words from that of the words by which rows are read."""

@@ -215,7 +215,7 @@ class TokenEmbedding(Leaf, nn.Embedding):
                 warning that counts them.
             missing: For words that are not in the file: "mean" of the rows that were found,
                 "zero", or "error".
-            dtype: Dtype of the table; default: the file's.
+            dtype: Dtype of the table; default: the file's, float32 with scales.
             freeze: Freeze the table: no gradient.
             options: Options of :meth:`from_pretrained`.
 

@@ -101,8 +101,8 @@ struct POSEMBED_API OpenOptions {
 struct POSEMBED_API ReadOptions {
   /// The table's name, if the file has several.
   TORCH_ARG(std::string, tensor);
-  /// The result's dtype; default: as in the file. A finite number that is not finite in this dtype
-  /// is an error.
+  /// The result's dtype; default: as in the file, float32 for codes with scales. A finite number
+  /// that is not finite in this dtype is an error.
   TORCH_ARG(std::optional<torch::Dtype>, dtype) = std::nullopt;
   /// How to fill the rows of words that the file lacks.
   TORCH_ARG(Missing, missing) = Missing::mean;

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from posembed._validation import shown
 from posembed.commands import common
-from posembed.pretrained import VectorFile, open_vectors, words_of
+from posembed.pretrained import VectorFile, Vocabulary, first_words, open_vectors, words_of
 
 if TYPE_CHECKING:
     from posembed.commands.common import Commands
@@ -142,9 +142,13 @@ def selected(file: VectorFile, arguments: argparse.Namespace) -> tuple[list[str]
     """The words and rows to write: all, or those of a vocabulary."""
     if arguments.vocabulary is None:
         has_words = arguments.words is not None or file.format != "safetensors"
-        table = file.table(arguments.tensor)
-        return (file.words() if has_words else []), table
-    vocabulary = read_vocabulary(arguments.vocabulary)
+        words = file.words() if has_words else []
+        every = read_vocabulary(arguments.words) if arguments.words is not None else words
+        if len(first_words(every, words)) == 0:
+            return words, file.table(arguments.tensor)
+        vocabulary: Vocabulary = [*every]  # words that share rows, each with a row of its own
+    else:
+        vocabulary = read_vocabulary(arguments.vocabulary)
     rows = file.rows(vocabulary, tensor=arguments.tensor)
     return words_of(vocabulary, "vocabulary"), rows.vectors
 

@@ -108,10 +108,11 @@ enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 struct cudaFuncAttributes {
   size_t sharedSizeBytes;
   int maxDynamicSharedSizeBytes;
+  int ptxVersion;
 };
 template <typename... Parameters>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*kernel)(Parameters...)) {
-  *attributes = {0, cuda_on_cpu::dynamic_limit(reinterpret_cast<void*>(kernel))};
+  *attributes = {0, cuda_on_cpu::dynamic_limit(reinterpret_cast<void*>(kernel)), 80};
   return cudaSuccess;
 }
 template <typename... Parameters>

@@ -780,3 +780,19 @@ def test_an_eps_that_no_norm_has(eps: float, norm: str) -> None:
     embed.norm.eps = eps
     with pytest.raises(ValueError, match=message):
         embed(ids)
+
+
+@pytest.mark.parametrize("dim", [40, 512])
+@pytest.mark.parametrize("empty", ["token", "token_type", "position"])
+def test_tables_without_rows_have_no_row_for_any_index(
+    empty: str, dim: int, device: torch.device
+) -> None:
+    """On CUDA too at once: such a table has no address, and the kernels take it for none."""
+    rows = {"token": 5, "token_type": 2, "position": 9, empty: 0}
+    tables = {name: torch.zeros(count, dim, device=device) for name, count in rows.items()}
+    ids = torch.zeros(2, 3, dtype=torch.int64, device=device)
+    with pytest.raises(IndexError, match="expected"):
+        pe.functional.input_embedding(ids, **tables, types=ids, positions=ids)
+    none = ids[:, :0]
+    result = pe.functional.input_embedding(none, **tables, types=none, positions=none)
+    assert result.shape == (2, 0, dim)

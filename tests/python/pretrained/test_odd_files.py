@@ -395,25 +395,31 @@ def test_codes_are_multiplied_by_the_scales_beside_them(
     assert file.tensor("e.weight").dtype == dtype  # codes, for those who ask for them
 
 
+CODES = torch.ones(4, 2, dtype=torch.int8)
+
+
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
         (
-            {"e.weight": torch.ones(4, 2, dtype=torch.int8)},
-            r"'e.weight' has codes \(I8\) and no sc",
+            {"e.weight": torch.ones(4, 2).to(torch.uint32), "e.scales": torch.ones(4, 1)},
+            r"'e.weight' has codes \(U32\) packed for 'e.scales': dequantise it with the program",
         ),
-        ({"e.weight": torch.ones(4, 2).to(torch.uint32)}, r"has codes \(U32\) and no numbers"),
         (
             {
-                "e.weight": torch.ones(4, 2, dtype=torch.int8),
+                "e.weight": CODES,
                 "e.weight_scale": torch.ones(4),
                 "e.weight_zero_point": torch.ones(4),
             },
             r"codes \(I8\) with zero points, 'e.weight_zero_point': dequantise it with the program",
         ),
         (
-            {"e.weight": torch.ones(4, 2, dtype=torch.int8), "e.weight_scale": torch.ones(3)},
+            {"e.weight": CODES, "e.weight_scale": torch.ones(3)},
             r"expected scales for all, .* 'e.weight_scale' has the shape \[3\]",
+        ),
+        (
+            {"e.weight": CODES, "e.weight_scale": torch.ones(4) > 0},
+            r"'e.weight_scale': expected scales in a floating dtype, got BOOL",
         ),
     ],
 )
@@ -427,6 +433,37 @@ def test_codes_are_never_taken_as_numbers(
         for dtype in (None, torch.float32):
             with pytest.raises(TypeError, match=message):
                 module.from_file(path, tensor="e.weight", dtype=dtype)
+
+
+def test_rows_of_missing_words_have_no_scale(tmp_path: Path) -> None:
+    theirs = pytest.importorskip("safetensors.torch")
+    path = tmp_path / "m.safetensors"
+    codes = torch.ones(2, 3, dtype=torch.int8)
+    theirs.save_file({"e": codes, "e_scale": torch.tensor([[float("inf")], [2.0]])}, path)
+    file = open_vectors(path, words=["a", "b"])
+    assert file.rows(["x", "b"], missing="zero").vectors.tolist() == [[0.0] * 3, [2.0] * 3]
+    assert file.table().shape == (2, 3)  # the only table: scales are none
+
+
+def test_blocks_come_first_where_a_row_could_be_groups(tmp_path: Path) -> None:
+    theirs = pytest.importorskip("safetensors.torch")
+    path = tmp_path / "m.safetensors"
+    codes = torch.ones(1, 300).to(torch.float8_e4m3fn)
+    theirs.save_file({"e": codes, "e_scale_inv": torch.tensor([[1.0, 2.0, 3.0]])}, path)
+    row = open_vectors(path).table("e")[0]
+    assert [row[i].item() for i in (127, 128, 255, 256)] == [1.0, 2.0, 2.0, 3.0]
+
+
+def test_a_large_shape_without_numbers_takes_no_memory(tmp_path: Path) -> None:
+    header = json.dumps(
+        {
+            "e": {"dtype": "F8_E4M3", "shape": [2**40, 0], "data_offsets": [0, 0]},
+            "e_scale": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
+        }
+    ).encode()
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    assert open_vectors(path).table("e").shape == (2**40, 0)
 
 
 def test_words_may_share_rows(tmp_path: Path) -> None:

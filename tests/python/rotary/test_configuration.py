@@ -151,7 +151,7 @@ def test_keys_that_say_nothing_about_positions_are_ignored() -> None:
         "tokens_per_second": 2, "deepstack_visual_indexes": [], "aux_loss_alpha": 0.001,
         "layer_switch": 4, "order_of_interleaved_layers": "local_attn_first",
         "position_embedding_type": "rope_gptj", "attn_output_gate": True, "logits_scaling": 8.0,
-        "new_block": {"width": 3},
+        "new_block": {"width": 3}, "moe_layer_freq": 1, "moe_router_scaling_factor": 2.5, "property": 1,
     }  # fmt: skip
     read = pe.RotarySpec.from_huggingface
     assert read({**plain, **beside}) == read(plain)
@@ -177,8 +177,8 @@ def test_keys_beside_kinds_of_layers_are_passed_over(shared: dict[str, Any]) -> 
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     }  # fmt: skip
     config = {
-        "model_type": "gemma4_text", "hidden_size": 2816, "num_attention_heads": 16, "num_hidden_layers": 2,
-        "head_dim": 256, "global_head_dim": 512, "layer_types": [*kinds],
+        "model_type": "gemma4_text", "hidden_size": 2816, "num_attention_heads": 16, "num_hidden_layers": 6,
+        "head_dim": 256, "global_head_dim": 512, "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
     }  # fmt: skip
     read = pe.RotarySpec.from_huggingface
     for kind in kinds:
@@ -232,6 +232,8 @@ def test_no_base_is_guessed(alone: None) -> None:
         ({"dim": 64, "n_heads": 4, "rope_theta": 1e4, "use_scaled_rope": True}, "rope_scaling_factor: missing in params.json, and no Llama 3 has a dim of 64"),
         ({**LLAMA, "rope_theta": 1e4, "attn_config": {"theta": 1e5}}, "keys that are not understood: ['attn_config']"),
         ({**LLAMA, "rope_theta": 1e4, "position_embedding_type": "absolute"}, "keys that are not understood: ['position_embedding_type']"),
+        ({**LLAMA, "rope_theta": 1e4, "rotary_config": {"theta": 1e5}}, "keys that are not understood: ['rotary_config']"),
+        ({**LLAMA, "rope_theta": 1e4, "layers": [{"RoPE_base": 1e5}]}, "keys that are not understood: ['layers']"),
         ({"model_type": "gemma", "hidden_size": 3072, "num_attention_heads": 16, "rope_theta": 1e4}, "head_dim: missing in the configuration, and the configuration class of 'gemma' has a rule"),
     ],
 )  # fmt: skip
