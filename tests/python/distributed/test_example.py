@@ -34,7 +34,10 @@ def test_losses_do_not_depend_on_the_number_of_processes(groups: Groups) -> None
             assert found == pytest.approx(alone, abs=1e-4)
     run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")  # a free port
     command = (*run, EXAMPLE, *SHORT)
-    result = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+    for _ in range(2):  # torch may abort while a finished process ends: a thread of its own is left
+        result = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+        if "terminate called without an active exception" not in result.stderr:
+            break
     assert result.returncode == 0, result.stderr
     printed = [float(number) for number in re.findall(r"loss ([\d.]+)", result.stdout)]
     assert printed == pytest.approx([alone[0], alone[10]], abs=2e-4)
