@@ -300,6 +300,14 @@ def test_smallthinker_leaves_out_the_first_of_four() -> None:
         assert rotates == right
 
 
+@pytest.mark.parametrize("period", [0, 1])
+def test_periods_at_their_ends(period: int) -> None:
+    """As llama.cpp's set_swa_pattern: all layers slide for 0, none for 1; cohere2 rotates those."""
+    metadata = file("cohere2", attention__sliding_window_pattern=period)
+    layers = pe.RotarySpec.for_layers(metadata)
+    assert [layer is not None for layer in layers] == [period == 0] * len(layers)
+
+
 @pytest.mark.parametrize("architecture", ["granite", "granitehybrid", "graniteswitch"])
 def test_granite_may_be_without_rotation(architecture: str) -> None:
     metadata = file(architecture, rope__scaling__finetuned=False)
