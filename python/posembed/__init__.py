@@ -8,7 +8,7 @@ from posembed import _library
 _library.load()
 
 # ruff: noqa: E402  (the imports below need the library)
-from posembed import _leaf, functional, pretrained, shapes, vmap
+from posembed import _leaf, functional, positions, pretrained, shapes, vmap
 from posembed._build_info import build_info
 from posembed._decompositions import decompose
 from posembed._memory import empty_cache, prefer_huge_pages, set_cache_limit
@@ -74,6 +74,7 @@ __all__ = [
     "empty_cache",
     "functional",
     "permute_rotary_weight",
+    "positions",
     "prefer_huge_pages",
     "pretrained",
     "set_cache_limit",

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from posembed import functional
 from posembed._validation import whole
+from posembed.positions import grid
 from posembed.specification import Numerics, RotarySpec, SinusoidalSpec
 
 CHUNK = 8192  # distances per step, which bounds memory for long contexts
@@ -284,6 +285,61 @@ def similarity(embedding: Tensor | Encoder, positions: int | None = None) -> Ten
         )
     rows = torch.nn.functional.normalize(rows.detach().double(), dim=-1)
     return rows @ rows.T
+
+
+def patch_similarity(
+    embedding: Tensor | Encoder | RotarySpec,
+    height: int,
+    width: int,
+    patch: tuple[int, int] | None = None,
+) -> Tensor:
+    """Cosine similarity of one patch of an image to all others, by their positions alone.
+
+    Args:
+        embedding: A table [height * width, dim] without prefix tokens; a module with ``encode`` for
+            one axis, whose encodings of row and column are concatenated; or a rotation with
+            sections, which rotates the same vector of ones at every patch.
+        height: Rows of patches.
+        width: Columns of patches.
+        patch: Row and column of the patch; default: the middle.
+
+    Returns:
+        [height, width]: 1 at the patch itself.
+
+    Raises:
+        ValueError: The table has another number of rows, the rotation has no sections, or the patch
+            is not in the image.
+
+    Examples:
+        >>> import posembed as pe
+        >>> spec = pe.RotarySpec(64, sections=pe.Sections((16, 16), restart=True))
+        >>> pe.analysis.patch_similarity(spec, 14, 14).shape
+        torch.Size([14, 14])
+    """
+    row, column = (height // 2, width // 2) if patch is None else patch
+    if not (0 <= row < height and 0 <= column < width):
+        raise ValueError(f"patch: expected one of {height} x {width}, got {(row, column)}")
+    vectors = _patches(embedding, height, width).detach().double()
+    vectors = torch.nn.functional.normalize(vectors, dim=-1)
+    return (vectors @ vectors[row * width + column]).view(height, width)
+
+
+def _patches(embedding: Tensor | Encoder | RotarySpec, height: int, width: int) -> Tensor:
+    """A vector for each patch: [height * width, dim]."""
+    if isinstance(embedding, Tensor):
+        if embedding.dim() != 2 or len(embedding) != height * width:
+            expected = f"[{height * width}, dim]"
+            raise ValueError(f"embedding: expected {expected}, got {list(embedding.shape)}")
+        return embedding
+    if not isinstance(embedding, RotarySpec):
+        rows, columns = grid(1, height, width, order="hw")
+        return torch.cat([embedding.encode(rows), embedding.encode(columns)], -1)
+    if embedding.sections is None:
+        raise ValueError("embedding: expected a rotation with sections, got one axis")
+    axes = embedding.sections.axes or 1 + max(embedding.sections.axis_of_pair)
+    at = grid(1, height, width, order="thw" if axes == 3 else "hw")
+    ones = torch.ones(height * width, 1, embedding.head_dim, dtype=torch.float64)
+    return functional.rotary(ones, positions=at, spec=embedding, layout="thd")[:, 0]
 
 
 # ----------------------------------------------------------------------------------- float32 angles

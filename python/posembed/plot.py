@@ -271,6 +271,52 @@ def similarity(
     return label(axes, "Similarity of positions", "position", "position")
 
 
+def grid(positions: Tensor, height: int, width: int) -> list[Axes]:
+    """Draws the positions of an image's patches, an axis beside the other.
+
+    Args:
+        positions: [axes, height * width], such as from :func:`posembed.positions.grid`.
+        height: Rows of patches.
+        width: Columns of patches.
+
+    Returns:
+        The axes of each picture.
+
+    Examples:
+        >>> import posembed as pe
+        >>> pictures = pe.plot.grid(pe.positions.grid(1, 4, 6, order="hw"), 4, 6)
+        >>> [picture.get_title() for picture in pictures]
+        ['axis 0', 'axis 1']
+    """
+    if positions.dim() != 2 or positions.shape[1] != height * width:
+        expected = f"[axes, {height * width}]"
+        raise ValueError(f"positions: expected {expected}, got {list(positions.shape)}")
+    pictures = side_by_side([1] * len(positions))
+    for number, (axes, values) in enumerate(zip(pictures, positions.cpu(), strict=True)):
+        matrix(axes, values.view(height, width), colors=SEQUENTIAL, limit=None, bar="position")
+        axes.set_aspect("equal")
+        label(axes, f"axis {number}", "column", "row")
+    return pictures
+
+
+def patch_similarity(
+    embedding: Tensor | Encoder | RotarySpec,
+    height: int,
+    width: int,
+    patch: tuple[int, int] | None = None,
+    *,
+    axes: Axes | None = None,
+) -> Axes:
+    """Draws the similarity of one patch to all; see :func:`posembed.analysis.patch_similarity`."""
+    axes = new_axes(axes, height=5.5)
+    values = analysis.patch_similarity(embedding, height, width, patch)
+    matrix(axes, values, colors=SEQUENTIAL, limit=None, bar="cosine similarity")
+    axes.set_aspect("equal")
+    row, column = (height // 2, width // 2) if patch is None else patch
+    axes.plot([column], [row], "rx")
+    return label(axes, f"Similarity to patch ({row}, {column})", "column", "row")
+
+
 # -------------------------------------------------------------------------------------------- ALiBi
 
 

@@ -99,6 +99,11 @@ PROVOKED: dict[type[Exception], tuple[Callable[..., object], ...]] = {
         lambda: pe.RotaryEmbedding(64, layout="thd")(
             torch.randn(7, 2, 64), cu_seqlens=torch.tensor([0, 3, 5])
         ),
+        lambda: pe.positions.mrope(
+            torch.tensor([[1] + [151655] * 6]),
+            rule="qwen2_vl",
+            image_grids=torch.tensor([[1, 4, 4]]),
+        ),
         lambda: pe.permute_rotary_weight(torch.randn(100, 4), 3, to="interleaved"),
         lambda: pe.data.windows(torch.arange(3), 4),
         lambda: rotate(1, 4, 2, 128, positions=torch.arange(4), offset=3),

@@ -41,6 +41,10 @@ WITHOUT_CASE = {
     "input_embedding_forward": "the forward pass of input_embedding, which has cases",
     "input_embedding_backward": "the backward pass of input_embedding, which has cases",
     "input_embedding_backward_rows": "the same with rows; input/test_row_gradients.py",
+    "mrope_positions": "from integers to integers; positions/test_mrope.py",
+    "packed_positions": "from integers to integers; positions/test_positions.py",
+    "document_positions": "from integers to integers; positions/test_positions.py",
+    "zigzag_positions": "from integers to integers; positions/test_positions.py",
     "rotary_rerotate_": "rotary_ twice, on a copy; rotary/test_conversion.py",
 }
 

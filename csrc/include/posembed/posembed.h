@@ -9,6 +9,7 @@
 #include "posembed/input.h"
 #include "posembed/learned.h"
 #include "posembed/memory.h"
+#include "posembed/positions.h"
 #include "posembed/pretrained.h"
 #include "posembed/relative_bias.h"
 #include "posembed/rotary.h"

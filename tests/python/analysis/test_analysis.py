@@ -190,6 +190,33 @@ def test_similarity() -> None:
     assert_close(pe.analysis.similarity(table, 2), values[:2, :2], 0.0)
 
 
+def test_patch_similarity() -> None:
+    """Rotations and sinusoids depend on distances along each axis; tables are as they are."""
+    rotation = pe.RotarySpec(16, sections=pe.Sections((4, 4), restart=True))
+    one_axis = pe.RotarySpec(8).frequencies()
+    rows, columns = torch.arange(3.0).double() - 1, torch.arange(4.0).double() - 2
+    cosines = [torch.outer(axis, one_axis).cos().mean(1) for axis in (rows, columns)]
+    expected = (cosines[0][:, None] + cosines[1]) / 2
+    assert_close(pe.analysis.patch_similarity(rotation, 3, 4, (1, 2)), expected, 1e-12)
+    sinusoids = pe.SinusoidalPositionalEmbedding(8)
+    assert_close(pe.analysis.patch_similarity(sinusoids, 3, 4), expected, 1e-6)
+    video = pe.RotarySpec(16, sections=pe.Sections((2, 3, 3)))
+    assert float(pe.analysis.patch_similarity(video, 3, 4)[1, 2]) == pytest.approx(1.0)
+    table = torch.randn(12, 5, dtype=torch.float64)
+    similar = pe.analysis.similarity(table)[5]
+    assert_close(pe.analysis.patch_similarity(table, 3, 4, (1, 1)).flatten(), similar, 1e-12)
+
+
+def test_patch_similarity_refuses() -> None:
+    table = torch.randn(12, 5)
+    with pytest.raises(ValueError, match=r"patch: expected one of 3 x 4, got \(3, 0\)"):
+        pe.analysis.patch_similarity(table, 3, 4, (3, 0))
+    with pytest.raises(ValueError, match=r"embedding: expected \[15, dim\], got \[12, 5\]"):
+        pe.analysis.patch_similarity(table, 3, 5)
+    with pytest.raises(ValueError, match="embedding: expected a rotation with sections"):
+        pe.analysis.patch_similarity(pe.RotarySpec(8), 3, 4)
+
+
 def test_similarity_of_modules() -> None:
     learned = pe.LearnedPositionalEmbedding(6, 4, first_row=2)
     assert_close(pe.analysis.similarity(learned), pe.analysis.similarity(learned.weight[2:]), 0.0)

@@ -176,6 +176,19 @@ def test_similarity() -> None:
     assert bar_label(axes) == "cosine similarity"
 
 
+def test_grid_and_patches() -> None:
+    positions = pe.positions.grid(1, 3, 4, order="hw")
+    for axes, values in zip(pe.plot.grid(positions, 3, 4), positions, strict=True):
+        assert np.array_equal(colors(axes), values.view(3, 4).numpy())
+    with pytest.raises(ValueError, match=r"positions: expected \[axes, 15\], got \[2, 12\]"):
+        pe.plot.grid(positions, 3, 5)
+    spec = pe.RotarySpec(16, sections=pe.Sections((4, 4), restart=True))
+    axes = pe.plot.patch_similarity(spec, 3, 4, (1, 2))
+    expected = pe.analysis.patch_similarity(spec, 3, 4, (1, 2))
+    assert np.array_equal(colors(axes), expected.numpy())
+    assert words(axes) == ("Similarity to patch (1, 2)", "column", "row")
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_alibi_bias(causal: bool) -> None:
     alibi = pe.ALiBi(8, causal=causal)

@@ -1,0 +1,208 @@
+// The table of rules, and rules as JSON.
+#include "positions/rule.h"
+
+#include <c10/util/Exception.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "core/brief.h"
+#include "dispatcher/json.h"
+#include "dispatcher/text_cache.h"
+#include "positions/operator.h"
+
+namespace posembed {
+namespace {
+
+using nlohmann::json;
+
+/// By model type of transformers 5.23, whose get_rope_index each rule equals. Ids are those of its
+/// configuration classes; Qwen2.5-VL's 2 positions per second and Qwen3-Omni's 13 and audio id are
+/// the checkpoints', which differ from the classes. MiniCPM-V's class
+/// has none: they come from a configuration. What is absent is MropeRule's default.
+constexpr const char* rules_text = R"({
+  "qwen2_vl":        {"image_token": 151655, "video_token": 151656},
+  "qwen2_5_vl":      {"image_token": 151655, "video_token": 151656,
+                      "time": "interval", "positions_per_second": 2},
+  "qwen3_vl":        {"image_token": 151655, "video_token": 151656, "separate_frames": true},
+  "qwen3_vl_moe":    {"image_token": 151655, "video_token": 151656, "separate_frames": true},
+  "qwen3_5":         {"image_token": 248056, "video_token": 248057, "separate_frames": true},
+  "qwen3_5_moe":     {"image_token": 248056, "video_token": 248057, "separate_frames": true},
+  "qwen4_exp":       {"image_token": 248056, "video_token": 248057, "separate_frames": true},
+  "qwen2_5_omni":    {"image_token": 151655, "video_token": 151656, "audio_token": 151646,
+                      "time": "elapsed", "positions_per_second": 25, "time_advances": true,
+                      "shared": [[151652, 151647], [151648, 151653]], "padding": 1},
+  "qwen3_omni_moe":  {"image_token": 151655, "video_token": 151656, "audio_token": 151675,
+                      "time": "exact", "positions_per_second": 13, "time_advances": true,
+                      "audio_chunk": 100},
+  "glm4v":           {"image_token": 151343, "video_start": 151341, "video_end": 151342,
+                      "separate_frames": true},
+  "glm4v_moe":       {"image_token": 151363, "video_start": 151341, "video_end": 151342,
+                      "separate_frames": true},
+  "glm46v":          {"image_token": 151343, "video_start": 151361, "video_end": 151362,
+                      "separate_frames": true},
+  "glm_ocr":         {"image_token": 59280, "video_start": 59258, "video_end": 59259,
+                      "separate_frames": true},
+  "glm_image":       {"image_token": 167855, "spatial_merge": 1, "padding": 1},
+  "ernie4_5_vl_moe": {"image_token": 100295, "video_token": 103367, "temporal_merge": 2},
+  "paddleocr_vl":    {"image_token": 100295, "video_token": 100296},
+  "cohere_compass":  {"image_token": 255031, "video_token": 255032, "separate_frames": true},
+  "cosmos3_edge":    {"image_token": 19, "video_token": 18, "separate_frames": true},
+  "cosmos3_omni":    {"image_token": 151655, "video_token": 151656, "separate_frames": true},
+  "hunyuan_vl":      {"image_token": 120120, "pages": true, "margin": 1, "axes": 4},
+  "minicpmv4_7":     {"spatial_merge": 4, "canvas": [-1, -1, -1, -1, -1]}
+})";
+
+const json& table() {
+  static const json& rules = *new json(json::parse(rules_text));
+  return rules;
+}
+
+/// Calls visit(name, field) for each field of a rule.
+template <typename Rule, typename Visit>
+void for_each_field(Rule& rule, const Visit& visit) {
+  visit("image_token", rule.image_token);
+  visit("video_token", rule.video_token);
+  visit("audio_token", rule.audio_token);
+  visit("video_start", rule.video_start);
+  visit("video_end", rule.video_end);
+  visit("shared", rule.shared);
+  visit("spatial_merge", rule.spatial_merge);
+  visit("temporal_merge", rule.temporal_merge);
+  visit("separate_frames", rule.separate_frames);
+  visit("time", rule.time);
+  visit("positions_per_second", rule.positions_per_second);
+  visit("time_advances", rule.time_advances);
+  visit("audio_chunk", rule.audio_chunk);
+  visit("pages", rule.pages);
+  visit("margin", rule.margin);
+  visit("axes", rule.axes);
+  visit("padding", rule.padding);
+  visit("canvas", rule.canvas);
+}
+
+template <typename Field>
+json as_json(const Field& field) {
+  return field;
+}
+
+json as_json(const std::optional<int64_t>& field) {
+  return field.has_value() ? json(*field) : json();
+}
+
+json as_json(MropeTime time) { return name(time); }
+
+/// Reads a field; get() alone would truncate fractions and take numbers for true and false.
+template <typename Field>
+void read(const char* key, const json& value, Field& field) {
+  if constexpr (std::is_same_v<Field, MropeTime>) {
+    field = dispatcher::enum_from<MropeTime>(value.get<std::string>());
+  } else if constexpr (std::is_same_v<Field, std::optional<int64_t>>) {
+    field.emplace();
+    read(key, value, *field);
+  } else {
+    TORCH_CHECK_VALUE(!(std::is_same_v<Field, int64_t>) || value.is_number_integer(), key,
+                      ": expected a whole number, got ", value.dump());
+    field = value.get<Field>();
+  }
+}
+
+MropeRule parse(const json& object, const std::string& text) {
+  MropeRule rule;
+  size_t found = 0;
+  for_each_field(rule, [&](const char* key, auto& field) {
+    if (!object.contains(key)) return;
+    ++found;
+    if (!object.at(key).is_null()) read(key, object.at(key), field);
+  });
+  TORCH_CHECK_VALUE(found == object.size(), "MropeRule: expected keys ",
+                    json::parse(MropeRule().to_json()).dump(), ", got ", core::brief(text));
+  return rule;
+}
+
+void check_at_least(int64_t value, int64_t least, const char* field) {
+  TORCH_CHECK_VALUE(value >= least, field, ": expected ", least, " or more, got ", value);
+}
+
+void check(const MropeRule& rule) {
+  check_at_least(rule.spatial_merge, 1, "spatial_merge");
+  check_at_least(rule.temporal_merge, 1, "temporal_merge");
+  check_at_least(rule.audio_chunk, 0, "audio_chunk");
+  check_at_least(rule.margin, 0, "margin");
+  TORCH_CHECK_VALUE(rule.axes == 3 || (rule.pages && rule.axes == 4), "axes: expected 3",
+                    rule.pages ? " or 4" : "", ", got ", rule.axes);
+  TORCH_CHECK_VALUE(rule.canvas.empty() || rule.canvas.size() == 5, "canvas: expected 5 ids, got ",
+                    rule.canvas.size());
+  TORCH_CHECK_VALUE(rule.video_start.has_value() == rule.video_end.has_value(),
+                    "video_end: expected an id if and only if there is one for video_start");
+  TORCH_CHECK_VALUE(std::isfinite(rule.positions_per_second) && rule.positions_per_second > 0,
+                    "positions_per_second: expected a positive number, got ",
+                    rule.positions_per_second);
+}
+
+}  // namespace
+
+const char* name(MropeTime time) {
+  switch (time) {
+    case MropeTime::index:
+      return "index";
+    case MropeTime::interval:
+      return "interval";
+    case MropeTime::elapsed:
+      return "elapsed";
+    case MropeTime::exact:
+      return "exact";
+  }
+  return "unknown";
+}
+
+std::vector<std::string> MropeRule::names() {
+  std::vector<std::string> names;
+  for (const auto& entry : table().items()) names.push_back(entry.key());
+  return names;
+}
+
+MropeRule MropeRule::named(const std::string& name) {
+  if (!table().contains(name)) {
+    std::string known;
+    for (const std::string& each : names()) known += (known.empty() ? "'" : ", '") + each + "'";
+    TORCH_CHECK_VALUE(false, "rule: expected one of ", known, ", got '", core::brief(name), "'");
+  }
+  return parse(table().at(name), name);
+}
+
+std::string MropeRule::to_json() const {
+  json object;
+  for_each_field(*this, [&](const char* key, const auto& field) { object[key] = as_json(field); });
+  return object.dump();
+}
+
+MropeRule MropeRule::from_json(const std::string& text) {
+  if (text.find('{') == std::string::npos) return named(text);
+  try {
+    const MropeRule rule = parse(dispatcher::parse_json("MropeRule", text), text);
+    check(rule);
+    return rule;
+  } catch (const json::exception& error) {
+    TORCH_CHECK_VALUE(false, "MropeRule: expected JSON text of a rule, got '", core::brief(text),
+                      "': ", dispatcher::reason(error));
+  }
+}
+
+bool MropeRule::operator==(const MropeRule& other) const { return to_json() == other.to_json(); }
+
+namespace positions {
+namespace {
+
+struct ParsedRule : MropeRule {
+  explicit ParsedRule(std::string_view text) : MropeRule(from_json(std::string(text))) {}
+};
+
+auto& rules = *new dispatcher::TextCache<ParsedRule>;
+
+}  // namespace
+
+std::shared_ptr<const MropeRule> rule_of(std::string_view text) { return rules.find(text); }
+
+}  // namespace positions
+}  // namespace posembed

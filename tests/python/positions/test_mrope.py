@@ -1,0 +1,209 @@
+"""Tests of positions of images, videos and audio, beside transformers' own."""
+
+from __future__ import annotations
+
+import random
+
+import posembed as pe
+import pytest
+import torch
+from published import rope_index
+
+# Transformers computes Qwen3-Omni's positions in float32, sum by sum; posembed rounds once.
+TOLERANCE = 1e-6
+PROMPTS = 6  # of three samples each, for every model
+
+
+@pytest.mark.parametrize("model_type", rope_index.CLASSES)
+def test_equals_transformers(model_type: str) -> None:
+    pytest.importorskip("transformers", minversion="5.23")
+    model = rope_index.model_of(model_type)
+    rule = pe.positions.MropeRule.from_huggingface(model.config)
+    for seed in range(PROMPTS):
+        writer = rope_index.Writer(rule, model, random.Random(seed))
+        prompt = writer.write(batch=3)
+        wanted, wanted_delta = rope_index.expected(model_type, model, prompt, rule)
+        positions, delta = pe.positions.mrope(
+            prompt.ids,
+            rule=rule,
+            image_grids=rope_index.tensor_of(prompt.images),
+            video_grids=rope_index.tensor_of(prompt.videos),
+            seconds_per_grid=rope_index.tensor_of(prompt.seconds, torch.float32)
+            if rule.time != "index"
+            else None,
+            audio_lengths=rope_index.tensor_of(prompt.audios),
+            attention_mask=prompt.mask,
+        )
+        assert positions.dtype == wanted.dtype
+        assert torch.allclose(positions, wanted, rtol=TOLERANCE, atol=0), (seed, prompt)
+        if model_type != "glm_image":  # which returns 0, and keeps positions for its generation
+            assert torch.allclose(delta, wanted_delta, rtol=TOLERANCE, atol=1e-4), (seed, prompt)
+
+
+def image_prompt(tokens: int = 6, text: int = 2) -> torch.Tensor:
+    return torch.tensor([[1] * text + [151655] * tokens + [2] * text])
+
+
+GRIDS = torch.tensor([[1, 4, 6]])
+
+
+def test_an_image_between_text() -> None:
+    positions, delta = pe.positions.mrope(image_prompt(), rule="qwen2_vl", image_grids=GRIDS)
+    assert positions[:, 0].tolist() == [
+        [0, 1, 2, 2, 2, 2, 2, 2, 5, 6],
+        [0, 1, 2, 2, 2, 3, 3, 3, 5, 6],
+        [0, 1, 2, 3, 4, 2, 3, 4, 5, 6],
+    ]
+    assert delta.tolist() == [[-3]]
+
+
+def test_generation_goes_on_by_delta() -> None:
+    """A longer prompt has the positions that delta gives to its last tokens."""
+    ids = image_prompt(text=5)
+    whole, _ = pe.positions.mrope(ids, rule="qwen3_vl", image_grids=GRIDS)
+    _, delta = pe.positions.mrope(ids[:, :-3], rule="qwen3_vl", image_grids=GRIDS)
+    expected = torch.arange(ids.shape[1] - 3, ids.shape[1]) + delta
+    assert torch.equal(whole[:, :, -3:], expected.expand(3, -1, -1))
+
+
+def test_items_side_by_side() -> None:
+    """Placeholders without text between belong to items by their grids."""
+    ids, grids = image_prompt(tokens=10, text=1), torch.tensor([[1, 4, 6], [1, 4, 4]])
+    positions, _ = pe.positions.mrope(ids, rule="qwen2_vl", image_grids=grids)
+    assert positions[2, 0].tolist() == [0, 1, 2, 3, 1, 2, 3, 4, 5, 4, 5, 6]
+    assert positions[0, 0].tolist() == [0, 1, 1, 1, 1, 1, 1, 4, 4, 4, 4, 6]
+
+
+def test_given_types_replace_ids() -> None:
+    ids = image_prompt()
+    types = ids.eq(151655).long()
+    expected = pe.positions.mrope(ids, rule="qwen2_vl", image_grids=GRIDS)
+    result = pe.positions.mrope(
+        torch.zeros_like(ids), rule="qwen2_vl", image_grids=GRIDS, token_types=types
+    )
+    assert all(map(torch.equal, result, expected))
+
+
+def test_text_alone_and_no_tokens() -> None:
+    for rule in pe.positions.rules():
+        positions, delta = pe.positions.mrope(torch.ones(2, 4, dtype=torch.int32), rule=rule)
+        assert torch.equal(positions, torch.arange(4).expand_as(positions).to(positions.dtype))
+        assert delta.tolist() == [[0], [0]]
+        positions, delta = pe.positions.mrope(torch.ones(2, 0, dtype=torch.int64), rule=rule)
+        assert positions.shape[1:] == (2, 0)
+        assert delta.tolist() == [[0], [0]]
+
+
+VIDEO = {"video_grids": torch.tensor([[2, 4, 4]]), "seconds_per_grid": torch.ones(1)}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"image_grids": None}, ValueError, "image_grids: expected 6 tokens, .* got 0"),
+        (
+            {"image_grids": torch.tensor([[1, 4, 4]])},
+            ValueError,
+            "image_grids: expected 6 tokens, the placeholders of images in ids, got 4",
+        ),
+        ({"image_grids": GRIDS[0]}, ValueError, r"image_grids: expected \[items, 3\]"),
+        ({"image_grids": GRIDS.float()}, TypeError, "image_grids: expected int32 or int64"),
+        (
+            {"image_grids": torch.tensor([[1, 1, 6]])},
+            ValueError,
+            "image_grids: expected a token or more",
+        ),
+        (
+            {"ids": torch.tensor([[151655] * 3 + [5] + [151655] * 3])},
+            ValueError,
+            "image_grids: .*number 0 of the images side by side, .*token 4 of sample 0",
+        ),
+        ({"video_grids": GRIDS}, ValueError, "video_grids: expected 0 tokens"),
+        (VIDEO, ValueError, "seconds_per_grid: expected none"),
+        ({**VIDEO, "rule": "qwen2_5_vl"}, ValueError, "video_grids: expected 0 tokens"),
+        (
+            {"rule": "qwen2_5_vl", "seconds_per_grid": torch.ones(2)},
+            ValueError,
+            "seconds_per_grid: expected a number for each video",
+        ),
+        ({"attention_mask": torch.ones(1, 3)}, TypeError, "attention_mask: expected bool or"),
+        (
+            {"attention_mask": torch.ones(1, 3).bool()},
+            ValueError,
+            "attention_mask: expected the shape of ids",
+        ),
+        ({"ids": torch.ones(3).long()}, ValueError, r"ids: expected \[batch, seq\]"),
+        ({"ids": torch.ones(1, 3)}, TypeError, "ids: expected int32 or int64"),
+        ({"rule": "llama"}, ValueError, "rule: expected one of .*'qwen2_vl'.*, got 'llama'"),
+        (
+            {"rule": "qwen2_5_omni", "audio_lengths": torch.tensor([40])},
+            ValueError,
+            "audio_lengths: expected 0 tokens, the placeholders of audios in ids, got 10",
+        ),
+    ],
+)
+def test_refuses(change: dict[str, object], error: type[Exception], message: str) -> None:
+    arguments = {"ids": image_prompt(), "rule": "qwen2_vl", "image_grids": GRIDS, **change}
+    with pytest.raises(error, match=message):
+        pe.positions.mrope(arguments.pop("ids"), **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rule", ["qwen2_vl", "qwen3_omni_moe", "hunyuan_vl"])
+def test_compiled_and_exported(rule: str) -> None:
+    """Lengths and numbers of images vary; what does not fit is refused by the rotation."""
+    hunyuan = rule == "hunyuan_vl"
+    token = pe.positions.rules()[rule].image_token
+
+    def run(ids: torch.Tensor, grids: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
+        return list(pe.positions.mrope(ids, rule=rule, image_grids=grids, attention_mask=mask))
+
+    def arguments(images: int, text: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        one = [1] * text + [token] * (10 if hunyuan else 6)
+        ids = torch.tensor([one * images + [0, 0], [0, 0] + [2] * (len(one) * images)])
+        return ids, GRIDS.repeat(images, 1), ids.ne(0)
+
+    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend="aot_eager")
+
+    class Model(torch.nn.Module):
+        def forward(self, *given: torch.Tensor) -> list[torch.Tensor]:
+            return run(*given)
+
+    auto = torch.export.Dim.AUTO
+    shapes = ({0: auto, 1: auto}, {0: auto}, {0: auto, 1: auto})
+    program = torch.export.export(Model(), arguments(2, 3), dynamic_shapes=(shapes,))
+    exported = pe.decompose(program).module()
+    for count, text in ((2, 3), (3, 5)):
+        given = arguments(count, text)
+        for result in (compiled(*given), exported(*given)):
+            assert all(map(torch.equal, result, run(*given)))
+    ids, grids, mask = arguments(2, 3)
+    positions, _ = compiled(ids, grids[:1], mask)
+    if rule == "qwen3_omni_moe":
+        assert bool(positions.isnan().all())
+        return
+    rope = pe.RotaryEmbedding(16, sections=pe.Sections((2,) * (8 // 2) if hunyuan else (2, 3, 3)))
+    with pytest.raises(IndexError, match="positions: expected"):
+        rope(torch.ones(*ids.shape, 1, 16), positions=positions)
+
+
+def test_rules_are_texts_and_objects() -> None:
+    for name, rule in pe.positions.rules().items():
+        assert pe.positions.MropeRule.from_json(rule.to_json()) == rule
+        assert pe.positions.MropeRule.from_json(name) == rule
+    with pytest.raises(ValueError, match="spatial_merge: expected 1 or more"):
+        pe.positions.MropeRule(spatial_merge=0)
+    with pytest.raises(ValueError, match="time: expected 'index', 'interval', 'elapsed' or"):
+        pe.positions.MropeRule(time="seconds")  # type: ignore[arg-type]
+
+
+def test_numbers_of_a_configuration() -> None:
+    thinker = {"audio_token_id": 9, "position_id_per_seconds": 7, "audio_config": {"n_window": 30}}
+    config = {"model_type": "qwen3_omni_moe", "thinker_config": thinker}
+    rule = pe.positions.MropeRule.from_huggingface(config)
+    assert (rule.audio_token, rule.positions_per_second, rule.audio_chunk) == (9, 7.0, 60)
+    with pytest.raises(ValueError, match="image_token_id: expected a number"):
+        pe.positions.MropeRule.from_huggingface(
+            {"model_type": "qwen2_vl", "image_token_id": "<image>"}
+        )
+    with pytest.raises(ValueError, match="rule: expected one of"):
+        pe.positions.MropeRule.from_huggingface({"model_type": "llama"})

@@ -1,0 +1,151 @@
+"""Tests of positions of grids, of packed documents and of their parts."""
+
+from __future__ import annotations
+
+import posembed as pe
+import pytest
+import torch
+
+
+def test_grid_of_every_order_and_size() -> None:
+    for order in ("thw", "hw", "wh", "w", "wth"):
+        for sizes in ((2, 3, 4), (1, 1, 1), (1, 0, 3), (0, 2, 2)):
+            lines = {"t": range(sizes[0]), "h": range(sizes[1]), "w": range(sizes[2])}
+            tokens = [
+                {"t": t, "h": h, "w": w} for t in lines["t"] for h in lines["h"] for w in lines["w"]
+            ]
+            expected = torch.tensor([[token[axis] for token in tokens] for axis in order])
+            result = pe.positions.grid(*sizes, order=order)
+            assert result.dtype == torch.int64
+            assert torch.equal(result, expected.long())
+
+
+def test_squares_are_those_of_qwen2_vl() -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.qwen2_vl import modeling_qwen2_vl
+
+    tower = object.__new__(modeling_qwen2_vl.Qwen2VisionTransformerPretrainedModel)
+    angles = getattr(modeling_qwen2_vl, "get_vision_position_ids", None)
+    if angles is None:  # an older release: the tower's method
+        pytest.skip(f"{type(tower).__name__} numbers its tokens elsewhere")
+    expected = angles(torch.tensor([[2, 4, 6]]), 2)
+    assert torch.equal(pe.positions.grid(2, 4, 6, order="hw", merge=2).T, expected)
+
+
+def test_floating_grids() -> None:
+    centred = pe.positions.grid(1, 4, 3, centred=True, order="hw")
+    assert centred.dtype == torch.float32
+    assert centred[0, ::3].tolist() == [-1.5, -0.5, 0.5, 1.5]
+    assert centred[1, :3].tolist() == [-1.0, 0.0, 1.0]
+    scaled = pe.positions.grid(3, 1, 1, scale=(0.5, 1, 1), offset=10, order="t")
+    assert scaled.tolist() == [[10.0, 10.5, 11.0]]
+    # An integer -1 would leave tokens unrotated.
+    below = pe.positions.grid(1, 4, 1, offset=(0, -2, 0), order="h")
+    assert below.dtype == torch.float32
+    rope = pe.RotaryEmbedding(8, layout="thd")
+    query = torch.ones(4, 1, 8)
+    assert not torch.equal(rope(query, positions=below[0])[1], query[1])
+    assert pe.positions.grid(1, 4, 1, offset=(0, 2, 0), order="h").tolist() == [[2, 3, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"height": -1}, "height: expected 0 to"),
+        ({"order": "hx"}, "order: expected 't', 'h' and 'w'"),
+        ({"order": ""}, "order: expected 't', 'h' and 'w'"),
+        ({"merge": 3}, "merge: expected a divisor of height 4"),
+        ({"scale": (1, 2)}, "scale: expected a number, or one each"),
+        ({"offset": float("nan")}, "offset: expected finite numbers"),
+    ],
+)
+def test_grid_refuses(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pe.positions.grid(**{"frames": 1, "height": 4, "width": 4, **options})  # type: ignore[arg-type]
+
+
+def test_packed(device: torch.device) -> None:
+    lengths = [3, 0, 5, 1]
+    expected = torch.cat([torch.arange(length) for length in lengths])
+    boundaries = torch.tensor([0, *lengths], device=device).cumsum(0)
+    for dtype in (torch.int32, torch.int64):
+        assert pe.positions.packed(boundaries.to(dtype)).tolist() == expected.tolist()
+        assert pe.positions.packed(boundaries.to(dtype), num_tokens=9).tolist() == expected.tolist()
+    documents = torch.tensor([[4, 4, 7, 7, 7, -1], [1, 2, 2, 1, 1, 1]], device=device)
+    result = pe.positions.packed(documents=documents)
+    assert result.tolist() == [[0, 1, 0, 1, 2, -1], [0, 0, 1, 0, 1, 2]]
+    assert pe.positions.packed(torch.tensor([0], device=device)).numel() == 0
+
+
+def test_zigzag_covers_each_document_once(device: torch.device) -> None:
+    world_size, lengths = 3, [6, 18, 0, 12]
+    boundaries = torch.tensor([0, *lengths], device=device, dtype=torch.int32).cumsum(0).int()
+    parts = [pe.positions.zigzag(boundaries, rank, world_size) for rank in range(world_size)]
+    assert torch.cat([part.indices for part in parts]).sort()[0].tolist() == list(range(36))
+    whole = pe.positions.packed(boundaries)
+    for rank, part in enumerate(parts):
+        assert torch.equal(part.positions, whole[part.indices])
+        assert part.cu_seqlens.tolist() == [0, 2, 8, 8, 12]
+        assert part.cu_seqlens.dtype == torch.int32
+        for number, length in enumerate(lengths):  # each document: chunks r and 2n - 1 - r
+            chunks = torch.arange(length).chunk(2 * world_size) if length else []
+            mine = [chunks[rank], chunks[2 * world_size - 1 - rank]] if length else []
+            own = part.positions[part.cu_seqlens[number] : part.cu_seqlens[number + 1]]
+            assert own.tolist() == [place for chunk in mine for place in chunk.tolist()]
+
+
+def test_zigzag_of_one_document_is_that_of_context_part() -> None:
+    from posembed.integrations.distributed import context_part
+
+    class Mesh:
+        ndim, device_type = 1, "cpu"
+
+        def size(self) -> int:
+            return 2
+
+    for rank in range(2):
+        part = context_part(16, Mesh(), zigzag=True, rank=rank)  # type: ignore[arg-type]
+        assert torch.equal(pe.positions.zigzag(16, rank, 2).indices, part.indices)
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "message"),
+    [
+        ([0, 6], "multiples of 2 . world_size, 4, got 6 for document 0"),
+        ([0, 8, 4], "expected numbers that do not decrease"),
+        ([4, 8], "expected 0 to 8, got 4 to 8"),
+        ([], r"expected \[documents \+ 1\]"),
+    ],
+)
+def test_zigzag_refuses(boundaries: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match="cu_seqlens: .*" + message):
+        pe.positions.zigzag(torch.tensor(boundaries, dtype=torch.int64), 0, 2)
+
+
+def test_other_refusals() -> None:
+    boundaries = torch.tensor([0, 4])
+    with pytest.raises(ValueError, match="rank: expected 0 to 1, got 2"):
+        pe.positions.zigzag(boundaries, 2, 2)
+    with pytest.raises(TypeError, match="cu_seqlens: expected int32 or int64"):
+        pe.positions.packed(boundaries.float())
+    with pytest.raises(ValueError, match="cu_seqlens: expected 0 to 5, got 0 to 4"):
+        pe.positions.packed(boundaries, num_tokens=5)
+    with pytest.raises(ValueError, match="expected either cu_seqlens or documents"):
+        pe.positions.packed()
+
+
+def test_compiled_for_every_length() -> None:
+    def run(boundaries: torch.Tensor, documents: torch.Tensor, tokens: int) -> list[torch.Tensor]:
+        return [
+            pe.positions.packed(boundaries, num_tokens=tokens),
+            pe.positions.packed(documents=documents),
+            *pe.positions.zigzag(boundaries, 1, 2, num_tokens=tokens),
+            pe.positions.grid(1, tokens, 3, centred=True),
+        ]
+
+    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend="aot_eager")
+    for lengths in ([4, 8], [12, 0, 4]):
+        boundaries = torch.tensor([0, *lengths]).cumsum(0)
+        arguments = boundaries, torch.randint(0, 2, (2, sum(lengths))), sum(lengths)
+        for result, wanted in zip(compiled(*arguments), run(*arguments), strict=True):
+            assert torch.equal(result, wanted)
