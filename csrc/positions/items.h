@@ -41,7 +41,9 @@ struct Items {
 
 /// What stands before (distance 1) or after (-1) each token of its row; `outside` beyond its ends.
 inline Tensor neighbour(const Tensor& tokens, int64_t distance, int64_t outside) {
-  return at::constant_pad_nd(tokens, {distance, -distance}, outside);
+  const int64_t before = distance > 0 ? 1 : 0;
+  return at::constant_pad_nd(tokens, {before, 1 - before}, outside)
+      .narrow_symint(1, 1 - before, tokens.sym_size(1));
 }
 
 /// The entry of `column` at each of `indices`.

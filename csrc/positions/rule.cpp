@@ -16,10 +16,10 @@ namespace {
 
 using nlohmann::json;
 
-/// By model type of transformers 5.23, whose get_rope_index each rule equals. Ids are those of its
-/// configuration classes; Qwen2.5-VL's 2 positions per second and Qwen3-Omni's 13 and audio id are
-/// the checkpoints', which differ from the classes. MiniCPM-V's class
-/// has none: they come from a configuration. What is absent is MropeRule's default.
+/// By model type of transformers 5.23, whose get_rope_index each rule equals. What is absent is
+/// MropeRule's default. Ids are those of its configuration classes, except that Qwen2.5-VL's 2
+/// positions per second and Qwen3-Omni's 13 and its audio id are the checkpoints', and that
+/// MiniCPM-V has none: they come from a configuration.
 constexpr const char* rules_text = R"({
   "qwen2_vl":        {"image_token": 151655, "video_token": 151656},
   "qwen2_5_vl":      {"image_token": 151655, "video_token": 151656,

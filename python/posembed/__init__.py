@@ -32,7 +32,7 @@ from posembed.scaling import (
     YarnScaling,
 )
 from posembed.sinusoidal import SinusoidalPositionalEmbedding
-from posembed.specification import RotarySpec, Sections, SinusoidalSpec
+from posembed.specification import MropeRule, RotarySpec, Sections, SinusoidalSpec
 from posembed.token import TokenEmbedding
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",
+    "MropeRule",
     "NtkScaling",
     "ProportionalScaling",
     "RelativePositionBias",

@@ -74,6 +74,16 @@ def _read(
         raise ValueError(f"{error}; its class in transformers says: {refusal:.200}") from whole
 
 
+def mrope(config: Any) -> str:
+    """The JSON text of a rule of positions; see :meth:`posembed.MropeRule.from_huggingface`."""
+    fields = load(config)
+    whole: Any = None
+    if isinstance(config, (Mapping, str, os.PathLike)):
+        whole = completion.complete(fields)
+    complete = whole.to_dict() if hasattr(whole, "to_dict") else fields
+    return readers.mrope(complete)
+
+
 def alibi(config: Any) -> Preset:
     """See :meth:`posembed.ALiBi.from_config`."""
     return readers.alibi(load(config))

@@ -91,6 +91,11 @@ def rotary_layers(fields: Fields, completed: Completed | None, **options: Any) -
     return read(as_json(fields), **stated(completed, options))  # type: ignore[no-any-return]
 
 
+def mrope(fields: Fields) -> str:
+    """The JSON text of a rule of positions."""
+    return torch.ops.posembed.mrope_rule_from_configuration.default(as_json(fields))  # type: ignore[no-any-return]
+
+
 def alibi(fields: Fields) -> Preset:
     """See :meth:`posembed.ALiBi.from_config`."""
     return Preset(
