@@ -7,6 +7,7 @@ import random
 import posembed as pe
 import pytest
 import torch
+import torch._dynamo.testing
 from published import rope_index
 
 # Transformers computes Qwen3-Omni's positions in float32, sum by sum; posembed rounds once.
@@ -148,42 +149,64 @@ def test_refuses(change: dict[str, object], error: type[Exception], message: str
         pe.positions.mrope(arguments.pop("ids"), **arguments)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("rule", ["qwen2_vl", "qwen3_omni_moe", "hunyuan_vl"])
-def test_compiled_and_exported(rule: str) -> None:
-    """Lengths and numbers of images vary; what does not fit is refused by the rotation."""
-    hunyuan = rule == "hunyuan_vl"
-    token = pe.positions.rules()[rule].image_token
+def prompts(token: int, images: int, tokens: int, text: int) -> list[torch.Tensor]:
+    """Ids, grids and mask: a sample with images, and one without."""
+    row = ([1] * text + [token] * tokens) * images
+    ids = torch.tensor([[*row, 0, 0], [0, 0] + [2] * len(row)])
+    return [ids, GRIDS.repeat(images, 1), ids.ne(0)]
+
+
+def test_compiled() -> None:
+    """One graph serves all lengths and numbers of images; the rotation refuses misfits."""
 
     def run(ids: torch.Tensor, grids: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
-        return list(pe.positions.mrope(ids, rule=rule, image_grids=grids, attention_mask=mask))
+        found = pe.positions.mrope(ids, rule="qwen2_vl", image_grids=grids, attention_mask=mask)
+        return list(found)
 
-    def arguments(images: int, text: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        one = [1] * text + [token] * (10 if hunyuan else 6)
-        ids = torch.tensor([one * images + [0, 0], [0, 0] + [2] * (len(one) * images)])
-        return ids, GRIDS.repeat(images, 1), ids.ne(0)
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend=counter)
+    for images, text in ((5, 3), (4, 5)):
+        given = prompts(151655, images, 6, text)
+        assert all(map(torch.equal, compiled(*given), run(*given)))
+    ids, grids, mask = prompts(151655, 3, 6, 3)
+    positions, delta = compiled(ids, grids.repeat(2, 1), mask)
+    assert counter.frame_count == 1
+    rope = pe.RotaryEmbedding(16, sections=pe.Sections((2, 3, 3)))
+    for misfit in (positions, (ids.shape[1] + delta).expand(3, 2, ids.shape[1])):
+        with pytest.raises(IndexError, match="positions: expected"):
+            rope(torch.ones(*ids.shape, 1, 16), positions=misfit)
 
-    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend="aot_eager")
 
-    class Model(torch.nn.Module):
-        def forward(self, *given: torch.Tensor) -> list[torch.Tensor]:
-            return run(*given)
+class Hunyuan(torch.nn.Module):
+    def forward(self, ids: torch.Tensor, grids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        rule = "hunyuan_vl"
+        return pe.positions.mrope(ids, rule=rule, image_grids=grids, attention_mask=mask)[0]
 
-    auto = torch.export.Dim.AUTO
+
+def test_exported() -> None:
+    auto, token = torch.export.Dim.AUTO, pe.positions.rules()["hunyuan_vl"].image_token
     shapes = ({0: auto, 1: auto}, {0: auto}, {0: auto, 1: auto})
-    program = torch.export.export(Model(), arguments(2, 3), dynamic_shapes=(shapes,))
-    exported = pe.decompose(program).module()
-    for count, text in ((2, 3), (3, 5)):
-        given = arguments(count, text)
-        for result in (compiled(*given), exported(*given)):
-            assert all(map(torch.equal, result, run(*given)))
-    ids, grids, mask = arguments(2, 3)
-    positions, _ = compiled(ids, grids[:1], mask)
-    if rule == "qwen3_omni_moe":
-        assert bool(positions.isnan().all())
-        return
-    rope = pe.RotaryEmbedding(16, sections=pe.Sections((2,) * (8 // 2) if hunyuan else (2, 3, 3)))
-    with pytest.raises(IndexError, match="positions: expected"):
-        rope(torch.ones(*ids.shape, 1, 16), positions=positions)
+    given = prompts(token, 3, 10, 3)  # two rows of a token more than columns, and margins
+    program = torch.export.export(Hunyuan(), tuple(given), dynamic_shapes=shapes)
+    other = prompts(token, 4, 10, 5)
+    assert torch.equal(program.module()(*other), Hunyuan()(*other))
+
+
+def test_copies_at_once() -> None:
+    given = torch.stack(prompts(151655, 3, 6, 3)[:1] * 2)
+    grids = GRIDS.repeat(3, 1)
+
+    def run(ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(pe.positions.mrope(ids, rule="qwen3_omni_moe", image_grids=grids))
+
+    expected = run(given[0])
+    for result, wanted in zip(torch.func.vmap(run)(given), expected, strict=True):
+        assert torch.equal(result, torch.stack([wanted, wanted]))
+    given[1, 0, -3] = 9  # one placeholder less
+    positions, delta = torch.func.vmap(run)(given)
+    assert torch.equal(positions[0], expected[0])
+    assert bool(positions[1].isnan().all())
+    assert bool(delta[1].isnan().all())
 
 
 def test_rules_are_texts_and_objects() -> None:
