@@ -12,6 +12,16 @@ namespace posembed {
 
 const char* name(Slopes slopes) { return slopes == Slopes::paper ? "paper" : "geometric"; }
 
+namespace {
+
+void check_no_scale(const ALiBiCall& call) {
+  TORCH_CHECK_VALUE(!call.scale().has_value(),
+                    "scale: expected none for a bias, because it multiplies scores, got ",
+                    *call.scale());
+}
+
+}  // namespace
+
 namespace functional {
 
 torch::Tensor alibi_slopes(int64_t num_heads, Slopes kind, double max_bias,
@@ -32,11 +42,13 @@ torch::Tensor alibi_positions(const torch::Tensor& attention_mask) {
 
 torch::Tensor alibi_bias(const torch::Tensor& slopes, int64_t query_length, int64_t key_length,
                          const ALiBiCall& call, std::optional<torch::Dtype> dtype) {
+  check_no_scale(call);
   return alibi::alibi_bias(slopes, query_length, key_length, dtype, call);
 }
 
 torch::Tensor alibi_bias_out(const torch::Tensor& out, const torch::Tensor& slopes,
                              const ALiBiCall& call) {
+  check_no_scale(call);
   TORCH_CHECK_VALUE(out.dim() >= 2,
                     "out: expected [heads, query_length, key_length], with a batch in front where "
                     "positions or mask have one, got ",
@@ -178,6 +190,10 @@ torch::Tensor ALiBiImpl::slopes() const {
 }
 
 ALiBiCall ALiBiImpl::own_call(const ALiBiCall& call) const {
+  TORCH_CHECK_VALUE(!call.causal().contradicts(options.causal()), "causal: expected the module's, ",
+                    options.causal() ? "true" : "false");
+  TORCH_CHECK_VALUE(!call.positions_from_mask().contradicts(true),
+                    "positions_from_mask: expected true for a module");
   return ALiBiCall(call).causal(options.causal()).positions_from_mask(true);
 }
 

@@ -110,7 +110,8 @@ void check_call(const Call& call, const MaybeSize& batch, const c10::SymInt& que
   }
   if (const MaybeTensor& mask = call.attention_mask(); mask.has_value()) {
     TORCH_CHECK_TYPE(at::isIntegralType(mask->scalar_type(), /*includeBool=*/true),
-                     "attention_mask: expected bool or integers, got ", mask->scalar_type());
+                     "attention_mask: expected bool or integers, got ",
+                     dispatcher::dtype_name(mask->scalar_type()));
     check_shape(*mask, "attention_mask", batch, keys);
   }
 }

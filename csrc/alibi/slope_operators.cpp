@@ -89,7 +89,8 @@ Tensor scaled_slopes(const Tensor& slopes, c10::SymInt key_length, int64_t train
 /// Numbers only visible keys, from 0, as Bloom does.
 Tensor positions(const Tensor& attention_mask) {
   TORCH_CHECK_TYPE(at::isIntegralType(attention_mask.scalar_type(), /*includeBool=*/true),
-                   "attention_mask: expected bool or integers, got ", attention_mask.scalar_type());
+                   "attention_mask: expected bool or integers, got ",
+                   dispatcher::dtype_name(attention_mask.scalar_type()));
   TORCH_CHECK_VALUE(attention_mask.dim() >= 1,
                     "attention_mask: expected [key_length] or [batch, key_length], got []");
   const Tensor visible = attention_mask.ne(0);

@@ -88,7 +88,7 @@ void check_backward(const Tensor& gradient, const Bag& in, const MaybeTensor& we
                     "maxima: expected with mode 'max' and no other");
   if (!maxima.has_value()) return;
   TORCH_CHECK_TYPE(maxima->scalar_type() == at::kLong, "maxima: expected int64, got ",
-                   maxima->scalar_type());
+                   dispatcher::dtype_name(maxima->scalar_type()));
   dispatcher::check_same_shape(*maxima, "maxima", gradient, "gradient");
 }
 

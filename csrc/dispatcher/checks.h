@@ -18,7 +18,7 @@ namespace posembed::dispatcher {
 inline void check_floating(at::ScalarType type, const char* argument) {
   TORCH_CHECK_TYPE(
       type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf,
-      argument, ": expected float32, float64, bfloat16 or float16, got ", type);
+      argument, ": expected float32, float64, bfloat16 or float16, got ", dtype_name(type));
 }
 
 inline void check_floating(const at::Tensor& tensor, const char* argument) {
@@ -29,14 +29,14 @@ inline void check_floating(const at::Tensor& tensor, const char* argument) {
 inline void check_integers(const at::Tensor& tensor, const char* argument) {
   const at::ScalarType type = tensor.scalar_type();
   TORCH_CHECK_TYPE(type == at::kInt || type == at::kLong, argument,
-                   ": expected int32 or int64, got ", type);
+                   ": expected int32 or int64, got ", dtype_name(type));
 }
 
 inline void check_same_dtype(const at::Tensor& tensor, const char* argument,
                              const at::Tensor& other, const char* other_argument) {
   TORCH_CHECK_TYPE(tensor.scalar_type() == other.scalar_type(), argument,
-                   ": expected the dtype of ", other_argument, ", ", other.scalar_type(), ", got ",
-                   tensor.scalar_type());
+                   ": expected the dtype of ", other_argument, ", ",
+                   dtype_name(other.scalar_type()), ", got ", dtype_name(tensor.scalar_type()));
 }
 
 inline void check_same_shape(const at::Tensor& tensor, const char* argument,
@@ -52,16 +52,24 @@ inline void check_like(const at::Tensor& tensor, const char* argument, const at:
   check_same_shape(tensor, argument, other, other_argument);
 }
 
-inline void check_rank(const at::Tensor& tensor, const char* argument, int64_t rank,
-                       const char* shape) {
+/// What a message ends with: nothing.
+struct NoHint {
+  const char* operator()() const { return ""; }
+};
+
+/// @param hint  called for the end of the message
+template <typename Hint = NoHint>
+void check_rank(const at::Tensor& tensor, const char* argument, int64_t rank, const char* shape,
+                const Hint& hint = {}) {
   TORCH_CHECK_VALUE(tensor.dim() == rank, argument, ": expected ", shape, ", got ",
-                    tensor.sym_sizes());
+                    tensor.sym_sizes(), hint());
 }
 
-inline void check_size(const c10::SymInt& size, const c10::SymInt& expected, const char* argument,
-                       const char* dimension) {
+template <typename Hint = NoHint>
+void check_size(const c10::SymInt& size, const c10::SymInt& expected, const char* argument,
+                const char* dimension, const Hint& hint = {}) {
   TORCH_CHECK_VALUE(size == expected, argument, ": expected ", dimension, " ", expected, ", got ",
-                    size);
+                    size, hint());
 }
 
 /// Accepts lengths of which distances fit in 31 bits. The bound of a symbolic length would become a
@@ -74,14 +82,15 @@ inline void check_length(const c10::SymInt& length, const char* argument) {
 
 /// Accepts positions [seq] and, with a batch, [batch, seq] or [1, seq]. Rejects an offset given
 /// with them.
-inline void check_positions_shape(const at::Tensor& positions, const char* argument,
-                                  const std::optional<c10::SymInt>& batch, const c10::SymInt& seq,
-                                  const c10::SymInt& offset) {
+template <typename Hint = NoHint>
+void check_positions_shape(const at::Tensor& positions, const char* argument,
+                           const std::optional<c10::SymInt>& batch, const c10::SymInt& seq,
+                           const c10::SymInt& offset, const Hint& hint = {}) {
   const bool one_row = positions.dim() == 1;
   TORCH_CHECK_VALUE(one_row || (batch.has_value() && positions.dim() == 2), argument,
                     ": expected [seq]", batch.has_value() ? " or [batch, seq]" : "", ", got ",
                     positions.sym_sizes());
-  check_size(positions.sym_size(-1), seq, argument, "seq");
+  check_size(positions.sym_size(-1), seq, argument, "seq", hint);
   TORCH_CHECK_VALUE(one_row || positions.sym_size(0) == *batch || positions.sym_size(0) == 1,
                     argument, ": expected batch ", *batch, " or 1, got ", positions.sym_size(0));
   TORCH_CHECK_VALUE(offset == 0, "offset: expected 0 where positions are given, got ", offset);

@@ -40,6 +40,10 @@ void Declaration::check_names(std::string_view expressions, size_t first) const 
   }
 }
 
+void Declaration::raise_missing(size_t argument) const {
+  C10_THROW_ERROR(TypeError, std::string(name_of(argument)) + ": expected a Tensor, got none");
+}
+
 void Declaration::raise_devices(const at::Tensor& first, size_t first_argument,
                                 const at::Tensor& other, size_t other_argument) const {
   TORCH_CHECK_VALUE(false, name_of(other_argument), ": expected the device of ",

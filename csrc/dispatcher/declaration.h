@@ -29,6 +29,9 @@ class Declaration {
   /// Fails unless the arguments from `first` on have these names: "self.ids, self.offset()".
   void check_names(std::string_view expressions, size_t first) const;
 
+  /// Throws c10::TypeError for a required tensor that is undefined.
+  [[noreturn]] void raise_missing(size_t argument) const;
+
   /// Throws c10::ValueError for tensors on two devices: `other` is not on that of `first`.
   [[noreturn]] void raise_devices(const at::Tensor& first, size_t first_argument,
                                   const at::Tensor& other, size_t other_argument) const;

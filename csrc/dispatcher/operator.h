@@ -59,11 +59,11 @@ class OperatorOf<Schema, Result(Arguments...)> {
   template <auto prepare, auto compute>
   void implement(torch::Library& library) const {
     on_devices(library, [this](Arguments... arguments) -> Result {
-      check_device(arguments...);
+      check_tensors(arguments...);
       return computed<prepare, compute>(arguments...);
     });
     on(c10::DispatchKey::Meta, library, [this](Arguments... arguments) -> Result {
-      check_device(arguments...);
+      check_tensors(arguments...);
       if constexpr (std::is_void_v<Work<prepare>>) {
         return prepare(arguments...);
       } else {
@@ -167,7 +167,7 @@ class OperatorOf<Schema, Result(Arguments...)> {
   template <Kernel kernel>
   auto checked() const {
     return [this](Arguments... arguments) -> Result {
-      check_device(arguments...);
+      check_tensors(arguments...);
       return kernel(std::forward<Arguments>(arguments)...);
     };
   }
@@ -183,8 +183,11 @@ class OperatorOf<Schema, Result(Arguments...)> {
     if (core::built_with_cuda) on(c10::DispatchKey::CUDA, library, kernel);
   }
 
-  /// One rule for devices: throws c10::ValueError unless all tensors are on that of the first.
-  void check_device(const std::decay_t<Arguments>&... arguments) const {
+  /// Throws c10::TypeError for a required tensor that is undefined, and c10::ValueError unless all
+  /// tensors are on the device of the first.
+  void check_tensors(const std::decay_t<Arguments>&... arguments) const {
+    for_each_missing([this](size_t index) { found().declaration.raise_missing(index); },
+                     arguments...);
     const at::Tensor* first = nullptr;
     size_t first_index = 0;
     for_each_tensor(

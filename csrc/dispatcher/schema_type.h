@@ -1,5 +1,5 @@
 // How schemas pass the fields of a struct of arguments: an enum as its name, an Offset as a SymInt,
-// everything else unchanged.
+// a Given<T> as T, everything else unchanged.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "core/brief.h"
+#include "posembed/given.h"
 #include "posembed/offset.h"
 
 namespace posembed::dispatcher {
@@ -69,6 +70,9 @@ struct SchemaType<Enum, std::enable_if_t<std::is_enum_v<Enum>>> {
   static Type to(Enum field) { return name(field); }
   static Enum from(Type value) { return enum_from<Enum>(value); }
 };
+
+template <typename T>
+struct SchemaType<Given<T>> : SchemaType<T> {};
 
 template <>
 struct SchemaType<Offset> {

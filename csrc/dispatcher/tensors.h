@@ -3,11 +3,16 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
+
 #include "core/index.h"
 #include "core/position.h"
 #include "core/scalar.h"
 
 namespace posembed::dispatcher {
+
+/// "int64" for at::kLong: the name under which Python has a dtype.
+inline std::string dtype_name(at::ScalarType type) { return c10::getDtypeNames(type).first; }
 
 /// The kernel's type for a dtype that check_floating() accepts.
 inline core::Scalar scalar_of(const at::Tensor& tensor) {

@@ -223,7 +223,7 @@ void check_dropout(const MaybeTensor& seed, double probability, const c10::SymIn
   TORCH_CHECK_VALUE(first >= 0, argument, ": expected 0 or more, got ", first);
   if (!seed.has_value()) return;
   TORCH_CHECK_TYPE(seed->scalar_type() == at::kLong, "seed: expected int64, got ",
-                   seed->scalar_type());
+                   dispatcher::dtype_name(seed->scalar_type()));
   TORCH_CHECK_VALUE(seed->sym_numel() == 1, "seed: expected one element, got ", seed->sym_sizes());
 }
 

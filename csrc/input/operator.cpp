@@ -75,7 +75,8 @@ void forward(const Input& in, const Forward& results) {
 /// Checks statistics saved by forward: [batch, seq] in the compute type.
 void check_statistic(const Tensor& kept, const char* argument, const Input& in) {
   TORCH_CHECK_TYPE(kept.scalar_type() == compute_type(in.token), argument, ": expected ",
-                   compute_type(in.token), ", got ", kept.scalar_type());
+                   dispatcher::dtype_name(compute_type(in.token)), ", got ",
+                   dispatcher::dtype_name(kept.scalar_type()));
   dispatcher::check_same_shape(kept, argument, in.ids, "ids");
 }
 

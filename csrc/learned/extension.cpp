@@ -52,7 +52,8 @@ Tensor extend(const Tensor& weight, int64_t max_positions, int64_t first_row,
 Tensor positions_of_mask(const Tensor& mask, c10::SymInt past, c10::SymInt skip) {
   const at::ScalarType type = mask.scalar_type();
   TORCH_CHECK_TYPE(type == at::kBool || type == at::kInt || type == at::kLong,
-                   "attention_mask: expected bool, int32 or int64, got ", type);
+                   "attention_mask: expected bool, int32 or int64, got ",
+                   dispatcher::dtype_name(type));
   TORCH_CHECK_VALUE(mask.dim() >= 1, "attention_mask: expected [..., seq], got a number");
   TORCH_CHECK_VALUE(past >= 0, "past_length: expected 0 or more, got ", past);
   TORCH_CHECK_VALUE(skip >= 0 && skip <= mask.sym_size(-1), "past_length: expected 0 to ",

@@ -6,6 +6,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <sstream>
 #include <string>
 
 #include "dispatcher/checks.h"
@@ -24,11 +25,28 @@ std::string or_window(const RotarySpec& spec) {
   return ", or " + std::to_string(spec.rotary_dim) + " for the rotated window alone";
 }
 
+/// " (layout 'bshd'; [2, 8, 10, 64] looks like 'bhsd')": the end of a message about a size that
+/// does not fit. Names the layout and, if there is one, another in which it `fits`.
+template <typename Fits>
+std::string layout_hint(const Tensor& query, const Dimensions& where, const Fits& fits) {
+  std::ostringstream hint;
+  hint << " (layout '" << name(where.layout) << "'";
+  for (const Layout layout : {Layout::bshd, Layout::bhsd, Layout::sbhd, Layout::thd}) {
+    const Dimensions other = dimensions(layout);
+    if (layout == where.layout || other.rank != where.rank || !fits(other)) continue;
+    hint << "; " << query.sym_sizes() << " looks like '" << name(layout) << "'";
+    break;
+  }
+  hint << ")";
+  return hint.str();
+}
+
 /// Checks that rows are whole heads or only their rotated windows.
 void check_rotated(const Tensor& tensor, const char* argument, const Dimensions& where,
                    const RotarySpec& spec) {
   dispatcher::check_floating(tensor, argument);
-  dispatcher::check_rank(tensor, argument, where.rank, where.shape);
+  dispatcher::check_rank(tensor, argument, where.rank, where.shape,
+                         [&] { return std::string(" (layout '") + name(where.layout) + "')"; });
   const c10::SymInt head_dim = tensor.sym_size(-1);
   TORCH_CHECK_VALUE(head_dim == spec.head_dim || head_dim == spec.rotary_dim, argument,
                     ": expected head_dim ", spec.head_dim, or_window(spec), ", got ", head_dim);
@@ -45,7 +63,7 @@ void check_position_type(const Tensor& positions, const char* argument) {
   const at::ScalarType type = positions.scalar_type();
   TORCH_CHECK_TYPE(
       type == at::kInt || type == at::kLong || type == at::kFloat || type == at::kDouble, argument,
-      ": expected int32, int64, float32 or float64, got ", type);
+      ": expected int32, int64, float32 or float64, got ", dispatcher::dtype_name(type));
   TORCH_CHECK_VALUE(!(c10::GradMode::is_enabled() && positions.requires_grad()), argument,
                     ": requires grad, but rotations have no gradient for positions; detach them");
 }
@@ -66,8 +84,13 @@ void check_positions(const Tensor& all, const Tensor& query, const Dimensions& w
   const Tensor positions = by_axis ? all.select(0, 0) : all;
   check_position_type(positions, names.positions);
   const auto batch = where.batch < 0 ? std::nullopt : std::optional(query.sym_size(where.batch));
+  const auto hint = [&] {
+    return layout_hint(query, where, [&](const Dimensions& other) {
+      return positions.sym_size(-1) == query.sym_size(other.seq);
+    });
+  };
   dispatcher::check_positions_shape(positions, names.positions, batch, query.sym_size(where.seq),
-                                    offset);
+                                    offset, hint);
 }
 
 void check_frequencies(const Tensor& frequencies, const RotarySpec& spec) {
@@ -76,7 +99,7 @@ void check_frequencies(const Tensor& frequencies, const RotarySpec& spec) {
                     name(spec.numerics), "'");
   const at::ScalarType type = frequencies.scalar_type();
   TORCH_CHECK_TYPE(type == at::kFloat || type == at::kDouble,
-                   "frequencies: expected float32 or float64, got ", type);
+                   "frequencies: expected float32 or float64, got ", dispatcher::dtype_name(type));
   dispatcher::check_rank(frequencies, "frequencies", 1, "[rotary_dim / 2]");
   dispatcher::check_size(frequencies.sym_size(0), spec.rotary_dim / 2, "frequencies",
                          "rotary_dim / 2");
@@ -120,13 +143,13 @@ Tensor empty_on_cpu(const Tensor& input, const at::TensorOptions& options) {
 Dimensions dimensions(Layout layout) {
   switch (layout) {
     case Layout::bhsd:
-      return {4, 0, 2, 1, "[batch, heads, seq, head_dim]"};
+      return {4, 0, 2, 1, "[batch, heads, seq, head_dim]", Layout::bhsd};
     case Layout::sbhd:
-      return {4, 1, 0, 2, "[seq, batch, heads, head_dim]"};
+      return {4, 1, 0, 2, "[seq, batch, heads, head_dim]", Layout::sbhd};
     case Layout::thd:
-      return {3, -1, 0, 1, "[tokens, heads, head_dim]"};
+      return {3, -1, 0, 1, "[tokens, heads, head_dim]", Layout::thd};
     default:
-      return {4, 0, 1, 2, "[batch, seq, heads, head_dim]"};
+      return {4, 0, 1, 2, "[batch, seq, heads, head_dim]", Layout::bshd};
   }
 }
 
@@ -157,10 +180,21 @@ SpecificationPointer check(const Tensor& query, const Tensor* key, const Rotatio
 
 void check_key(const Tensor& key, const char* name, const Tensor& query, const Dimensions& where) {
   dispatcher::check_same_dtype(key, name, query, "query");
-  dispatcher::check_size(key.sym_size(where.seq), query.sym_size(where.seq), name, "seq");
-  if (where.batch >= 0) {
-    dispatcher::check_size(key.sym_size(where.batch), query.sym_size(where.batch), name, "batch");
-  }
+  const auto same = [&](int64_t dimension) {
+    return dimension < 0 || key.sym_size(dimension) == query.sym_size(dimension);
+  };
+  const auto grouped = [&](int64_t heads) {
+    return key.sym_size(heads) > 0 && query.sym_size(heads) % key.sym_size(heads) == 0;
+  };
+  const auto hint = [&] {
+    return layout_hint(query, where, [&](const Dimensions& other) {
+      return same(other.seq) && same(other.batch) && grouped(other.heads);
+    });
+  };
+  dispatcher::check_size(key.sym_size(where.seq), query.sym_size(where.seq), name, "seq", hint);
+  if (where.batch < 0) return;
+  dispatcher::check_size(key.sym_size(where.batch), query.sym_size(where.batch), name, "batch",
+                         hint);
 }
 
 void check_pair_memory(const Tensor& query_out, const Tensor& key_out, const Tensor& query,

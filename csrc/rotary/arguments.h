@@ -12,6 +12,7 @@ namespace posembed::rotary {
 struct Dimensions {
   int64_t rank, batch, seq, heads;
   const char* shape;
+  Layout layout;
 };
 
 Dimensions dimensions(Layout layout);

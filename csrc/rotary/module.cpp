@@ -123,6 +123,11 @@ void RotaryEmbeddingImpl::reset() {
 }
 
 RotaryCall RotaryEmbeddingImpl::own_call(RotaryCall call, const torch::Tensor& query) const {
+  TORCH_CHECK_VALUE(!call.layout().contradicts(options.layout()), "layout: expected the module's, ",
+                    posembed::name(options.layout()), ", got ", posembed::name(call.layout()));
+  TORCH_CHECK_VALUE(!call.frequencies().has_value(),
+                    "frequencies: expected none, because the module has its own; ",
+                    "functional::rotary takes them");
   call.layout(options.layout());
   call.frequencies(frequencies.defined() ? std::optional(frequencies) : std::nullopt);
   return rotary::with_positions(std::move(call), query);

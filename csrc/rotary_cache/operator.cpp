@@ -67,8 +67,9 @@ void check_cache(const Tensor& cache, const char* argument, const Tensor& rows, 
                  const Dimensions& where) {
   const CacheDimensions dims = cache_dimensions(call.cache_layout);
   TORCH_CHECK_TYPE(is_float8(cache) || cache.scalar_type() == call.query.scalar_type(), argument,
-                   ": expected the dtype of query, ", call.query.scalar_type(),
-                   ", or float8_e4m3fn, got ", cache.scalar_type());
+                   ": expected the dtype of query, ",
+                   dispatcher::dtype_name(call.query.scalar_type()), ", or float8_e4m3fn, got ",
+                   dispatcher::dtype_name(cache.scalar_type()));
   dispatcher::check_rank(cache, argument, 4, dims.shape);
   dispatcher::check_size(cache.sym_size(dims.heads), rows.sym_size(where.heads), argument, "heads");
   dispatcher::check_size(cache.sym_size(3), rows.sym_size(-1), argument, "head_dim");
@@ -96,7 +97,7 @@ void check_scale(double scale, const MaybeTensor& tensor, const char* argument, 
                     ": expected 1 unless the cache is float8_e4m3fn, got a tensor");
   TORCH_CHECK_VALUE(scale == 1.0, argument, ": expected a number or a tensor, got both");
   TORCH_CHECK_TYPE(tensor->scalar_type() == at::kFloat, argument, ": expected float32, got ",
-                   tensor->scalar_type());
+                   dispatcher::dtype_name(tensor->scalar_type()));
   TORCH_CHECK_VALUE(tensor->sym_numel() == 1, argument, ": expected one element, got ",
                     tensor->sym_sizes());
 }

@@ -155,7 +155,8 @@ void compute_in_place(const Call& call, const rotary::SpecificationPointer& spec
 /// Checks the rstd saved by forward: [batch, seq, heads] in the compute type.
 void check_rstd(const Tensor& rstd, const char* argument, const Tensor& normed, const Call& call) {
   TORCH_CHECK_TYPE(rstd.scalar_type() == dispatcher::compute_type(normed), argument, ": expected ",
-                   dispatcher::compute_type(normed), ", got ", rstd.scalar_type());
+                   dispatcher::dtype_name(dispatcher::compute_type(normed)), ", got ",
+                   dispatcher::dtype_name(rstd.scalar_type()));
   const c10::SymDimVector sizes = rstd_sizes(normed, rotary::dimensions(call.options.layout()));
   TORCH_CHECK_VALUE(rstd.sym_sizes() == c10::SymIntArrayRef(sizes), argument,
                     ": expected [batch, seq, heads], got ", rstd.sym_sizes());

@@ -35,7 +35,8 @@ void check_tables(const RotaryTables& tables, const Tensor& query, const Dimensi
     dispatcher::check_like(*tables.sin(), "sin", cos, "cos");
   } else {
     TORCH_CHECK_TYPE(cos.scalar_type() != at::kComplexHalf,
-                     "cos: expected complex64 or complex128, got ", cos.scalar_type());
+                     "cos: expected complex64 or complex128, got ",
+                     dispatcher::dtype_name(cos.scalar_type()));
   }
   TORCH_CHECK_VALUE(cos.dim() == 2 || cos.dim() == 3,
                     "cos: expected [batch or 1, seq, width] or [seq, width], got ",
@@ -83,9 +84,9 @@ void check(const Tensor& query, const Tensor* key, const RotaryTables& tables) {
 void check_written(const Tensor& out, const char* argument, const Tensor& in,
                    const char* in_argument, const RotaryTables& tables) {
   const at::ScalarType type = result_type(in.scalar_type(), tables);
-  TORCH_CHECK_TYPE(out.scalar_type() == type, argument, ": expected ", type,
+  TORCH_CHECK_TYPE(out.scalar_type() == type, argument, ": expected ", dispatcher::dtype_name(type),
                    ", the dtype to which ", in_argument, " and the tables promote, got ",
-                   out.scalar_type());
+                   dispatcher::dtype_name(out.scalar_type()));
   dispatcher::check_same_shape(out, argument, in, in_argument);
   dispatcher::check_writable(out, argument);
 }

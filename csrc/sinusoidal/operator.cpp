@@ -27,7 +27,7 @@ void check_position_type(const Tensor& positions) {
   TORCH_CHECK_TYPE(type == at::kInt || type == at::kLong || type == at::kFloat ||
                        type == at::kDouble || type == at::kBFloat16 || type == at::kHalf,
                    "positions: expected int32, int64, float32, float64, bfloat16 or float16, got ",
-                   type);
+                   dispatcher::dtype_name(type));
 }
 
 void check_positions(const Tensor& positions, const Tensor& x, const c10::SymInt& offset) {

@@ -33,7 +33,7 @@ SHOWN = {
         [
             "1,000,003           2.2e-02    4.7e-08",
             "[255.0, 256.0, 256.0, 258.0, 260.0, 260.0]",
-            "TypeError: positions: expected int32, int64, float32 or float64, got BFloat16",
+            "TypeError: positions: expected int32, int64, float32 or float64, got bfloat16",
             "same cosines as torch.cos(position * theta): True",
             "within 8,192 positions: 35",
             "linear              11.31  11.31  11.31  11.30  11.25",

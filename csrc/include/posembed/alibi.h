@@ -17,6 +17,7 @@
 #include <variant>
 
 #include "posembed/export.h"
+#include "posembed/given.h"
 
 namespace posembed {
 
@@ -38,17 +39,19 @@ POSEMBED_API const char* name(Slopes slopes);
 ///     alibi->softmax_(scores, posembed::ALiBiCall().scale(0.125).attention_mask(mask));
 struct POSEMBED_API ALiBiCall {
   /// Multiplies the scores, not the bias; default: 1, in attention 1 / sqrt(head_dim). Functions
-  /// without scores ignore it.
+  /// without scores refuse it.
   TORCH_ARG(std::optional<double>, scale) = std::nullopt;
-  /// true: bias -slope (i - j), and keys after the query are hidden. false: bias -slope |i - j|.
-  TORCH_ARG(bool, causal) = true;
+  /// true: bias -slope (i - j), and keys after the query are hidden. false: bias -slope |i - j|. A
+  /// module has its own and refuses the other one.
+  TORCH_ARG(Given<bool>, causal) = Given<bool>::default_to(true);
   /// Position of the first query; default: the last query is at the last key.
   TORCH_ARG(std::optional<c10::SymInt>, query_offset) = std::nullopt;
   /// [key] or [batch, key], bool or integers: keys with 0 are hidden.
   TORCH_ARG(std::optional<torch::Tensor>, attention_mask) = std::nullopt;
   /// With attention_mask and without positions, only visible keys are numbered, as in Bloom; see
-  /// functional::alibi_positions. Otherwise all keys are.
-  TORCH_ARG(bool, positions_from_mask) = false;
+  /// functional::alibi_positions. Otherwise all keys are. A module always does so, and refuses
+  /// false.
+  TORCH_ARG(Given<bool>, positions_from_mask) = Given<bool>::default_to(false);
   /// int32 or int64 [query] or [batch, query].
   TORCH_ARG(std::optional<torch::Tensor>, query_positions) = std::nullopt;
   /// int32 or int64 [key] or [batch, key].
@@ -189,7 +192,7 @@ struct POSEMBED_API ALiBiOptions {
 /// Adds ALiBi biases to attention scores. Slopes that are not learned are derived from the options
 /// whenever the module moves, so there is no state to cast or save.
 ///
-/// Methods set `causal` of the call from the module's options, and `positions_from_mask` to true.
+/// Methods take `causal` from the module's options, and `positions_from_mask` is true.
 ///
 ///     posembed::ALiBi alibi(posembed::ALiBiOptions(8));
 ///     auto y = at::scaled_dot_product_attention(q, k, v, alibi->forward(q.size(2)));

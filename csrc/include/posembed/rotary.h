@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "posembed/export.h"
+#include "posembed/given.h"
 #include "posembed/offset.h"
 #include "posembed/rotary_specification.h"
 
@@ -83,10 +84,10 @@ struct POSEMBED_API RotaryCall {
   /// + 1], the token at which each begins, then the number of tokens. Positions restart at `offset`
   /// in each.
   TORCH_ARG(std::optional<torch::Tensor>, cu_seqlens) = std::nullopt;
-  /// The order of the dimensions. A module uses its own.
-  TORCH_ARG(Layout, layout) = Layout::bshd;
+  /// The order of the dimensions. A module has its own and refuses another one.
+  TORCH_ARG(Given<Layout>, layout) = Given<Layout>::default_to(Layout::bshd);
   /// Frequencies to use instead of the specification's: float32/float64 [rotary_dim / 2], in
-  /// radians per position. A module uses its own.
+  /// radians per position. A module has its own and refuses others.
   TORCH_ARG(std::optional<torch::Tensor>, frequencies) = std::nullopt;
 };
 
@@ -193,8 +194,8 @@ class POSEMBED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbed
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
 
-  /// Rotates query; see functional::rotary for shapes and errors. Layout and frequencies are the
-  /// module's, not the call's.
+  /// Rotates query; see functional::rotary for shapes and errors.
+  /// @throws c10::ValueError the call has another layout than the module, or frequencies
   torch::Tensor forward(const torch::Tensor& query);
   torch::Tensor forward(const torch::Tensor& query, const RotaryCall& call);
   /// Rotates query and key in one launch.

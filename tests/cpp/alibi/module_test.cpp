@@ -200,4 +200,16 @@ TEST(ALiBiModule, BadInputRaisesC10Errors) {
   EXPECT_THROW(alibi->add_(torch::randn({2, 3, 4, 4})), c10::ValueError);
 }
 
+TEST(ALiBiModule, RefusesOptionsThatItHasItself) {
+  const torch::Tensor scores = torch::randn({1, 4, 3, 3});
+  for (const bool causal : {true, false}) {
+    ALiBi alibi(ALiBiOptions(4).causal(causal));
+    EXPECT_TRUE(
+        torch::equal(alibi->softmax(scores, ALiBiCall().causal(causal)), alibi->softmax(scores)));
+    EXPECT_THROW(alibi->softmax(scores, ALiBiCall().causal(!causal)), c10::ValueError);
+    EXPECT_THROW(alibi->softmax(scores, ALiBiCall().positions_from_mask(false)), c10::ValueError);
+    EXPECT_THROW(alibi->forward(3, 3, ALiBiCall().scale(0.5)), c10::ValueError);
+  }
+}
+
 }  // namespace

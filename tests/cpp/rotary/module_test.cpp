@@ -226,6 +226,47 @@ TEST(RotaryModule, BadInputRaisesC10Errors) {
   learned.learned_frequencies(true).numerics(posembed::Numerics::float32);
   EXPECT_THROW(RotaryEmbedding{learned}, c10::ValueError);
   EXPECT_THROW(RotarySpec::from_json("{\"head_dim\":8,\"theta\":1}"), c10::ValueError);
+  EXPECT_THROW(rope->forward(query, torch::Tensor(), {}), c10::TypeError);
+}
+
+/// The first line of what `call` throws.
+template <typename Call>
+std::string error_of(const Call& call) {
+  try {
+    call();
+  } catch (const c10::Error& error) {
+    const std::string text = error.what_without_backtrace();
+    return text.substr(0, text.find('\n'));
+  }
+  return "nothing";
+}
+
+TEST(RotaryModule, RefusesOptionsThatItHasItself) {
+  const torch::Tensor query = torch::randn({1, 3, 2, 8});
+  for (const Layout own : {Layout::bshd, Layout::bhsd}) {
+    RotaryEmbedding rope(RotaryOptions(8).layout(own));
+    EXPECT_TRUE(torch::equal(rope(query, RotaryCall().layout(own)), rope(query)));
+    for (const Layout other : {Layout::bshd, Layout::bhsd, Layout::sbhd}) {
+      if (other == own) continue;
+      EXPECT_EQ(
+          error_of([&] { rope(query, query, RotaryCall().layout(other)); }),
+          std::string("layout: expected the module's, ") + name(own) + ", got " + name(other));
+    }
+    const RotaryCall call = RotaryCall().frequencies(torch::ones({4}));
+    EXPECT_EQ(error_of([&] { rope->rotate_(query, call); }).rfind("frequencies: expected none", 0),
+              0U);
+  }
+}
+
+TEST(RotaryModule, MessagesNameTheLayoutThatFits) {
+  RotaryEmbedding rope(8);
+  const torch::Tensor query = torch::randn({2, 8, 10, 8}), key = torch::randn({2, 2, 10, 8});
+  EXPECT_EQ(error_of([&] { rope(query, key); }),
+            "key: expected seq 8, got 2 (layout 'bshd'; [2, 8, 10, 8] looks like 'bhsd')");
+  EXPECT_EQ(error_of([&] { rope(query, RotaryCall(torch::arange(10))); }),
+            "positions: expected seq 8, got 10 (layout 'bshd'; [2, 8, 10, 8] looks like 'bhsd')");
+  EXPECT_EQ(error_of([&] { rope(query, RotaryCall(torch::arange(9))); }),
+            "positions: expected seq 8, got 9 (layout 'bshd')");
 }
 
 }  // namespace

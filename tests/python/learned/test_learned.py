@@ -237,7 +237,9 @@ def test_opt_positions_are_those_of_transformers() -> None:
 
 
 def test_positions_among_padding_refuse() -> None:
-    with pytest.raises(TypeError, match="attention_mask: expected bool, int32 or int64, got Float"):
+    with pytest.raises(
+        TypeError, match="attention_mask: expected bool, int32 or int64, got float32"
+    ):
         pe.functional.opt_positions(torch.ones(1, 3))
     with pytest.raises(ValueError, match=r"past_length: expected 0 to 3, .* got 4"):
         pe.functional.opt_positions(torch.ones(1, 3, dtype=torch.int32), past_length=4)

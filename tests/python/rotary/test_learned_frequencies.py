@@ -139,7 +139,7 @@ def test_checkpoints_in_16_bits_leave_frequencies_wide(dtype: torch.dtype, assig
 def test_bound_modules_say_that_a_cast_has_narrowed_them() -> None:
     """Python casts a C++ module's tensors without its knowledge."""
     rope = pe.cpp.RotaryEmbedding(16, learned_frequencies=True).bfloat16()
-    with pytest.raises(TypeError, match="frequencies: expected float32 or float64, got BFloat16"):
+    with pytest.raises(TypeError, match="frequencies: expected float32 or float64, got bfloat16"):
         rope.forward(torch.randn(1, 6, 2, 16))
 
 

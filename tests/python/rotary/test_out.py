@@ -78,7 +78,7 @@ def rotate_pair(query_out: Tensor, key_out: Tensor, query: Tensor, key: Tensor) 
     ("call", "error", "text"),
     [
         (lambda q, k, m: rotate(torch.empty(2, 5, 4, 16), q), ValueError, "out: expected the shape of query"),
-        (lambda q, k, m: rotate(q.double(), q), TypeError, "out: expected the dtype of query, Float, got Double"),
+        (lambda q, k, m: rotate(q.double(), q), TypeError, "out: expected the dtype of query, float32, got float64"),
         (lambda q, k, m: rotate(q.to("meta"), q), ValueError, "query: expected the device of out"),
         (lambda q, k, m: rotate(torch.empty(2, 6, 16, 4).transpose(2, 3), q), ValueError, "out: expected a contiguous last dimension"),
         (lambda q, k, m: rotate(torch.empty(1, 6, 4, 16).expand(2, -1, -1, -1), q), ValueError, "out: expected elements that do not share memory"),

@@ -182,7 +182,7 @@ def test_keeps_only_its_arguments_and_rstd(device: torch.device) -> None:
         ({"key_weight": torch.ones(1, 16)}, ValueError, r"key_weight: expected \[head_dim\]"),
         ({"key_weight": torch.ones(16).half()}, TypeError, "key_weight: expected the dtype of"),
         ({"key": torch.ones(2, 6, 1, 8)}, ValueError, "key: expected head_dim 16, got 8"),
-        ({"eps": "0"}, RuntimeError, "for argument 'eps' but instead found type 'str'"),
+        ({"eps": "0"}, TypeError, "eps: expected a float, got a str"),
         ({"layout": "hsbd"}, ValueError, "layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got"),
         ({"eps": -1.0}, ValueError, "eps: expected a finite number of at least 0, got -1"),
         ({"weight_offset": float("nan")}, ValueError, "weight_offset: expected a finite number"),

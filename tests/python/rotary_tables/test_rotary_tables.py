@@ -194,7 +194,7 @@ QUERY, TABLE = torch.zeros(2, 3, 5, 8), torch.zeros(5, 8)
         (lambda: rotary_tables(QUERY, QUERY[:1], TABLE, TABLE), ValueError, "key: expected batch 2, got 1"),
         (lambda: rotary_tables(QUERY.int(), None, TABLE, TABLE), TypeError, "query: expected"),
         (lambda: rotary_tables(QUERY, None, TABLE.int(), TABLE.int()), TypeError, "cos: expected"),
-        (lambda: pe.functional.rotary_tables_(QUERY.bfloat16(), None, TABLE, TABLE), TypeError, "query: expected Float, the dtype to which query and the tables promote"),
+        (lambda: pe.functional.rotary_tables_(QUERY.bfloat16(), None, TABLE, TABLE), TypeError, "query: expected float32, the dtype to which query and the tables promote"),
         (lambda: rotary_tables(QUERY, QUERY, TABLE, TABLE, out=QUERY), ValueError, r"out: expected \(query_out, key_out\), got Tensor"),
         (lambda: rotary_tables(QUERY, None, TABLE, TABLE, out=(QUERY, QUERY)), ValueError, "out: expected a tensor, got tuple"),
         (lambda: pe.functional.rotary_tables_(QUERY.clone().requires_grad_(), None, TABLE, TABLE), ValueError, "query: requires grad"),
