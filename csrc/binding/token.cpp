@@ -44,7 +44,8 @@ void resize(TokenEmbeddingImpl& self, int64_t num_embeddings,
   if (const auto* rows = std::get_if<torch::Tensor>(&initialization)) {
     how.rows(*rows);
   } else {
-    how.initialization(std::get<std::string>(initialization));
+    how.initialization(
+        dispatcher::enum_from<Initialization>(std::get<std::string>(initialization)));
   }
   self.resize(num_embeddings, how);
 }

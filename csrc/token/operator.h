@@ -16,6 +16,13 @@
 namespace posembed::dispatcher {
 
 template <>
+struct EnumArgument<Initialization> {
+  static constexpr const char* argument = "initialization";
+  static constexpr Initialization values[] = {
+      Initialization::mean, Initialization::mean_and_covariance, Initialization::normal};
+};
+
+template <>
 struct EnumArgument<TableGradient> {
   static constexpr const char* argument = "gradient";
   static constexpr TableGradient values[] = {TableGradient::dense, TableGradient::rows};

@@ -64,6 +64,17 @@ std::vector<Tensor*> states_of(torch::optim::Optimizer* optimizer, const Tensor&
 
 }  // namespace
 
+const char* name(Initialization initialization) {
+  switch (initialization) {
+    case Initialization::mean_and_covariance:
+      return "mean-and-covariance";
+    case Initialization::normal:
+      return "normal";
+    default:
+      return "mean";
+  }
+}
+
 void TokenEmbeddingImpl::resize(int64_t num_embeddings, const ResizeOptions& how,
                                 torch::optim::Optimizer* optimizer) {
   const torch::NoGradGuard no_grad;
@@ -73,7 +84,8 @@ void TokenEmbeddingImpl::resize(int64_t num_embeddings, const ResizeOptions& how
   const std::vector<Tensor*> states = states_of(optimizer, weight);
   const auto rows = how.rows().defined() ? std::optional<Tensor>(how.rows()) : std::nullopt;
   // The parameter stays the same object, so that optimizers and tied modules still refer to it.
-  weight.set_data(token::embedding_resize(weight, num_embeddings, rows, how.initialization(),
+  weight.set_data(token::embedding_resize(weight, num_embeddings, rows,
+                                          posembed::name(how.initialization()),
                                           how.covariance_scale(), how.generator()));
   weight.mutable_grad() = Tensor();
   options.num_embeddings(num_embeddings);

@@ -209,6 +209,8 @@ struct POSEMBED_API InputCall {
 ///     auto h = embed->forward(ids);  // [batch, seq] -> [batch, seq, 768]
 class POSEMBED_API InputEmbeddingImpl : public torch::nn::Cloneable<InputEmbeddingImpl> {
  public:
+  InputEmbeddingImpl(int64_t num_embeddings, int64_t embedding_dim)
+      : InputEmbeddingImpl(InputOptions(num_embeddings, embedding_dim)) {}
   explicit InputEmbeddingImpl(const InputOptions& options);
 
   void reset() override;

@@ -105,11 +105,19 @@ struct POSEMBED_API TokenOptions {
   std::optional<double> scale_ = 1.0;  // none: the square root of embedding_dim
 };
 
+/// What TokenEmbedding::resize fills new rows with.
+enum class Initialization {
+  mean,                 ///< the mean of the old rows
+  mean_and_covariance,  ///< N(mean, covariance_scale * covariance) of the old rows
+  normal,               ///< N(0, 1)
+};
+
+/// "mean", "mean-and-covariance" or "normal".
+POSEMBED_API const char* name(Initialization initialization);
+
 /// How TokenEmbedding::resize fills new rows.
 struct POSEMBED_API ResizeOptions {
-  /// "mean": the mean of the old rows. "mean-and-covariance": drawn from the normal distribution
-  /// with their mean and covariance_scale times their covariance. "normal": drawn from N(0, 1).
-  TORCH_ARG(std::string, initialization) = "mean";
+  TORCH_ARG(Initialization, initialization) = Initialization::mean;
   /// The new rows themselves; then initialization is not used.
   TORCH_ARG(torch::Tensor, rows) = torch::Tensor();
   /// The default is that of transformers: new rows differ from each other, but hardly change the

@@ -179,7 +179,7 @@ TEST(InputModule, SinusoidsOfFairseqSkipPadding) {
 }
 
 TEST(InputModule, RefusesWhatDoesNotFit) {
-  EXPECT_THROW(InputEmbedding(InputOptions(11, 8)), c10::ValueError);
+  EXPECT_THROW(InputEmbedding(11, 8), c10::ValueError);  // how many positions?
   EXPECT_THROW(InputEmbedding(InputOptions(11, 8).positions(Positions::none).max_positions(3)),
                c10::ValueError);
   EXPECT_THROW(InputEmbedding(bert().dropout(2.0)), c10::ValueError);
