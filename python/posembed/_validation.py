@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import operator
 import reprlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from torch.compiler import is_compiling
 
 Number = TypeVar("Number", int, float)
 
+_NONE: Mapping[str, str] = {}
 _BRIEF = reprlib.Repr()
 _BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 200
 _BRIEF.maxlist = _BRIEF.maxset = _BRIEF.maxdict = 8
@@ -38,6 +40,23 @@ def whole(name: str, value: Any) -> int:
         return constant(operator.index(value))
     except TypeError:
         raise ValueError(f"{name}: expected a whole number, got {value!r}") from None
+
+
+def check_options(
+    owner: str, options: Iterable[str], known: Iterable[str], aliases: Mapping[str, str] = _NONE
+) -> None:
+    """Raises TypeError for an option that ``owner`` does not have, with a guess what was meant.
+
+    ``aliases`` are names that other libraries give to known options.
+    """
+    names = [*known]
+    for name in options:
+        if name in names:
+            continue
+        close = difflib.get_close_matches(name, names, 1)
+        meant = aliases.get(name) or (close[0] if close else None)
+        guess = "" if meant is None else f"did you mean {meant}? "
+        raise TypeError(f"{owner}: no option {name!r}; {guess}It has {', '.join(names)}")
 
 
 def finite(name: str, value: Any) -> float:

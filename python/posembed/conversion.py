@@ -8,6 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from posembed.functional._gate import gated
+
+_PERMUTE_WEIGHT = gated(torch.ops.posembed.rotary_permute_weight.default)
+
 
 def permute_rotary_weight(
     weight: Tensor,
@@ -45,7 +49,7 @@ def permute_rotary_weight(
     """
     if to not in ("interleaved", "half_split"):
         raise ValueError(f"to: expected 'interleaved' or 'half_split', got {to!r}")
-    return torch.ops.posembed.rotary_permute_weight.default(  # type: ignore[no-any-return]
+    return _PERMUTE_WEIGHT(  # type: ignore[no-any-return]
         weight,
         num_heads,
         to == "interleaved",

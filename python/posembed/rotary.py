@@ -6,23 +6,24 @@ Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, overload
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypedDict, overload
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
-from typing_extensions import Self
+from typing_extensions import Self, Unpack
 
 from posembed import functional
 from posembed._leaf import Leaf
 from posembed._offset import positions_from
-from posembed._validation import flag
+from posembed._validation import check_options, flag
 from posembed.functional import Device, Layout
+from posembed.functional._options import rotary_text
 from posembed.functional._rotary import ROTARY, ROTARY_PAIR, rotated
 from posembed.scaling import DynamicNtkScaling, LongRopeScaling
 from posembed.sharding import set_values
-from posembed.specification import Numerics, RotarySpec
+from posembed.specification import Numerics, RotaryFields, RotarySpec
 
 
 def regimes(spec: RotarySpec) -> tuple[RotarySpec, RotarySpec | None, int] | None:
@@ -45,6 +46,41 @@ def refuse_narrow(frequencies: Tensor) -> None:
         )
 
 
+class ModuleOptions(TypedDict, total=False):
+    """Options of :class:`RotaryEmbedding` beside those of its specification."""
+
+    layout: Layout
+    learned_frequencies: bool
+    device: Device | None
+    dtype: torch.dtype | None
+
+
+class SizedOptions(ModuleOptions, RotaryFields, total=False):
+    """Options of :class:`RotaryEmbedding` beside head_dim."""
+
+
+ALIASES = {"theta": "base", "rope_theta": "base", "dim": "head_dim", "rope_scaling": "scaling"}
+
+
+def _specification(
+    head_dim: int | RotarySpec | None, spec: RotarySpec | None, options: dict[str, Any]
+) -> RotarySpec:
+    """The specification that the arguments of :class:`RotaryEmbedding` describe."""
+    known = ("head_dim", "spec", *SizedOptions.__annotations__)
+    check_options("RotaryEmbedding", options, known, ALIASES)
+    if (head_dim is None) == (spec is None):
+        got = "neither" if spec is None else "both"
+        raise TypeError(f"head_dim: expected it or a RotarySpec, got {got}")
+    if isinstance(head_dim, RotarySpec):
+        spec = head_dim
+    if spec is None:
+        return RotarySpec(head_dim, **options)  # type: ignore[arg-type]
+    rotary_text(spec)  # raises for another type
+    if options:
+        raise ValueError(f"{next(iter(options))}: expected none beside a RotarySpec; set it there")
+    return spec
+
+
 class RotaryEmbedding(Leaf, nn.Module):
     """Rotates query and key by their positions.
 
@@ -54,7 +90,9 @@ class RotaryEmbedding(Leaf, nn.Module):
     multiply the rounding error.
 
     Args:
-        spec_or_head_dim: A :class:`RotarySpec`, or head_dim with ``spec_options``.
+        head_dim: Components of one head; or a :class:`RotarySpec`, which may also be passed as
+            ``spec``.
+        spec: A specification, instead of head_dim and ``options``.
         layout: Order of dimensions: "bshd" [batch, seq, heads, head_dim], "bhsd", "sbhd", or
             "thd" [tokens, heads, head_dim].
         numerics: How angles and products are rounded; see :class:`RotarySpec`. Default: the
@@ -63,13 +101,14 @@ class RotaryEmbedding(Leaf, nn.Module):
             [rotary_dim / 2], in radians per position. Requires numerics "exact".
         device: Device of learned frequencies.
         dtype: float64 for learned frequencies in float64; with any other dtype they are float32.
-        **spec_options: Fields of :class:`RotarySpec`.
+        **options: Fields of :class:`RotarySpec`.
 
     Raises:
-        ValueError: A field, layout or numerics value is unknown; ``spec_options`` are passed
-            together with a specification; or learned frequencies are requested for a specification
-            that depends on the sequence length, or with numerics other than "exact".
-        TypeError: ``spec_options`` contains a name that is not a field of :class:`RotarySpec`.
+        ValueError: A field, layout or numerics value is unknown; ``options`` are passed together
+            with a specification; or learned frequencies are requested for a specification that
+            depends on the sequence length, or with numerics other than "exact".
+        TypeError: ``options`` contains a name that is not a field of :class:`RotarySpec`; or
+            neither head_dim nor a specification is passed, or both.
 
     Examples:
         >>> import torch, posembed as pe
@@ -82,26 +121,41 @@ class RotaryEmbedding(Leaf, nn.Module):
 
     frequencies: nn.Parameter | None
 
+    @overload
+    def __init__(self, head_dim: int, **options: Unpack[SizedOptions]) -> None: ...
+
+    @overload
     def __init__(
         self,
-        spec_or_head_dim: RotarySpec | int,
+        head_dim: RotarySpec,
         *,
+        numerics: Numerics | None = None,
+        **options: Unpack[ModuleOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        *,
+        spec: RotarySpec,
+        numerics: Numerics | None = None,
+        **options: Unpack[ModuleOptions],
+    ) -> None: ...
+
+    def __init__(
+        self,
+        head_dim: int | RotarySpec | None = None,
+        *,
+        spec: RotarySpec | None = None,
         layout: Layout = "bshd",
         numerics: Numerics | None = None,
         learned_frequencies: bool = False,
         device: Device | None = None,
         dtype: torch.dtype | None = None,
-        **spec_options: Any,
+        **options: Any,
     ) -> None:
         super().__init__()
-        if isinstance(spec_or_head_dim, RotarySpec):
-            if spec_options:
-                raise ValueError(
-                    f"spec_options: expected none beside a RotarySpec, got {spec_options}"
-                )
-            self.spec = spec_or_head_dim
-        else:
-            self.spec = RotarySpec(spec_or_head_dim, **spec_options)
+        self.spec = _specification(head_dim, spec, options)
         if numerics is not None:
             self.spec = dataclasses.replace(self.spec, numerics=numerics)
         if layout not in ("bshd", "bhsd", "sbhd", "thd"):
@@ -164,18 +218,36 @@ class RotaryEmbedding(Leaf, nn.Module):
         return self._spec.head_dim
 
     @classmethod
-    def from_config(cls, config: Any, layer_type: str | None = None, **options: Any) -> Self:
+    def from_config(
+        cls,
+        config: Any,
+        layer_type: str | None = None,
+        *,
+        part: str | None = None,
+        interleaved: bool | None = None,
+        base: float | None = None,
+        ignore: Iterable[str] = (),
+        numerics: Numerics | None = None,
+        **options: Unpack[ModuleOptions],
+    ) -> Self:
         """Builds the module from a model's configuration; see :meth:`RotarySpec.from_huggingface`.
 
         Args:
             config: A dict, a ``PretrainedConfig``, or the path of a config.json or of its folder.
             layer_type: Needed if layers differ: "full_attention", "sliding_attention", and so on.
-            **options: ``part``, ``interleaved``, ``base`` and ``ignore`` of
-                :meth:`RotarySpec.from_huggingface`, and options of the module.
+            part: As in :meth:`RotarySpec.from_huggingface`.
+            interleaved: As in :meth:`RotarySpec.from_huggingface`.
+            base: As in :meth:`RotarySpec.from_huggingface`.
+            ignore: As in :meth:`RotarySpec.from_huggingface`.
+            numerics: As in the module.
+            **options: ``layout``, ``learned_frequencies``, ``device`` and ``dtype``. transformers'
+                models have the layout "bhsd".
         """
-        names = {"part", "interleaved", "base", "ignore"} & set(options)
-        stated = {name: options.pop(name) for name in names}
-        return cls(RotarySpec.from_huggingface(config, layer_type, **stated), **options)
+        check_options("RotaryEmbedding.from_config", options, ModuleOptions.__annotations__)
+        spec = RotarySpec.from_huggingface(
+            config, layer_type, part=part, interleaved=interleaved, base=base, ignore=ignore
+        )
+        return cls(spec, numerics=numerics, **options)
 
     def spec_for(self, seq_len: int | None) -> RotarySpec:
         """The specification, resolved if its frequencies depend on the length.

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -97,6 +97,20 @@ def canonical_text(family: str, fields: dict[str, Any]) -> str:
     if error:
         raise ValueError(error)
     return text
+
+
+class RotaryFields(TypedDict, total=False):
+    """The fields of :class:`RotarySpec` besides head_dim, as options of other functions."""
+
+    base: float
+    rotary_dim: int | None
+    rotary_start: int
+    interleaved: bool
+    scaling: RotaryScaling | None
+    sections: Sections | None
+    custom_frequencies: Sequence[float] | None
+    reverse: bool
+    numerics: Numerics
 
 
 @dataclasses.dataclass(frozen=True)

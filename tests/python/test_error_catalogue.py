@@ -81,6 +81,9 @@ PROVOKED: dict[type[Exception], tuple[Callable[..., object], ...]] = {
         lambda: rotate(1, 4, 2, 128, positions=torch.tensor([0, 1, -2, 3])),
     ),
     TypeError: (
+        lambda: rotate(1, 4, 2, 128, positions=[0, 1, 2, 3]),
+        lambda: rotate(1, 4, 2, 128, offset=1.5),
+        lambda: pe.RotaryEmbedding(128, bse=500000.0),
         lambda: rotate(1, 4, 2, 128, positions=torch.arange(4.0).bfloat16()),
         lambda: pe.TokenEmbedding(4, 2)(torch.tensor([1.0])),
         lambda: pe.RotaryEmbedding(128)(torch.ones(1, 4, 2, 128, dtype=torch.int32)),
@@ -93,6 +96,7 @@ PROVOKED: dict[type[Exception], tuple[Callable[..., object], ...]] = {
         lambda: rotate(1, 4, 2, 64),
         lambda: rotate(4, 2, 128),
         lambda: pe.RotaryEmbedding(128, layout="bsdh"),
+        lambda: rotate(2, 8, 10, 128, key=torch.randn(2, 2, 10, 128)),
         lambda: rotate(1, 4, 2, 128, key=torch.randn(1, 5, 2, 128)),
         lambda: rotate(1, 4, 2, 128, positions=torch.arange(3)),
         axes,

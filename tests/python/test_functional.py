@@ -106,19 +106,3 @@ SEEN: dict[str, Callable[[], Tensor]] = {
 @pytest.mark.parametrize("name", SEEN)
 def test_subclasses_see_the_operator(name: str) -> None:
     assert type(SEEN[name]()) is Subclass
-
-
-WRONG: dict[str, Callable[[], Any]] = {
-    "'Tensor' for argument 'ids'": lambda: functional.embedding([1], TABLE),
-    "'float' for argument 'scale'": lambda: functional.embedding(IDS, TABLE, scale="2"),
-    "'Optional.Tensor.' for argument 'position'": lambda: functional.input_embedding(IDS, TABLE, 3),
-    "'int' for argument 'offset'": lambda: functional.learned_add(ROWS, TABLE, offset=1.5),
-    "'str' for argument 'layout'": lambda: functional.rotary(HEADS, spec=SPEC, layout=4),
-}
-
-
-@pytest.mark.parametrize("message", WRONG)
-def test_arguments_of_the_wrong_type_are_named(message: str) -> None:
-    """By torch, which raises a RuntimeError with the schema."""
-    with pytest.raises(RuntimeError, match=f"Expected a value of type {message}"):
-        WRONG[message]()

@@ -9,16 +9,24 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
+from posembed.functional._gate import gated
 from posembed.functional._options import Device
 from posembed.score_positions import ScorePositions
 from posembed.sharding import any_sharded, call, is_sharded
 
-_ALIBI_BIAS = torch.ops.posembed.alibi_bias.default
+_ALIBI_ATTENTION = gated(torch.ops.posembed.alibi_attention.default)
+_ALIBI_BIAS_OUT = gated(torch.ops.posembed.alibi_bias_out.default)
+_ALIBI_CHECK_ATTENTION = gated(torch.ops.posembed.alibi_check_attention.default)
+_ALIBI_LSE_CORRECTION = gated(torch.ops.posembed.alibi_lse_correction.default)
+_ALIBI_POSITIONS = gated(torch.ops.posembed.alibi_positions.default)
+_ALIBI_SCALED_SLOPES = gated(torch.ops.posembed.alibi_scaled_slopes.default)
+_ALIBI_SLOPES = gated(torch.ops.posembed.alibi_slopes.default)
+_ALIBI_BIAS = gated(torch.ops.posembed.alibi_bias.default)
 _ON_SCORES = {
-    "alibi_add": torch.ops.posembed.alibi_add.default,
-    "alibi_add_": torch.ops.posembed.alibi_add_.default,
-    "alibi_softmax": torch.ops.posembed.alibi_softmax.default,
-    "alibi_softmax_": torch.ops.posembed.alibi_softmax_.default,
+    "alibi_add": gated(torch.ops.posembed.alibi_add.default),
+    "alibi_add_": gated(torch.ops.posembed.alibi_add_.default),
+    "alibi_softmax": gated(torch.ops.posembed.alibi_softmax.default),
+    "alibi_softmax_": gated(torch.ops.posembed.alibi_softmax_.default),
 }
 
 
@@ -87,7 +95,7 @@ def alibi_slopes(
         >>> pe.functional.alibi_slopes(4)
         tensor([0.2500, 0.0625, 0.0156, 0.0039])
     """
-    return torch.ops.posembed.alibi_slopes.default(  # type: ignore[no-any-return]
+    return _ALIBI_SLOPES(  # type: ignore[no-any-return]
         num_heads,
         kind,
         max_bias,
@@ -120,7 +128,7 @@ def alibi_scaled_slopes(slopes: Tensor, key_length: int, train_length: int) -> T
     """
     if is_sharded(slopes):
         return call("alibi_scaled_slopes", slopes, key_length, train_length)  # type: ignore[no-any-return]
-    return torch.ops.posembed.alibi_scaled_slopes.default(  # type: ignore[no-any-return]
+    return _ALIBI_SCALED_SLOPES(  # type: ignore[no-any-return]
         slopes, key_length, train_length
     )
 
@@ -144,7 +152,7 @@ def alibi_positions(attention_mask: Tensor) -> Tensor:
         >>> pe.functional.alibi_positions(torch.tensor([0, 0, 1, 1, 0, 1]))
         tensor([0, 0, 0, 1, 0, 2])
     """
-    return torch.ops.posembed.alibi_positions.default(attention_mask)  # type: ignore[no-any-return]
+    return _ALIBI_POSITIONS(attention_mask)  # type: ignore[no-any-return]
 
 
 def alibi_bias(
@@ -211,7 +219,7 @@ def bias(
         return _ALIBI_BIAS(slopes, query_length, key_length, dtype, *options)  # type: ignore[no-any-return]
     if dtype not in (None, out.dtype):
         raise TypeError(f"dtype: expected none or that of out, {out.dtype}, got {dtype}")
-    torch.ops.posembed.alibi_bias_out.default(out, slopes, query_length, key_length, *options)
+    _ALIBI_BIAS_OUT(out, slopes, query_length, key_length, *options)
     return out
 
 
@@ -377,12 +385,12 @@ def alibi_attention(
     options = (scale, dropout, *score_options(causal, positions_from_mask, **positions))
     if is_sharded(query):
         return call("alibi_attention", query, key, value, slopes, *options)  # type: ignore[no-any-return]
-    return torch.ops.posembed.alibi_attention.default(query, key, value, slopes, *options)  # type: ignore[no-any-return]
+    return _ALIBI_ATTENTION(query, key, value, slopes, *options)  # type: ignore[no-any-return]
 
 
 def check_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> None:
     """Makes the checks of :func:`alibi_attention`, for other attention backends."""
-    torch.ops.posembed.alibi_check_attention.default(query, key, value, dropout)
+    _ALIBI_CHECK_ATTENTION(query, key, value, dropout)
 
 
 def alibi_lse_correction(
@@ -427,4 +435,4 @@ def alibi_lse_correction(
     options = (query_length, query_start, key_start, form, causal)
     if is_sharded(slopes):
         return call("alibi_lse_correction", slopes, *options)  # type: ignore[no-any-return]
-    return torch.ops.posembed.alibi_lse_correction.default(slopes, *options)  # type: ignore[no-any-return]
+    return _ALIBI_LSE_CORRECTION(slopes, *options)  # type: ignore[no-any-return]

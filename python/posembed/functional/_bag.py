@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from posembed.functional._gate import check_tensors, gated
 from posembed.functional._options import BagMode, Gradient
 from posembed.functional._token import padding_row
 from posembed.sharding import any_sharded, call
 
-_TOKEN_BAG = torch.ops.posembed.token_bag.default
+_TOKEN_BAG = gated(torch.ops.posembed.token_bag.default)
 _SUM = (-1, False, "sum", None, "dense")  # the defaults of the operator's last options
 
 
@@ -58,6 +59,8 @@ def token_bag(
         tensor([[0.5000, 1.0000],
                 [1.0000, 1.0000]])
     """
+    if padding_idx is not None:
+        check_tensors(weight=weight)
     padding = padding_row(padding_idx, weight)
     return pooled(weight, ids, offsets, padding, include_last_offset, mode, weights, gradient)
 

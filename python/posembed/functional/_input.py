@@ -7,9 +7,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from posembed.functional._gate import check_tensors, gated
 from posembed.functional._options import Gradient, sinusoidal_text
 from posembed.functional._token import padding_row
 from posembed.specification import SinusoidalSpec
+
+_INPUT_EMBEDDING = gated(torch.ops.posembed.input_embedding.default)
 
 _PLAIN = (-1, -1, "dense", 0, False)  # the defaults of the operator's last options
 
@@ -83,7 +86,10 @@ def input_embedding(
         >>> y = pe.functional.input_embedding(ids, token, position, norm="layer")
     """
     if dropout > 0 and seed is None:
+        check_tensors(ids=ids)
         seed = torch.randint(2**62, (1,), dtype=torch.int64, device=ids.device)
+    if padding_idx is not None:
+        check_tensors(token=token)
     rare = (
         padding_row(padding_idx, token),
         -1 if position_padding_idx is None else position_padding_idx,
@@ -91,7 +97,7 @@ def input_embedding(
         first_token,
         own_rows,
     )
-    return torch.ops.posembed.input_embedding.default(  # type: ignore[no-any-return]
+    return _INPUT_EMBEDDING(  # type: ignore[no-any-return]
         token,
         ids,
         position,

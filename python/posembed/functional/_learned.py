@@ -7,9 +7,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from posembed.functional._gate import check_tensors, gated
 from posembed.sharding import any_sharded, call, is_sharded, with_rows
 
-_LEARNED_ADD = torch.ops.posembed.learned_add.default
+_LEARNED_ENCODE = gated(torch.ops.posembed.learned_encode.default)
+_LEARNED_EXTEND = gated(torch.ops.posembed.learned_extend.default)
+_LEARNED_POSITIONS = gated(torch.ops.posembed.learned_positions.default, past="past_length")
+_LEARNED_ADD = gated(torch.ops.posembed.learned_add.default)
 
 
 def learned_add(
@@ -70,7 +74,7 @@ def learned_encode(weight: Tensor, positions: Tensor, *, first_row: int = 0) -> 
     """
     if any_sharded(weight, positions):
         return call("learned_encode", weight, positions, first_row)  # type: ignore[no-any-return]
-    return torch.ops.posembed.learned_encode.default(weight, positions, first_row)  # type: ignore[no-any-return]
+    return _LEARNED_ENCODE(weight, positions, first_row)  # type: ignore[no-any-return]
 
 
 def learned_extend(
@@ -105,12 +109,11 @@ def learned_extend(
     if is_sharded(weight):
         options: dict[str, Any] = {"first_row": first_row, "method": method}
         return with_rows(lambda whole: learned_extend(whole, max_positions, **options), weight)
+    check_tensors(weight=weight)
     empty = weight.dim() == 2 and weight.shape[1] == 0
     # Interpolation rejects rows of 0 components, so add one and remove it afterwards.
     rows = torch.nn.functional.pad(weight, (0, 1)) if empty else weight
-    longer: Tensor = torch.ops.posembed.learned_extend.default(
-        rows, max_positions, first_row, method
-    )
+    longer: Tensor = _LEARNED_EXTEND(rows, max_positions, first_row, method)
     return longer[:, :0].contiguous() if empty else longer
 
 
@@ -135,9 +138,10 @@ def roberta_positions(ids: Tensor, padding_idx: int, *, past_length: int = 0) ->
         >>> pe.functional.roberta_positions(torch.tensor([[0, 31414, 2, 1, 1]]), padding_idx=1)
         tensor([[ 0,  1,  2, -1, -1]])
     """
+    check_tensors(ids=ids)
     if ids.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"ids: expected int32 or int64, got {ids.dtype}")
-    return torch.ops.posembed.learned_positions.default(ids.ne(padding_idx), past_length)  # type: ignore[no-any-return]
+    return _LEARNED_POSITIONS(ids.ne(padding_idx), past_length)  # type: ignore[no-any-return]
 
 
 def opt_positions(attention_mask: Tensor, *, past_length: int = 0) -> Tensor:
@@ -158,7 +162,8 @@ def opt_positions(attention_mask: Tensor, *, past_length: int = 0) -> Tensor:
         >>> pe.functional.opt_positions(torch.tensor([[0, 0, 1, 1, 1]]))
         tensor([[-1, -1,  0,  1,  2]])
     """
-    return torch.ops.posembed.learned_positions.default(attention_mask, 0, past_length)  # type: ignore[no-any-return]
+    check_tensors(attention_mask=attention_mask)
+    return _LEARNED_POSITIONS(attention_mask, 0, past_length)  # type: ignore[no-any-return]
 
 
 def fairseq_positions(ids: Tensor, padding_idx: int) -> Tensor:

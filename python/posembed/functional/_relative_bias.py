@@ -5,8 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from posembed.functional._gate import gated
 from posembed.functional._options import RelativeBuckets
 from posembed.sharding import call, is_sharded
+
+_RELATIVE_BIAS = gated(torch.ops.posembed.relative_bias.default)
+_RELATIVE_BUCKETS = gated(torch.ops.posembed.relative_buckets.default)
 
 
 def relative_buckets(
@@ -41,7 +45,7 @@ def relative_buckets(
         >>> pe.functional.relative_buckets(torch.tensor([-200, -9, -1, 0, 1, 9, 200])).tolist()
         [15, 8, 1, 0, 17, 24, 31]
     """
-    return torch.ops.posembed.relative_buckets.default(  # type: ignore[no-any-return]
+    return _RELATIVE_BUCKETS(  # type: ignore[no-any-return]
         distances, num_buckets, max_distance, bidirectional, kind
     )
 
@@ -86,4 +90,4 @@ def relative_bias(
     options = (max_distance, bidirectional, kind)
     if is_sharded(weight):
         return call("relative_bias", weight, *lengths, *options)  # type: ignore[no-any-return]
-    return torch.ops.posembed.relative_bias.default(weight, *lengths, *options)  # type: ignore[no-any-return]
+    return _RELATIVE_BIAS(weight, *lengths, *options)  # type: ignore[no-any-return]

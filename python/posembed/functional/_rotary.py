@@ -7,12 +7,18 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from posembed.functional._gate import gated
 from posembed.functional._options import Layout, rotary_text
 from posembed.sharding import call, is_sharded, refuse_sharded
 from posembed.specification import RotarySpec
 
-ROTARY = torch.ops.posembed.rotary.default
-ROTARY_PAIR = torch.ops.posembed.rotary_pair.default
+_ROTARY_ = gated(torch.ops.posembed.rotary_.default)
+_ROTARY_OUT = gated(torch.ops.posembed.rotary_out.default)
+_ROTARY_PAIR_ = gated(torch.ops.posembed.rotary_pair_.default)
+_ROTARY_PAIR_OUT = gated(torch.ops.posembed.rotary_pair_out.default)
+_ROTARY_REROTATE_ = gated(torch.ops.posembed.rotary_rerotate_.default)
+ROTARY = gated(torch.ops.posembed.rotary.default)
+ROTARY_PAIR = gated(torch.ops.posembed.rotary_pair.default)
 
 
 @overload
@@ -165,9 +171,9 @@ def rotate_into(
     query_out, key_out = out if isinstance(out, tuple) else (out, None)
     options = (spec, positions, layout, offset, inverse, cu_seqlens, frequencies)
     if key is None:
-        torch.ops.posembed.rotary_out.default(query_out, query, *options)
+        _ROTARY_OUT(query_out, query, *options)
     else:
-        torch.ops.posembed.rotary_pair_out.default(query_out, key_out, query, key, *options)
+        _ROTARY_PAIR_OUT(query_out, key_out, query, key, *options)
 
 
 def rerotate_(
@@ -210,7 +216,7 @@ def rerotate_(
         >>> cache = pe.functional.rerotate_(cache, positions, positions - 100, spec=spec)
     """
     refuse_sharded(key=key)
-    torch.ops.posembed.rotary_rerotate_.default(
+    _ROTARY_REROTATE_(
         key,
         old_positions,
         new_positions,
@@ -305,7 +311,7 @@ def rotary_(
             "rotary_pair_", query, key, *options
         )
     elif key is None:
-        torch.ops.posembed.rotary_.default(query, *options)
+        _ROTARY_(query, *options)
     else:
-        torch.ops.posembed.rotary_pair_.default(query, key, *options)
+        _ROTARY_PAIR_(query, key, *options)
     return query if key is None else (query, key)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from posembed.functional._gate import gated
 from posembed.functional._options import CacheLayout, Layout, rotary_text
 from posembed.sharding import call, is_sharded, refuse_sharded
 from posembed.specification import RotarySpec
+
+_MLA_ROTARY = gated(torch.ops.posembed.mla_rotary.default)
+_MLA_ROTARY_CACHE_ = gated(torch.ops.posembed.mla_rotary_cache_.default)
+_ROTARY_CACHE_ = gated(torch.ops.posembed.rotary_cache_.default)
 
 
 def scale_parts(scale: float | Tensor) -> tuple[float, Tensor | None]:
@@ -84,7 +89,7 @@ def rotary_cache_(
         refuse_sharded(query=query, key_cache=key_cache)
     key_number, key_tensor = scale_parts(key_scale)
     value_number, value_tensor = scale_parts(value_scale)
-    torch.ops.posembed.rotary_cache_.default(
+    _ROTARY_CACHE_(
         query,
         key,
         value,
@@ -146,7 +151,7 @@ def mla_rotary(
     options = (rotary_text(spec), positions, layout, offset, inverse)
     if is_sharded(query) or is_sharded(key_rope):
         return call("mla_rotary", query, key_rope, *options)  # type: ignore[no-any-return]
-    return torch.ops.posembed.mla_rotary.default(query, key_rope, *options)  # type: ignore[no-any-return]
+    return _MLA_ROTARY(query, key_rope, *options)  # type: ignore[no-any-return]
 
 
 def mla_rotary_cache_(
@@ -198,7 +203,7 @@ def mla_rotary_cache_(
     """
     if is_sharded(query) or is_sharded(cache):
         refuse_sharded(query=query, cache=cache)
-    torch.ops.posembed.mla_rotary_cache_.default(
+    _MLA_ROTARY_CACHE_(
         query,
         latent,
         key_rope,

@@ -5,9 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from posembed.functional._gate import gated
 from posembed.functional._options import Layout, rotary_text
 from posembed.sharding import call, is_sharded
 from posembed.specification import RotarySpec
+
+_NORM_ROTARY = gated(torch.ops.posembed.norm_rotary.default)
+_NORM_ROTARY_ = gated(torch.ops.posembed.norm_rotary_.default)
 
 
 def norm_rotary(
@@ -63,7 +67,7 @@ def norm_rotary(
     options = (rotary_text(spec), positions, layout, offset, eps, weight_offset)
     if is_sharded(query):
         return call("norm_rotary", *tensors, *options)  # type: ignore[no-any-return]
-    return torch.ops.posembed.norm_rotary.default(*tensors, *options)  # type: ignore[no-any-return]
+    return _NORM_ROTARY(*tensors, *options)  # type: ignore[no-any-return]
 
 
 def norm_rotary_(
@@ -103,5 +107,5 @@ def norm_rotary_(
     if is_sharded(query):
         call("norm_rotary_", *tensors, *options)
     else:
-        torch.ops.posembed.norm_rotary_.default(*tensors, *options)
+        _NORM_ROTARY_(*tensors, *options)
     return query, key

@@ -7,7 +7,15 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
+from posembed.functional._gate import check_tensors, gated
 from posembed.sharding import call, is_sharded
+
+_ROTARY_TABLES = gated(torch.ops.posembed.rotary_tables.default)
+_ROTARY_TABLES_PAIR = gated(torch.ops.posembed.rotary_tables_pair.default)
+_ROTARY_TABLES_OUT = gated(torch.ops.posembed.rotary_tables_out.default)
+_ROTARY_TABLES_PAIR_OUT = gated(torch.ops.posembed.rotary_tables_pair_out.default)
+_ROTARY_TABLES_ = gated(torch.ops.posembed.rotary_tables_.default)
+_ROTARY_TABLES_PAIR_ = gated(torch.ops.posembed.rotary_tables_pair_.default)
 
 TableNumerics = Literal["float32", "float32_product"]
 
@@ -175,13 +183,15 @@ def rotary_tables_(
             "rotary_tables_pair_", rows, key_rows, *options
         )
     elif key is None:
-        torch.ops.posembed.rotary_tables_.default(rows, *options)
+        _ROTARY_TABLES_(rows, *options)
     else:
-        torch.ops.posembed.rotary_tables_pair_.default(rows, key_rows, *options)
+        _ROTARY_TABLES_PAIR_(rows, key_rows, *options)
     return query if key is None else (query, key)
 
 
 def _layout(query: Tensor, unsqueeze_dim: int) -> str:
+    if type(query) is not Tensor:
+        check_tensors(query=query)
     heads = unsqueeze_dim if unsqueeze_dim < 0 else unsqueeze_dim - query.dim()
     layout = LAYOUTS.get((query.dim(), heads))
     if layout is None:
@@ -211,21 +221,20 @@ def rotated_by_tables(
     out: Tensor | tuple[Tensor, ...] | None,
     *options: Tensor | str | float | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    operators = torch.ops.posembed
     if is_sharded(query) and out is None:
         if key is None:
             return call("rotary_tables", query, *options)  # type: ignore[no-any-return]
         return call("rotary_tables_pair", query, key, *options)  # type: ignore[no-any-return]
     if out is None:
         if key is None:
-            return operators.rotary_tables.default(query, *options)  # type: ignore[no-any-return]
-        return operators.rotary_tables_pair.default(query, key, *options)  # type: ignore[no-any-return]
+            return _ROTARY_TABLES(query, *options)  # type: ignore[no-any-return]
+        return _ROTARY_TABLES_PAIR(query, key, *options)  # type: ignore[no-any-return]
     if key is None:
         if not isinstance(out, Tensor):
             raise ValueError(f"out: expected a tensor, got {type(out).__name__}")
-        operators.rotary_tables_out.default(out, query, *options)
+        _ROTARY_TABLES_OUT(out, query, *options)
         return out
     if not isinstance(out, tuple) or len(out) != 2:
         raise ValueError(f"out: expected (query_out, key_out), got {type(out).__name__}")
-    operators.rotary_tables_pair_out.default(*out, query, key, *options)
+    _ROTARY_TABLES_PAIR_OUT(*out, query, key, *options)
     return out

@@ -5,11 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from posembed.functional._gate import gated
 from posembed.functional._options import sinusoidal_text
 from posembed.sharding import call, is_sharded
 from posembed.specification import SinusoidalSpec
 
-_SINUSOIDAL_ADD = torch.ops.posembed.sinusoidal_add.default
+_SINUSOIDAL_ENCODE = gated(torch.ops.posembed.sinusoidal_encode.default)
+_SINUSOIDAL_SHIFT_MATRIX = gated(torch.ops.posembed.sinusoidal_shift_matrix.default)
+_SINUSOIDAL_ADD = gated(torch.ops.posembed.sinusoidal_add.default)
 
 
 def sinusoidal(
@@ -91,7 +94,7 @@ def sinusoidal_encode(
     text = sinusoidal_text(spec)
     if is_sharded(positions):
         return call("sinusoidal_encode", positions, text, scale, 0, dtype)  # type: ignore[no-any-return]
-    return torch.ops.posembed.sinusoidal_encode.default(positions, text, scale, dtype=dtype)  # type: ignore[no-any-return]
+    return _SINUSOIDAL_ENCODE(positions, text, scale, 0, dtype)  # type: ignore[no-any-return]
 
 
 def sinusoidal_shift_matrix(distance: float, *, spec: SinusoidalSpec) -> Tensor:
@@ -112,6 +115,6 @@ def sinusoidal_shift_matrix(distance: float, *, spec: SinusoidalSpec) -> Tensor:
         >>> pe.functional.sinusoidal_shift_matrix(3, spec=pe.SinusoidalSpec(64)).shape
         torch.Size([64, 64])
     """
-    return torch.ops.posembed.sinusoidal_shift_matrix.default(  # type: ignore[no-any-return]
+    return _SINUSOIDAL_SHIFT_MATRIX(  # type: ignore[no-any-return]
         distance, sinusoidal_text(spec)
     )

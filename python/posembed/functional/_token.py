@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from posembed.functional._gate import check_tensors, gated
 from posembed.functional._options import (
     Gradient,
     Initialization,
@@ -14,7 +15,8 @@ from posembed.functional._options import (
 )
 from posembed.sharding import PLAIN, call, is_sharded, with_rows
 
-_EMBEDDING = torch.ops.posembed.embedding.default
+_EMBEDDING_RESIZE = gated(torch.ops.posembed.embedding_resize.default)
+_EMBEDDING = gated(torch.ops.posembed.embedding.default)
 PLAIN_LOOKUP = (-1, 1.0, False, -1, "dense")  # the defaults of the operator's options
 
 
@@ -64,6 +66,8 @@ def embedding(
         >>> torch.equal(parts[0] + parts[1], vectors)
         True
     """
+    if padding_idx is not None:
+        check_tensors(weight=weight)
     if vocabulary_start is None:
         padding = padding_row(padding_idx, weight)
     else:
@@ -144,8 +148,9 @@ def embedding_resize(
         return with_rows(
             lambda whole: embedding_resize(whole, num_embeddings, initialization, **options), weight
         )
+    check_tensors(weight=weight)
     given = isinstance(initialization, Tensor)
-    return torch.ops.posembed.embedding_resize.default(  # type: ignore[no-any-return]
+    return _EMBEDDING_RESIZE(  # type: ignore[no-any-return]
         weight,
         num_embeddings,
         initialization if given else None,

@@ -1,0 +1,83 @@
+"""One line for an argument of a wrong type, in place of the dispatcher's error.
+
+A look at the types before each call would cost one-token calls, so operators are called without it.
+What the dispatcher refuses is explained afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+_REFUSED = re.compile(
+    r"posembed::\w+\(\) Expected a value of type '(.+?)' for argument '(\w+)' "
+    r"but instead found type '(.+?)'"
+)
+_EXPECTED = {
+    "Tensor": "a Tensor",
+    "int": "an int",
+    "float": "a float",
+    "bool": "a bool",
+    "str": "a str",
+    "List[int]": "a list of int",
+    "List[float]": "a list of float",
+    "Device": "a torch.device",
+    "Generator": "a torch.Generator",
+}
+_FOUND = {"NoneType": "None", "ndarray": "a numpy array"}
+_REMEDIES = {
+    "list": "; torch.tensor({name})",
+    "tuple": "; torch.tensor({name})",
+    "ndarray": "; torch.from_numpy({name})",
+}
+
+
+def wrong_type(name: str, expected: str, found: str) -> TypeError:
+    """The error for an argument whose type has the name ``found``."""
+    article = "an" if found[0] in "aeiou" else "a"
+    got = _FOUND.get(found, f"{article} {found}")
+    remedy = _REMEDIES.get(found, "") if expected == "a Tensor" else ""
+    return TypeError(f"{name}: expected {expected}, got {got}{remedy.format(name=name)}")
+
+
+def check_tensors(**tensors: Any) -> None:
+    """Raises TypeError for arguments that are not tensors, where one is used before the call."""
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor):
+            raise wrong_type(name, "a Tensor", type(value).__name__)
+
+
+def gated(operator: Any, **names: str) -> Callable[..., Any]:
+    """The operator; an argument of a wrong type raises TypeError with the argument's name.
+
+    ``names`` are those of the function's arguments, where the operator's differ.
+    """
+
+    def call(*arguments: Any) -> Any:
+        try:
+            return operator(*arguments)
+        except RuntimeError as error:
+            explained = _explained(error, operator, names)
+            if explained is None:
+                raise
+        raise explained
+
+    return call
+
+
+def _explained(error: RuntimeError, operator: Any, names: dict[str, str]) -> TypeError | None:
+    """The error for the user; None if the dispatcher did not refuse an argument's type."""
+    refused = _REFUSED.match(str(error))
+    if refused is not None:
+        declared, name, found = refused.groups()
+        declared = declared.removeprefix("Optional[").removesuffix("]" * declared.startswith("Opt"))
+        expected = "a torch.dtype" if name == "dtype" else _EXPECTED.get(declared, declared)
+        return wrong_type(names.get(name, name), expected, found)
+    if isinstance(error, NotImplementedError) and "no tensor arguments" in str(error):
+        # All of them are None, which the dispatcher takes for a tensor.
+        name = operator._schema.arguments[0].name
+        return wrong_type(names.get(name, name), "a Tensor", "NoneType")
+    return None

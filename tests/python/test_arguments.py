@@ -1,0 +1,198 @@
+"""Tests that arguments of a wrong type, and unknown options, raise one line that says what to pass."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import posembed as pe
+import pytest
+import torch
+from posembed import functional
+from posembed.rotary import SizedOptions
+from posembed.specification import RotaryFields
+
+SPEC, WAVES = pe.RotarySpec(4), pe.SinusoidalSpec(4)
+SLOPES, SCORES, TABLE = torch.ones(2), torch.ones(2, 3, 3), torch.ones(5, 4)
+IDS, ROWS, HEADS = torch.tensor([[0, 1, 2]]), torch.ones(1, 3, 4), torch.ones(1, 3, 2, 4)
+PAGES, SLOTS, TOKENS = torch.zeros(2, 4, 2, 4), torch.tensor([0, 1, 2]), torch.ones(3, 2, 4)
+ANGLES = {"cos": torch.ones(3, 4), "sin": torch.zeros(3, 4)}
+QUERIES = {"query": torch.ones(1, 2, 3, 4), "key": torch.ones(1, 2, 3, 4)}
+ROTATED: dict[str, Any] = {"query": HEADS.clone(), "key": HEADS.clone(), "spec": SPEC}
+NORMED = {**ROTATED, "query_weight": torch.ones(4), "key_weight": torch.ones(4)}
+LATENT = {"key_rope": torch.ones(3, 4), "query": TOKENS.clone(), "spec": SPEC}
+
+# A call of each function that takes tensors.
+CALLS: dict[str, dict[str, Any]] = {
+    "alibi_add": {"scores": SCORES, "slopes": SLOPES, "query_positions": SLOTS},
+    "alibi_add_": {"scores": SCORES.clone(), "slopes": SLOPES, "key_positions": SLOTS},
+    "alibi_attention": {**QUERIES, "value": QUERIES["key"], "slopes": SLOPES},
+    "alibi_bias": {"slopes": SLOPES, "query_length": 3, "key_length": 3, "attention_mask": SLOTS},
+    "alibi_lse_correction": {"slopes": SLOPES, "query_length": 3, "query_start": 3, "key_start": 0},
+    "alibi_positions": {"attention_mask": SLOTS},
+    "alibi_scaled_slopes": {"slopes": SLOPES, "key_length": 3, "train_length": 2},
+    "alibi_softmax": {"scores": SCORES, "slopes": SLOPES, "cu_seqlens": torch.tensor([0, 3])},
+    "alibi_softmax_": {"scores": SCORES.clone(), "slopes": SLOPES},
+    "embedding": {"ids": IDS, "weight": TABLE, "padding_idx": 0},
+    "embedding_resize": {"weight": TABLE, "num_embeddings": 7},
+    "fairseq_positions": {"ids": IDS, "padding_idx": 1},
+    "input_embedding": {"ids": IDS, "token": TABLE, "positions": IDS, "position": TABLE},
+    "learned_add": {"x": ROWS, "weight": TABLE, "positions": IDS},
+    "learned_encode": {"weight": TABLE, "positions": IDS},
+    "learned_extend": {"weight": TABLE, "max_positions": 9},
+    "mla_rotary": {**LATENT, "layout": "thd"},
+    "mla_rotary_cache_": {
+        **LATENT,
+        "latent": torch.ones(3, 2),
+        "cache": torch.zeros(2, 4, 6),
+        "slot_mapping": SLOTS,
+    },
+    "norm_rotary": NORMED,
+    "norm_rotary_": NORMED,
+    "opt_positions": {"attention_mask": IDS},
+    "relative_bias": {"weight": torch.ones(32, 2), "query_length": 3, "key_length": 3},
+    "relative_buckets": {"distances": SLOTS},
+    "rerotate_": {
+        "key": HEADS.clone(),
+        "old_positions": SLOTS,
+        "new_positions": SLOTS,
+        "spec": SPEC,
+    },
+    "roberta_positions": {"ids": IDS, "padding_idx": 1},
+    "rotary": {**ROTATED, "positions": SLOTS},
+    "rotary_": {**ROTATED, "positions": SLOTS},
+    "rotary_cache_": {
+        "query": TOKENS.clone(),
+        "key": TOKENS,
+        "value": TOKENS,
+        "key_cache": PAGES.clone(),
+        "value_cache": PAGES.clone(),
+        "slot_mapping": SLOTS,
+        "positions": SLOTS,
+        "spec": SPEC,
+    },
+    "rotary_tables": {**QUERIES, **ANGLES},
+    "rotary_tables_": {**QUERIES, **ANGLES},
+    "sinusoidal": {"x": ROWS, "positions": IDS, "scale": torch.ones(1), "spec": WAVES},
+    "sinusoidal_encode": {"positions": IDS, "scale": torch.ones(1), "spec": WAVES},
+    "token_bag": {"ids": SLOTS, "weight": TABLE, "offsets": SLOTS[:1]},
+}
+
+
+def optional(function: Callable[..., Any], name: str) -> bool:
+    parameter = inspect.signature(function).parameters.get(name)
+    return parameter is None or "None" in str(parameter.annotation)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_not_a_tensor_is_refused_by_name(name: str) -> None:
+    function, arguments = getattr(functional, name), CALLS[name]
+    function(**arguments)
+    for argument, value in arguments.items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        wrong: list[tuple[object, str]] = [
+            ([1], f"{argument}: expected a Tensor, got a list; torch.tensor({argument})"),
+            (
+                np.ones((20, 20)),
+                f"{argument}: expected a Tensor, got a numpy array; torch.from_numpy({argument})",
+            ),
+            ("3", f"{argument}: expected a Tensor, got a str"),
+        ]
+        if not optional(function, argument):
+            wrong.append((None, f"{argument}: expected a Tensor, got None"))
+        for given, message in wrong:
+            with pytest.raises(TypeError) as caught:
+                function(**{**arguments, argument: given})
+            assert str(caught.value).replace("none", "None") == message
+
+
+def test_every_function_of_tensors_is_tried() -> None:
+    takes = {
+        name
+        for name in functional.__all__
+        if name.islower()
+        and "Tensor" in str(inspect.signature(getattr(functional, name)).parameters)
+    }
+    assert takes - {"alibi_slopes"} == set(CALLS)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: pe.RotaryEmbedding(4)(HEADS, offset=1.5), "offset: expected an int, got a float"),
+        (lambda: pe.RotaryEmbedding(4)(HEADS, offset=None), "offset: expected an int, got None"),
+        (lambda: pe.RotaryEmbedding(4)(None), "query: expected a Tensor, got None"),
+        (lambda: pe.RotaryEmbedding(4)(None, HEADS), "query: expected a Tensor, got none"),
+        (lambda: pe.RotaryEmbedding(4)(HEADS, inverse="no"), "inverse: expected a bool, got a str"),
+        (
+            lambda: functional.rotary(HEADS, spec=SPEC, layout=None),
+            "layout: expected a str, got None",
+        ),
+        (lambda: pe.LearnedPositionalEmbedding(5, 4)(ROWS, [0, 1, 2]), "positions: expected a Ten"),
+        (lambda: pe.SinusoidalPositionalEmbedding(4)([1.0]), "x: expected a Tensor, got a list"),
+        (lambda: pe.SinusoidalPositionalEmbedding(4)(ROWS, offset=0.5), "offset: expected an int"),
+        (lambda: pe.TokenEmbedding(5, 4)([1, 2]), "ids: expected a Tensor, got a list"),
+        (lambda: pe.TokenEmbedding(5, 4)(2), "ids: expected a Tensor, got an int"),
+        (lambda: pe.TokenBag(5, 4)([[1, 2]]), "ids: expected a Tensor, got a list"),
+        (lambda: pe.InputEmbedding(5, 4, max_positions=4)([[1]]), "ids: expected a Tensor, got a"),
+        (lambda: pe.ALiBi(2)(4.0), "query_length: expected an int, got a float"),
+        (lambda: pe.ALiBi(2)(4, dtype="half"), "dtype: expected a torch.dtype, got a str"),
+        (lambda: pe.ALiBi(2).add_([1.0]), "scores: expected a Tensor, got a list"),
+        (lambda: pe.RelativePositionBias(2)(4.0), "query_length: expected an int, got a float"),
+        (lambda: pe.permute_rotary_weight([1], 1, to="interleaved"), "weight: expected a Tensor"),
+        (
+            lambda: functional.sinusoidal_shift_matrix("3", spec=WAVES),
+            "distance: expected a float, got a s",
+        ),
+    ],
+)
+def test_modules_name_the_argument(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(TypeError, match="^" + re.escape(message)) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_other_errors_of_operators_pass_unchanged() -> None:
+    with pytest.raises(NotImplementedError, match="Could not run"):
+        functional.embedding(IDS.to_sparse(), TABLE)
+
+
+def test_rotary_embedding_takes_its_sizes_by_name() -> None:
+    named = pe.RotaryEmbedding(head_dim=4, base=500.0)
+    assert named.spec == pe.RotaryEmbedding(spec=pe.RotarySpec(4, base=500.0)).spec
+    assert named.spec == pe.RotaryEmbedding(named.spec).spec
+    for wrong in ({}, {"head_dim": 4, "spec": SPEC}):
+        with pytest.raises(TypeError, match=r"^head_dim: expected it or a RotarySpec, got "):
+            pe.RotaryEmbedding(**wrong)
+    with pytest.raises(TypeError, match=r"^spec: expected a RotarySpec, got int"):
+        pe.RotaryEmbedding(spec=4)
+    with pytest.raises(ValueError, match=r"^base: expected none beside a RotarySpec"):
+        pe.RotaryEmbedding(SPEC, base=5.0)
+
+
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [("bse", "base"), ("theta", "base"), ("dim", "head_dim"), ("rope_scaling", "scaling")],
+)
+def test_an_unknown_option_has_a_guess(option: str, meant: str) -> None:
+    start = f"RotaryEmbedding: no option '{option}'; did you mean {meant}? It has head_dim, "
+    with pytest.raises(TypeError, match="^" + re.escape(start)):
+        pe.RotaryEmbedding(4, **{option: 4})
+    with pytest.raises(TypeError, match=r"^RotaryEmbedding: no option 'max_length'; It has "):
+        pe.RotaryEmbedding(4, max_length=4)
+
+
+def test_typed_options_are_those_of_the_specification() -> None:
+    fields = {f.name: f.type for f in dataclasses.fields(pe.RotarySpec) if f.init}
+    del fields["head_dim"]
+    assert RotaryFields.__annotations__.keys() == fields.keys()
+    declared = {name: hint.__forward_arg__ for name, hint in RotaryFields.__annotations__.items()}
+    assert declared == fields
+    signature = inspect.signature(pe.RotaryEmbedding.__init__)
+    named = set(signature.parameters) - {"self", "options", "spec", "head_dim"}
+    assert named == set(SizedOptions.__annotations__) - set(fields) | {"numerics"}
