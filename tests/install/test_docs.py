@@ -1,5 +1,6 @@
 """The C++ fragments of the documentation compile, link and run in a separate CMake project."""
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -14,6 +15,7 @@ from safetensors.torch import save_file
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples/cpp/checkpoint"
 EXPORTED = ROOT / "examples/cpp/exported"
+GENERATE = ROOT / "examples/cpp/generate"
 WORK = ROOT / "build" / f"docs-test-{torch.__version__}"
 HEADERS = ["posembed/posembed.h", "cstdio", "fstream", "iostream", "string"]
 PROJECT = """cmake_minimum_required(VERSION 3.24)
@@ -61,10 +63,10 @@ def test_fragments_run() -> None:
     run(build_project(WORK, WORK / "build") / "fragments")
 
 
-def build_project(source: Path, build: Path) -> Path:
+def build_project(source: Path, build: Path, *options: str) -> Path:
     """Builds a project that finds this posembed; returns the folder of its programs."""
     folder = run(sys.executable, "-m", "posembed", "--cmake-dir").strip()
-    run("cmake", "-S", source, "-B", build, "-G", "Ninja", f"-DPosEmbed_DIR={folder}")
+    run("cmake", "-S", source, "-B", build, "-G", "Ninja", f"-DPosEmbed_DIR={folder}", *options)
     run("cmake", "--build", build)
     return build
 
@@ -83,6 +85,46 @@ def test_the_example_reads_folders(tmp_path: Path) -> None:
     failed = subprocess.run([program, "rotary", tmp_path], capture_output=True, text=True)
     assert failed.returncode == 1
     assert failed.stderr.startswith("checkpoint: num_hidden_layers: missing in the configuration")
+
+
+def test_the_example_continues_texts(tmp_path: Path) -> None:
+    """The C++ program and transformers give the same tokens and the same text."""
+    json_folder = importlib.util.find_spec("nlohmann_json")
+    if json_folder is None or not json_folder.submodule_search_locations:
+        pytest.skip("no headers of nlohmann/json in this Python")
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    letters = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=500, initial_alphabet=letters)
+    tokenizer.train([str(ROOT / "README.md")], trainer)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=500,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        rms_norm_eps=1e-5,
+        initializer_range=0.2,
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    model.save_pretrained(tmp_path)
+    text = "We've  rotated 12 queries,\n then keys: caf\u00e9!"
+    ids = torch.tensor([tokenizer.encode(text).ids])
+    with torch.no_grad():
+        found = model.generate(ids, max_new_tokens=12, do_sample=False, eos_token_id=None)[0]
+    options = f"-DJSON_INCLUDE={json_folder.submodule_search_locations[0]}/include"
+    program = build_project(GENERATE, WORK / "generate", options) / "generate"
+    assert run(program, tmp_path, text, 12) == tokenizer.decode(found.tolist()) + "\n"
+    failed = subprocess.run([program, tmp_path / "x", text, "1"], capture_output=True, text=True)
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("generate: ")
 
 
 def test_the_example_runs_exported_models(tmp_path: Path) -> None:

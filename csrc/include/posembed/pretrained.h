@@ -18,6 +18,10 @@
 #include "posembed/export.h"
 #include "posembed/vocabulary.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace posembed::pretrained {
 
 /// A malformed file: truncated, inconsistent, or with text where a number should be.
@@ -124,7 +128,7 @@ class POSEMBED_API VectorFile {
   const std::string& path() const;
   Format format() const;
 
-  /// The tensors' names, in the file's order.
+  /// The names of all tensors, in the file's order.
   std::vector<std::string> names() const;
   /// A tensor's shape, in torch's elements: two 4-bit numbers are one element. Reads no data,
   /// except that GloVe's lines are counted at the first call.
@@ -178,5 +182,33 @@ class POSEMBED_API VectorFile {
 /// @throws FileFormatError the format is unknown, or the header is malformed
 /// @throws std::filesystem::filesystem_error the file cannot be read
 POSEMBED_API VectorFile open(const std::string& path, const OpenOptions& options = {});
+
+/// How load_state() matches a module's tensors with a file's.
+struct POSEMBED_API LoadOptions {
+  /// From the name of a parameter or buffer to its name in the file; default: the same name.
+  TORCH_ARG(std::function<std::string(const std::string&)>, name_in_file);
+  /// Whether a tensor that only the module or only the file has is an error.
+  TORCH_ARG(bool, strict) = true;
+};
+
+/// What load_state() did not load, in the file's names.
+struct Unmatched {
+  std::vector<std::string> missing;     ///< parameters and buffers that the file lacks
+  std::vector<std::string> unexpected;  ///< tensors that the module lacks
+};
+
+/// Copies a file's tensors to the parameters and buffers of any module, by name, as Python's
+/// load_state_dict does. They keep their dtype and device. Names and shapes are checked before the
+/// first tensor is written.
+///
+///     MyModel model;  // a ModuleHolder; its modules are registered under the file's names
+///     posembed::pretrained::load_state(*model, posembed::pretrained::open("model.safetensors"));
+///
+/// @param file  safetensors, or their index
+/// @throws c10::ValueError a name without a partner, if `strict`; another shape
+/// @throws FileFormatError the file is malformed, or a finite number is not finite in the
+///     parameter's dtype
+POSEMBED_API Unmatched load_state(torch::nn::Module& module, const VectorFile& file,
+                                  const LoadOptions& options = {});
 
 }  // namespace posembed::pretrained

@@ -1,6 +1,7 @@
 // Tests files as C++ programs read them: views, rows of words, conversions, errors with the file's
 // name.
 #include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/types.h>
 
 #include <cstring>
@@ -210,6 +211,40 @@ TEST_F(VectorFiles, BecomeTokenEmbeddings) {
   EXPECT_EQ(all->weight.scalar_type(), torch::kHalf);
   EXPECT_EQ(all->options.padding_idx(), 1);
   EXPECT_TRUE(all->weight.requires_grad());
+}
+
+/// A layer whose weight fits the file of write_table(name, 3).
+torch::nn::Linear layer(bool bias) {
+  return torch::nn::Linear(torch::nn::LinearOptions(2, 3).bias(bias));
+}
+
+TEST_F(VectorFiles, LoadsTheStateOfAModuleByName) {
+  const VectorFile file = open(write_table("model.safetensors", 3));
+  const auto as_table = [](const std::string& name) { return name == "weight" ? "table" : name; };
+  torch::nn::Linear linear = layer(/*bias=*/false);
+  linear->to(torch::kBFloat16);
+  load_state(*linear, file, LoadOptions().name_in_file(as_table));
+  EXPECT_TRUE(torch::equal(linear->weight, counted(3).to(torch::kBFloat16)));
+  EXPECT_TRUE(linear->weight.requires_grad());
+}
+
+TEST_F(VectorFiles, LoadsNothingUnlessAllNamesAndShapesFit) {
+  const VectorFile file = open(write_table("model.safetensors", 3));
+  const auto as_table = [](const std::string& name) { return name == "weight" ? "table" : name; };
+  torch::nn::Linear linear = layer(/*bias=*/true), wide(4, 3);
+  const torch::Tensor before = linear->weight.clone();
+  EXPECT_THROW(load_state(*linear, file, LoadOptions().name_in_file(as_table)), c10::ValueError);
+  EXPECT_THROW(load_state(*layer(false), file), c10::ValueError);
+  EXPECT_THROW(load_state(*wide, file, LoadOptions().name_in_file(as_table).strict(false)),
+               c10::ValueError);
+  EXPECT_TRUE(torch::equal(linear->weight, before));
+  const Unmatched unmatched =
+      load_state(*linear, file, LoadOptions().name_in_file(as_table).strict(false));
+  EXPECT_EQ(unmatched.missing, std::vector<std::string>{"bias"});
+  EXPECT_TRUE(unmatched.unexpected.empty());
+  EXPECT_TRUE(torch::equal(linear->weight, counted(3)));
+  EXPECT_EQ(load_state(*linear, file, LoadOptions().strict(false)).unexpected,
+            std::vector<std::string>{"table"});
 }
 
 }  // namespace
