@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from posembed._leaf import Leaf
 from posembed._memory import prefer_huge_pages
 from posembed._validation import flag
 from posembed.functional import BagMode, Device, Gradient
 from posembed.functional._bag import pooled
+from posembed.functional._gate import check_tensors
 from posembed.functional._token import padding_row
 from posembed.sharding import zero_row
-from posembed.token import check_sizes, check_table_options
+from posembed.token import TableOptions, check_sizes, check_table_options, table_from_file
 
 
 class TokenBag(Leaf, nn.EmbeddingBag):
@@ -109,6 +113,7 @@ class TokenBag(Leaf, nn.EmbeddingBag):
         Raises:
             ValueError: ``embeddings`` is not a matrix.
         """
+        check_tensors(embeddings=embeddings)
         if embeddings.dim() != 2:
             shape = list(embeddings.shape)
             raise ValueError(f"embeddings: expected [num_embeddings, embedding_dim], got {shape}")
@@ -124,8 +129,60 @@ class TokenBag(Leaf, nn.EmbeddingBag):
             _freeze=freeze,
         )
 
-    def forward(
-        self, ids: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None
+    @classmethod
+    def from_file(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        mode: BagMode = "sum",
+        padding_idx: int | None = None,
+        include_last_offset: bool = False,
+        gradient: Gradient = "dense",
+        freeze: bool = True,
+        **reading: Unpack[TableOptions],
+    ) -> TokenBag:
+        r"""A module with vectors from a file; see :meth:`posembed.TokenEmbedding.from_file`.
+
+        Args:
+            path: safetensors (or their index), word2vec, fastText .vec or GloVe.
+            mode: "sum", "mean" or "max".
+            padding_idx: The id to skip; the values of its row do not change.
+            include_last_offset: Offsets have one more element: the number of ids.
+            gradient: "dense" or "rows".
+            freeze: Freeze the table: no gradient.
+            **reading: ``tensor``, ``vocabulary``, ``words``, ``unicode_errors``, ``on_bad_row``,
+                ``missing``, ``dtype`` and ``progress`` of
+                :meth:`posembed.TokenEmbedding.from_file`.
+
+        Raises:
+            FileFormatError: The file is broken.
+            ValueError: Options do not match the file.
+
+        Examples:
+            >>> import pathlib, tempfile, posembed as pe, torch
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = pathlib.Path(folder, "tiny.txt")
+            ...     _ = path.write_text("the 0.5 0.25\ncat 1 2\n")
+            ...     bag = pe.TokenBag.from_file(path, mode="mean")
+            >>> bag(torch.tensor([[0, 1]]))
+            tensor([[0.7500, 1.1250]])
+        """
+        return cls.from_pretrained(
+            table_from_file(path, **reading),
+            freeze,
+            mode,
+            padding_idx,
+            include_last_offset=include_last_offset,
+            gradient=gradient,
+        )
+
+    def forward(  # type: ignore[override]
+        self,
+        ids: Tensor,
+        offsets: Tensor | None = None,
+        weights: Tensor | None = None,
+        *,
+        per_sample_weights: Tensor | None = None,
     ) -> Tensor:
         """Pools the rows of each bag: [bags, embedding_dim].
 
@@ -133,11 +190,16 @@ class TokenBag(Leaf, nn.EmbeddingBag):
             ids: int32 or int64 [bags, size], or [count] with ``offsets``.
             offsets: int32 or int64 [bags]: the start of each bag.
             weights: Per-id weights for ``mode="sum"``, in the shape of ``ids``.
+            per_sample_weights: ``weights`` under the name that ``torch.nn.EmbeddingBag`` uses.
 
         Raises:
-            IndexError: An id is outside the table, or an offset is invalid; see
-                :func:`functional.token_bag` for other errors.
+            ValueError: ``weights`` are passed under both names; see :func:`functional.token_bag`.
+            IndexError: An id is outside the table, or an offset is invalid.
         """
+        if per_sample_weights is not None:
+            if weights is not None:
+                raise ValueError("per_sample_weights: expected none beside weights")
+            weights = per_sample_weights
         weight: Tensor = self._parameter("weight")
         return pooled(
             weight,

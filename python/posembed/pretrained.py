@@ -150,7 +150,7 @@ class VectorFile:
 
     @property
     def names(self) -> list[str]:
-        """The tables' names, in the file's order."""
+        """The names of all tensors, in the file's order."""
         return self._file.names()
 
     def shape(self, name: str = "vectors") -> tuple[int, ...]:
@@ -379,7 +379,8 @@ def words_of(vocabulary: Vocabulary, argument: str, may_share: bool = False) -> 
         words = _by_row(vocabulary.get_vocab(), argument, may_share)
     else:
         expected = "expected words in order, a mapping or a tokenizer"
-        raise TypeError(f"{argument}: {expected}, got one {type(vocabulary).__name__}")
+        hint = "; of a file, open(path).read().splitlines()" * isinstance(vocabulary, str)
+        raise TypeError(f"{argument}: {expected}, got one {type(vocabulary).__name__}{hint}")
     for word in words:
         if not isinstance(word, str):
             raise TypeError(f"{argument}: expected words, got {shown(word)}")

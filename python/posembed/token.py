@@ -6,7 +6,7 @@ import inspect
 import math
 import os
 import warnings
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from posembed._leaf import Leaf
 from posembed._memory import prefer_huge_pages
 from posembed._validation import finite, flag, whole
 from posembed.functional import Device, Gradient, Initialization
+from posembed.functional._gate import check_tensors
 from posembed.functional._token import looked_up, padding_row
 from posembed.sharding import is_sharded, zero_row
 
@@ -31,7 +32,47 @@ def warn_of_skipped(file: pretrained.VectorFile) -> None:
     named = ", ".join(f"row {row.row} {row.word!r}: {row.reason}" for row in skipped.rows[:3])
     more = ", ..." if skipped.count > 3 else ""
     message = f"{file.path}: skipped {skipped.count} rows that cannot be read: {named}{more}"
-    warnings.warn(message, stacklevel=3)
+    warnings.warn(message, stacklevel=4)
+
+
+class TableOptions(TypedDict, total=False):
+    """Options of :meth:`TokenEmbedding.from_file` that say how a table is read."""
+
+    tensor: str | None
+    vocabulary: pretrained.Vocabulary | None
+    words: pretrained.Vocabulary | None
+    unicode_errors: Literal["strict", "replace"]
+    on_bad_row: pretrained.OnBadRow
+    missing: pretrained.Missing
+    dtype: torch.dtype | None
+    progress: bool | None
+
+
+def table_from_file(
+    path: str | os.PathLike[str],
+    *,
+    tensor: str | None = None,
+    vocabulary: pretrained.Vocabulary | None = None,
+    words: pretrained.Vocabulary | None = None,
+    unicode_errors: Literal["strict", "replace"] = "strict",
+    on_bad_row: pretrained.OnBadRow = "raise",
+    missing: pretrained.Missing = "mean",
+    dtype: torch.dtype | None = None,
+    progress: bool | None = None,
+) -> Tensor:
+    """The table that :meth:`TokenEmbedding.from_file` reads."""
+    file = pretrained.open_vectors(
+        path, words=words, unicode_errors=unicode_errors, on_bad_row=on_bad_row
+    )
+    if vocabulary is None:
+        table = file.table(tensor, dtype, progress=progress)
+    else:
+        table = file.rows(
+            vocabulary, tensor=tensor, dtype=dtype, missing=missing, progress=progress
+        ).vectors
+    if on_bad_row == "skip":
+        warn_of_skipped(file)
+    return table
 
 
 def within(ids: Tensor, rows: int) -> Tensor:
@@ -155,6 +196,7 @@ class TokenEmbedding(Leaf, nn.Embedding):
             ValueError: ``embeddings`` is not a matrix.
             TypeError: Its dtype does not support arithmetic, such as float8.
         """
+        check_tensors(embeddings=embeddings)
         if embeddings.dim() != 2:
             shape = list(embeddings.shape)
             raise ValueError(f"embeddings: expected [num_embeddings, embedding_dim], got {shape}")
@@ -198,6 +240,7 @@ class TokenEmbedding(Leaf, nn.Embedding):
         missing: pretrained.Missing = "mean",
         dtype: torch.dtype | None = None,
         freeze: bool = True,
+        progress: bool | None = None,
         **options: Any,
     ) -> TokenEmbedding:
         r"""A module with vectors from a file that :func:`posembed.pretrained.open_vectors` reads.
@@ -217,6 +260,7 @@ class TokenEmbedding(Leaf, nn.Embedding):
                 "zero", or "error".
             dtype: Dtype of the table; default: the file's, float32 with scales.
             freeze: Freeze the table: no gradient.
+            progress: Show a progress bar; default: for a large file, on a terminal.
             options: Options of :meth:`from_pretrained`.
 
         Raises:
@@ -237,15 +281,17 @@ class TokenEmbedding(Leaf, nn.Embedding):
         """
         # Check options before reading a large file.
         inspect.signature(cls.from_pretrained).bind(None, freeze, **options)
-        file = pretrained.open_vectors(
-            path, words=words, unicode_errors=unicode_errors, on_bad_row=on_bad_row
+        table = table_from_file(
+            path,
+            tensor=tensor,
+            vocabulary=vocabulary,
+            words=words,
+            unicode_errors=unicode_errors,
+            on_bad_row=on_bad_row,
+            missing=missing,
+            dtype=dtype,
+            progress=progress,
         )
-        if vocabulary is None:
-            table = file.table(tensor, dtype)
-        else:
-            table = file.rows(vocabulary, tensor=tensor, dtype=dtype, missing=missing).vectors
-        if on_bad_row == "skip":
-            warn_of_skipped(file)
         return cls.from_pretrained(table, freeze, **options)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -367,6 +413,7 @@ def tied_logits(token: TokenEmbedding, hidden: Tensor) -> Tensor:
 
 def _product(hidden: Tensor, weight: Tensor) -> Tensor:
     """``hidden`` [..., embedding_dim] times a table; checks width and dtype first."""
+    check_tensors(hidden=hidden)
     width = weight.shape[1]
     if hidden.dim() == 0 or hidden.shape[-1] != width:
         raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 
 import posembed as pe
 import pytest
@@ -217,6 +218,29 @@ def test_shared_table_gives_means_of_a_token_embedding() -> None:
     assert not pe.TokenBag.from_pretrained(token.weight.detach()).weight.requires_grad
     with pytest.raises(ValueError, match="embeddings: expected"):
         pe.TokenBag.from_pretrained(torch.zeros(3))
+
+
+def test_weights_have_torchs_name_too() -> None:
+    bag, ids, weights = (
+        pe.TokenBag(9, 4),
+        torch.tensor([[1, 2, 2]]),
+        torch.tensor([[0.5, 2.0, 1.0]]),
+    )
+    assert torch.equal(bag(ids, per_sample_weights=weights), bag(ids, weights=weights))
+    with pytest.raises(ValueError, match="per_sample_weights: expected none beside weights"):
+        bag(ids, None, weights, per_sample_weights=weights)
+
+
+def test_from_file_pools_the_rows_of_words(tmp_path: Path) -> None:
+    path = tmp_path / "words.txt"
+    path.write_text("the 0.5 0.25\ncat 1 2\n")
+    bag = pe.TokenBag.from_file(path, vocabulary=["cat", "dog", "the"], missing="zero", mode="mean")
+    assert bag(torch.tensor([[0, 2]])).tolist() == [[0.75, 1.125]]
+    assert bag.weight.tolist() == [[1.0, 2.0], [0.0, 0.0], [0.5, 0.25]]
+    assert not bag.weight.requires_grad
+    trained = pe.TokenBag.from_file(path, gradient="rows", freeze=False, padding_idx=1)
+    trained(torch.tensor([[0, 1]])).sum().backward()
+    assert trained.weight.grad.coalesce().indices().tolist() == [[0]]
 
 
 def test_copies_pickles_and_meta_device() -> None:
