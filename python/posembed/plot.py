@@ -6,11 +6,12 @@ Every function draws into ``axes``, or into a new figure, and returns the axes:
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from torch import Tensor
 from posembed import analysis, functional
 from posembed.alibi import ALiBi
 from posembed.analysis import Encoder
+from posembed.rotary import RotaryEmbedding
+from posembed.sinusoidal import SinusoidalPositionalEmbedding
 from posembed.specification import Numerics, RotarySpec, SinusoidalSpec
 
 try:
@@ -38,7 +41,27 @@ DIVERGING, SEQUENTIAL = "RdBu_r", "viridis"
 CURVES_SHOWN = 6
 LEGEND_WIDTH = 72  # characters per line that fit into the figure
 
-Specs = RotarySpec | Sequence[RotarySpec] | Mapping[str, RotarySpec]
+Rotation = RotarySpec | RotaryEmbedding
+Specs = Rotation | Sequence[Rotation] | Mapping[str, Rotation]
+
+__all__ = [
+    "alibi_bias",
+    "angle_error",
+    "binary_codes",
+    "component_scores",
+    "extrapolation",
+    "heat_map",
+    "losses",
+    "scores_by_distance",
+    "shift_matrix",
+    "similarity",
+    "wavelengths",
+]
+
+
+def __dir__() -> list[str]:
+    """The functions that draw."""
+    return __all__
 
 
 # ------------------------------------------------------------------------------------ common to all
@@ -83,8 +106,9 @@ def named(specs: Specs) -> dict[str, RotarySpec]:
     Descriptions omit long lists of numbers, so several may be equal; those are numbered.
     """
     if isinstance(specs, Mapping):
-        return dict(specs)
-    several = [specs] if isinstance(specs, RotarySpec) else list(specs)
+        return {name: rotation(spec, "specs") for name, spec in specs.items()}
+    given = specs if isinstance(specs, Sequence) else [specs]
+    several = [rotation(spec, "specs") for spec in given]
     result: dict[str, RotarySpec] = {}
     seen: Counter[str] = Counter()
     for spec in several:
@@ -92,6 +116,24 @@ def named(specs: Specs) -> dict[str, RotarySpec]:
         seen[name] += 1
         result[name if seen[name] == 1 else f"{name} ({seen[name]})"] = spec
     return result
+
+
+def rotation(spec: Any, argument: str = "spec") -> RotarySpec:
+    """The specification, given as itself or as a module that has it."""
+    spec = getattr(spec, "spec", spec)
+    if not isinstance(spec, RotarySpec):
+        got = type(spec).__name__
+        raise TypeError(f"{argument}: expected a RotarySpec or RotaryEmbedding, got {got}")
+    return spec
+
+
+def sinusoid(spec: Any) -> SinusoidalSpec:
+    """The specification, given as itself or as a module that has it."""
+    spec = getattr(spec, "spec", spec)
+    if not isinstance(spec, SinusoidalSpec):
+        expected = "a SinusoidalSpec or SinusoidalPositionalEmbedding"
+        raise TypeError(f"spec: expected {expected}, got {type(spec).__name__}")
+    return spec
 
 
 def legend(axes: Axes) -> None:
@@ -169,7 +211,7 @@ def scores_by_distance(
 
 
 def component_scores(
-    spec: RotarySpec,
+    spec: Rotation,
     distances: int = 512,
     *,
     components: Sequence[int] | None = None,
@@ -183,6 +225,7 @@ def component_scores(
         components: Components to show; default: some, evenly spread over the pairs.
         axes: Where to draw.
     """
+    spec = rotation(spec)
     axes = new_axes(axes)
     scores = analysis.component_scores(spec, distances)
     if components is None:
@@ -193,6 +236,7 @@ def component_scores(
     for row, component in enumerate(components):
         curve = row - 0.45 * scores[:, component] / limit  # the axis points down
         axes.plot(curve.numpy(), linewidth=1.0, label=f"component {component}")
+    axes.hlines(range(len(components)), 0, distances, color="grey", linewidth=0.5)  # zeros
     axes.set_yticks(range(len(components)), [str(component) for component in components])
     axes.set_ylim(len(components) - 0.4, -0.6)
     title = f"Parts of the score, each up to ±{limit:.3g}"
@@ -200,7 +244,7 @@ def component_scores(
 
 
 def angle_error(
-    spec: RotarySpec, positions: Tensor | None = None, *, axes: Axes | None = None
+    spec: Rotation, positions: Tensor | None = None, *, axes: Axes | None = None
 ) -> Axes:
     """Plots the largest angle error by position, for float32 products and for posembed.
 
@@ -209,6 +253,7 @@ def angle_error(
         positions: int [n], none of them 0; default: powers of two up to 2 ** 20.
         axes: Where to draw.
     """
+    spec = rotation(spec)
     axes = new_axes(axes)
     at = 2 ** torch.arange(21) if positions is None else positions
     names: dict[Numerics, str] = {"float32": "float32 product", "exact": "posembed, float32 data"}
@@ -225,18 +270,35 @@ def angle_error(
 # ------------------------------------------------------------------------------- additive positions
 
 
-def heat_map(spec: SinusoidalSpec, positions: int = 100, *, axes: Axes | None = None) -> Axes:
+def heat_map(
+    spec: SinusoidalSpec | SinusoidalPositionalEmbedding,
+    positions: int = 100,
+    *,
+    axes: Axes | None = None,
+) -> Axes:
     """Plots sinusoidal encodings as a heat map: a row for each position.
+
+    Sines and cosines stand apart: alternating columns would blend on a screen into colours that
+    stand for no value.
 
     Examples:
         >>> import posembed as pe
         >>> pe.plot.heat_map(pe.SinusoidalSpec(512)).get_title()
         'Sinusoidal encodings, base 10000'
     """
+    spec = sinusoid(spec)
     axes = new_axes(axes)
     values = analysis.heat_map(spec, positions)
+    x = "component"
+    if spec.preset == "vaswani":
+        order = spec.permutation_to(dataclasses.replace(spec, preset="marian"))
+        values = values[:, order]
+        x = "component: even ones, then odd ones"
+        shown = spread(len(order), 2 * CURVES_SHOWN)
+        axes.set_xticks(shown, [str(int(order[column])) for column in shown])
+        axes.axvline((len(order) + 1) // 2 - 0.5, color="black", linewidth=0.5)
     matrix(axes, values, colors=DIVERGING, limit=(-spec.scale, spec.scale), bar="value")
-    return label(axes, f"Sinusoidal encodings, base {spec.base:g}", "component", "position")
+    return label(axes, f"Sinusoidal encodings, base {spec.base:g}", x, "position")
 
 
 def binary_codes(
@@ -246,12 +308,18 @@ def binary_codes(
     axes = new_axes(axes)
     values = analysis.binary_codes(positions, width)
     matrix(axes, values, colors="Greys", limit=(0.0, 1.0), bar="bit").set_ticks([0, 1])
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     return label(axes, "Binary codes", "bit, fastest first", "position")
 
 
-def shift_matrix(spec: SinusoidalSpec, distance: float, *, axes: Axes | None = None) -> Axes:
+def shift_matrix(
+    spec: SinusoidalSpec | SinusoidalPositionalEmbedding,
+    distance: float,
+    *,
+    axes: Axes | None = None,
+) -> Axes:
     """Plots the matrix that shifts an encoding by a distance: one rotation for each pair."""
+    spec = sinusoid(spec)
     axes = new_axes(axes, height=5.5)
     values = functional.sinusoidal_shift_matrix(distance, spec=spec)
     matrix(axes, values, colors=DIVERGING, limit=(-1.0, 1.0), bar="value")
@@ -328,7 +396,16 @@ def alibi_bias(
     head: int = 0,
     axes: Axes | None = None,
 ) -> Axes:
-    """Plots one head's bias as a heat map, a row for each query; masked keys stay white."""
+    """Plots one head's bias as a heat map, a row for each query; masked keys stay white.
+
+    Raises:
+        TypeError: ``alibi`` is not an ALiBi module.
+        IndexError: ``alibi`` has no such head.
+    """
+    if not isinstance(alibi, ALiBi):
+        raise TypeError(f"alibi: expected an ALiBi, got {type(alibi).__name__}")
+    if not 0 <= head < alibi.num_heads:
+        raise IndexError(f"head: expected 0 to {alibi.num_heads - 1}, got {head}")
     axes = new_axes(axes, height=5.0)
     bias = alibi(query_length, key_length, dtype=torch.float64)[head].detach().cpu()
     hidden = bias.isinf()

@@ -151,13 +151,56 @@ def test_heat_map_beside_binary_codes() -> None:
     spec = pe.SinusoidalSpec(32, base=1000.0, scale=2.0)
     assert pe.plot.heat_map(spec, 20, axes=left) is left
     assert pe.plot.binary_codes(20, 8, axes=right) is right
-    assert words(left) == ("Sinusoidal encodings, base 1000", "component", "position")
+    shown = "component: even ones, then odd ones"
+    assert words(left) == ("Sinusoidal encodings, base 1000", shown, "position")
     assert words(right) == ("Binary codes", "bit, fastest first", "position")
-    assert np.array_equal(colors(left), pe.analysis.heat_map(spec, 20).numpy())
+    values = pe.analysis.heat_map(spec, 20).numpy()
+    assert np.array_equal(colors(left), np.hstack([values[:, 0::2], values[:, 1::2]]))
+    ticks = zip(left.get_xticks(), left.get_xticklabels(), strict=True)
+    places = {int(tick.get_text()): place for place, tick in ticks}
+    for component, place in places.items():
+        assert np.array_equal(colors(left)[:, int(place)], values[:, component])
+    assert {0, 31} <= places.keys()
     assert np.array_equal(colors(right), pe.analysis.binary_codes(20, 8).numpy())
     assert left.get_images()[0].get_clim() == (-2.0, 2.0)
     assert left.get_figure() is figure
     assert len(pyplot.get_fignums()) == 1
+
+
+def test_heat_map_of_halves_keeps_their_order() -> None:
+    module = pe.SinusoidalPositionalEmbedding(10, preset="marian")
+    axes = pe.plot.heat_map(module, 5)
+    assert np.array_equal(colors(axes), pe.analysis.heat_map(module.spec, 5).numpy())
+    assert axes.get_xlabel() == "component"
+
+
+def test_modules_are_drawn_as_their_specifications() -> None:
+    rope = pe.RotaryEmbedding(16, base=500.0)
+    lines = [pe.plot.scores_by_distance(each, 9).get_lines()[0] for each in (rope, rope.spec)]
+    assert np.array_equal(lines[0].get_ydata(), lines[1].get_ydata())
+    assert pe.plot.wavelengths([rope, rope.spec]).get_legend() is not None
+    assert pe.plot.component_scores(rope, 9).get_ylabel() == "component"
+
+
+@pytest.mark.parametrize(
+    ("draw", "error", "message"),
+    [
+        (lambda: pe.plot.scores_by_distance(3), TypeError, "specs: expected a RotarySpec or"),
+        (lambda: pe.plot.wavelengths({"a": 3}), TypeError, "specs: expected a RotarySpec or"),
+        (lambda: pe.plot.angle_error(pe.SinusoidalSpec(8)), TypeError, "spec: expected a Rotary"),
+        (lambda: pe.plot.heat_map(pe.RotarySpec(8)), TypeError, "spec: expected a SinusoidalSpec"),
+        (lambda: pe.plot.alibi_bias(8, 32), TypeError, "alibi: expected an ALiBi, got int"),
+        (lambda: pe.plot.alibi_bias(pe.ALiBi(8), 4, head=9), IndexError, "head: expected 0 to 7"),
+    ],
+)
+def test_errors_name_the_argument(draw: Callable[[], Axes], error: type, message: str) -> None:
+    with pytest.raises(error, match="^" + message):
+        draw()
+
+
+def test_names_are_those_of_functions() -> None:
+    assert dir(pe.plot) == sorted(pe.plot.__all__)
+    assert all(callable(getattr(pe.plot, name)) for name in pe.plot.__all__)
 
 
 def test_shift_matrix() -> None:
