@@ -44,6 +44,11 @@ def check_requirements() -> None:
         missing.append("setuptools>=77,<82")
     if version_of("torch") is None:
         missing.append("torch")
+    if missing and any("pip-build-env" in folder for folder in sys.path):
+        sys.exit(
+            "posembed must be built with the torch that it will run with, which pip's build "
+            "isolation hides. Run: python -m pip install -v --no-build-isolation ."
+        )
     if missing:
         sys.exit(
             f"posembed is built with {', '.join(missing)} of the environment that it is installed "

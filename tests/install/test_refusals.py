@@ -194,14 +194,23 @@ def test_cmake_without_torch(tmp_path: Path, python_without_torch: Path) -> None
     assert "posembed found no torch. Install it into a Python and name that Python" in output
 
 
+HIDE_TORCH = (
+    "import importlib.metadata as m, runpy\n"
+    "def missing(name): raise m.PackageNotFoundError(name)\n"
+    "m.version = missing\n"
+    f"runpy.run_path({str(ROOT / 'setup.py')!r})"
+)
+
+
+def test_setup_in_isolation_names_the_flag() -> None:
+    isolate = "import sys; sys.path.append('/tmp/pip-build-env-abc/overlay')\n"
+    status, output = run(sys.executable, "-c", isolate + HIDE_TORCH)
+    assert status != 0
+    assert "build isolation hides. Run: python -m pip install -v --no-build-isolation ." in output
+
+
 def test_setup_without_torch() -> None:
-    hide_torch = (
-        "import importlib.metadata as m, runpy\n"
-        "def missing(name): raise m.PackageNotFoundError(name)\n"
-        "m.version = missing\n"
-        f"runpy.run_path({str(ROOT / 'setup.py')!r})"
-    )
-    status, output = run(sys.executable, "-c", hide_torch)
+    status, output = run(sys.executable, "-c", HIDE_TORCH)
     assert status != 0
     assert "posembed is built with setuptools>=77,<82, torch" in output
     assert "Run: python -m pip install 'setuptools>=77,<82' torch, then: " in output
