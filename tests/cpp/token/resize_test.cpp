@@ -9,6 +9,7 @@
 
 namespace {
 
+using posembed::Initialization;
 using posembed::ResizeOptions;
 using posembed::TokenEmbedding;
 using posembed::TokenOptions;
