@@ -203,7 +203,7 @@ HIDE_TORCH = (
 
 
 def test_setup_in_isolation_names_the_flag() -> None:
-    isolate = "import sys; sys.path.append('/tmp/pip-build-env-abc/overlay')\n"
+    isolate = "import sys; sys.path.append('pip-build-env-abc/overlay')\n"
     status, output = run(sys.executable, "-c", isolate + HIDE_TORCH)
     assert status != 0
     assert "build isolation hides. Run: python -m pip install -v --no-build-isolation ." in output

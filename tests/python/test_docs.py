@@ -46,6 +46,16 @@ def test_cpp_reference_has_every_header() -> None:
     assert shown == headers - {"posembed.h", "export.h"}
 
 
+def test_code_fits_the_page() -> None:
+    """docs/stylesheets/wide.css makes room for 100 columns."""
+    blocks = {
+        page: re.findall(r"```\w*\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+        for page in PAGES
+    }
+    lines = [(page, line) for page in PAGES for block in blocks[page] for line in block.split("\n")]
+    assert [(page, line) for page, line in lines if len(line) > 100] == []
+
+
 def test_every_page_is_in_the_navigation() -> None:
     listed = set(re.findall(r"- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
     notebooks = {
