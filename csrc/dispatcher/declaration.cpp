@@ -7,10 +7,13 @@
 namespace posembed::dispatcher {
 namespace {
 
-std::string without_suffix(const std::string& name) {
-  for (const std::string suffix : {"_out", "_"}) {
-    const size_t kept = name.size() - suffix.size();
-    if (name.compare(kept, suffix.size(), suffix) == 0) return name.substr(0, kept);
+/// The function that keeps gradients, for an operator that writes: rotary for
+/// posembed::rotary_pair_ and posembed::rotary_pair_out.
+std::string without_suffixes(std::string name) {
+  name = name.substr(name.rfind(':') + 1);
+  for (const std::string suffix : {"_out", "_", "_pair"}) {
+    const size_t kept = name.size() - std::min(name.size(), suffix.size());
+    if (name.compare(kept, suffix.size(), suffix) == 0) name.resize(kept);
   }
   return name;
 }
@@ -52,7 +55,7 @@ void Declaration::raise_devices(const at::Tensor& first, size_t first_argument,
 
 void Declaration::raise_history(const at::Tensor& tensor, size_t argument) const {
   check_inference_only(tensor, name_of(argument),
-                       without_suffix(operator_.schema().name()).c_str());
+                       without_suffixes(operator_.schema().name()).c_str());
   TORCH_INTERNAL_ASSERT(false, "a tensor without history was refused");
 }
 

@@ -166,7 +166,8 @@ class RotarySpec:
                 f"scaling: expected a scaling such as YarnScaling, got {self.scaling!r}"
             )
         if self.sections is not None and not isinstance(self.sections, Sections):
-            raise ValueError(f"sections: expected Sections, got {self.sections!r}")
+            hint = f"; pe.Sections({self.sections!r})" * isinstance(self.sections, (tuple, list))
+            raise ValueError(f"sections: expected Sections, got {self.sections!r}{hint}")
         if self.rotary_dim is None:
             object.__setattr__(self, "rotary_dim", self.head_dim)
         convert_fields(self)

@@ -216,6 +216,8 @@ def test_nan_and_infinity_stay_in_their_pair(device: torch.device) -> None:
         (lambda rope, q, k: pe.functional.rotary(q, spec=rope.spec, frequencies=torch.ones(8).half()), TypeError, "frequencies: expected float32 or float64, got float16"),
         (lambda rope, q, k: pe.functional.rotary(q, spec=rope.spec, frequencies=torch.ones(8, device="meta")), ValueError, "frequencies: expected the device of query, cpu, got meta"),
         (lambda rope, q, k: pe.RotaryEmbedding(16, learned_frequencies=True).rotate_(q), ValueError, "frequencies: requires grad"),
+        (lambda rope, q, k: rope.rotate_(q.requires_grad_(), k), ValueError, "no history; use rotary or torch.no_grad"),
+        (lambda rope, q, k: pe.RotarySpec(16, sections=(4, 4)), ValueError, r"got \(4, 4\); pe.Sections\(\(4, 4\)\)"),
         (lambda rope, q, k: pe.RotaryEmbedding(16, scaling=pe.DynamicNtkScaling(2.0, 32), learned_frequencies=True), ValueError, "learned_frequencies: expected a specification whose frequencies do not depend"),
         (lambda rope, q, k: pe.RotaryEmbedding(16, numerics="float32", learned_frequencies=True), ValueError, "numerics: expected 'exact' for learned frequencies, got 'float32'"),
         (lambda rope, q, k: pe.cpp.RotaryEmbedding(16, numerics="float32", learned_frequencies=True), ValueError, "numerics: expected 'exact' for learned frequencies, got 'float32'"),
