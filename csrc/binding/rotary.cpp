@@ -17,6 +17,7 @@ using MaybeTensor = std::optional<torch::Tensor>;
 /// parses.
 std::shared_ptr<RotaryEmbeddingImpl> make_rotary(py::object spec, const std::string& layout_name,
                                                  bool learned_frequencies,
+                                                 const std::vector<int64_t>& frequency_sizes,
                                                  const py::kwargs& options) {
   if (!py::hasattr(spec, "to_json")) {
     spec = py::module_::import("posembed.specification").attr("RotarySpec")(spec, **options);
@@ -29,7 +30,8 @@ std::shared_ptr<RotaryEmbeddingImpl> make_rotary(py::object spec, const std::str
   return std::make_shared<RotaryEmbeddingImpl>(
       RotaryOptions(numbers)
           .layout(dispatcher::enum_from<Layout>(layout_name))
-          .learned_frequencies(learned_frequencies));
+          .learned_frequencies(learned_frequencies)
+          .frequency_sizes(frequency_sizes));
 }
 
 RotaryCall call_of(const MaybeTensor& positions, const Offset& offset,
@@ -75,7 +77,8 @@ std::shared_ptr<RotaryEmbeddingImpl> resolve(const RotaryEmbeddingImpl& self, in
 const Binding binding_of_rotary([](py::module_& module) {
   bind<RotaryEmbeddingImpl>(module, "RotaryEmbedding")
       .def(py::init(&make_rotary), py::arg("spec_or_head_dim"), py::kw_only(),
-           py::arg("layout") = "bshd", py::arg("learned_frequencies") = false)
+           py::arg("layout") = "bshd", py::arg("learned_frequencies") = false,
+           py::arg("frequency_sizes") = py::tuple())
       .def("forward", &rotary_forward, py::arg("query"), py::arg("key") = py::none(),
            py::arg("positions") = py::none(), py::kw_only(), py::arg("offset") = 0,
            py::arg("cu_seqlens") = py::none(), py::arg("inverse") = false)

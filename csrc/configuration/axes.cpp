@@ -181,9 +181,14 @@ void set_axes_of_tower(RotarySpec& spec, Keys& config, const std::string& model_
 }
 
 void set_window_of_axis(RotarySpec& spec, const std::optional<std::string>& axis) {
+  if (!axis.has_value()) {
+    spec.sections = Sections::of({spec.head_dim / 4, spec.head_dim / 4}, false, true);
+    spec.sections->within_axes = true;
+    return;
+  }
   TORCH_CHECK_VALUE(axis == "height" || axis == "width",
-                    "layer_type: expected 'height' or 'width', which rotate one after the other, ",
-                    "got ", axis.has_value() ? repr(json(*axis)) : "None");
+                    "layer_type: expected None for both axes, 'height' or 'width', got ",
+                    repr(json(*axis)));
   spec.rotary_dim = spec.head_dim / 2;
   spec.rotary_start = axis == "height" ? 0 : spec.head_dim / 2;
 }

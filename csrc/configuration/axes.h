@@ -21,6 +21,7 @@ std::optional<Sections> sections_of_text(Keys& rope, const std::string& model_ty
 void set_axes_of_tower(RotarySpec& spec, Keys& config, const std::string& model_type);
 
 /// Gemma-4's tower: each axis has its own window, one after the other, and pairs its halves.
+/// `axis`: the window of "height" or "width" alone.
 void set_window_of_axis(RotarySpec& spec, const std::optional<std::string>& axis);
 
 }  // namespace posembed::configuration

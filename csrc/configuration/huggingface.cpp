@@ -292,9 +292,6 @@ RotarySpec read(const Fields& fields, const ConfigurationOptions& options,
 Specs read_layers(const Fields& fields, const ConfigurationOptions& options,
                   const std::set<std::string>& accounted) {
   const std::string model_type = checked_type(fields);
-  TORCH_CHECK_VALUE(!conventions::window_of_axis.has(model_type), "model_type '", model_type,
-                    "': each layer rotates twice: pass layer_type='height' and 'width' to ",
-                    "from_huggingface");
   const Layers every = every_layer(fields);
   if (conventions::unrotated.has(model_type)) return Specs(every.size());
   return of_layers(every, {options, accounted});

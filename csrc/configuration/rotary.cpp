@@ -9,6 +9,7 @@
 #include "configuration/params.h"
 #include "configuration/parts.h"
 #include "configuration/rope_parameters.h"
+#include "configuration/rotary_presets.h"
 #include "configuration/source.h"
 
 namespace posembed::configuration {
@@ -45,6 +46,7 @@ Completed part_to_read(const Fields& fields, const ConfigurationOptions& options
 
 RotarySpec read_rotary(const Fields& fields, const ConfigurationOptions& options,
                        const std::optional<Completed>& completed) {
+  if (presets::is_diffusers(fields)) return presets::read_diffusers(fields, options);
   if (gguf::is_metadata(fields)) {
     check_no_part(options, "GGUF metadata has no parts");
     return gguf::read(fields, options);
@@ -60,6 +62,9 @@ RotarySpec read_rotary(const Fields& fields, const ConfigurationOptions& options
 std::vector<std::optional<RotarySpec>> read_rotary_layers(
     const Fields& fields, const ConfigurationOptions& options,
     const std::optional<Completed>& completed) {
+  TORCH_CHECK_VALUE(!presets::is_diffusers(fields),
+                    "config: a model of diffusers rotates alike in all layers: use "
+                    "from_huggingface");
   if (gguf::is_metadata(fields)) {
     check_no_part(options, "GGUF metadata has no parts");
     return gguf::read_layers(fields, options);

@@ -40,6 +40,9 @@ std::string expectation(const core::DeviceError& error) {
   if (error.kind == core::ErrorKind::bag_offset) {
     return "0, then no less than the offset before, at most " + std::to_string(error.limit);
   }
+  if (error.limit < 0 && error.value == -1) {
+    return "-1 (leave the token as it is) on all axes of a token or on none";
+  }
   if (error.limit < 0) return "-1 (leave the token as it is) or more";
   const bool may_skip = error.kind == core::ErrorKind::slot;
   return (may_skip ? "-1 (skip the token) or 0 to " : "0 to ") + std::to_string(error.limit - 1);

@@ -110,7 +110,7 @@ void order_whole_turns(const Arguments& arguments, Turns<T>* turns) {
 
 template <typename T, bool interleaved>
 void order_axes(const Arguments& arguments, Turns<T>* turns) {
-  if (arguments.axes == 1) return;
+  if (arguments.axis_of_pair == nullptr) return;
   for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
     const int64_t pair = pair_of_slot<T, interleaved>(slot);
     turns->axis_of_slot[slot] = pair < arguments.pairs ? arguments.axis_of_pair[pair] : 0;
@@ -159,17 +159,16 @@ TurnOf<T> phase_of(const core::Position& position, const Turns<T>& turns, int64_
   return core::phase(position, turns.of_slot[slot], turns.whole_of_slot[slot]);
 }
 
-/// Fills sine and cosine; `position` returns the position of a slot.
-template <typename T, typename Position>
-void fill_angles(const Arguments& arguments, const Turns<T>& turns, const Position& position,
-                 Angles<T>* angles) {
+/// Fills sine and cosine; `phase` returns the angle of a slot.
+template <typename T, typename Phase>
+void fill_angles(const Arguments& arguments, const Phase& phase, Angles<T>* angles) {
   const Compute<T> amplitude = static_cast<Compute<T>>(arguments.amplitude);
   const Compute<T> sine_amplitude = arguments.reverse ? -amplitude : amplitude;
   const int64_t slots = padded(arguments.pairs);
   for (int64_t begin = 0; begin < slots; begin += lanes) {
     for (int64_t slot = begin; slot < begin + lanes; ++slot) {
       Compute<T> sine, cosine;
-      core::sincos_turn(phase_of<T>(position(slot), turns, slot), &sine, &cosine);
+      core::sincos_turn(phase(slot), &sine, &cosine);
       angles->cosine[slot] = cosine * amplitude;
       angles->sine[slot] = sine * sine_amplitude;
     }
@@ -191,12 +190,22 @@ void apply_decay(const Arguments& arguments, const Turns<T>& turns, int64_t r,
   }
 }
 
+/// Whether the frequencies of a pair have turns, on all axes that its angle is summed over.
+inline bool has_turns(const Arguments& arguments, int64_t pair) {
+  bool all = true;
+  for (int64_t axis = 0; axis < mixed_axes(arguments); ++axis) {
+    const int64_t index = axis * arguments.frequencies.axis_stride + pair;
+    all = all && core::has_turn(read(arguments.frequencies, index));
+  }
+  return all;
+}
+
 /// Sets sine and cosine to NaN where a frequency is NaN.
 template <typename T, bool interleaved>
 void set_nan_angles(const Arguments& arguments, Angles<T>* angles) {
   for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
     const int64_t pair = pair_of_slot<T, interleaved>(slot);
-    if (pair >= arguments.pairs || core::has_turn(read(arguments.frequencies, pair))) continue;
+    if (pair >= arguments.pairs || has_turns(arguments, pair)) continue;
     angles->sine[slot] = angles->cosine[slot] = std::numeric_limits<Compute<T>>::quiet_NaN();
   }
 }
@@ -209,9 +218,13 @@ void set_tangents(const Arguments& arguments, const Token& token, Angles<T>* ang
     const int64_t pair = pair_of_slot<T, interleaved>(slot);
     angles->cosine[slot] = angles->sine[slot] = 0;
     if (pair >= arguments.pairs) continue;
-    const int64_t axis = arguments.axes == 1 ? 0 : arguments.axis_of_pair[pair];
-    const double position = core::to_double(position_of(arguments, token.batch, token.seq, axis));
-    const double angle = position * read(arguments.frequencies, pair);
+    double angle = 0;
+    for (int64_t mixed = 0; mixed < mixed_axes(arguments); ++mixed) {
+      const int64_t axis = arguments.axis_of_pair == nullptr ? mixed : arguments.axis_of_pair[pair];
+      const double position = core::to_double(position_of(arguments, token.batch, token.seq, axis));
+      angle +=
+          position * read(arguments.frequencies, mixed * arguments.frequencies.axis_stride + pair);
+    }
     angles->sine[slot] = static_cast<Compute<T>>(arguments.reverse ? -angle : angle);
   }
 }
@@ -249,7 +262,8 @@ template <typename T, typename Position>
 void begin_rotation(const Arguments& arguments, const Turns<T>& turns, const Token& token,
                     const Position& position, int64_t r, Angles<T>* angles) {
   if (arguments.cosines != nullptr) return read_table(arguments, turns, token, angles);
-  fill_angles<T>(arguments, turns, position, angles);
+  const auto phase = [&](int64_t slot) { return phase_of<T>(position(slot), turns, slot); };
+  fill_angles<T>(arguments, phase, angles);
   if (arguments.decay != nullptr) apply_decay<T>(arguments, turns, r, position, angles);
 }
 
@@ -271,6 +285,36 @@ void begin_at_fractions(const Arguments& arguments, const Turns<T>& turns, const
     angles->cosine[slot] *= scale;
     angles->sine[slot] *= scale;
   }
+}
+
+/// Computes the angles of a token as sums over axes, each with its turns; returns whether it is
+/// rotated at all.
+template <typename T>
+bool begin_mixed(const Arguments& arguments, const Turns<T>* turns, const Token& token,
+                 Angles<T>* angles) {
+  const bool whole = !arguments.positions.floating;
+  const int64_t slots = padded(arguments.pairs);
+  TurnOf<T> total[max_padded_pairs];
+  std::fill_n(total, slots, TurnOf<T>{});
+  double scale = 1.0;
+  for (int64_t axis = 0; axis < arguments.axes; ++axis) {
+    const core::Position position = position_of(arguments, token.batch, token.seq, axis);
+    if (leaves_token(arguments, position)) return false;
+    scale *= position.scale;
+    for (int64_t slot = 0; whole && slot < slots; ++slot) {
+      total[slot] = sum(total[slot], phase_of<T>(position.whole, turns[axis], slot));
+    }
+    for (int64_t slot = 0; !whole && slot < slots; ++slot) {
+      total[slot] = sum(total[slot], phase_of<T>(position, turns[axis], slot));
+    }
+  }
+  const auto phase = [&](int64_t slot) { return total[slot]; };
+  fill_angles<T>(arguments, phase, angles);
+  for (int64_t slot = 0; !whole && slot < padded(arguments.pairs); ++slot) {
+    angles->cosine[slot] *= static_cast<Compute<T>>(scale);
+    angles->sine[slot] *= static_cast<Compute<T>>(scale);
+  }
+  return true;
 }
 
 /// Computes the angles of a token in tensor `r`; returns whether it is rotated at all.

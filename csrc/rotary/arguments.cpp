@@ -68,6 +68,17 @@ void check_position_type(const Tensor& positions, const char* argument) {
                     ": requires grad, but rotations have no gradient for positions; detach them");
 }
 
+/// Positions without a batch would be read as [batch, seq] if they had as many axes as the batch
+/// has sequences, so they are always refused.
+void check_batch(const Tensor& positions, const std::optional<c10::SymInt>& batch,
+                 const Specification& spec, const char* argument) {
+  if (spec.axes == 1 || !batch.has_value() || positions.dim() != 2) return;
+  TORCH_CHECK_VALUE(positions.sym_size(0) == *batch || positions.sym_size(0) == 1, argument,
+                    ": expected [axes, batch, seq] or, with the same position on all axes, ",
+                    "[batch, seq] with batch ", *batch, " or 1, got ", positions.sym_sizes(),
+                    "; give [axes, seq] a dimension for the batch: positions.unsqueeze(1)");
+}
+
 /// Accepts the axes in use, and the unused ones after them that the specification declares.
 void check_axes(const c10::SymInt& axes, const Specification& spec, const char* argument) {
   const int64_t min_axes = std::max<int64_t>(2, spec.used_axes);
@@ -76,14 +87,22 @@ void check_axes(const c10::SymInt& axes, const Specification& spec, const char* 
                     " to ", spec.axes, ", got ", axes);
 }
 
+/// Whether the angle of a pair is a sum over axes, each with frequencies of its own.
+bool mixes_axes(const RotaryCall& call) {
+  return call.frequencies().has_value() && call.frequencies()->dim() == 3;
+}
+
 void check_positions(const Tensor& all, const Tensor& query, const Dimensions& where,
-                     const Specification& spec, const c10::SymInt& offset, const Names& names) {
+                     const Specification& spec, const RotaryCall& call, const Names& names) {
   // positions: [seq], [batch, seq] or [1, seq]; with sections, after a leading dimension of axes
-  const bool by_axis = spec.axes > 1 && has_axes(all, where);
-  if (by_axis) check_axes(all.sym_size(0), spec, names.positions);
+  const bool mixes = mixes_axes(call);
+  const bool by_axis = (spec.axes > 1 || mixes) && has_axes(all, where);
+  if (by_axis && !mixes) check_axes(all.sym_size(0), spec, names.positions);
   const Tensor positions = by_axis ? all.select(0, 0) : all;
   check_position_type(positions, names.positions);
   const auto batch = where.batch < 0 ? std::nullopt : std::optional(query.sym_size(where.batch));
+  if (!by_axis) check_batch(positions, batch, spec, names.positions);
+  const c10::SymInt& offset = call.offset().number();
   const auto hint = [&] {
     return layout_hint(query, where, [&](const Dimensions& other) {
       return positions.sym_size(-1) == query.sym_size(other.seq);
@@ -93,16 +112,47 @@ void check_positions(const Tensor& all, const Tensor& query, const Dimensions& w
                                     offset, hint);
 }
 
-void check_frequencies(const Tensor& frequencies, const RotarySpec& spec) {
+/// Checks frequencies [heads, rotary_dim / 2] and [axes, heads, rotary_dim / 2].
+void check_frequencies_by_head(const Tensor& frequencies, const Tensor& query, const Tensor* key,
+                               const Dimensions& where, const RotarySpec& spec) {
+  TORCH_CHECK_VALUE(!std::holds_alternative<XPosScaling>(spec.scaling),
+                    "frequencies: expected [rotary_dim / 2] with XPosScaling, got ",
+                    frequencies.sym_sizes());
+  const c10::SymInt heads = frequencies.sym_size(-2);
+  dispatcher::check_size(heads, query.sym_size(where.heads), "frequencies", "heads");
+  if (key != nullptr) dispatcher::check_size(key->sym_size(where.heads), heads, "key", "heads");
+}
+
+/// Checks frequencies [axes, heads, rotary_dim / 2] and the positions that they need.
+void check_mixed_axes(const Tensor& frequencies, const MaybeTensor& positions,
+                      const Dimensions& where, const RotarySpec& spec) {
+  const c10::SymInt axes = frequencies.sym_size(0);
+  TORCH_CHECK_VALUE(!spec.sections.has_value(),
+                    "sections: expected none where frequencies sum over axes");
+  TORCH_CHECK_VALUE(axes >= 1 && axes <= max_axes, "frequencies: expected 1 to ", max_axes,
+                    " axes, got ", axes);
+  const char* shape = where.batch < 0 ? "[axes, tokens]" : "[axes, batch, seq]";
+  TORCH_CHECK_VALUE(positions.has_value() && has_axes(*positions, where), "positions: expected ",
+                    shape, " where frequencies sum over axes");
+  dispatcher::check_size(positions->sym_size(0), axes, "positions", "axes");
+}
+
+void check_frequencies(const Tensor& query, const Tensor* key, const RotaryCall& call,
+                       const Dimensions& where, const RotarySpec& spec) {
+  const Tensor& frequencies = *call.frequencies();
   TORCH_CHECK_VALUE(spec.numerics == Numerics::exact,
                     "numerics: expected 'exact' where frequencies are given, got '",
                     name(spec.numerics), "'");
   const at::ScalarType type = frequencies.scalar_type();
   TORCH_CHECK_TYPE(type == at::kFloat || type == at::kDouble,
                    "frequencies: expected float32 or float64, got ", dispatcher::dtype_name(type));
-  dispatcher::check_rank(frequencies, "frequencies", 1, "[rotary_dim / 2]");
-  dispatcher::check_size(frequencies.sym_size(0), spec.rotary_dim / 2, "frequencies",
+  TORCH_CHECK_VALUE(frequencies.dim() >= 1 && frequencies.dim() <= 3,
+                    "frequencies: expected [rotary_dim / 2], [heads, rotary_dim / 2] or ",
+                    "[axes, heads, rotary_dim / 2], got ", frequencies.sym_sizes());
+  dispatcher::check_size(frequencies.sym_size(-1), spec.rotary_dim / 2, "frequencies",
                          "rotary_dim / 2");
+  if (frequencies.dim() > 1) check_frequencies_by_head(frequencies, query, key, where, spec);
+  if (mixes_axes(call)) check_mixed_axes(frequencies, call.positions(), where, spec);
 }
 
 void check_documents(const Tensor& cu_seqlens, const Tensor& query, const Dimensions& where,
@@ -124,7 +174,7 @@ void set_positions(const Tensor& positions, const Specification& spec, const Dim
   if (has_axes(positions, where)) {
     result->position_stride[2] = positions.stride(0);
     result->axes = positions.size(0);
-    result->axis_of_pair = spec.axis_of_pair.data();
+    if (!spec.axis_of_pair.empty()) result->axis_of_pair = spec.axis_of_pair.data();
   }
 }
 
@@ -170,8 +220,8 @@ SpecificationPointer check(const Tensor& query, const Tensor* key, const Rotatio
   const c10::SymInt& offset = call.offset().number();
   TORCH_CHECK_VALUE(offset >= 0, "offset: expected 0 or more, got ", offset);
   const MaybeTensor& positions = call.positions();
-  if (positions.has_value()) check_positions(*positions, query, where, *resolved, offset, names);
-  if (call.frequencies().has_value()) check_frequencies(*call.frequencies(), spec);
+  if (positions.has_value()) check_positions(*positions, query, where, *resolved, call, names);
+  if (call.frequencies().has_value()) check_frequencies(query, key, call, where, spec);
   if (call.cu_seqlens().has_value()) {
     check_documents(*call.cu_seqlens(), query, where, positions.has_value());
   }
@@ -206,7 +256,7 @@ void check_pair_memory(const Tensor& query_out, const Tensor& key_out, const Ten
   dispatcher::check_no_overlap_or_same(key_out, "key_out", key, "key");
 }
 
-void check_position_values(const Tensor& positions, const char* argument) {
+void check_position_values(const Tensor& positions, const char* argument, Layout layout) {
   if (positions.is_floating_point()) return;
   const core::IndexView view = dispatcher::index_view(positions);
   for (int64_t i = 0; i < positions.numel(); ++i) {
@@ -215,6 +265,15 @@ void check_position_values(const Tensor& positions, const char* argument) {
                       ": expected -1 (leave the token as it is) or more, got ", position,
                       " at index ", i, "; floating positions may be negative");
   }
+  if (!has_axes(positions, dimensions(layout)) || positions.numel() == 0) return;
+  const int64_t tokens = positions.numel() / positions.size(0);
+  for (int64_t i = tokens; i < positions.numel(); ++i) {
+    const int64_t token = i % tokens;
+    TORCH_CHECK_INDEX((core::read(view, i) == -1) == (core::read(view, token) == -1), argument,
+                      ": expected -1 (leave the token as it is) on all axes of a token or on none,",
+                      " got -1 on some axes of token ", token,
+                      "; floating positions may be negative");
+  }
 }
 
 Inputs checked_inputs(const RotaryCall& call, int64_t tokens) {
@@ -222,7 +281,8 @@ Inputs checked_inputs(const RotaryCall& call, int64_t tokens) {
   if (call.positions().has_value()) {
     inputs.positions = *call.positions();
     if (!dispatcher::on_cuda(inputs.positions)) {
-      check_position_values(inputs.positions = inputs.positions.contiguous(), "positions");
+      inputs.positions = inputs.positions.contiguous();
+      check_position_values(inputs.positions, "positions", call.layout());
     }
   }
   if (call.cu_seqlens().has_value()) {
@@ -281,8 +341,16 @@ Arguments arguments(const Job& job, const Inputs& inputs, const Rotation& rotati
     result.documents = {dispatcher::index_view(inputs.cu_seqlens), inputs.cu_seqlens.size(0) - 1};
   }
   if (inputs.frequencies.defined()) {
-    result.frequencies = {inputs.frequencies.const_data_ptr(),
-                          dispatcher::scalar_of(inputs.frequencies)};
+    const Tensor& frequencies = inputs.frequencies;
+    result.frequencies = {frequencies.const_data_ptr(), dispatcher::scalar_of(frequencies)};
+    if (frequencies.dim() > 1) result.frequencies.head_stride = result.pairs;
+    if (frequencies.dim() > 2) {
+      result.frequencies.axis_stride = frequencies.size(-2) * result.pairs;
+    }
+  }
+  if (spec.windows.size() > 2) {
+    result.windows = spec.windows.data();
+    result.window_count = static_cast<int64_t>(spec.windows.size()) - 1;
   }
   return result;
 }
@@ -298,6 +366,8 @@ void launch_rotation(Arguments& call, const Tensor& query) {
 void check_exact_angles(const Specification& spec, const char* operator_name) {
   TORCH_CHECK_VALUE(spec.decay.empty(), "spec: expected no XPosScaling, which ", operator_name,
                     " does not have");
+  TORCH_CHECK_VALUE(spec.windows.size() <= 2, "sections: expected within_axes=False for ",
+                    operator_name);
   TORCH_CHECK_VALUE(spec.spec.numerics == Numerics::exact, "numerics: expected 'exact' for ",
                     operator_name, ", got '", name(spec.spec.numerics), "'");
 }

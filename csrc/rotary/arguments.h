@@ -44,8 +44,9 @@ void check_key(const Tensor& key, const char* name, const Tensor& query, const D
 void check_pair_memory(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
                        const Tensor& key);
 
-/// Throws c10::IndexError for integers below -1 in a contiguous CPU tensor.
-void check_position_values(const Tensor& positions, const char* argument);
+/// Throws c10::IndexError for integers below -1 in a contiguous CPU tensor, and for -1 on some axes
+/// of a token but not on all.
+void check_position_values(const Tensor& positions, const char* argument, Layout layout);
 
 /// The optional tensors of a RotaryCall as kernels read them: contiguous where kernels need it,
 /// undefined if not given.

@@ -4,6 +4,7 @@
 
 #include "core/fma.h"
 #include "rotary/frequency_gradient.h"
+#include "rotary/parts.h"
 #include "rotary/tiles_cpu.h"
 #include "rotary/tokens_cpu.h"
 
@@ -69,7 +70,8 @@ void tile_moments(const Arguments& arguments, const Tile& tile, int64_t begin, i
   }
 }
 
-/// Adds position times the moments of a token; adds nothing for a token that is not rotated.
+/// Adds position times the moments of a token; adds nothing for a token that is not rotated. `sums`
+/// are [axes, ...] where angles are summed over axes.
 template <typename C>
 void add_token(const Arguments& arguments, int64_t number, const C* moments, double* sums) {
   double positions[max_axes];
@@ -79,9 +81,13 @@ void add_token(const Arguments& arguments, int64_t number, const C* moments, dou
     if (leaves_token(arguments, position)) return;
     positions[axis] = core::to_double(position);
   }
-  for (int64_t i = 0; i < arguments.pairs; ++i) {
-    const double position = positions[arguments.axes == 1 ? 0 : arguments.axis_of_pair[i]];
-    sums[i] += (arguments.reverse ? -position : position) * static_cast<double>(moments[i]);
+  for (int64_t mixed = 0; mixed < mixed_axes(arguments); ++mixed) {
+    for (int64_t i = 0; i < arguments.pairs; ++i) {
+      const double position =
+          positions[arguments.axis_of_pair == nullptr ? mixed : arguments.axis_of_pair[i]];
+      sums[mixed * arguments.frequencies.axis_stride + i] +=
+          (arguments.reverse ? -position : position) * static_cast<double>(moments[i]);
+    }
   }
 }
 
@@ -90,7 +96,6 @@ void sum_chunk(const Arguments& arguments, int64_t begin, int64_t end, double* s
   alignas(64) Moments<T> moments;
   const int64_t pairs = arguments.pairs;
   const Tile tile = tile_of_moments<T>(arguments);
-  std::fill_n(sums, pairs, 0.0);
   for (int64_t first = begin; first < end; first += tile.tokens) {
     const int64_t last = std::min(first + tile.tokens, end);
     tile_moments<T, interleaved>(arguments, tile, first, last, moments);
@@ -100,16 +105,30 @@ void sum_chunk(const Arguments& arguments, int64_t begin, int64_t end, double* s
   }
 }
 
+/// The same for each window and each head that has frequencies of its own.
+template <typename T, bool interleaved>
+void sum_parts(const Arguments& arguments, int64_t begin, int64_t end, double* sums) {
+  for_each_window_sum(arguments, [&](const Arguments& part, int64_t first) {
+    if (!is_by_head(part)) return sum_chunk<T, interleaved>(part, begin, end, sums + first);
+    for (int64_t head = 0; head < part.views[0].heads; ++head) {
+      sum_chunk<T, interleaved>(head_of(part, head), begin, end,
+                                sums + first + head * part.frequencies.head_stride);
+    }
+  });
+}
+
 }  // namespace
 
 void sum_moments(const Arguments& arguments, double* sums, int64_t begin, int64_t end) {
   const int64_t tokens = arguments.batch * arguments.seq, size = tokens_of_chunk(tokens);
   core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const auto sum = arguments.interleaved ? sum_chunk<T, true> : sum_chunk<T, false>;
+    const auto sum = arguments.interleaved ? sum_parts<T, true> : sum_parts<T, false>;
     for (int64_t chunk = begin; chunk < end; ++chunk) {
       const int64_t first = chunk * size, last = tokens - first < size ? tokens : first + size;
-      sum(arguments, first, last, sums + chunk * arguments.pairs);
+      double* const own = sums + chunk * frequency_count(arguments);
+      std::fill_n(own, frequency_count(arguments), 0.0);
+      sum(arguments, first, last, own);
     }
   });
 }

@@ -4,6 +4,7 @@
 #include "core/part_sum.h"
 #include "rotary/frequency_gradient.h"
 #include "rotary/kernel_cuda.h"
+#include "rotary/parts.h"
 
 namespace posembed::rotary {
 namespace {
@@ -13,6 +14,7 @@ struct SumLaunch {
   int64_t tokens, tokens_of_chunk;
   core::Divisor<int64_t> seq;
   double* sums;
+  int64_t frequencies;  // of all windows, heads and axes: the size of a row of `sums`
   core::Divisor<int> threads_per_head;  // threads that share a head
   core::Divisor<int> head_groups;       // heads that a block takes at a time
   int token_groups;                     // tokens, likewise
@@ -60,7 +62,8 @@ __device__ void add_moments(const Arguments& arguments, int64_t batch, int64_t s
   }
 }
 
-template <typename T, int size, bool interleaved>
+/// With `by_head`, blockIdx.y is the head, and blockIdx.z the axis of a sum over axes.
+template <typename T, int size, bool interleaved, bool by_head>
 __global__ void sum_kernel(const __grid_constant__ SumLaunch launch) {
   auto* parts = reinterpret_cast<double*>(core::dynamic_shared_memory());  // [groups, pairs]
   const Arguments& arguments = launch.arguments;
@@ -76,12 +79,15 @@ __global__ void sum_kernel(const __grid_constant__ SumLaunch launch) {
     const int64_t batch = indices.quotient, seq = indices.remainder;
     if (!is_rotated(arguments, batch, seq)) continue;
     Compute<T> moments[size] = {};
-    add_moments<T>(arguments, batch, seq, group.remainder, launch.head_groups.value, columns,
-                   moments);
-    double position = core::to_double(position_of(arguments, batch, seq, 0));
+    const int head = by_head ? static_cast<int>(blockIdx.y) : group.remainder;
+    const int step =
+        by_head ? static_cast<int>(arguments.views[0].heads) : launch.head_groups.value;
+    add_moments<T>(arguments, batch, seq, head, step, columns, moments);
+    const int64_t first_axis = by_head ? blockIdx.z : 0;
+    double position = core::to_double(position_of(arguments, batch, seq, first_axis));
 #pragma unroll
     for (int i = 0; i < size; ++i) {
-      if (arguments.axes > 1) {
+      if (arguments.axes > 1 && !(by_head && arguments.frequencies.axis_stride != 0)) {
         const int axis = core::through_data_cache(launch.axis_of_pair)[columns.pair(i)];
         position = core::to_double(position_of(arguments, batch, seq, axis));
       }
@@ -97,7 +103,11 @@ __global__ void sum_kernel(const __grid_constant__ SumLaunch launch) {
   for (int pair = static_cast<int>(threadIdx.x); pair < pairs; pair += threads) {
     double total = 0;
     for (int i = 0; i < groups; ++i) total += parts[i * pairs + pair];
-    launch.sums[blockIdx.x * pairs + pair] = total;
+    const int64_t row = blockIdx.x * launch.frequencies;
+    const int64_t first = by_head ? blockIdx.y * arguments.frequencies.head_stride +
+                                        blockIdx.z * arguments.frequencies.axis_stride
+                                  : 0;
+    launch.sums[row + first + pair] = total;
   }
 }
 
@@ -109,12 +119,13 @@ __global__ void __launch_bounds__(core::part_threads)
   if (core::writes_parts() && pair < pairs) out[pair] = static_cast<Out>(total);
 }
 
-template <typename T, int size, bool interleaved>
-void launch_sum(const Arguments& arguments, double* sums, core::CudaStream stream) {
+template <typename T, int size, bool interleaved, bool by_head>
+void launch_sum(const Arguments& arguments, double* sums, int64_t frequencies,
+                core::CudaStream stream) {
   const int pairs = static_cast<int>(arguments.pairs), per_head = pairs / size;
   const int groups = std::max(1, threads_wanted / per_head);
-  const int head_groups =
-      static_cast<int>(std::clamp<int64_t>(arguments.views[0].heads, 1, groups));
+  const int64_t heads = by_head ? 1 : arguments.views[0].heads;
+  const int head_groups = static_cast<int>(std::clamp<int64_t>(heads, 1, groups));
   SumLaunch launch = {};
   launch.arguments = arguments;
   launch.tokens = arguments.batch * arguments.seq;
@@ -122,24 +133,42 @@ void launch_sum(const Arguments& arguments, double* sums, core::CudaStream strea
   launch.tokens_of_chunk = tokens_of_chunk(launch.tokens);
   launch.seq = core::Divisor<int64_t>::of(arguments.seq);
   launch.sums = sums;
+  launch.frequencies = frequencies;
   launch.threads_per_head = core::Divisor<int>::of(per_head);
   launch.head_groups = core::Divisor<int>::of(head_groups);
   launch.token_groups = groups / head_groups;
-  if (arguments.axes > 1) {
+  if (arguments.axis_of_pair != nullptr) {
     std::copy(arguments.axis_of_pair, arguments.axis_of_pair + pairs, launch.axis_of_pair);
   }
   const int used = head_groups * launch.token_groups;
-  core::launch_with(sum_kernel<T, size, interleaved>, core::grid_of(chunks_of(launch.tokens)),
+  dim3 grid(core::grid_of(chunks_of(launch.tokens)));
+  if (by_head) {
+    grid.y = static_cast<unsigned>(arguments.views[0].heads);
+    grid.z = static_cast<unsigned>(mixed_axes(arguments));
+  }
+  core::launch_with(sum_kernel<T, size, interleaved, by_head>, grid,
                     static_cast<unsigned>(used * per_head),
                     static_cast<size_t>(used * pairs) * sizeof(double), stream, launch);
+}
+
+template <typename T, bool by_head>
+auto choose_sum(const Arguments& arguments) {
+  constexpr int size = core::vector_width<T>;
+  if (!can_use_vectors<T>(arguments)) {
+    return arguments.interleaved ? launch_sum<T, 1, true, by_head>
+                                 : launch_sum<T, 1, false, by_head>;
+  }
+  return arguments.interleaved ? launch_sum<T, size, true, by_head>
+                               : launch_sum<T, size, false, by_head>;
 }
 
 template <typename Out>
 void launch_add(const Arguments& arguments, const double* sums, void* out,
                 core::CudaStream stream) {
   const int64_t chunks = chunks_of(arguments.batch * arguments.seq);
-  core::launch(add_kernel<Out>, core::divide_up(arguments.pairs, core::warp_size),
-               core::part_threads, stream, sums, chunks, arguments.pairs, static_cast<Out*>(out));
+  const int64_t frequencies = frequency_count(arguments);
+  core::launch(add_kernel<Out>, core::divide_up(frequencies, core::warp_size), core::part_threads,
+               stream, sums, chunks, frequencies, static_cast<Out*>(out));
 }
 
 }  // namespace
@@ -149,12 +178,10 @@ const char* sum_moments_cuda(const Arguments& arguments, double* sums, void* out
   if (arguments.pairs == 0) return nullptr;
   core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    constexpr int size = core::vector_width<T>;
-    const bool vectors = can_use_vectors<T>(arguments);
-    const auto sum = arguments.interleaved
-                         ? (vectors ? launch_sum<T, size, true> : launch_sum<T, 1, true>)
-                         : (vectors ? launch_sum<T, size, false> : launch_sum<T, 1, false>);
-    sum(arguments, sums, stream);
+    for_each_window_sum(arguments, [&](const Arguments& part, int64_t first) {
+      const auto sum = is_by_head(part) ? choose_sum<T, true>(part) : choose_sum<T, false>(part);
+      sum(part, sums + first, frequency_count(arguments), stream);
+    });
   });
   const auto add = scalar == core::Scalar::float64 ? launch_add<double> : launch_add<float>;
   add(arguments, sums, out, stream);

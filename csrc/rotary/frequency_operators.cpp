@@ -42,7 +42,9 @@ Tensor empty_frequencies(const Tensor& query, const Rotation& rotation, const Ro
   const MaybeTensor& frequencies = rotation.call.frequencies();
   const at::ScalarType type =
       frequencies ? frequencies->scalar_type() : dispatcher::compute_type(query);
-  return at::empty({spec.rotary_dim / 2}, query.options().dtype(type));
+  const c10::SymDimVector sizes = frequencies ? c10::SymDimVector(frequencies->sym_sizes())
+                                              : c10::SymDimVector{spec.rotary_dim / 2};
+  return at::empty_symint(sizes, query.options().dtype(type));
 }
 
 PreparedDerivative prepare_gradient(const Tensor& gradient, const Tensor& query,
@@ -55,7 +57,7 @@ PreparedDerivative prepare_gradient(const Tensor& gradient, const Tensor& query,
 
 void sum_on_cpu(const Arguments& call, const Tensor& sums, const Tensor& out) {
   double* const parts = sums.mutable_data_ptr<double>();
-  const int64_t tokens = call.batch * call.seq, pairs = call.pairs;
+  const int64_t tokens = call.batch * call.seq, frequencies = frequency_count(call);
   const int64_t token_bytes = 2 * call.views[0].heads * call.head_dim * core::size_of(call.scalar);
   dispatcher::parallel_for(
       sums.size(0), tokens_of_chunk(tokens) * token_bytes,
@@ -63,8 +65,8 @@ void sum_on_cpu(const Arguments& call, const Tensor& sums, const Tensor& out) {
   core::visit_scalar(dispatcher::scalar_of(out), [&](auto tag) {
     using Out = core::Compute<typename decltype(tag)::type>;
     Out* const results = static_cast<Out*>(out.mutable_data_ptr());
-    for (int64_t i = 0; i < pairs; ++i) {
-      results[i] = static_cast<Out>(total_of(parts, sums.size(0), pairs, i));
+    for (int64_t i = 0; i < frequencies; ++i) {
+      results[i] = static_cast<Out>(total_of(parts, sums.size(0), frequencies, i));
     }
   });
 }
@@ -77,8 +79,8 @@ void sum_gradient(const Tensor& gradient, const Tensor& query, const Rotation& r
       checked_inputs(rotation.call, in.size(dimensions(rotation.call.layout()).seq));
   const Arguments call = arguments({{&in, &dense}, {}, 2}, inputs, rotation, *prepared.spec);
   const Tensor& out = prepared.result;
-  const Tensor sums =
-      at::empty({chunks_of(call.batch * call.seq), call.pairs}, query.options().dtype(at::kDouble));
+  const Tensor sums = at::empty({chunks_of(call.batch * call.seq), frequency_count(call)},
+                                query.options().dtype(at::kDouble));
   if (dispatcher::on_cuda(query)) {
     if constexpr (core::built_with_cuda) {
       const dispatcher::CudaScope scope(query);

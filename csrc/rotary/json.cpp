@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <string_view>
 
 #include "core/brief.h"
 #include "dispatcher/json.h"
@@ -113,6 +114,7 @@ void fields(Visitor& visit, RotarySpec& spec) {
   visit("scaling", spec.scaling);
   visit("sections", spec.sections);
   visit("custom_frequencies", spec.custom_frequencies);
+  visit("custom_attention_factor", spec.custom_attention_factor);
   visit("numerics", spec.numerics);
 }
 
@@ -134,10 +136,14 @@ json value(const std::optional<Sections>& sections) {
   if (!sections.has_value()) return {};
   json object = {{"axis_of_pair", sections->axis_of_pair}, {"restart", sections->restart}};
   if (sections->position_axes() != sections->used_axes()) object["axes"] = *sections->axes;
+  if (sections->within_axes) object["within_axes"] = true;
   return object;
 }
 
 json value(const RotaryScaling& scaling);
+
+/// Keys that a text has only if they are set, so that most texts are as before the key was added.
+bool newer(std::string_view key) { return key == "custom_attention_factor"; }
 
 struct Writer {
   json object = json::object();
@@ -145,6 +151,7 @@ struct Writer {
   template <typename T>
   void operator()(const char* key, const T& field) {
     object[key] = value(field);
+    if (object[key].is_null() && newer(key)) object.erase(key);
   }
 };
 
@@ -285,6 +292,7 @@ void Reader::read(const json& from, Sections& result) {
   reader("axis_of_pair", result.axis_of_pair);
   reader("restart", result.restart);
   reader("axes", result.axes);
+  reader("within_axes", result.within_axes);
   reader.done();
 }
 
@@ -323,7 +331,7 @@ struct Printer {
 
   template <typename T>
   void operator()(const char* key, const T& field) {
-    if (defaults.at(key) == value(field)) return;
+    if (defaults.value(key, json()) == value(field)) return;
     stream << separator << key << '=';
     print(stream, field);
     separator = ", ";

@@ -47,11 +47,21 @@ POSEMBED_INLINE int64_t document_start(const Documents& documents, int64_t token
 struct Frequencies {
   const void* data = nullptr;  // [pairs], radians per position; nullptr: there are none
   core::Scalar scalar = core::Scalar::float32;  // or float64
+  int64_t head_stride = 0;  // [heads, pairs]: each head has its own; 0: heads share them
+  int64_t axis_stride = 0;  // [axes, heads, pairs]: angles of a pair are summed over all axes
 };
 
-/// The stored frequency of a pair.
+/// The stored frequency of a pair; `pair` may include the offsets of a head and of an axis.
 POSEMBED_INLINE double read(const Frequencies& frequencies, int64_t pair) {
   return core::read_floating<double>(frequencies.data, frequencies.scalar, pair);
+}
+
+/// The sum of two angles, whole turns dropped.
+POSEMBED_INLINE core::Turn64 sum(core::Turn64 a, core::Turn64 b) { return a + b; }
+
+POSEMBED_INLINE core::Turn128 sum(core::Turn128 a, core::Turn128 b) {
+  const uint64_t low = a.low + b.low;
+  return {a.high + b.high + (low < a.low ? 1 : 0), low};
 }
 
 /// Turns per position of a pair; 0 if the frequency is NaN or too large, in which case kernels
@@ -91,9 +101,11 @@ struct Arguments {
   core::PositionView positions;            // data == nullptr: offset, offset + 1, …
   int64_t position_stride[3] = {0, 0, 0};  // batch, seq, axis; in elements
   int64_t offset = 0;
-  Documents documents;                          // if positions are not given
-  int64_t axes = 1;                             // rows of positions, at most max_axes
-  const uint8_t* axis_of_pair = nullptr;        // [pairs], host memory, if there are several axes
+  Documents documents;                    // if positions are not given
+  int64_t axes = 1;                       // rows of positions, at most max_axes
+  const uint8_t* axis_of_pair = nullptr;  // [pairs], host memory, if there are several axes
+  const int64_t* windows = nullptr;       // see below; nullptr: one, or the call is for one
+  int64_t window_count = 1;
   const core::Turn64* turns = nullptr;          // [pairs], host memory: turns per position
   const core::Turn128* wide_turns = nullptr;    // the same to 128 bits, for float64 data
   const core::DoubleDouble* radians = nullptr;  // the same with whole turns, for fractions
@@ -104,6 +116,7 @@ struct Arguments {
   const void* sines = nullptr;                  // PyTorch does it: see rounding.h
   core::Scalar table_scalar = core::Scalar::float32;
   int64_t table_stride[3] = {0, 0, 1};                       // batch, seq, pair; in elements
+  int64_t table_head_stride = 0;                             // 0: heads share tables
   ProductRounding product_rounding = ProductRounding::none;  // with tables; fused: only on CUDA
   Frequencies frequencies;                                   // instead of turns
   core::DeviceError* error = nullptr;  // CUDA: where a position below -1 is recorded
@@ -124,6 +137,16 @@ template <typename Call>
 POSEMBED_INLINE int64_t counted_position(const Call& call, int64_t seq) {
   const bool one_document = call.documents.starts.data == nullptr;
   return call.offset + seq - (one_document ? 0 : document_start(call.documents, seq));
+}
+
+/// Whether each head has frequencies or tables of its own.
+POSEMBED_INLINE bool is_by_head(const Arguments& arguments) {
+  return arguments.frequencies.head_stride != 0 || arguments.table_head_stride != 0;
+}
+
+/// The number of axes over which the angles of a pair are summed.
+POSEMBED_INLINE int64_t mixed_axes(const Arguments& arguments) {
+  return arguments.frequencies.axis_stride != 0 ? arguments.axes : 1;
 }
 
 /// The index of a token's position on an axis. `call` is Arguments, or has the same members.
@@ -157,7 +180,11 @@ POSEMBED_INLINE bool leaves_token(const Call& call, const core::Position& positi
 }
 
 /// Rotates tokens [begin, end) of every tensor, in the order of TokenOrder. A token at the integer
-/// position -1 (on any axis) is not rotated.
+/// position -1 (on all axes) is not rotated.
+///
+/// `windows` [window_count + 1], in host memory, are the first pairs of windows, then the number of
+/// pairs: a pair of window w is (i, i + windows[w + 1] - windows[w]), where the components of a
+/// window follow those of the window before. See parts.h.
 ///
 /// With `tangent`, `frequencies` are the frequencies' tangents and `in` holds rotated pairs (x,
 /// y): `out` becomes their tangents, position * frequency * (-y, x). Components that do not turn

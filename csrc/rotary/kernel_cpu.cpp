@@ -4,11 +4,14 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <memory>
+#include <vector>
 
 #include "core/instruction_set.h"
 #include "rotary/angles_cpu.h"
 #include "rotary/gaps_cpu.h"
 #include "rotary/kernel.h"
+#include "rotary/parts.h"
 #include "rotary/rotate_rows_cpu.h"
 #include "rotary/streaming_cpu.h"
 #include "rotary/tiles_cpu.h"
@@ -267,13 +270,177 @@ void rotate_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
   if (plan.streams) core::stream_fence();
 }
 
+/// The parts of a token that have angles of their own: windows, of every head or of all.
+struct Pieces {
+  int64_t windows, heads, axes;  // heads: 1 if they share angles; axes: those that are summed
+
+  explicit Pieces(const Arguments& arguments)
+      : windows(arguments.window_count),
+        heads(is_by_head(arguments) ? arguments.views[0].heads : 1),
+        axes(mixed_axes(arguments)) {}
+
+  int64_t count() const { return heads * windows; }
+  /// The piece of a window of a head.
+  int64_t index(int64_t head, int64_t window) const {
+    return (heads == 1 ? 0 : head) * windows + window;
+  }
+  /// The rotation of a piece; its views are those of the whole call.
+  Arguments part(const Arguments& arguments, int64_t piece, int64_t axis = 0) const {
+    const int64_t window = piece % windows;
+    const Arguments part =
+        arguments.windows == nullptr ? arguments : pairs_of_window(arguments, window);
+    return is_by_head(arguments) ? angles_of_head(part, piece / windows, axis) : part;
+  }
+};
+
+/// The turns of every piece on each axis, and what its angles need.
+template <typename T>
+struct PieceTurns {
+  Arguments part;
+  std::unique_ptr<Turns<T>[]> turns;  // [axes]
+};
+
+template <typename T, bool interleaved>
+std::vector<PieceTurns<T>> turns_of_pieces(const Arguments& arguments, const Pieces& pieces) {
+  std::vector<PieceTurns<T>> result(static_cast<size_t>(pieces.count()));
+  for (int64_t i = 0; i < pieces.count(); ++i) {
+    PieceTurns<T>& piece = result[static_cast<size_t>(i)];
+    piece.part = pieces.part(arguments, i);
+    piece.turns.reset(new Turns<T>[static_cast<size_t>(pieces.axes)]);
+    for (int64_t axis = 0; axis < pieces.axes; ++axis) {
+      order_turns<T, interleaved>(pieces.part(arguments, i, axis), &piece.turns[axis]);
+      piece.turns[0].has_nan |= piece.turns[axis].has_nan;
+    }
+    order_decay<T, interleaved>(piece.part, &piece.turns[0]);
+  }
+  return result;
+}
+
+/// Computes the angles of a piece of a token in tensor `r`; returns whether it is rotated.
+template <typename T, bool interleaved>
+bool begin_piece(const PieceTurns<T>& piece, const Token& token, int64_t r, Angles<T>* angles) {
+  const Arguments& part = piece.part;
+  const bool rotated = part.frequencies.axis_stride != 0
+                           ? begin_mixed<T>(part, piece.turns.get(), token, angles)
+                           : begin_token<T>(part, piece.turns[0], token, angles, r);
+  if (piece.turns[0].has_nan) set_nan_angles<T, interleaved>(part, angles);
+  if (part.tangent) set_tangents<T, interleaved>(part, token, angles);
+  return rotated;
+}
+
+/// How the windows of the rows of a tensor are rotated and written.
+template <typename T, bool interleaved>
+class PieceRows {
+ public:
+  PieceRows(const Arguments& arguments, const HeadView& view, const Pieces& pieces)
+      : arguments_(arguments), view_(view), pieces_(pieces) {
+    std::vector<Arguments> parts;
+    for (int64_t w = 0; w < pieces.windows; ++w) {
+      Arguments& part = parts.emplace_back(pieces.part(arguments, w));
+      part.head_dim = row_dim(arguments, view);
+      part.start = window_start(arguments, view) + 2 * first_pair(arguments, w);
+      HeadView whole_rows = view;
+      whole_rows.window_only = false;
+      streams_ = streams_ && can_stream<T>(part, whole_rows);
+    }
+    for (size_t w = 0; w < parts.size(); ++w) {
+      windows_[w] = {streams_ ? choose_rotation<T, interleaved, true>(parts[w])
+                              : choose_rotation<T, interleaved, false>(parts[w]),
+                     parts[w].start, parts[w].pairs};
+    }
+  }
+
+  bool streams() const { return streams_; }
+
+  /// Rotates every head of a token by `angles` [pieces, step], the first of which are its own.
+  void rotate(const Token& token, const Angles<T>* angles, int64_t step) const {
+    const int64_t dim = row_dim(arguments_, view_), start = window_start(arguments_, view_);
+    for (int64_t head = 0; head < view_.heads; ++head) {
+      const RowGroup<T> row = heads_of_token<T>(view_, token, head, 1);
+      if (!arguments_.tangent) {
+        const int64_t end = token.rotated ? start : dim;
+        copy_group(row, 0, end);
+        copy_group(row, end + 2 * arguments_.pairs, dim);
+      }
+      if (!token.rotated) continue;
+      for (int64_t w = 0; w < pieces_.windows; ++w) {
+        const Window& window = windows_[w];
+        window.rotate(row.in + window.start, row.out + window.start, 1, 0, 0,
+                      angles[pieces_.index(head, w) * step], window.pairs, no_margins);
+      }
+    }
+  }
+
+ private:
+  struct Window {
+    RotateGroup<T> rotate;
+    int64_t start, pairs;
+  };
+
+  const Arguments& arguments_;
+  const HeadView& view_;
+  const Pieces& pieces_;
+  bool streams_ = true;
+  Window windows_[max_axes];
+};
+
+/// Rotates tokens [begin, end), counted sequence by sequence, of calls whose heads or windows have
+/// angles of their own. Computes all angles of a few tokens, then walks rows in the order of their
+/// addresses. Sequences with the same positions share the angles.
+template <typename T, bool interleaved>
+void rotate_pieces(const Arguments& arguments, int64_t begin, int64_t end) {
+  const Pieces pieces(arguments);
+  const std::vector<PieceTurns<T>> turns = turns_of_pieces<T, interleaved>(arguments, pieces);
+  const PieceRows<T, interleaved> rows[] = {
+      {arguments, arguments.views[0], pieces},
+      {arguments, arguments.views[arguments.count - 1], pieces}};
+  const int64_t kinds = arguments.decay == nullptr ? 1 : arguments.count;  // xPos: query and key
+  const int64_t seq = arguments.seq, first = begin / seq, last = (end - 1) / seq + 1;
+  const int64_t together = has_common_positions(arguments) ? last - first : 1;
+  const int64_t tokens_at_once = together > 1 ? 4 : 1;
+  const std::unique_ptr<Angles<T>[]> angles(
+      new Angles<T>[static_cast<size_t>(tokens_at_once * pieces.count() * kinds)]);
+  for (int64_t group = first; group < last; group += together) {
+    for (int64_t tile = 0; tile < seq; tile += tokens_at_once) {
+      const int64_t count = std::min(tokens_at_once, seq - tile);
+      if ((group + together - 1) * seq + tile + count <= begin) continue;
+      if (group * seq + tile >= end) break;
+      Token tokens[4];
+      for (int64_t t = 0; t < count; ++t) {
+        tokens[t] = {group, tile + t, false};
+        for (int64_t i = 0; i < pieces.count() * kinds; ++i) {
+          tokens[t].rotated =
+              begin_piece<T, interleaved>(turns[static_cast<size_t>(i / kinds)], tokens[t],
+                                          i % kinds, &angles[t * pieces.count() * kinds + i]);
+        }
+      }
+      for (int64_t sequence = group; sequence < group + together; ++sequence) {
+        const int64_t start = sequence * seq + tile;
+        const int64_t from = std::clamp<int64_t>(begin - start, 0, count);
+        const int64_t to = std::clamp<int64_t>(end - start, 0, count);
+        for (int64_t t = from; t < to; ++t) {
+          tokens[t].batch = sequence;
+          for (int64_t r = 0; r < arguments.count; ++r) {
+            const int64_t kind = kinds == 1 ? 0 : r;
+            rows[r].rotate(tokens[t], &angles[t * pieces.count() * kinds + kind], kinds);
+          }
+        }
+      }
+    }
+  }
+  if (rows[0].streams() || rows[1].streams()) core::stream_fence();
+}
+
 }  // namespace
 
 void rotate(const Arguments& arguments, int64_t begin, int64_t end) {
   if (begin >= end) return;
   core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const auto tokens = arguments.interleaved ? rotate_tokens<T, true> : rotate_tokens<T, false>;
+    const bool in_pieces = is_by_head(arguments) || arguments.windows != nullptr;
+    const auto tokens = arguments.interleaved
+                            ? (in_pieces ? rotate_pieces<T, true> : rotate_tokens<T, true>)
+                            : (in_pieces ? rotate_pieces<T, false> : rotate_tokens<T, false>);
     tokens(arguments, begin, end);
   });
 }

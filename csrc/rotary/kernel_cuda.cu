@@ -2,6 +2,7 @@
 // and cosines once, in shared memory, without a table. A thread owns both members of its pairs, so
 // every element is read and written once and rotation in place is safe.
 #include "rotary/kernel_cuda.h"
+#include "rotary/parts.h"
 
 namespace posembed::rotary {
 namespace {
@@ -81,7 +82,7 @@ __device__ void rotate_owned(const LaunchOf<T, capacity, form>& launch,
                              Pairs<T, size, interleaved>* owned) {
   if constexpr (form == Form::pairs) {
     owned->rotate_pairs(angles);
-  } else if constexpr (form == Form::table) {
+  } else if constexpr (reads_tables<form>) {
     switch (launch.product_rounding) {
       case ProductRounding::none:
         return owned->template rotate_in_steps<ProductRounding::none>(angles);
@@ -128,6 +129,8 @@ __global__ void __launch_bounds__(max_threads<size>, min_blocks<size, 3>)
     bool rotated;
     if constexpr (form == Form::own) {
       rotated = own_angles(launch, token, columns, &angles);
+    } else if constexpr (has_head_angles<form>) {
+      rotated = is_rotated_on_axes(launch, position_of(launch, token.batch, token.seq, 0), token);
     } else {
       rotated =
           fill_angles(launch, token, [&](const PairAt<T>& at) { tables.fill(launch, token, at); });
@@ -140,6 +143,9 @@ __global__ void __launch_bounds__(max_threads<size>, min_blocks<size, 3>)
         if (head >= end) break;
         if constexpr (form == Form::decaying) {
           tables.read(head >= launch.query_heads, columns, &angles);
+        }
+        if constexpr (has_head_angles<form>) {
+          head_angles<T, size, interleaved, capacity, form>(launch, token, head, columns, &angles);
         }
         if (rotated) rotate_owned<T, size, interleaved, capacity, form>(launch, angles, &owned[i]);
         const Row<T> row = heads.row(head);
@@ -180,6 +186,9 @@ bool owns_angles(const Arguments& arguments) {
 
 template <typename T, int size, bool interleaved>
 const char* launch_capacity(const Arguments& arguments, core::CudaStream stream) {
+  if (arguments.table_head_stride != 0) {
+    return launch_kernel<T, size, interleaved, max_pairs, Form::head_table>(arguments, stream);
+  }
   if (arguments.cosines != nullptr) {
     if constexpr (std::is_same_v<T, core::BFloat16> && size > 1) {
       if (arguments.product_rounding == ProductRounding::to_data_type &&
@@ -191,6 +200,9 @@ const char* launch_capacity(const Arguments& arguments, core::CudaStream stream)
   }
   if (arguments.decay != nullptr) {
     return launch_kernel<T, size, interleaved, max_pairs, Form::decaying>(arguments, stream);
+  }
+  if (is_by_head(arguments)) {
+    return launch_kernel<T, size, interleaved, max_pairs, Form::by_head>(arguments, stream);
   }
   if constexpr (size > 1) {
     if (owns_angles<size>(arguments)) {
@@ -214,6 +226,13 @@ const char* launch_pairing(const Arguments& arguments, core::CudaStream stream) 
 const char* rotate_cuda(const Arguments& arguments, core::CudaStream stream) {
   // Empty tables have a null address, and the address decides the form of a launch.
   if (arguments.batch * arguments.seq == 0) return nullptr;
+  if (arguments.windows != nullptr) {
+    const char* error = nullptr;
+    for_each_window(arguments, [&](const Arguments& part) {
+      if (error == nullptr) error = rotate_cuda(part, stream);
+    });
+    return error;
+  }
   return core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
     return can_use_vectors<T>(arguments)

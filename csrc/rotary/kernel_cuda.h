@@ -68,15 +68,22 @@ struct Launch {
 
 /// The source of a kernel's angles.
 enum class Form {
-  exact,     // positions and turns
-  decaying,  // the same with amplitudes: xPos
-  table,     // memory
-  pairs,     // memory in bfloat16, for data in bfloat16 and products that are rounded to it
-  own,       // as exact, by each thread for its own pairs: without barriers, for few tokens
+  exact,       // positions and turns
+  decaying,    // the same with amplitudes: xPos
+  table,       // memory
+  pairs,       // memory in bfloat16, for data in bfloat16 and products that are rounded to it
+  own,         // as exact, by each thread for its own pairs: without barriers, for few tokens
+  by_head,     // learned frequencies of each head, by each thread for its own pairs
+  head_table,  // memory, by each thread for its own pairs: tables of each head
 };
 
 template <Form form>
-constexpr bool reads_tables = form == Form::table || form == Form::pairs;
+constexpr bool reads_tables =
+    form == Form::table || form == Form::pairs || form == Form::head_table;
+
+/// Whether each head has angles of its own.
+template <Form form>
+constexpr bool has_head_angles = form == Form::by_head || form == Form::head_table;
 
 /// Arguments of the other forms, which an exact launch need not carry.
 template <typename T, int capacity>
@@ -90,14 +97,14 @@ struct TableLaunch : Launch<T, capacity> {
   const void* cosines;
   const void* sines;
   core::Scalar table_scalar;
-  int64_t table_stride[3];
+  int64_t table_stride[3], table_head_stride;
   bool reverse;
   ProductRounding product_rounding;
 };
 
 template <typename T, int capacity, Form form>
 using LaunchOf = std::conditional_t<
-    form == Form::exact || form == Form::own, Launch<T, capacity>,
+    form == Form::exact || form == Form::own || form == Form::by_head, Launch<T, capacity>,
     std::conditional_t<reads_tables<form>, TableLaunch<T, capacity>, DecayingLaunch<T, capacity>>>;
 
 /// `size` elements, loaded and stored in one instruction.
@@ -166,8 +173,8 @@ struct Pairs {
   }
 
   /// Rotates in PyTorch's steps: see rounding.h.
-  template <ProductRounding rounding>
-  __device__ void rotate_in_steps(const Angles<T, size, Form::table>& angles) {
+  template <ProductRounding rounding, Form form>
+  __device__ void rotate_in_steps(const Angles<T, size, form>& angles) {
 #pragma unroll
     for (int i = 0; i < size; ++i) {
       rotary::rotate_in_steps<rounding>(T(a(i)), T(b(i)), angles.cosine[i], angles.sine[i], &a(i),
@@ -375,14 +382,20 @@ struct PairAt {
   TurnOf<T> turn;  // unless frequencies are learned
 };
 
-/// Whether the token is rotated by its positions on all axes, the first of which is `first`.
+/// Whether the token is rotated by its positions on all axes, the first of which is `first`. A
+/// token that is rotated on some axes only is recorded as an error.
 template <typename T, int capacity>
 __device__ bool is_rotated_on_axes(const Launch<T, capacity>& launch, const core::Position& first,
                                    const Token& token) {
-  bool rotated = is_rotated(launch, first, token);
+  bool rotated = is_rotated(launch, first, token), mixed = false;
   for (int axis = 1; axis < launch.axes; ++axis) {
-    rotated =
-        is_rotated(launch, position_of(launch, token.batch, token.seq, axis), token) && rotated;
+    const core::Position position = position_of(launch, token.batch, token.seq, axis);
+    const bool on_axis = is_rotated(launch, position, token);
+    mixed = mixed || on_axis != rotated;
+    rotated = on_axis && rotated;
+  }
+  if (mixed && threadIdx.x == 0) {
+    core::record_error(launch.error, core::ErrorKind::position, -1, token.number, /*limit=*/-1);
   }
   return rotated;
 }
@@ -463,6 +476,73 @@ __device__ bool own_angles(const Launch<T, capacity>& launch, const Token& token
   return is_rotated_on_axes(launch, core::Position{first, 0, 1.0}, token);
 }
 
+/// Sine and cosine of a pair of a head, where each head has frequencies of its own: as
+/// learned_sincos(), for an angle that may be a sum over axes.
+template <typename T, int capacity>
+__device__ void head_sincos(const Launch<T, capacity>& launch, const Token& token, int head,
+                            int pair, Compute<T>* sine, Compute<T>* cosine) {
+  const Frequencies& frequencies = launch.frequencies;
+  const bool mixed = frequencies.axis_stride != 0;
+  TurnOf<T> total = {};
+  double angle = 0, scale = 1;
+  for (int k = 0; k < (mixed ? launch.axes : 1); ++k) {
+    int axis = k;
+    if (!mixed && launch.axes > 1) axis = core::through_data_cache(launch.axis_of_pair)[pair];
+    const core::Position position = position_of(launch, token.batch, token.seq, axis);
+    const int64_t index = k * frequencies.axis_stride + head * frequencies.head_stride + pair;
+    const double radians = read(frequencies, index);
+    angle += core::to_double(position) * radians;
+    scale *= core::has_turn(radians) ? position.scale : static_cast<double>(NAN);
+    TurnOf<T> turn;
+    if constexpr (std::is_same_v<T, double>) {
+      turn = turn_of(frequencies, index);
+    } else {
+      turn = core::round_to_turn64(turn_of(frequencies, index));
+    }
+    const int64_t whole = core::has_turn(radians) ? core::whole_turns(radians, turn) : 0;
+    total = sum(total, core::phase(position, turn, whole));
+  }
+  if (launch.tangent) {
+    *sine = static_cast<Compute<T>>(angle);
+    *cosine = 0;
+  } else {
+    core::sincos_turn(total, sine, cosine);
+    *sine *= static_cast<Compute<T>>(scale);
+    *cosine *= static_cast<Compute<T>>(scale);
+  }
+  *sine *= launch.sine_amplitude;
+  *cosine *= launch.amplitude;
+}
+
+/// Sine and cosine of a pair from tables, which may be those of a head.
+template <typename T, int capacity>
+__device__ void read_table(const TableLaunch<T, capacity>& launch, const Token& token, int64_t head,
+                           int pair, Compute<T>* sine, Compute<T>* cosine) {
+  using C = Compute<T>;
+  const int64_t index = token.batch * launch.table_stride[0] + token.seq * launch.table_stride[1] +
+                        pair * launch.table_stride[2] + head * launch.table_head_stride;
+  const C read = core::read_floating<C>(launch.sines, launch.table_scalar, index);
+  *sine = launch.reverse ? -read : read;
+  *cosine = core::read_floating<C>(launch.cosines, launch.table_scalar, index);
+}
+
+/// The angles of the thread's pairs of a head; the query's heads come first.
+template <typename T, int size, bool interleaved, int capacity, Form form>
+__device__ void head_angles(const LaunchOf<T, capacity, form>& launch, const Token& token, int head,
+                            const PackColumns<size, interleaved>& columns,
+                            Angles<T, size, form>* angles) {
+  const int own = head < launch.query_heads ? head : head - launch.query_heads;
+#pragma unroll
+  for (int i = 0; i < size; ++i) {
+    const int pair = columns.pair(i);
+    if constexpr (form == Form::head_table) {
+      read_table(launch, token, own, pair, &angles->sine[i], &angles->cosine[i]);
+    } else {
+      head_sincos(launch, token, own, pair, &angles->sine[i], &angles->cosine[i]);
+    }
+  }
+}
+
 /// Whether all rows and their windows begin at multiples of 16 bytes and have such lengths, and
 /// heads are less than 2^31 elements apart.
 template <typename T>
@@ -510,7 +590,7 @@ LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
   launch.axes = static_cast<int>(arguments.axes);
   launch.tangent = arguments.tangent;
   for (int64_t i = 0; i < arguments.pairs; ++i) {
-    if (arguments.axes > 1) launch.axis_of_pair[i] = arguments.axis_of_pair[i];
+    if (arguments.axis_of_pair != nullptr) launch.axis_of_pair[i] = arguments.axis_of_pair[i];
     const bool in_memory = arguments.frequencies.data != nullptr || arguments.cosines != nullptr;
     if (in_memory) continue;  // read on the device
     launch.turns[i] = core::turns_of<T>(arguments)[i];
@@ -523,6 +603,7 @@ LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
     launch.sines = arguments.sines;
     launch.table_scalar = arguments.table_scalar;
     std::copy(arguments.table_stride, arguments.table_stride + 3, launch.table_stride);
+    launch.table_head_stride = arguments.table_head_stride;
     launch.reverse = arguments.reverse;
     launch.product_rounding = arguments.product_rounding;
   }

@@ -1,4 +1,5 @@
 // RotaryEmbedding and the functional interface: thin wrappers around the operators.
+#include <algorithm>
 #include <ostream>
 
 #include "core/double_double.h"
@@ -87,7 +88,8 @@ RotaryOptions::RotaryOptions(int64_t head_dim) : head_dim_(head_dim) {}
 RotaryOptions::RotaryOptions(const RotarySpec& spec) : head_dim_(spec.head_dim) {
   base(spec.base).rotary_dim(spec.rotary_dim).rotary_start(spec.rotary_start);
   interleaved(spec.interleaved).reverse(spec.reverse).scaling(spec.scaling);
-  sections(spec.sections).custom_frequencies(spec.custom_frequencies).numerics(spec.numerics);
+  sections(spec.sections).custom_frequencies(spec.custom_frequencies);
+  custom_attention_factor(spec.custom_attention_factor).numerics(spec.numerics);
 }
 
 RotarySpec RotaryOptions::spec() const {
@@ -100,6 +102,7 @@ RotarySpec RotaryOptions::spec() const {
   spec.scaling = scaling_;
   spec.sections = sections_;
   spec.custom_frequencies = custom_frequencies_;
+  spec.custom_attention_factor = custom_attention_factor_;
   spec.numerics = numerics_;
   spec.check();
   return spec;
@@ -112,6 +115,12 @@ RotaryEmbeddingImpl::RotaryEmbeddingImpl(const RotaryOptions& options) : options
 void RotaryEmbeddingImpl::reset() {
   const RotarySpec spec = options.spec();
   text_ = spec.to_json();
+  std::vector<int64_t> sizes = options.frequency_sizes();
+  TORCH_CHECK_VALUE(sizes.size() <= 2 && std::all_of(sizes.begin(), sizes.end(),
+                                                     [](int64_t size) { return size > 0; }),
+                    "frequency_sizes: expected none, {heads} or {axes, heads}, got ", sizes);
+  TORCH_CHECK_VALUE(sizes.empty() || options.learned_frequencies(),
+                    "frequency_sizes: expected none without learned_frequencies, got ", sizes);
   if (!options.learned_frequencies()) return;
   TORCH_CHECK_VALUE(!spec.is_dynamic(),
                     "learned_frequencies: expected a specification whose frequencies do not depend "
@@ -119,7 +128,9 @@ void RotaryEmbeddingImpl::reset() {
   TORCH_CHECK_VALUE(spec.numerics == Numerics::exact,
                     "numerics: expected 'exact' for learned frequencies, got '",
                     posembed::name(spec.numerics), "'");
-  frequencies = register_parameter("frequencies", spec.frequencies().to(torch::kFloat));
+  sizes.push_back(spec.rotary_dim / 2);
+  const torch::Tensor values = spec.frequencies().to(torch::kFloat).expand(sizes).contiguous();
+  frequencies = register_parameter("frequencies", values);
 }
 
 RotaryCall RotaryEmbeddingImpl::own_call(RotaryCall call, const torch::Tensor& query) const {
@@ -153,7 +164,14 @@ void RotaryEmbeddingImpl::to(torch::Device device, bool non_blocking) {
 void RotaryEmbeddingImpl::pretty_print(std::ostream& stream) const {
   stream << "RotaryEmbedding(" << options.spec().describe();
   stream << ", layout='" << posembed::name(options.layout()) << "'";
-  stream << (options.learned_frequencies() ? ", learned_frequencies=True)" : ")");
+  if (options.learned_frequencies()) stream << ", learned_frequencies=True";
+  const std::vector<int64_t>& sizes = options.frequency_sizes();
+  if (!sizes.empty()) {
+    stream << ", frequency_sizes=(" << sizes[0] << ",";
+    if (sizes.size() > 1) stream << " " << sizes[1];
+    stream << ")";
+  }
+  stream << ")";
 }
 
 torch::Tensor RotaryEmbeddingImpl::forward(const torch::Tensor& query) {
@@ -193,7 +211,7 @@ torch::Tensor RotaryEmbeddingImpl::rerotate_(const torch::Tensor& key,
 RotaryEmbedding RotaryEmbeddingImpl::resolve(int64_t seq_len) const {
   RotaryEmbedding module(RotaryOptions(options.spec().resolve(seq_len)).layout(options.layout()));
   if (frequencies.defined()) {  // learned frequencies do not depend on a length
-    module->options.learned_frequencies(true);
+    module->options.learned_frequencies(true).frequency_sizes(options.frequency_sizes());
     module->frequencies = module->register_parameter("frequencies", frequencies);
   }
   return module;

@@ -13,19 +13,33 @@ namespace posembed {
 namespace rotary {
 namespace {
 
+/// Also accepts float8, for caches: as rotations are linear, the scale of a cache stays the same.
+void check_key_type(const Tensor& key) {
+  if (key.scalar_type() == at::kFloat8_e4m3fn) return;
+  TORCH_CHECK_TYPE(at::isFloatingType(key.scalar_type()) && key.element_size() > 1,
+                   "key: expected ", "float32, float64, bfloat16, float16 or float8_e4m3fn, got ",
+                   key.scalar_type());
+}
+
+/// Writes moved keys in the dtype of the cache; float8 saturates, as rotary_cache_ does.
+void store(const Tensor& wide, const Tensor& key) {
+  constexpr double largest = 448;
+  key.copy_(key.scalar_type() == at::kFloat8_e4m3fn ? wide.clamp(-largest, largest) : wide);
+}
+
 /// The checks of rotary_, with the argument names of rerotate_.
 void check_moved(const Tensor& key, const char* argument, const Rotation& rotation) {
   check(key, nullptr, rotation, {"key", "key", argument});
   const Tensor& positions = *rotation.call.positions();
   if (positions.is_cpu() && !at::isTensorSubclassLike(positions)) {
-    check_position_values(positions.resolve_neg().contiguous(), argument);
+    check_position_values(positions.resolve_neg().contiguous(), argument, rotation.call.layout());
   }
 }
 
 void rerotate(const Tensor& key, const Tensor& old_positions, const Tensor& new_positions,
               Text spec, std::optional<Text> new_spec, Text layout,
               const MaybeTensor& frequencies) {
-  dispatcher::check_floating(key, "key");
+  check_key_type(key);
   TORCH_CHECK_VALUE(!(c10::GradMode::is_enabled() && key.requires_grad()),
                     "key: requires grad, and an in-place operator keeps no history");
   const SpecificationPointer before = specification(spec);
@@ -38,13 +52,13 @@ void rerotate(const Tensor& key, const Tensor& old_positions, const Tensor& new_
   };
   const Rotation back{before->for_keys, to(old_positions, true).inverse(true)};
   const Rotation forth{after->for_keys, to(new_positions, !new_spec.has_value())};
-  check_moved(key, "old_positions", back);
-  check_moved(key, "new_positions", forth);
   // Use float64 between the two rotations, so that only the conversion to the keys' dtype rounds.
   const Tensor wide = key.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
+  check_moved(wide, "old_positions", back);
+  check_moved(wide, "new_positions", forth);
   rotary_(wide, back);
   rotary_(wide, forth);
-  key.copy_(wide);
+  store(wide, key);
 }
 
 }  // namespace

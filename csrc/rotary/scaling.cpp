@@ -100,7 +100,8 @@ Scaled scaled(const RotarySpec& spec, const XPosScaling& scaling) {
 
 Scaled scaled(const RotarySpec& spec) {
   if (spec.custom_frequencies.has_value()) {
-    return {Series(spec.custom_frequencies->begin(), spec.custom_frequencies->end())};
+    return {Series(spec.custom_frequencies->begin(), spec.custom_frequencies->end()),
+            spec.custom_attention_factor.value_or(1.0)};
   }
   return std::visit([&](const auto& scaling) { return scaled(spec, scaling); }, spec.scaling);
 }

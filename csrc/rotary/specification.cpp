@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <utility>
 
 #include "dispatcher/text_cache.h"
@@ -15,6 +16,27 @@ namespace posembed {
 
 namespace {
 
+/// The first pair of each run of pairs of one axis, then the number of pairs.
+std::vector<int64_t> runs_of(const std::vector<int64_t>& axis_of_pair) {
+  std::vector<int64_t> result;
+  for (size_t pair = 0; pair < axis_of_pair.size(); ++pair) {
+    const bool begins = pair == 0 || axis_of_pair[pair] != axis_of_pair[pair - 1];
+    if (begins) result.push_back(static_cast<int64_t>(pair));
+  }
+  result.push_back(static_cast<int64_t>(axis_of_pair.size()));
+  return result;
+}
+
+void check_within_axes(const RotarySpec& spec) {
+  if (!spec.sections->within_axes) return;
+  TORCH_CHECK_VALUE(!spec.interleaved,
+                    "sections: expected within_axes=False for interleaved pairs, which always are");
+  const std::vector<int64_t>& axes = spec.sections->axis_of_pair;
+  const std::set<int64_t> distinct(axes.begin(), axes.end());
+  TORCH_CHECK_VALUE(runs_of(axes).size() == distinct.size() + 1,
+                    "sections: expected the pairs of each axis side by side for within_axes");
+}
+
 void check_sections(const RotarySpec& spec) {
   if (!spec.sections.has_value()) return;
   const std::vector<int64_t>& axes = spec.sections->axis_of_pair;
@@ -25,6 +47,7 @@ void check_sections(const RotarySpec& spec) {
     TORCH_CHECK_VALUE(axis >= 0 && axis < rotary::max_axes, "sections: expected axes 0 to ",
                       rotary::max_axes - 1, ", got ", axis);
   }
+  check_within_axes(spec);
   const int64_t used = spec.sections->used_axes(), declared = spec.sections->position_axes();
   TORCH_CHECK_VALUE(declared >= used && declared <= rotary::max_axes,
                     "sections: expected axes of positions, ", used, " to ", rotary::max_axes,
@@ -43,6 +66,16 @@ void check_custom_frequencies(const RotarySpec& spec) {
   }
   TORCH_CHECK_VALUE(std::holds_alternative<std::monostate>(spec.scaling),
                     "scaling: expected none beside custom_frequencies");
+}
+
+void check_custom_attention_factor(const RotarySpec& spec) {
+  if (!spec.custom_attention_factor.has_value()) return;
+  const double factor = *spec.custom_attention_factor;
+  TORCH_CHECK_VALUE(spec.custom_frequencies.has_value(),
+                    "custom_attention_factor: expected None without custom_frequencies, got ",
+                    factor);
+  TORCH_CHECK_VALUE(std::isfinite(factor) && factor > 0.0,
+                    "custom_attention_factor: expected a finite positive number, got ", factor);
 }
 
 void check_numerics(const RotarySpec& spec) {
@@ -87,6 +120,7 @@ void RotarySpec::check_fields() const {
   rotary::check_scaling(*this);
   check_sections(*this);
   check_custom_frequencies(*this);
+  check_custom_attention_factor(*this);
   check_numerics(*this);
 }
 
@@ -154,6 +188,7 @@ Specification::Specification(std::string_view text) : spec(parse(std::string(tex
     for (const int64_t axis : spec.sections->axis_of_pair) {
       axis_of_pair.push_back(static_cast<uint8_t>(axis));
     }
+    if (spec.sections->within_axes) windows = runs_of(spec.sections->axis_of_pair);
     axes = spec.sections->position_axes();
     used_axes = spec.sections->used_axes();
   }

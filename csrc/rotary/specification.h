@@ -24,6 +24,7 @@ struct Specification {
   std::vector<core::Turn128> wide_turns;
   double attention_factor = 1.0;      // multiplies rotated pairs
   std::vector<uint8_t> axis_of_pair;  // empty: positions have one axis
+  std::vector<int64_t> windows;       // see Arguments; empty: pairs are not within axes
   int64_t axes = 1;                   // of positions, at most
   int64_t used_axes = 1;              // of positions, at least
   std::vector<double> decay;          // xPos: see Arguments; empty otherwise

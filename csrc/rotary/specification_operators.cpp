@@ -48,6 +48,16 @@ std::vector<int64_t> rotary_sections(at::IntArrayRef sizes, bool interleaved) {
   return Sections::of(sizes.vec(), interleaved).axis_of_pair;
 }
 
+std::string rotary_axial(const c10::List<std::string>& axes, bool within_axes) {
+  std::vector<RotarySpec> specs;
+  for (const std::string& text : axes) specs.push_back(specification(text)->spec);
+  return RotarySpec::axial(specs, within_axes).to_json();
+}
+
+std::string rotary_preset(Text name, std::optional<int64_t> head_dim) {
+  return RotarySpec::from_preset(std::string(name), head_dim).to_json();
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
@@ -60,6 +70,8 @@ TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
   m.impl("rotary_explanation", rotary_explanation);
   m.impl("rotary_difference", rotary_difference);
   m.impl("rotary_wavelengths", rotary_wavelengths);
+  m.impl("rotary_axial", rotary_axial);
+  m.impl("rotary_preset", rotary_preset);
   m.impl("rotary_sections", rotary_sections);
 }
 

@@ -49,14 +49,18 @@ Pairs pairs_in(const Tensor& tensor, const RotaryTables& tables, at::ScalarType 
   return {part(0, pairs, 1), part(pairs, 2 * pairs, 1)};
 }
 
-/// Sums of cosine and sine gradients [batch, seq, pairs] over heads.
+/// Cosine and sine gradients [batch, seq, pairs], summed over heads, or [batch, seq, heads, pairs]
+/// of tables that have heads.
 Pairs table_gradients(const Tensor& gradient, const Tensor& input, const TableRotation& rotation) {
   const at::ScalarType type =
       at::promote_types(at::kFloat, at::promote_types(gradient.scalar_type(), input.scalar_type()));
   const Pairs g = pairs_in(gradient, rotation.tables, type),
               x = pairs_in(input, rotation.tables, type);
-  const Tensor cosine = (g.first * x.first + g.second * x.second).sum(2);
-  const Tensor sine = (g.second * x.first - g.first * x.second).sum(2);
+  const auto over_heads = [&](const Tensor& each) {
+    return has_heads(rotation.tables) ? each : each.sum(2);
+  };
+  const Tensor cosine = over_heads(g.first * x.first + g.second * x.second);
+  const Tensor sine = over_heads(g.second * x.first - g.first * x.second);
   return {cosine, rotation.transpose ? sine.neg() : sine};
 }
 
@@ -69,6 +73,7 @@ Tensor in_shape_of(const Tensor& table, const RotaryTables& tables, const Tensor
   } else if (table.sym_size(0) == 1) {
     result = result.sum(0, /*keepdim=*/true);
   }
+  if (has_heads(tables) && table.sym_size(2) == 1) result = result.sum(2, /*keepdim=*/true);
   if (tables.half_width() || table.is_complex()) return result;
   const Tensor rest = at::zeros_like(result);
   if (tables.interleaved()) return at::stack({result, rest}, -1).flatten(-2);

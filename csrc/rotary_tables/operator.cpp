@@ -28,7 +28,7 @@ void check_options(const RotaryTables& tables) {
 }
 
 void check_tables(const RotaryTables& tables, const Tensor& query, const Dimensions& where) {
-  // cos, sin: [batch or 1, seq, width] or [seq, width]
+  // cos, sin: [batch or 1, seq, width], [seq, width] or [batch or 1, seq, heads or 1, width]
   const Tensor& cos = tables.cos();
   if (tables.sin().has_value()) {
     dispatcher::check_floating(cos, "cos");
@@ -38,11 +38,12 @@ void check_tables(const RotaryTables& tables, const Tensor& query, const Dimensi
                      "cos: expected complex64 or complex128, got ",
                      dispatcher::dtype_name(cos.scalar_type()));
   }
-  TORCH_CHECK_VALUE(cos.dim() == 2 || cos.dim() == 3,
-                    "cos: expected [batch or 1, seq, width] or [seq, width], got ",
-                    cos.sym_sizes());
-  dispatcher::check_size(cos.sym_size(-2), query.sym_size(where.seq), "cos", "seq");
-  if (cos.dim() == 3) {
+  TORCH_CHECK_VALUE(cos.dim() >= 2 && cos.dim() <= 4,
+                    "cos: expected [batch or 1, seq, width] or [seq, width], or ",
+                    "[batch or 1, seq, heads, width], got ", cos.sym_sizes());
+  const c10::SymInt seq = has_heads(tables) ? cos.sym_size(1) : cos.sym_size(-2);
+  dispatcher::check_size(seq, query.sym_size(where.seq), "cos", "seq");
+  if (cos.dim() > 2) {
     const c10::SymInt batch = where.batch < 0 ? 1 : query.sym_size(where.batch);
     TORCH_CHECK_VALUE(cos.sym_size(0) == 1 || cos.sym_size(0) == batch, "cos: expected batch 1 or ",
                       batch, ", got ", cos.sym_size(0));
@@ -60,6 +61,15 @@ void check_rows(const Tensor& tensor, const char* argument, const Dimensions& wh
   dispatcher::check_rank(tensor, argument, where.rank, where.shape);
 }
 
+/// Checks that tables have the heads of a tensor, or one head for all.
+void check_heads(const RotaryTables& tables, const Tensor& tensor, const char* argument,
+                 const Dimensions& where) {
+  if (!has_heads(tables)) return;
+  const c10::SymInt heads = tables.cos().sym_size(2);
+  TORCH_CHECK_VALUE(heads == 1 || heads == tensor.sym_size(where.heads), argument,
+                    ": expected the heads of cos, ", heads, ", got ", tensor.sym_size(where.heads));
+}
+
 void check_window(const Tensor& tensor, const char* argument, const RotaryTables& tables) {
   const c10::SymInt rotated = 2 * pairs_of(tables);
   TORCH_CHECK_VALUE(tables.start() <= tensor.sym_size(-1) - rotated, argument,
@@ -74,6 +84,8 @@ void check(const Tensor& query, const Tensor* key, const RotaryTables& tables) {
   check_rows(query, "query", where);
   check_tables(tables, query, where);
   check_window(query, "query", tables);
+  check_heads(tables, query, "query", where);
+  if (key != nullptr) check_heads(tables, *key, "key", where);
   if (key == nullptr) return;
   check_rows(*key, "key", where);
   rotary::check_key(*key, "key", query, where);
@@ -113,10 +125,11 @@ void set_tables(const RotaryTables& tables, rotary::Arguments* call) {
   call->cosines = cos.const_data_ptr();
   call->sines = tables.sin()->const_data_ptr();
   call->table_scalar = dispatcher::scalar_of(cos);
-  const bool by_batch = cos.dim() == 3 && cos.size(0) > 1;
+  const bool by_batch = cos.dim() > 2 && cos.size(0) > 1;
   const bool repeats = tables.interleaved() && !tables.half_width();
   call->table_stride[0] = by_batch ? cos.stride(0) : 0;
-  call->table_stride[1] = cos.stride(-2);
+  call->table_stride[1] = has_heads(tables) ? cos.stride(1) : cos.stride(-2);
+  if (has_heads(tables) && cos.size(2) > 1) call->table_head_stride = cos.stride(2);
   call->table_stride[2] = repeats ? 2 * cos.stride(-1) : cos.stride(-1);
 }
 
@@ -239,6 +252,8 @@ c10::SymInt pairs_of(const RotaryTables& tables) {
   const c10::SymInt width = tables.cos().sym_size(-1);
   return tables.half_width() || tables.cos().is_complex() ? width : width / 2;
 }
+
+bool has_heads(const RotaryTables& tables) { return tables.cos().dim() == 4; }
 
 TORCH_LIBRARY_FRAGMENT(posembed, m) {
   rotary_tables.implement<prepare, rotate_one>(m);

@@ -49,4 +49,7 @@ at::ScalarType result_type(at::ScalarType type, const RotaryTables& tables);
 /// The number of pairs that tables rotate.
 c10::SymInt pairs_of(const RotaryTables& tables);
 
+/// Whether tables are [batch or 1, seq, heads or 1, width].
+bool has_heads(const RotaryTables& tables);
+
 }  // namespace posembed::rotary_tables

@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any
 
@@ -189,6 +189,7 @@ class RotaryEmbedding(ModuleWrapper):
         *,
         layout: str = "bshd",
         learned_frequencies: bool = False,
+        frequency_sizes: Sequence[int] = (),
         **spec_options: Any,
     ) -> None: ...
     def forward(

@@ -20,7 +20,8 @@ class Dimensions(NamedTuple):
     "b" is the batch, "s" the sequence, "h" the heads ("k" those of the key), "V" the rows and "D"
     the columns of a table, "." any other dimension. "b?" may be absent, "*" is any number of
     dimensions. After a slash stand letters on which the tensor's gradient does not depend. Tensors
-    with heads follow the argument ``layout``, if there is one.
+    with heads follow the argument ``layout``, if there is one. "h~" may be absent too, and is so
+    before others are.
 
     Attributes:
         leading: The tensors that give the results their sizes, by the names of the schema.
@@ -64,7 +65,10 @@ def _arranged(given: str, layout: str) -> str:
 def letters_of(given: str, rank: int) -> str:
     """A letter for each dimension of a tensor of that rank, if it has the right rank."""
     names = given.partition("/")[0]
-    absent = len(names.replace("?", "")) - rank
+    absent = len(names.replace("?", "").replace("~", "")) - rank
+    if absent > 0 and "h~" in names:
+        names, absent = names.replace("h~", ""), absent - 1
+    names = names.replace("~", "")
     letters = ""
     for name, after in zip(names, names[1:] + ".", strict=True):
         if after == "?" and absent > 0:
@@ -75,8 +79,8 @@ def letters_of(given: str, rank: int) -> str:
 
 
 _POSITIONS = {"positions": "b?s"}
-_ROTATION = {"positions": ".?b?s", "cu_seqlens": ".", "frequencies": "."}
-_TABLES = {"cos": "b?s.", "sin": "b?s."}
+_ROTATION = {"positions": ".?b?s", "cu_seqlens": ".", "frequencies": ".?h?."}
+_TABLES = {"cos": "b?sh~.", "sin": "b?sh~."}
 _SCORES = {
     "attention_mask": "b?.",
     "query_positions": "b?.",

@@ -6,7 +6,7 @@ Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, overload
 
 import torch
@@ -17,7 +17,7 @@ from typing_extensions import Self, Unpack
 from posembed import functional
 from posembed._leaf import Leaf
 from posembed._offset import positions_from
-from posembed._validation import check_options, flag
+from posembed._validation import check_options, flag, whole
 from posembed.functional import Device, Layout
 from posembed.functional._options import rotary_text
 from posembed.functional._rotary import ROTARY, ROTARY_PAIR, rotated
@@ -99,6 +99,9 @@ class RotaryEmbedding(Leaf, nn.Module):
             specification's, which is "exact" unless set.
         learned_frequencies: Make the frequencies a trainable parameter, ``frequencies``
             [rotary_dim / 2], in radians per position. Requires numerics "exact".
+        frequency_sizes: Sizes of learned frequencies before rotary_dim / 2: (heads,), if each head
+            has its own, or (axes, heads), if angles are also summed over the axes of positions.
+            All begin with the values of the specification.
         device: Device of learned frequencies.
         dtype: float64 for learned frequencies in float64; with any other dtype they are float32.
         **options: Fields of :class:`RotarySpec`.
@@ -106,7 +109,8 @@ class RotaryEmbedding(Leaf, nn.Module):
     Raises:
         ValueError: A field, layout or numerics value is unknown; ``options`` are passed together
             with a specification; or learned frequencies are requested for a specification that
-            depends on the sequence length, or with numerics other than "exact".
+            depends on the sequence length, or with numerics other than "exact"; or
+            ``frequency_sizes`` are not one or two positive numbers beside learned frequencies.
         TypeError: ``options`` contains a name that is not a field of :class:`RotarySpec`; or
             neither head_dim nor a specification is passed, or both.
 
@@ -150,6 +154,7 @@ class RotaryEmbedding(Leaf, nn.Module):
         layout: Layout = "bshd",
         numerics: Numerics | None = None,
         learned_frequencies: bool = False,
+        frequency_sizes: Sequence[int] = (),
         device: Device | None = None,
         dtype: torch.dtype | None = None,
         **options: Any,
@@ -162,7 +167,17 @@ class RotaryEmbedding(Leaf, nn.Module):
             raise ValueError(f"layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got {layout!r}")
         self.layout = layout
         self.register_parameter("frequencies", None)
-        if flag("learned_frequencies", learned_frequencies):
+        sizes = self.frequency_sizes = tuple(whole("frequency_sizes", x) for x in frequency_sizes)
+        learned = flag("learned_frequencies", learned_frequencies)
+        if len(sizes) > 2 or any(size <= 0 for size in sizes):
+            raise ValueError(
+                f"frequency_sizes: expected none, (heads,) or (axes, heads), got {sizes}"
+            )
+        if sizes and not learned:
+            raise ValueError(
+                f"frequency_sizes: expected none without learned_frequencies, got {sizes}"
+            )
+        if learned:
             if self.spec.is_dynamic:
                 raise ValueError(
                     "learned_frequencies: expected a specification whose frequencies do not depend "
@@ -175,13 +190,14 @@ class RotaryEmbedding(Leaf, nn.Module):
                 )
             wide = torch.float64 if dtype == torch.float64 else torch.float32
             pairs = len(self.spec.frequencies())
-            self.frequencies = nn.Parameter(torch.empty(pairs, device=device, dtype=wide))
+            empty = torch.empty(*sizes, pairs, device=device, dtype=wide)
+            self.frequencies = nn.Parameter(empty)
             self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Resets learned frequencies to those of the specification."""
         if self.frequencies is not None:
-            set_values(self.frequencies, self.spec.frequencies())
+            set_values(self.frequencies, self.spec.frequencies().expand(self.frequencies.shape))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Moves and casts like ``to`` and ``half``, but never casts frequencies to 16 bits."""
@@ -283,6 +299,7 @@ class RotaryEmbedding(Leaf, nn.Module):
         """
         module = RotaryEmbedding(self.spec.resolve(seq_len), layout=self.layout)
         module.frequencies = self.frequencies
+        module.frequency_sizes = self.frequency_sizes
         return module
 
     def _frequencies(self) -> Tensor | None:
@@ -307,7 +324,7 @@ class RotaryEmbedding(Leaf, nn.Module):
         offset: int | Tensor = 0,
         cu_seqlens: Tensor | None = None,
         inverse: bool = False,
-        seq_len: int | None = None,
+        seq_len: int | Tensor | None = None,
     ) -> Tensor: ...
 
     @overload
@@ -320,7 +337,7 @@ class RotaryEmbedding(Leaf, nn.Module):
         offset: int | Tensor = 0,
         cu_seqlens: Tensor | None = None,
         inverse: bool = False,
-        seq_len: int | None = None,
+        seq_len: int | Tensor | None = None,
     ) -> tuple[Tensor, Tensor]: ...
 
     def forward(
@@ -332,15 +349,18 @@ class RotaryEmbedding(Leaf, nn.Module):
         offset: int | Tensor = 0,
         cu_seqlens: Tensor | None = None,
         inverse: bool = False,
-        seq_len: int | None = None,
+        seq_len: int | Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Rotated query, or (query, key); see :func:`posembed.functional.rotary`.
 
         ``offset`` may be int32 or int64 [batch]: the position of each sample's first token.
         ``seq_len`` is the length of the whole sequence; specifications whose frequencies depend on
         it (dynamic NTK, LongRoPE) need it. All calls that share a key cache must use the same
-        resolved specification.
+        resolved specification. For LongRoPE it may be int32 or int64 [batch], or [tokens] in layout
+        "thd": the length of each sample. Both forms of the rotation are then computed.
         """
+        if isinstance(seq_len, Tensor):
+            return self._by_length(seq_len, query, key, positions, offset, cu_seqlens, inverse)
         if (  # nothing special: in one-token decoding every step between call and operator counts
             type(query) is Tensor
             and type(offset) is int
@@ -366,6 +386,32 @@ class RotaryEmbedding(Leaf, nn.Module):
             self._frequencies(),
             cu_seqlens,
         )
+
+    def _by_length(
+        self, lengths: Tensor, query: Tensor, key: Tensor | None, *given: Any
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """:meth:`forward` with a length for each sample."""
+        if self._regimes is not None and self._regimes[1] is None:
+            raise ValueError(
+                "seq_len: expected a number, because dynamic NTK has other frequencies for every "
+                f"length, got a tensor {list(lengths.shape)}"
+            )
+        axis = {"sbhd": 1}.get(self.layout, 0)
+        if lengths.is_floating_point() or lengths.shape != query.shape[axis : axis + 1]:
+            raise ValueError(
+                f"seq_len: expected integers [{query.shape[axis]}], a length for each sample, got "
+                f"{lengths.dtype} {list(lengths.shape)}"
+            )
+        positions, offset, cu_seqlens, inverse = given
+        options = {"offset": offset, "cu_seqlens": cu_seqlens, "inverse": inverse}
+        original = 0 if self._regimes is None else self._regimes[2]
+        shape = [-1 if dim == axis else 1 for dim in range(query.dim())]
+        is_near = (lengths <= original).view(shape)
+        near = self.forward(query, key, positions, seq_len=original, **options)
+        far = self.forward(query, key, positions, seq_len=original + 1, **options)
+        if isinstance(near, Tensor):
+            return torch.where(is_near, near, far)
+        return torch.where(is_near, near[0], far[0]), torch.where(is_near, near[1], far[1])
 
     @overload
     def rotate_(
@@ -449,4 +495,5 @@ class RotaryEmbedding(Leaf, nn.Module):
     def extra_repr(self) -> str:
         """The options, in the C++ module's format."""
         learned = "" if self.frequencies is None else ", learned_frequencies=True"
-        return f"{self.spec.describe()}, layout={self.layout!r}{learned}"
+        sizes = f", frequency_sizes={self.frequency_sizes}" if self.frequency_sizes else ""
+        return f"{self.spec.describe()}, layout={self.layout!r}{learned}{sizes}"

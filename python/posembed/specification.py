@@ -31,6 +31,9 @@ class Sections:
         axis_of_pair: The axis of each pair, for any other order; instead of ``sizes``.
         axes: Number of position axes, with ``axis_of_pair``, if the last axes rotate no pair; None:
             up to the last axis that rotates one. Positions may omit such trailing axes.
+        within_axes: Half-split pairs lie within the components of their axis (Allegro): pair ``i``
+            of an axis with ``n`` pairs, whose components begin at ``c``, is (c + i, c + i + n).
+            Default: the whole window is split in two. Interleaved pairs always lie within an axis.
 
     Raises:
         ValueError: Not exactly one of ``sizes`` and ``axis_of_pair`` is passed; ``interleaved`` is
@@ -46,6 +49,7 @@ class Sections:
     axis_of_pair: tuple[int, ...]
     restart: bool
     axes: int | None
+    within_axes: bool
 
     def __init__(
         self,
@@ -55,6 +59,7 @@ class Sections:
         *,
         axis_of_pair: Iterable[int] | None = None,
         axes: int | None = None,
+        within_axes: bool = False,
     ) -> None:
         if (sizes is None) == (axis_of_pair is None):
             raise ValueError("Sections: expected either sizes or axis_of_pair")
@@ -73,6 +78,7 @@ class Sections:
         object.__setattr__(self, "axis_of_pair", axis_of)
         object.__setattr__(self, "restart", bool(restart))
         object.__setattr__(self, "axes", None if declared == used else declared)
+        object.__setattr__(self, "within_axes", bool(within_axes))
 
 
 def read(family: str, fields: dict[str, Any]) -> tuple[str, str]:
@@ -128,6 +134,8 @@ class RotarySpec:
         scaling: Context extension, such as :class:`YarnScaling`.
         sections: The position axis of each pair, for positions with several axes.
         custom_frequencies: Radians per position [rotary_dim / 2], instead of the formula above.
+        custom_attention_factor: Multiplies rotated queries and keys; only with
+            ``custom_frequencies``, because scalings have their own.
         reverse: Rotate in the opposite direction.
         numerics: How angles and products are rounded. "exact": exact angles at every position, and
             one rounding of the result. The others reproduce PyTorch programs bit for bit, with
@@ -156,6 +164,7 @@ class RotarySpec:
     scaling: RotaryScaling | None = None
     sections: Sections | None = None
     custom_frequencies: Sequence[float] | None = None  # stored as a tuple
+    custom_attention_factor: float | None = None
     reverse: bool = False
     numerics: Numerics = "exact"
     text: str = dataclasses.field(init=False, repr=False, compare=False)
@@ -226,12 +235,12 @@ class RotarySpec:
     ) -> RotarySpec:
         """Reads a model's specification from its configuration.
 
-        Accepts configurations of transformers 4 and 5, Meta's and Mistral's params.json, and GGUF
-        metadata. If transformers is installed and knows the model type, it first fills in the
-        defaults that a published file omits. Pass tensors that change the rotation as additional
-        keys: GGUF's "rope_freqs.weight" (Llama 3, Gemma 4), "rope_factors_short.weight" and
-        "rope_factors_long.weight" (Phi-3). If the keys say that the model does not rotate, the
-        specification has rotary_dim 0.
+        Accepts configurations of transformers 4 and 5 and of diffusers (the classes of
+        :meth:`from_preset`), Meta's and Mistral's params.json, and GGUF metadata. If transformers
+        is installed and knows the model type, it first fills in the defaults that a published file
+        omits. Pass tensors that change the rotation as additional keys: GGUF's "rope_freqs.weight"
+        (Llama 3, Gemma 4), "rope_factors_short.weight" and "rope_factors_long.weight" (Phi-3). If
+        the keys say that the model does not rotate, the specification has rotary_dim 0.
 
         Args:
             config: A dict, a ``PretrainedConfig``, or the path of a config.json or of its folder.
@@ -265,6 +274,58 @@ class RotarySpec:
             ignore=ignore,
         )
         return cls.from_json(text)
+
+    @classmethod
+    def from_preset(cls, name: str, head_dim: int | None = None) -> RotarySpec:
+        """The specification of an image or video model, whose positions have several axes.
+
+        docs/families/rotary.md lists the presets and the positions that each expects. To read the
+        numbers of a checkpoint instead, pass its config.json of diffusers to
+        :meth:`from_huggingface`.
+
+        Args:
+            name: "flux", "flux2", "flux3", "wan", "qwen_image", "hunyuan_video", "cogvideox",
+                "z_image", "cosmos", "allegro", "hidream", "lumina2", "dinov3", "eva02" or "sam2".
+            head_dim: For models that come with heads of several sizes; default: that of most.
+
+        Raises:
+            ValueError: The name is unknown, the model has no specification (its message says what
+                to use instead), or its heads do not have that size.
+
+        Examples:
+            >>> import posembed as pe
+            >>> spec = pe.RotarySpec.from_preset("flux")
+            >>> spec == pe.RotarySpec(
+            ...     128, interleaved=True, sections=pe.Sections((8, 28, 28), restart=True)
+            ... )
+            True
+        """
+        text: str = torch.ops.posembed.rotary_preset.default(name, head_dim)
+        return cls._of_canonical(text)
+
+    @classmethod
+    def axial(cls, axes: Iterable[RotarySpec], *, within_axes: bool = True) -> RotarySpec:
+        """The specification of a head that has a part for each axis of positions.
+
+        The parts follow one another; each has a base and a scaling of its own.
+
+        Args:
+            axes: Specifications of the parts, as heads of their own.
+            within_axes: Half-split pairs lie within each part; otherwise the whole head is split in
+                two. Interleaved pairs always lie within a part.
+
+        Raises:
+            ValueError: A part does not rotate as a whole, has several axes, or differs from the
+                others in more than size, base, scaling and frequencies.
+
+        Examples:
+            >>> import posembed as pe
+            >>> time, row = pe.RotarySpec(4, base=100.0), pe.RotarySpec(8, base=10000.0)
+            >>> pe.RotarySpec.axial([time, row, row]).frequencies().tolist()[:3]
+            [1.0, 0.1, 1.0]
+        """
+        texts = [axis.text for axis in axes]
+        return cls._of_canonical(torch.ops.posembed.rotary_axial.default(texts, within_axes))
 
     @classmethod
     def for_layers(

@@ -39,9 +39,10 @@ def unknown_type() -> None:
     embed(torch.tensor([[1]]), types=torch.tensor([[2]]))
 
 
-def axes() -> None:
+def axes(*shape: int, start: int = 0) -> Callable[[], object]:
     rope = pe.RotaryEmbedding(64, sections=pe.Sections((16, 8, 8)))
-    rope(torch.randn(1, 4, 2, 64), positions=torch.zeros(2, 1, 4, dtype=torch.int64))
+    positions = torch.arange(start, start + torch.Size(shape).numel()).view(shape)
+    return lambda: rope(torch.randn(1, 4, 2, 64), positions=positions)
 
 
 def file(ending: str, content: bytes) -> Callable[[Path], object]:
@@ -79,6 +80,7 @@ PROVOKED: dict[type[Exception], tuple[Callable[..., object], ...]] = {
         lambda: pe.TokenBag(4, 2)(torch.arange(4), torch.tensor([0, 3, 2])),
         lambda: pe.LearnedPositionalEmbedding(512, 8)(torch.randn(1, 513, 8)),
         lambda: rotate(1, 4, 2, 128, positions=torch.tensor([0, 1, -2, 3])),
+        axes(3, 1, 4, start=-1),
     ),
     TypeError: (
         lambda: rotate(1, 4, 2, 128, positions=[0, 1, 2, 3]),
@@ -99,7 +101,8 @@ PROVOKED: dict[type[Exception], tuple[Callable[..., object], ...]] = {
         lambda: rotate(2, 8, 10, 128, key=torch.randn(2, 2, 10, 128)),
         lambda: rotate(1, 4, 2, 128, key=torch.randn(1, 5, 2, 128)),
         lambda: rotate(1, 4, 2, 128, positions=torch.arange(3)),
-        axes,
+        axes(2, 1, 4),
+        axes(3, 4),
         lambda: pe.RotaryEmbedding(64, layout="thd")(
             torch.randn(7, 2, 64), cu_seqlens=torch.tensor([0, 3, 5])
         ),

@@ -72,9 +72,10 @@ struct POSEMBED_API RotaryCall {
   /* implicit */ RotaryCall(torch::Tensor positions) : positions_(std::move(positions)) {}
 
   /// int32, int64, float32 or float64 [seq], [batch, seq] or [tokens]; with sections also [axes,
-  /// batch, seq] or [axes, tokens]. The integer -1, on any axis, leaves the token unrotated.
-  /// Floating positions may have fractions, with angles as exact as those of whole numbers.
-  /// Negative ones rotate backwards, -1.0 too. Default: offset, offset + 1, …
+  /// batch, seq] or [axes, tokens], where the batch may be 1. The integer -1, on all axes, leaves
+  /// the token unrotated; on some but not all, it raises c10::IndexError. Floating positions may
+  /// have fractions, with angles as exact as those of whole numbers. Negative ones rotate
+  /// backwards, -1.0 too. Default: offset, offset + 1, …
   TORCH_ARG(std::optional<torch::Tensor>, positions) = std::nullopt;
   /// The position of the first token if no positions are given.
   TORCH_ARG(Offset, offset) = 0;
@@ -86,8 +87,10 @@ struct POSEMBED_API RotaryCall {
   TORCH_ARG(std::optional<torch::Tensor>, cu_seqlens) = std::nullopt;
   /// The order of the dimensions. A module has its own and refuses another one.
   TORCH_ARG(Given<Layout>, layout) = Given<Layout>::default_to(Layout::bshd);
-  /// Frequencies to use instead of the specification's: float32/float64 [rotary_dim / 2], in
-  /// radians per position. A module has its own and refuses others.
+  /// Frequencies to use instead of the specification's: float32/float64 [rotary_dim / 2], [heads,
+  /// rotary_dim / 2] or [axes, heads, rotary_dim / 2], in radians per position. With axes, the
+  /// angle of a pair is the sum of position times frequency over all axes. A module has its own and
+  /// refuses others.
   TORCH_ARG(std::optional<torch::Tensor>, frequencies) = std::nullopt;
 };
 
@@ -167,12 +170,17 @@ struct POSEMBED_API RotaryOptions {
   TORCH_ARG(std::optional<Sections>, sections) = std::nullopt;
   /// Radians per position [rotary_dim / 2], instead of the series of `base`.
   TORCH_ARG(std::optional<std::vector<double>>, custom_frequencies) = std::nullopt;
+  /// Multiplies rotated queries and keys; only with custom_frequencies.
+  TORCH_ARG(std::optional<double>, custom_attention_factor) = std::nullopt;
   /// How angles and products are rounded.
   TORCH_ARG(Numerics, numerics) = Numerics::exact;
   /// The order of the dimensions of query and key.
   TORCH_ARG(Layout, layout) = Layout::bshd;
   /// Make the frequencies a parameter.
   TORCH_ARG(bool, learned_frequencies) = false;
+  /// Sizes of learned frequencies before rotary_dim / 2: {heads}, if each head has its own, or
+  /// {axes, heads}, if angles are also summed over the axes of positions.
+  TORCH_ARG(std::vector<int64_t>, frequency_sizes);
 
  public:
   RotarySpec spec() const;
@@ -229,8 +237,9 @@ class POSEMBED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbed
   /// Read at construction and by reset().
   RotaryOptions options;
 
-  /// Learned frequencies, float32 (float64 after to(torch::kDouble)) [rotary_dim / 2], radians per
-  /// position; undefined if not learned.
+  /// Learned frequencies, float32 (float64 after to(torch::kDouble)) [rotary_dim / 2] or, with
+  /// options.frequency_sizes(), [heads, rotary_dim / 2] or [axes, heads, rotary_dim / 2], radians
+  /// per position; undefined if not learned.
   torch::Tensor frequencies;
 
  private:

@@ -113,6 +113,10 @@ struct POSEMBED_API Sections {
   bool restart = false;                    ///< each axis has the whole series of frequencies
   /// The number of position axes, if more than used_axes(): the last ones rotate no pair.
   std::optional<int64_t> axes = std::nullopt;
+  /// Half-split pairs lie within the components of their axis: pair i of an axis with n pairs,
+  /// whose components begin at c, is (c + i, c + i + n). Otherwise the whole window is split in
+  /// two.
+  bool within_axes = false;
 
   /// The number of axes up to the last that rotates a pair.
   int64_t used_axes() const;
@@ -146,6 +150,8 @@ struct POSEMBED_API RotarySpec {
   std::optional<Sections> sections = std::nullopt;
   /// Radians per position [rotary_dim / 2], instead of the series of `base`; excludes scaling.
   std::optional<std::vector<double>> custom_frequencies = std::nullopt;
+  /// Multiplies rotated queries and keys; only with custom_frequencies. Scalings have their own.
+  std::optional<double> custom_attention_factor = std::nullopt;
 
   Numerics numerics = Numerics::exact;
 
@@ -158,11 +164,12 @@ struct POSEMBED_API RotarySpec {
   /// @throws c10::ValueError text that is not JSON, unknown keys, and whatever check() rejects
   static RotarySpec from_json(const std::string& text);
 
-  /// Reads the specification of a model from its configuration: config.json of transformers 4 or 5,
-  /// params.json of Meta or Mistral, or GGUF metadata as JSON. Add tensors that change the rotation
-  /// as keys: GGUF's "rope_freqs.weight" (Llama 3, Gemma 4), "rope_factors_short.weight" and
-  /// "rope_factors_long.weight" (Phi-3). If the keys say that a model does not rotate, its
-  /// specification has a rotary_dim of 0.
+  /// Reads the specification of a model from its configuration: config.json of transformers 4 or 5
+  /// or of a diffusers class that from_preset() knows, params.json of Meta or Mistral, or GGUF
+  /// metadata as JSON. Add tensors that change the rotation as keys: GGUF's "rope_freqs.weight"
+  /// (Llama 3, Gemma 4), "rope_factors_short.weight" and "rope_factors_long.weight" (Phi-3). If the
+  /// keys say that a model does not rotate, its specification has a rotary_dim of 0. Files of
+  /// diffusers state everything, so they take no options.
   ///
   ///     const auto spec = posembed::RotarySpec::from_huggingface("llama/config.json");
   ///     posembed::RotaryEmbedding rope{posembed::RotaryOptions(spec)};
@@ -179,6 +186,28 @@ struct POSEMBED_API RotarySpec {
   /// @throws std::filesystem::filesystem_error the file cannot be read
   static RotarySpec from_huggingface(const std::string& config,
                                      const ConfigurationOptions& options = {});
+
+  /// The specification of an image or video model, whose positions have several axes. The presets
+  /// and what they expect as positions are in docs/families/rotary.md.
+  ///
+  ///     const auto spec = posembed::RotarySpec::from_preset("flux");
+  /// @param head_dim  for models that come with heads of several sizes; default: that of most
+  /// @throws c10::ValueError the name is unknown, the model has no specification, or its heads do
+  ///     not have that size
+  static RotarySpec from_preset(const std::string& name,
+                                std::optional<int64_t> head_dim = std::nullopt);
+
+  /// The specification of a head that has a part for each axis of positions, one after the other.
+  /// Each part has a base and a scaling of its own.
+  ///
+  ///     const auto spec = posembed::RotarySpec::axial({time, height, width});
+  /// @param axes  specifications of the parts as heads of their own
+  /// @param within_axes  half-split pairs lie within each part of the head; otherwise the whole
+  ///     head is split in two, so that a pair has a member in each half. Interleaved pairs always
+  ///     lie within a part.
+  /// @throws c10::ValueError a part does not rotate as a whole, has several axes, or differs from
+  ///     the others in more than size, base, scaling and frequencies
+  static RotarySpec axial(const std::vector<RotarySpec>& axes, bool within_axes = true);
 
   /// Reads one specification for each layer, in the model's order; std::nullopt for a layer that
   /// does not rotate. Takes no layer_type; otherwise like from_huggingface().

@@ -22,8 +22,9 @@ namespace posembed {
 ///         query, key, posembed::RotaryTables(cos, sin).interleaved(true));
 struct POSEMBED_API RotaryTables {
   RotaryTables() = default;
-  /// Floating [batch or 1, seq, width] or [seq, width] (layout thd: [tokens, width]), of one dtype.
-  /// The width is rotary_dim, or with half_width rotary_dim / 2.
+  /// Floating [batch or 1, seq, width] or [seq, width] (layout thd: [tokens, width]), of one dtype;
+  /// or [batch or 1, seq, heads, width] in any layout, where query and key have as many heads. The
+  /// width is rotary_dim, or with half_width rotary_dim / 2.
   RotaryTables(torch::Tensor cos, torch::Tensor sin) : cos_(std::move(cos)), sin_(std::move(sin)) {}
   /// Complex freqs_cis of half width: cos + i sin.
   explicit RotaryTables(torch::Tensor freqs_cis) : cos_(std::move(freqs_cis)) {}

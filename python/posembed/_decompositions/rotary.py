@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,6 +30,8 @@ def rotary_cosines_and_sines(
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines [..., pairs]; with float32 angles if the specification says so."""
     device = places.device
+    if frequencies is not None and frequencies.dim() > 1:
+        return cosines_and_sines(turns_by_head(places, frequencies), dtype)
     if frequencies is None:
         operator = torch.ops.posembed.rotary_frequencies.default
         turns = frequencies_of(operator, spec, device)
@@ -37,6 +41,15 @@ def rotary_cosines_and_sines(
         return cosines_and_sines(places.double() * turns, dtype)
     angles = places.float() * (turns * scalar(2 * math.pi, device)).float()
     return angles.cos(), angles.sin()
+
+
+def turns_by_head(places: Tensor, frequencies: Tensor) -> Tensor:
+    """Turns [(batch,) seq, heads, pairs] for frequencies [heads, pairs] or [axes, heads, pairs]."""
+    turns = frequencies.double() * scalar(0.5 / math.pi, places.device)
+    if frequencies.dim() == 2:
+        return places.double().unsqueeze(-2) * turns
+    axes = (places[..., axis, None, None].double() * turns[axis] for axis in range(len(turns)))
+    return sum(axes, torch.zeros((), dtype=torch.float64, device=places.device))
 
 
 def amplitude(positions: Tensor, numbers: dict[str, Any], is_key: bool) -> Tensor | float:
@@ -52,8 +65,14 @@ def amplitude(positions: Tensor, numbers: dict[str, Any], is_key: bool) -> Tenso
     return torch.pow(zeta, -distance if is_key else distance)
 
 
-def of_tokens(table: Tensor, layout: str) -> Tensor:
-    """Reshapes tables [(batch,) seq, pairs] to broadcast with tensors of a layout."""
+def of_tokens(table: Tensor, layout: str, by_head: bool = False) -> Tensor:
+    """Reshapes tables [(batch,) seq, (heads,) pairs] to broadcast with tensors of a layout."""
+    if by_head:
+        if layout == "bhsd":
+            return table.transpose(-3, -2)
+        if layout == "sbhd":
+            return table.transpose(0, 1) if table.dim() == 4 else table.unsqueeze(1)
+        return table.squeeze(0) if layout == "thd" and table.dim() == 4 else table
     if layout == "bhsd":
         return table if table.dim() == 2 else table.unsqueeze(1)
     if layout == "sbhd":
@@ -62,10 +81,31 @@ def of_tokens(table: Tensor, layout: str) -> Tensor:
 
 
 def turn(
-    x: Tensor, cosines: Tensor, sines: Tensor, start: int, dim: int, interleaved: bool
+    x: Tensor,
+    cosines: Tensor,
+    sines: Tensor,
+    start: int,
+    dim: int,
+    interleaved: bool,
+    windows: Sequence[int] = (),
 ) -> Tensor:
-    """Rotates the components from ``start`` to ``start + dim`` of the last dimension."""
+    """Rotates the components from ``start`` to ``start + dim`` of the last dimension.
+
+    ``windows``: numbers of pairs of windows that are split in halves each, if there are several.
+    """
     window = x[..., start : start + dim].to(cosines.dtype)
+    if windows:
+        sizes = [2 * size for size in windows]
+        parts = zip(
+            window.split(sizes, -1),
+            cosines.split(windows, -1),
+            sines.split(windows, -1),
+            strict=True,
+        )
+        rotated = torch.cat(
+            [turn(part, c, s, 0, part.shape[-1], False) for part, c, s in parts], -1
+        )
+        return torch.cat([x[..., :start], rotated.to(x.dtype), x[..., start + dim :]], -1)
     if interleaved:
         first, second = window[..., 0::2], window[..., 1::2]
     else:
@@ -76,6 +116,14 @@ def turn(
     if dim == x.shape[-1]:
         return rotated
     return torch.cat([x[..., :start], rotated, x[..., start + dim :]], -1)
+
+
+def windows_of(numbers: dict[str, Any]) -> list[int]:
+    """The number of pairs of each axis, if pairs lie within axes."""
+    sections = numbers["sections"]
+    if sections is None or not sections.get("within_axes"):
+        return []
+    return [len(list(run)) for _, run in itertools.groupby(sections["axis_of_pair"])]
 
 
 def tokens_in(x: Tensor, layout: str) -> Any:
@@ -102,11 +150,15 @@ def rotate(
         document = (index >= cu_seqlens[1:-1]).sum(-1)
         positions = positions - cu_seqlens[document]
     of_axes = numbers["sections"] is not None and positions.dim() == (2 if layout == "thd" else 3)
-    # [(batch,) seq, pairs or 1]
-    if of_axes:
+    mixed = frequencies is not None and frequencies.dim() == 3
+    # [(batch,) seq, pairs or 1], or axes where they are summed
+    if mixed:
+        places = positions.movedim(0, -1)
+        untouched = (places < 0).all(-1, keepdim=True)
+    elif of_axes:
         axes = positions.unbind(0)
         places = torch.stack([axes[axis] for axis in numbers["sections"]["axis_of_pair"]], -1)
-        untouched = (positions < 0).any(0).unsqueeze(-1)
+        untouched = (positions < 0).all(0).unsqueeze(-1)
     else:
         places = positions.unsqueeze(-1)
         untouched = places < 0
@@ -114,14 +166,19 @@ def rotate(
     cosines, sines = rotary_cosines_and_sines(places, numbers, spec, frequencies, dtype)
     with _disable_current_modes():
         factor = torch.ops.posembed.rotary_attention_factor.default(spec)
-    size = amplitude(places, numbers, is_key != inverse) * (1 / factor if inverse else factor)
+    by_head = frequencies is not None and frequencies.dim() > 1
+    size = 1 / factor if inverse else factor
+    if not by_head:
+        size = amplitude(places, numbers, is_key != inverse) * size
     if (inverse != transpose) != numbers["reverse"]:
         sines = -sines
-    cosines, sines = (of_tokens((table * size).to(dtype), layout) for table in (cosines, sines))
+    cosines, sines = (
+        of_tokens((table * size).to(dtype), layout, by_head) for table in (cosines, sines)
+    )
     start, dim = numbers["rotary_start"], numbers["rotary_dim"]
     if x.shape[-1] != numbers["head_dim"]:  # only the window
         start = 0
-    rotated = turn(x, cosines, sines, start, dim, numbers["interleaved"])
+    rotated = turn(x, cosines, sines, start, dim, numbers["interleaved"], windows_of(numbers))
     if positions.is_floating_point():
         return rotated
     return torch.where(of_tokens(untouched, layout), x, rotated)

@@ -30,7 +30,8 @@ def rotary_tables(
         halves = slice(0, None, 2) if interleaved else slice(0, pairs)
         cos, sin = cos[..., halves], sin[..., halves]
     dtype = wide(query.dtype)
-    cosines, sines = (of_tokens(table.to(dtype), layout) for table in (cos, sin))
+    by_head = cos.dim() == 4
+    cosines, sines = (of_tokens(table.to(dtype), layout, by_head) for table in (cos, sin))
     sines = -sines if transpose else sines
     return turn(query, cosines, sines, start, 2 * pairs, interleaved)
 

@@ -188,8 +188,12 @@ def specs_of_kinds(
     None: of layers of no named type, if the configuration needs no type.
 
     Raises:
-        ValueError: The configuration cannot be read.
+        ValueError: The configuration cannot be read, or weights of such models cannot be converted.
     """
+    if "_class_name" in fields:
+        raise ValueError(
+            "_class_name: a class of diffusers has one pairing, whatever its file says"
+        )
     named = (*(fields.get("layer_types") or ()), *(fields.get("rope_parameters") or ()))
     specs: dict[str | None, RotarySpec] = {}
     refused: list[ValueError] = []
@@ -204,4 +208,6 @@ def specs_of_kinds(
             refused.append(error)
     if not specs:
         raise refused[0]
+    if any(spec.sections is not None and spec.sections.within_axes for spec in specs.values()):
+        raise ValueError("config: expected pairs of the whole head, got pairs within axes")
     return specs

@@ -79,10 +79,10 @@ def rotary(
             ``spec.rotary_dim`` holds only the rotated components, like the shared key in multi-head
             latent attention (DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434).
         positions: int32, int64, float32 or float64 [seq], [batch, seq] or [tokens]; with sections
-            also [axes, batch, seq] or [axes, tokens]. The integer -1, on any axis, leaves a token
-            unchanged. Floating-point positions may be fractional, with the same accuracy; negative
-            ones rotate backwards, and none leaves a token unchanged. None: ``offset``,
-            ``offset + 1``, and so on.
+            also [axes, batch, seq] or [axes, tokens], where the batch may be 1. The integer -1, on
+            all axes, leaves a token unchanged. Floating-point positions may be fractional, with the
+            same accuracy; negative ones rotate backwards, and none leaves a token unchanged. None:
+            ``offset``, ``offset + 1``, and so on.
         spec: The specification of the rotation.
         layout: The order of dimensions; ``"thd"`` is [tokens, heads, head_dim].
         offset: Position of the first token if ``positions`` is None.
@@ -90,7 +90,10 @@ def rotary(
             of packed documents (layout "thd", or a batch of 1). Positions restart at ``offset`` in
             each document; do not pass ``positions`` too.
         frequencies: float32 or float64 [rotary_dim / 2]: radians per position, instead of those of
-            the specification. Gradients flow to them.
+            the specification. Gradients flow to them. Also [heads, rotary_dim / 2], where query and
+            key have as many heads; or [axes, heads, rotary_dim / 2], where the angle of a pair is
+            the sum of position times frequency over all axes of ``positions`` (RoPE-Mixed: Heo et
+            al., "Rotary Position Embedding for Vision Transformer", arXiv:2403.13298).
         inverse: Undo the rotation instead.
         out: Output tensor, or (query, key) if there is a key, for inference: any strides, but the
             last dimension must be contiguous. It may be the input itself; other overlap is not
@@ -193,7 +196,9 @@ def rerotate_(
     copy.
 
     Args:
-        key: Rotated keys in ``layout``.
+        key: Rotated keys in ``layout``; also float8_e4m3fn, as in a cache of :func:`rotary_cache_`
+            with pages as the batch. Rotations are linear, so the scale of the cache stays the same;
+            numbers beyond 448 times the scale become that.
         old_positions: The positions that the keys were rotated to, as in :func:`rotary`.
         new_positions: The new positions.
         spec: The specification that the keys were rotated with.

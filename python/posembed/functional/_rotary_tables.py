@@ -99,7 +99,9 @@ def rotary_tables(
         cos: Floating-point [batch or 1, seq, width] or [seq, width]. The width is the number of
             rotated components, rotary_dim; tables have two equal columns for each pair, and the
             first is read: ``i`` and ``i + rotary_dim / 2``, or adjacent ones if ``interleaved``. Or
-            complex ``freqs_cis`` with a column for each pair, without ``sin``.
+            complex ``freqs_cis`` with a column for each pair, without ``sin``. With another
+            dimension, of the size of the heads or 1, where ``query`` has its heads, each head has
+            its own table: [batch or 1, heads, seq, width] for ``unsqueeze_dim=1``.
         sin: Like ``cos``, or None if ``cos`` is complex.
         interleaved: Pairs (2i, 2i + 1), as GPT-J; otherwise (i, i + rotary_dim / 2), as Llama.
         half_width: Real tables have only one column for each pair.
@@ -128,6 +130,7 @@ def rotary_tables(
         ... )
     """
     layout = _layout(query, unsqueeze_dim)
+    cos, sin = _heads_last(cos, layout), _heads_last(sin, layout)
     options = (interleaved, half_width, start, numerics)
     if layout == "htd":
         swapped = _swapped(query), _swapped(key)
@@ -174,6 +177,7 @@ def rotary_tables_(
         True
     """
     layout = _layout(query, unsqueeze_dim)
+    cos, sin = _heads_last(cos, layout), _heads_last(sin, layout)
     rows, key_rows = query, key
     if layout == "htd":
         layout, rows, key_rows = "thd", _swapped(query), _swapped(key)
@@ -200,6 +204,21 @@ def _layout(query: Tensor, unsqueeze_dim: int) -> str:
             f"without a batch, got {unsqueeze_dim} for {query.dim()} dimensions"
         )
     return layout
+
+
+@overload
+def _heads_last(table: Tensor, layout: str) -> Tensor: ...
+
+
+@overload
+def _heads_last(table: Tensor | None, layout: str) -> Tensor | None: ...
+
+
+def _heads_last(table: Tensor | None, layout: str) -> Tensor | None:
+    """A table with heads as [batch, seq, heads, width], for a query in ``layout``."""
+    if isinstance(table, Tensor) and table.dim() == 4 and layout in ("bhsd", "htd"):
+        return table.transpose(1, 2)
+    return table
 
 
 @overload

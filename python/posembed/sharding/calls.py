@@ -29,7 +29,7 @@ class Call:
         self.known = TABLE[own].arranged(self.given.get("layout"))
         self.letters = self.known.letters()
         drivers = {each: self._driver(each) for each in self.known.leading}
-        leading = {*"".join(TABLE[own].leading.values()), ".", "?"}
+        leading = {*"".join(TABLE[own].leading.values()), ".", "?", "~"}
         for each, letters in self.known.following.items():  # a table has letters of its own
             has_own = not leading.issuperset(letters.partition("/")[0])
             if has_own and isinstance(self.given.get(each), DTensor):

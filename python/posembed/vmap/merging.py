@@ -46,13 +46,20 @@ class Merging:
         }
         mapped = [each for each, (_, dim) in self.tensors.items() if dim is not None]
         self.shared = not any(each in known.following for each in mapped)
-        everywhere = [*self.results, *(self.letters[each] for each in mapped)]
+        everywhere = [*self.results, *(self._mergeable(each) for each in mapped)]
         self.into = next((x for x in ORDER if all(x in given for given in everywhere)), "")
         self.sizes = {
             front(tensor, dim, 1).shape[1 + self._own(each).index(self.into)]
             for each, (tensor, dim) in self.tensors.items()
             if self.into and self.into in self._own(each)
         }
+
+    def _mergeable(self, name: str) -> str:
+        """The letters that can take copies: what all heads share gets no heads of its own."""
+        own, letters = self._own(name), self.letters[name]
+        tensor, mapped = self.tensors[name]
+        several = "h" in own and front(tensor, mapped, 1).shape[1 + own.index("h")] > 1
+        return letters if name in self.leading or several else letters.replace("h", "")
 
     def _own(self, name: str, more: int = 0) -> str:
         """The letters of a tensor's dimensions without the mapped one, and with ``more``."""
@@ -76,6 +83,13 @@ class Merging:
             copies = copies.unsqueeze(1 + letters.index(self.into))
         dim = letters.index(self.into)
         copies = copies.movedim(0, dim)
+        if (
+            self.into == "h"
+            and "h~" in self.letters[name]
+            and copies.shape[dim + 1] == 1
+            and follows
+        ):
+            return tensor  # one table for every head
         if self.into == "b" and copies.shape[dim + 1] == 1:  # one row for every sequence
             if follows:
                 return tensor

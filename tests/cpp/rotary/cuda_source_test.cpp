@@ -139,6 +139,8 @@ TEST(RotaryGpuSource, LearnedFrequencies) { check_each(learned_frequencies()); }
 
 TEST(RotaryGpuSource, FrequenciesThatAreNoNumbersGiveNan) { check_nan_frequencies(source); }
 
+TEST(RotaryGpuSource, EachHeadTurnsByItsOwnFrequencies) { check_by_head(source); }
+
 TEST(RotaryGpuSource, TangentsTurnByAQuarter) { check_each(tangents()); }
 
 TEST(RotaryGpuSource, AmplitudesOfXPos) { check_each(decaying_pairs()); }

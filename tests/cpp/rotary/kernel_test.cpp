@@ -81,6 +81,10 @@ TEST(RotaryKernel, FrequenciesThatAreNoNumbersGiveNan) {
   for (const Variant& variant : variants()) check_nan_frequencies(variant);
 }
 
+TEST(RotaryKernel, EachHeadTurnsByItsOwnFrequencies) {
+  for (const Variant& variant : variants()) ASSERT_NO_FATAL_FAILURE(check_by_head(variant));
+}
+
 TEST(RotaryKernel, TangentsTurnByAQuarter) { check_each(tangents()); }
 
 TEST(RotaryKernel, AmplitudesOfXPos) { check_each(decaying_pairs()); }

@@ -172,6 +172,41 @@ TEST(RotaryModule, PositionsMayHaveAxesWithoutAPair) {
                            rope->forward(query, RotaryCall(positions.slice(0, 0, 2)))));
 }
 
+TEST(RotaryModule, AxesOfAHeadRotateAsHeadsOfTheirOwn) {
+  RotarySpec time(4), row(8);
+  time.base = 256.0;
+  row.scaling = posembed::NtkScaling{2.0};
+  const RotarySpec spec = RotarySpec::axial({time, row});
+  EXPECT_TRUE(spec.sections->within_axes);
+  const torch::Tensor query = torch::randn({1, 5, 2, 12});
+  const torch::Tensor positions = torch::randint(9, {2, 1, 5}, torch::kLong);
+  const torch::Tensor rotated = RotaryEmbedding(spec)->forward(query, RotaryCall(positions));
+  const auto alone = [&](const RotarySpec& part, int64_t start, int64_t axis) {
+    const torch::Tensor window = query.narrow(3, start, part.head_dim).contiguous();
+    return RotaryEmbedding(part)->forward(window, RotaryCall(positions[axis]));
+  };
+  EXPECT_TRUE(
+      torch::allclose(rotated, torch::cat({alone(time, 0, 0), alone(row, 4, 1)}, /*dim=*/3)));
+  EXPECT_EQ(RotarySpec::from_preset("flux").to_json(),
+            RotarySpec::from_huggingface(R"({"_class_name": "FluxTransformer2DModel",
+                "attention_head_dim": 128, "axes_dims_rope": [16, 56, 56]})")
+                .to_json());
+  EXPECT_THROW(RotarySpec::from_preset("flux9"), c10::ValueError);
+}
+
+TEST(RotaryModule, LearnsFrequenciesOfEachHead) {
+  RotaryEmbedding rope(RotaryOptions(8).learned_frequencies(true).frequency_sizes({2, 3}));
+  EXPECT_EQ(rope->frequencies.sizes(), torch::IntArrayRef({2, 3, 4}));
+  const torch::Tensor query = torch::randn({1, 5, 3, 8});
+  const torch::Tensor positions = torch::randint(9, {2, 1, 5}, torch::kLong);
+  const torch::Tensor rotated = rope->forward(query, RotaryCall(positions));
+  EXPECT_TRUE(torch::allclose(
+      rotated, RotaryEmbedding(8)->forward(query, RotaryCall(positions.sum(0))), 1e-5, 1e-6));
+  (rotated * rotated.detach().roll(1, -1)).sum().backward();
+  EXPECT_TRUE(rope->frequencies.grad().ne(0).any().item<bool>());
+  EXPECT_THROW(RotaryEmbedding(RotaryOptions(8).frequency_sizes({3})), c10::ValueError);
+}
+
 TEST(RotaryModule, DocumentsRestartPositions) {
   RotaryEmbedding rope(RotaryOptions(8).layout(Layout::thd));
   const torch::Tensor query = torch::randn({7, 2, 8});

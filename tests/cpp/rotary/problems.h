@@ -154,6 +154,65 @@ inline std::vector<Problem> keys_of_the_window_alone() {
   return problems;
 }
 
+/// Runs a kernel with frequencies [heads, pairs].
+inline void rotate_by_head(const Variant& variant, const std::vector<float>& frequencies,
+                           Call* call) {
+  call->arguments.frequencies = {frequencies.data(), Scalar::float32, call->arguments.pairs};
+  variant.rotate(call->arguments, 0, call->arguments.batch * call->arguments.seq);
+}
+
+/// Checks that every head has the bits of a call with its frequencies alone, and that equal
+/// frequencies on two axes rotate by the sum of their positions.
+inline void check_by_head(const Variant& variant) {
+  for (Problem& problem : in_every_form([](Problem& problem) {
+         problem.heads[1] = problem.heads[0];
+         problem.reverse = problem.interleaved;
+         problem.amplitude = 1.25;
+         problem.seq = 11;  // more than a tile of tokens
+         for (int64_t i = 0; i < 22; ++i) problem.positions.push_back(i % 5 == 3 ? -1 : 1000 * i);
+       })) {
+    std::vector<float> frequencies;
+    for (int64_t i = 0; i < problem.heads[0] * problem.pairs; ++i) {
+      frequencies.push_back(std::exp(2.0f - 0.1f * static_cast<float>(i)));
+    }
+    Call together(problem);
+    rotate_by_head(variant, frequencies, &together);
+    const int64_t row = problem.head_dim * core::size_of(problem.scalar);
+    for (int64_t h = 0; h < problem.heads[0]; ++h) {
+      Call alone(problem);
+      alone.arguments.frequencies = {frequencies.data() + h * problem.pairs, Scalar::float32};
+      variant.rotate(alone.arguments, 0, problem.batch * problem.seq);
+      for (int64_t r = 0; r < 2; ++r) {
+        for (int64_t token = 0; token < problem.batch * problem.seq; ++token) {
+          const int64_t at = (token * problem.heads[0] + h) * row;
+          ASSERT_EQ(memcmp(together.output(r).data() + at, alone.output(r).data() + at,
+                           static_cast<size_t>(row)),
+                    0)
+              << variant.name << ", head " << h << ", token " << token << ", " << problem.text();
+        }
+      }
+    }
+    std::vector<int64_t> places(44);
+    for (size_t i = 0; i < 22; ++i) {
+      const int64_t sum = problem.positions[i];
+      places[i] = sum < 0 ? -1 : sum / 3;
+      places[22 + i] = sum < 0 ? -1 : sum - sum / 3;
+    }
+    std::vector<float> twice = frequencies;
+    twice.insert(twice.end(), frequencies.begin(), frequencies.end());
+    Call mixed(problem);
+    mixed.arguments.positions.data = places.data();
+    mixed.arguments.axes = 2;
+    mixed.arguments.axis_of_pair = nullptr;
+    mixed.arguments.frequencies.axis_stride = static_cast<int64_t>(frequencies.size());
+    mixed.arguments.frequencies.data = twice.data();
+    mixed.arguments.frequencies.head_stride = problem.pairs;
+    variant.rotate(mixed.arguments, 0, problem.batch * problem.seq);
+    ASSERT_EQ(mixed.output(0), together.output(0)) << variant.name << ", " << problem.text();
+    ASSERT_EQ(mixed.output(1), together.output(1)) << variant.name << ", " << problem.text();
+  }
+}
+
 /// Checks that NaN frequencies give NaN.
 inline void check_nan_frequencies(const Variant& variant) {
   for (const Scalar scalar : scalars) {

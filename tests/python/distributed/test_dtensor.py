@@ -96,10 +96,31 @@ def rotation(layout: str, place: Placement, key_place: Placement | None = None, 
     return functional.rotary, arguments, {"query": place, "key": key_place or place}
 
 
+def by_head(place: Placement, *axes: int) -> Case:
+    """Frequencies of 6 heads, or sums over axes."""
+    query, key = randn(2, 5, 6, 8), randn(2, 5, 6, 8)
+    arguments = {
+        "query": query,
+        "key": key,
+        "spec": pe.RotarySpec(8),
+        "frequencies": randn(*axes, 6, 4),
+    }
+    positions = torch.randint(0, 9, (*axes, 2, 5))
+    return functional.rotary, {**arguments, "positions": positions}, {"query": place, "key": place}
+
+
 def normed(place: Placement, key_place: Placement | None = None) -> Case:
     _, arguments, places = rotation("bshd", place, key_place)
     weights = {"query_weight": randn(8), "key_weight": randn(8)}
     return functional.norm_rotary, arguments | weights, places
+
+
+def tables_of_heads(place: Placement, batch: int) -> Case:
+    arguments = {"query": randn(2, 6, 5, 8), "key": randn(2, 6, 5, 8)}
+    tables = {"cos": randn(batch, 6, 5, 4), "sin": randn(batch, 6, 5, 4)}
+    options = {"half_width": True, "numerics": "float32_product"}
+    places = {"query": place, "key": place}
+    return functional.rotary_tables, {**arguments, **tables, **options}, places
 
 
 def by_tables(place: Placement, rows: tuple[int, ...], **more: Any) -> Case:
@@ -174,6 +195,10 @@ CASES: dict[str, Callable[[], Case]] = {
     "rotary learned frequencies, batch": lambda: rotation(
         "bshd", Shard(0), frequencies=randn(4).abs()
     ),
+    "rotary frequencies of heads, heads": lambda: by_head(Shard(2)),
+    "rotary frequencies of heads and axes, heads": lambda: by_head(Shard(2), 2),
+    "rotary frequencies of heads, batch": lambda: by_head(Shard(0)),
+    "rotary frequencies of heads, sequence": lambda: by_head(Shard(1), 2),
     "rotary whole": lambda: rotation("bshd", WHOLE, frequencies=randn(4).abs()),
     "norm_rotary heads": lambda: normed(Shard(2)),
     "norm_rotary sequence": lambda: normed(Shard(1)),
@@ -188,6 +213,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "rotary_tables sequence": lambda: by_tables(Shard(2), (1,)),
     "rotary_tables batch": lambda: by_tables(Shard(0), (2,)),
     "rotary_tables batch, shared tables": lambda: by_tables(Shard(0), (1,)),
+    "rotary_tables of heads, heads": lambda: tables_of_heads(Shard(1), 1),
+    "rotary_tables of heads, batch": lambda: tables_of_heads(Shard(0), 2),
     "alibi_bias": lambda: (
         functional.alibi_bias,
         {"slopes": randn(3).abs(), "query_length": 4, "key_length": 6},

@@ -168,6 +168,50 @@ def test_moved_keys_are_as_good_as_rotated_ones(device: torch.device) -> None:
     assert error(cache) > error(truth.bfloat16())
 
 
+def test_pages_of_a_float8_cache_are_moved(device: torch.device) -> None:
+    """Rotations are linear, so the scale of the cache stays; what exceeds 448 of it saturates."""
+    spec, scale = pe.RotarySpec(64), 0.02
+    pages, old = torch.zeros(2, 5, 4, 2, 64, device=device), torch.arange(8, device=device) + 100
+    key_cache, value_cache = pages.to(torch.float8_e4m3fn).unbind()
+    key, slots = torch.randn(8, 2, 64, device=device), torch.arange(4, 12, device=device)
+    pe.functional.rotary_cache_(
+        key.clone(), key, key, key_cache, value_cache, slots, old, spec=spec, key_scale=scale
+    )
+    before = key_cache.float()
+    places = torch.full((5, 4), -1, device=device)
+    places[1:3] = old.view(2, 4)
+    moved = torch.where(places < 0, -1, places - 93)
+    pe.functional.rerotate_(key_cache, places, moved, spec=spec)
+    back = pe.functional.rotary(before.double(), positions=places, spec=spec, inverse=True)
+    wanted = pe.functional.rotary(back, positions=moved, spec=spec)
+    assert torch.equal(key_cache.float(), wanted.clamp(-448, 448).to(torch.float8_e4m3fn).float())
+    assert torch.equal(key_cache[3].float(), before[3])
+    largest = torch.full((1, 1, 1, 64), 448.0, device=device).to(torch.float8_e4m3fn)
+    pe.functional.rerotate_(largest, old[:1], old[:1] + 40, spec=spec)
+    assert largest.float().abs().max() == 448
+    with pytest.raises(TypeError, match=r"key: expected .* or float8_e4m3fn, got Float8_e5m2"):
+        pe.functional.rerotate_(largest.float().to(torch.float8_e5m2), old[:1], old[:1], spec=spec)
+
+
+def test_the_error_of_16_bit_caches_grows_with_every_move(device: torch.device) -> None:
+    """As the documentation warns: each move rounds once more, so one long move is better."""
+    torch.manual_seed(7)
+    spec = pe.RotarySpec(64)
+    key = torch.randn(1, 32, 4, 64, dtype=torch.float64, device=device)
+    old = torch.arange(32, device=device) + 256
+    truth = pe.functional.rotary(key, positions=old - 256, spec=spec)
+    steps, once = (pe.functional.rotary(key, positions=old, spec=spec).bfloat16() for _ in range(2))
+    for move in range(256):
+        pe.functional.rerotate_(steps, old - move, old - move - 1, spec=spec)
+    pe.functional.rerotate_(once, old, old - 256, spec=spec)
+
+    def error(found: Tensor) -> float:
+        return float((found.double() - truth).square().mean().sqrt())
+
+    # 257 independent roundings against 2: about 11 times as much.
+    assert 6 < error(steps) / error(once) < 18
+
+
 def test_moving_back_and_forth_leaves_padding_alone(device: torch.device) -> None:
     spec = pe.RotarySpec(64)
     places = torch.tensor([-1, 3, 4], device=device)

@@ -158,7 +158,7 @@ def test_axes_without_a_pair(sizes: tuple[int, ...], numerics: str, device: torc
     thd = pe.RotaryEmbedding(16, sections=pe.Sections(sizes), numerics=numerics, layout="thd")
     flat = thd(query.flatten(0, 1), positions=positions.flatten(1))
     assert torch.equal(flat.view_as(query), expected[0])
-    positions[-1, 1, 2] = -1  # on any axis
+    positions[:, 1, 2] = -1
     assert torch.equal(rope(query, positions=positions)[1, 2], query[1, 2])
     with pytest.raises(ValueError, match="positions: expected axes"):
         rope(query, positions=positions.repeat(3, 1, 1))

@@ -32,13 +32,32 @@ def turns(
 
 
 def angles(positions: Tensor, spec: dict[str, Any], frequencies: Tensor) -> Tensor:
-    """Position times frequency of each pair: [(batch,) seq, pairs]."""
+    """Position times frequency of each pair: [(batch,) seq, (heads,) pairs]."""
+    if frequencies.dim() == 3:  # [axes, heads, pairs]: summed over axes
+        return torch.einsum("a...,ahp->...hp", positions.to(frequencies.dtype), frequencies)
     axes = (spec.get("sections") or {}).get("axis_of_pair")
     if axes and positions.dim() == 3:  # [axes, batch, seq]: each pair takes its axis's position
         positions = positions[torch.tensor(axes)].movedim(0, -1)
     else:
         positions = positions.unsqueeze(-1)
+    if frequencies.dim() == 2:  # [heads, pairs]
+        positions = positions.unsqueeze(-2)
     return positions.to(frequencies.dtype) * frequencies
+
+
+def pairs_of(spec: dict[str, Any]) -> Tensor:
+    """The components of each pair within the window: [2, pairs]."""
+    dim = spec.get("rotary_dim", spec["head_dim"])
+    components = torch.arange(dim)
+    if spec.get("interleaved", False):
+        return components.view(-1, 2).T
+    sections = spec.get("sections") or {}
+    counts = [dim // 2]
+    if sections.get("within_axes"):
+        axes = torch.tensor(sections["axis_of_pair"])
+        counts = torch.unique_consecutive(axes, return_counts=True)[1].tolist()
+    parts = components.split([2 * count for count in counts])
+    return torch.cat([part.view(2, -1) for part in parts], 1)
 
 
 def amplitude(positions: Tensor, spec: dict[str, Any]) -> Tensor | float:
@@ -81,29 +100,29 @@ def rotate(
     cosine, sine = turns(positions, numbers, frequencies)  # [(batch,) seq, pairs]
     if tangent:
         cosine, sine = torch.zeros_like(sine), angles(positions, numbers, frequencies)
-    size = amplitude(positions, numbers)
+    if frequencies is not None and frequencies.dim() > 1:
+        size: Tensor | float = 1.0
+    else:
+        cosine, sine = cosine.unsqueeze(-2), sine.unsqueeze(-2)
+        size = amplitude(positions, numbers)
+        size = size.unsqueeze(-2) if isinstance(size, Tensor) else size
     if is_key != inverse:
         size = 1.0 / size
     if (inverse != transpose) != numbers.get("reverse", False):
         sine = -sine
-    cosine, sine = (cosine * size).unsqueeze(-2), (sine * size).unsqueeze(-2)
+    cosine, sine = cosine * size, sine * size
     start, dim = numbers.get("rotary_start", 0), numbers.get("rotary_dim", numbers["head_dim"])
     if x.shape[-1] != numbers["head_dim"]:  # only the window
         start = 0
     window = x[..., start : start + dim]
-    if numbers.get("interleaved", False):
-        first, second = window[..., 0::2].clone(), window[..., 1::2].clone()
-    else:
-        first, second = window[..., : dim // 2].clone(), window[..., dim // 2 :].clone()
+    pairs = pairs_of(numbers).to(x.device)
+    first, second = window[..., pairs[0]], window[..., pairs[1]]
     turned = (first * cosine - second * sine, second * cosine + first * sine)
-    if numbers.get("interleaved", False):
-        rotated = torch.stack(turned, -1).flatten(-2)
-    else:
-        rotated = torch.cat(turned, -1)
+    rotated = torch.cat(turned, -1)[..., pairs.flatten().argsort()]
     marked = torch.zeros_like(positions).bool() if positions.is_floating_point() else positions < 0
     untouched = marked[..., None, None]
     if untouched.dim() == 5:
-        untouched = untouched.any(0)
+        untouched = untouched.all(0)
     result = torch.cat(
         [x[..., :start], torch.where(untouched, window, rotated), x[..., start + dim :]], -1
     ).permute(*[order.index(i) for i in range(3)], 3)
@@ -153,7 +172,8 @@ def reference_frequencies_backward(
 ) -> Tensor:
     """The derivative of gradient times rotated query by frequencies, at frequencies 0."""
     pairs = json.loads(options["spec"]).get("rotary_dim", query.shape[-1]) // 2
-    still = torch.zeros(pairs, dtype=torch.float64, device=query.device)
+    shape = given[0].shape if given and given[0] is not None else (pairs,)
+    still = torch.zeros(shape, dtype=torch.float64, device=query.device)
 
     def product(frequencies: Tensor) -> Tensor:
         return (
@@ -170,9 +190,15 @@ def sample(
     learned: bool = False,
     documents: bool = False,
     window_only: bool = False,
+    by_head: bool = False,
+    mixed: bool = False,
     **options: Any,
 ) -> Any:
-    """Samples with that many heads in query (and key, which may be only the rotated window)."""
+    """Samples with that many heads in query (and key, which may be only the rotated window).
+
+    Learned frequencies are [pairs], with ``by_head`` [heads, pairs], and if ``mixed`` [axes, heads,
+    pairs].
+    """
     layout, spec = options.get("layout", "bshd"), options.pop("spec")
 
     def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
@@ -192,9 +218,12 @@ def sample(
             shape = (seq,) if layout == "thd" else (batch, seq)
             shape = shape if axes is None else (axes, *shape)
             places = torch.randint(-1, 40, shape, device=device)
+            if axes is not None:  # -1 is on all axes or on none
+                places = torch.where(places[:1] < 0, -1, places.abs())
         args = [*tensors, places]
         if learned or documents:
-            args += [frequencies(spec, device, dtype) if learned else None]
+            lead = (axes or 1,) * mixed + heads[:1] * (by_head or mixed)
+            args += [frequencies(spec, device, dtype, lead) if learned else None]
         if documents:
             starts = [0, seq // 3, seq // 3, seq]
             args += [torch.tensor(starts, dtype=torch.int32, device=device)]
@@ -203,12 +232,14 @@ def sample(
     return make
 
 
-def frequencies(spec: str, device: torch.device | str, dtype: torch.dtype) -> Tensor:
+def frequencies(
+    spec: str, device: torch.device | str, dtype: torch.dtype, lead: tuple[int, ...] = ()
+) -> Tensor:
     """Frequencies like a model's learned ones: float32 for data of 16 or 32 bits."""
     numbers = json.loads(spec)
     pairs = numbers.get("rotary_dim", numbers["head_dim"]) // 2
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    return torch.rand(pairs, device=device, dtype=wide)
+    return torch.rand(*lead, pairs, device=device, dtype=wide)
 
 
 HEADS, HEAD_DIM = 3, 8
@@ -232,6 +263,11 @@ PARTIAL = (
 )
 
 SECTIONS = '{"head_dim":16,"rotary_dim":12,"sections":{"axis_of_pair":[0,1,2,0,2,1]}}'
+
+WITHIN = (
+    '{"head_dim":20,"rotary_dim":16,"rotary_start":2,'
+    '"sections":{"axis_of_pair":[0,0,0,2,1,1,1,1],"restart":true,"within_axes":true}}'
+)
 
 XPOS = '{"head_dim":8,"scaling":{"center":3.0,"scale_base":16.0,"type":"xpos"}}'
 
@@ -318,6 +354,73 @@ CASES = in_schema_order(
             torch.ops.posembed.rotary_pair.default,
             sample((2, 1), positions=True, axes=3, learned=True, spec=SECTIONS),
             reference_pair,
+        ),
+        OperatorCase(
+            "rotary_pair-within-axes",
+            torch.ops.posembed.rotary_pair.default,
+            sample((3, 1), positions=True, axes=3, learned=True, window_only=True, spec=WITHIN),
+            reference_pair,
+        ),
+        OperatorCase(
+            "rotary_pair-by-head-sections",
+            torch.ops.posembed.rotary_pair.default,
+            sample((3, 3), positions=True, axes=3, learned=True, by_head=True, spec=WITHIN),
+            reference_pair,
+        ),
+        OperatorCase(
+            "rotary-by-head",
+            torch.ops.posembed.rotary.default,
+            sample((3,), learned=True, by_head=True, spec=PARTIAL, layout="sbhd", offset=3),
+            reference,
+        ),
+        OperatorCase(
+            "rotary_pair-mixed",
+            torch.ops.posembed.rotary_pair.default,
+            sample((2, 2), positions=True, axes=2, learned=True, mixed=True, spec=PARTIAL),
+            reference_pair,
+        ),
+        OperatorCase(
+            "rotary-mixed-thd",
+            torch.ops.posembed.rotary.default,
+            sample(
+                (3,), positions=True, axes=3, learned=True, mixed=True, spec=PLAIN, layout="thd"
+            ),
+            reference,
+        ),
+        OperatorCase(
+            "rotary_-mixed",
+            torch.ops.posembed.rotary_.default,
+            sample(
+                (2,), positions=True, axes=2, learned=True, mixed=True, spec=PLAIN, layout="bhsd"
+            ),
+            reference_in_place,
+            mutates=True,
+        ),
+        OperatorCase(
+            "rotary_tangent-mixed",
+            torch.ops.posembed.rotary_tangent.default,
+            sample((2,), positions=True, axes=3, learned=True, mixed=True, spec=PARTIAL),
+            reference_tangent,
+        ),
+        OperatorCase(
+            "rotary_tangent-within-axes",
+            torch.ops.posembed.rotary_tangent.default,
+            sample((2,), positions=True, axes=3, learned=True, by_head=True, spec=WITHIN),
+            reference_tangent,
+        ),
+        OperatorCase(
+            "rotary_frequencies_backward-mixed",
+            torch.ops.posembed.rotary_frequencies_backward.default,
+            sample((2, 2), positions=True, axes=3, learned=True, mixed=True, spec=PARTIAL),
+            reference_frequencies_backward,
+            differentiable=False,  # frequencies only give the shape; rotary_pair-mixed has orders
+        ),
+        OperatorCase(
+            "rotary_frequencies_backward-within-axes",
+            torch.ops.posembed.rotary_frequencies_backward.default,
+            sample((3, 3), positions=True, axes=3, learned=True, by_head=True, spec=WITHIN),
+            reference_frequencies_backward,
+            differentiable=False,  # as above
         ),
         OperatorCase(
             "rotary_-learned-documents",

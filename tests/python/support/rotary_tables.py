@@ -34,7 +34,12 @@ def rotate(
         cos, sin = cos.real.to(x.dtype), cos.imag.to(x.dtype)
     elif not half_width:
         cos, sin = halves_of(cos, interleaved)[0], halves_of(sin, interleaved)[0]
-    if layout == "sbhd":
+    if cos.dim() == 4:  # [batch or 1, seq, heads or 1, width]
+        order = {"bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}.get(layout, (0, 1, 2, 3))
+        cos, sin = (t.permute(order) for t in (cos, sin))
+        if layout == "thd":
+            cos, sin = cos.squeeze(0), sin.squeeze(0)
+    elif layout == "sbhd":
         cos, sin = (t if t.dim() == 2 else t.transpose(0, 1) for t in (cos, sin))
         cos, sin = (t.unsqueeze(1) if t.dim() == 2 else t for t in (cos, sin))
         cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
@@ -99,14 +104,19 @@ def sample(
     dim: int = 10,
     by_batch: bool | None = False,
     complex_table: bool = False,
+    table_heads: int | None = None,
     **options: Any,
 ) -> Any:
-    """Samples whose tables are [seq, width], or [batch or 1, seq, width] by ``by_batch``."""
+    """Samples whose tables are [seq, width], or [batch or 1, seq, width] by ``by_batch``.
+
+    With ``table_heads``: [batch or 1, seq, heads, width].
+    """
 
     def make(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
         layout = options.get("layout", "bhsd")
         rows = () if by_batch is None else (batch if by_batch else 1,)
-        angles = torch.randn(*rows, seq, pairs, device=device)
+        by_head = () if table_heads is None else (table_heads,)
+        angles = torch.randn(*rows, seq, *by_head, pairs, device=device)
         tensors = tuple(
             torch.randn(shape_of(layout, batch, seq, count, dim), device=device, dtype=dtype)
             for count in heads
@@ -163,6 +173,26 @@ CASES = [
         sample((3, 2), half_width=True, interleaved=True, transpose=True, layout="sbhd"),
         reference_pair,
         dtypes=WIDE,
+    ),
+    OperatorCase(
+        "rotary_tables_pair-heads",
+        OPERATORS.rotary_tables_pair.default,
+        sample((3, 3), by_batch=True, table_heads=3, half_width=True, layout="sbhd"),
+        reference_pair,
+        dtypes=WIDE,
+    ),
+    OperatorCase(
+        "rotary_tables-heads-thd",
+        OPERATORS.rotary_tables.default,
+        sample((2,), table_heads=2, layout="thd", interleaved=True, numerics=PRODUCT),
+        reference,
+        conventional=True,
+    ),
+    OperatorCase(
+        "rotary_tables_pair-one-head",
+        OPERATORS.rotary_tables_pair.default,
+        sample((3, 2), by_batch=True, table_heads=1, complex_table=True, interleaved=True),
+        reference_pair,
     ),
     OperatorCase(
         "rotary_tables_",

@@ -85,6 +85,8 @@ def _texts(
             raise TablesStayError(f"its configuration is not understood: {error}") from error
         if spec.is_dynamic:
             raise TablesStayError("its frequencies depend on the length of the sequence")
+        if spec.sections is not None and spec.sections.within_axes:
+            raise TablesStayError("its pairs lie within axes")
         for rotation, dimension in calls:
             if rotation.rule.window != "all" and not {spec.head_dim} >= head_dims:
                 raise TablesStayError(
