@@ -207,7 +207,7 @@ def page() -> str:
         (halves + "the even and the odd of one series", listed(known["shared_series"])),
         (halves + "coordinates from -1 to 1", listed(known["normalised_grid"])),
         (halves + "in turns, all heads as one", listed(known["whole_grid"])),
-        (halves + "`layer_type` names the axis", listed(known["window_of_axis"])),
+        (halves + "pairs within the half of each", listed(known["window_of_axis"])),
     ]
     refused = [(f"`{name}`", reason) for name, reason in sorted(known["unsupported"].items())]
     return "".join(

@@ -127,10 +127,11 @@ def test_efficientloftr_rotates_all_heads_as_one() -> None:
     assert torch.allclose(found, expected, atol=TOLERANCE)
 
 
-def test_gemma4_vision_tower_has_a_specification_for_each_axis() -> None:
+def test_gemma4_vision_tower_pairs_within_axes() -> None:
+    """One specification for both axes, or one for each."""
     config, code = config_and_code("gemma4_vision", "gemma4")
-    with pytest.raises(ValueError, match="layer_type: expected 'height' or 'width'"):
-        pe.RotarySpec.from_huggingface(config)
+    with pytest.raises(ValueError, match="layer_type: expected None for both axes, 'height' or"):
+        pe.RotarySpec.from_huggingface(config, "depth")
     query = torch.randn(1, TOKENS, 2, pe.RotarySpec.from_huggingface(config, "height").head_dim)
     places = torch.randint(0, 50, (1, TOKENS, 2))
     angles = code.Gemma4VisionRotaryEmbedding(config)(query, places)
@@ -140,6 +141,11 @@ def test_gemma4_vision_tower_has_a_specification_for_each_axis() -> None:
         spec = pe.RotarySpec.from_huggingface(config, layer_type)
         found = pe.functional.rotary(found, positions=places[..., axis].contiguous(), spec=spec)
     assert torch.allclose(found, expected, atol=TOLERANCE)
+    both = pe.RotarySpec.from_huggingface(config)
+    assert torch.equal(
+        pe.functional.rotary(query, positions=places.movedim(-1, 0), spec=both), found
+    )
+    assert pe.RotarySpec.for_layers(config) == [both] * config.num_hidden_layers
 
 
 def test_learned_frequencies_of_mistral_large_4() -> None:
