@@ -334,16 +334,16 @@ class PieceRows {
  public:
   PieceRows(const Arguments& arguments, const HeadView& view, const Pieces& pieces)
       : arguments_(arguments), view_(view), pieces_(pieces) {
-    std::vector<Arguments> parts;
+    Arguments parts[max_axes];
     for (int64_t w = 0; w < pieces.windows; ++w) {
-      Arguments& part = parts.emplace_back(pieces.part(arguments, w));
+      Arguments& part = parts[w] = pieces.part(arguments, w);
       part.head_dim = row_dim(arguments, view);
       part.start = window_start(arguments, view) + 2 * first_pair(arguments, w);
       HeadView whole_rows = view;
       whole_rows.window_only = false;
       streams_ = streams_ && can_stream<T>(part, whole_rows);
     }
-    for (size_t w = 0; w < parts.size(); ++w) {
+    for (int64_t w = 0; w < pieces.windows; ++w) {
       windows_[w] = {streams_ ? choose_rotation<T, interleaved, true>(parts[w])
                               : choose_rotation<T, interleaved, false>(parts[w]),
                      parts[w].start, parts[w].pairs};
@@ -352,21 +352,25 @@ class PieceRows {
 
   bool streams() const { return streams_; }
 
-  /// Rotates every head of a token by `angles` [pieces, step], the first of which are its own.
-  void rotate(const Token& token, const Angles<T>* angles, int64_t step) const {
+  /// Rotates every head of a token, in `count` sequences from its own, by `angles` [pieces, step],
+  /// of which the first of each piece is used.
+  void rotate(const Token& token, int64_t count, const Angles<T>* angles, int64_t step) const {
     const int64_t dim = row_dim(arguments_, view_), start = window_start(arguments_, view_);
     for (int64_t head = 0; head < view_.heads; ++head) {
-      const RowGroup<T> row = heads_of_token<T>(view_, token, head, 1);
+      RowGroup<T> rows = heads_of_token<T>(view_, token, head, count);
+      rows.in_step = view_.in_stride[0];
+      rows.out_step = view_.out_stride[0];
       if (!arguments_.tangent) {
         const int64_t end = token.rotated ? start : dim;
-        copy_group(row, 0, end);
-        copy_group(row, end + 2 * arguments_.pairs, dim);
+        copy_group(rows, 0, end);
+        copy_group(rows, end + 2 * arguments_.pairs, dim);
       }
       if (!token.rotated) continue;
       for (int64_t w = 0; w < pieces_.windows; ++w) {
         const Window& window = windows_[w];
-        window.rotate(row.in + window.start, row.out + window.start, 1, 0, 0,
-                      angles[pieces_.index(head, w) * step], window.pairs, no_margins);
+        window.rotate(rows.in + window.start, rows.out + window.start, count, rows.in_step,
+                      rows.out_step, angles[pieces_.index(head, w) * step], window.pairs,
+                      no_margins);
       }
     }
   }
@@ -384,47 +388,36 @@ class PieceRows {
   Window windows_[max_axes];
 };
 
+/// Sequences whose tokens are rotated together: as many memory streams as prefetchers follow.
+constexpr int64_t sequences_together = 8;
+
 /// Rotates tokens [begin, end), counted sequence by sequence, of calls whose heads or windows have
-/// angles of their own. Computes all angles of a few tokens, then walks rows in the order of their
-/// addresses. Sequences with the same positions share the angles.
+/// angles of their own. Sequences with the same positions share the angles of a token.
 template <typename T, bool interleaved>
 void rotate_pieces(const Arguments& arguments, int64_t begin, int64_t end) {
   const Pieces pieces(arguments);
   const std::vector<PieceTurns<T>> turns = turns_of_pieces<T, interleaved>(arguments, pieces);
-  const PieceRows<T, interleaved> rows[] = {
-      {arguments, arguments.views[0], pieces},
-      {arguments, arguments.views[arguments.count - 1], pieces}};
+  const HeadView& last_view = arguments.views[arguments.count - 1];
+  const PieceRows<T, interleaved> rows[] = {{arguments, arguments.views[0], pieces},
+                                            {arguments, last_view, pieces}};
   const int64_t kinds = arguments.decay == nullptr ? 1 : arguments.count;  // xPos: query and key
-  const int64_t seq = arguments.seq, first = begin / seq, last = (end - 1) / seq + 1;
-  const int64_t together = has_common_positions(arguments) ? last - first : 1;
-  const int64_t tokens_at_once = together > 1 ? 4 : 1;
-  const std::unique_ptr<Angles<T>[]> angles(
-      new Angles<T>[static_cast<size_t>(tokens_at_once * pieces.count() * kinds)]);
-  for (int64_t group = first; group < last; group += together) {
-    for (int64_t tile = 0; tile < seq; tile += tokens_at_once) {
-      const int64_t count = std::min(tokens_at_once, seq - tile);
-      if ((group + together - 1) * seq + tile + count <= begin) continue;
-      if (group * seq + tile >= end) break;
-      Token tokens[4];
-      for (int64_t t = 0; t < count; ++t) {
-        tokens[t] = {group, tile + t, false};
-        for (int64_t i = 0; i < pieces.count() * kinds; ++i) {
-          tokens[t].rotated =
-              begin_piece<T, interleaved>(turns[static_cast<size_t>(i / kinds)], tokens[t],
-                                          i % kinds, &angles[t * pieces.count() * kinds + i]);
-        }
+  const int64_t count = pieces.count() * kinds;
+  const std::unique_ptr<Angles<T>[]> angles(new Angles<T>[static_cast<size_t>(count)]);
+  const int64_t seq = arguments.seq, last = (end - 1) / seq + 1;
+  const int64_t together = has_common_positions(arguments) ? sequences_together : 1;
+  for (int64_t group = begin / seq; group < last; group += together) {
+    for (int64_t s = 0; s < seq; ++s) {
+      // The sequences of the group whose token is in the range.
+      const int64_t from = group * seq + s < begin ? group + 1 : group;
+      const int64_t to = std::min(group + together, (end - s + seq - 1) / seq);
+      if (from >= to) continue;
+      Token token{from, s, false};
+      for (int64_t i = 0; i < count; ++i) {
+        token.rotated = begin_piece<T, interleaved>(turns[static_cast<size_t>(i / kinds)], token,
+                                                    i % kinds, &angles[i]);
       }
-      for (int64_t sequence = group; sequence < group + together; ++sequence) {
-        const int64_t start = sequence * seq + tile;
-        const int64_t from = std::clamp<int64_t>(begin - start, 0, count);
-        const int64_t to = std::clamp<int64_t>(end - start, 0, count);
-        for (int64_t t = from; t < to; ++t) {
-          tokens[t].batch = sequence;
-          for (int64_t r = 0; r < arguments.count; ++r) {
-            const int64_t kind = kinds == 1 ? 0 : r;
-            rows[r].rotate(tokens[t], &angles[t * pieces.count() * kinds + kind], kinds);
-          }
-        }
+      for (int64_t r = 0; r < arguments.count; ++r) {
+        rows[r].rotate(token, to - from, &angles[kinds == 1 ? 0 : r], kinds);
       }
     }
   }

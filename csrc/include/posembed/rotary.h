@@ -133,7 +133,7 @@ POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> rotary_out(
 /// Moves cached keys to other positions, or to another specification, in place; returns `key`. The
 /// result equals a new rotation of the original keys, up to one rounding to their dtype. Computes
 /// on a float64 copy.
-/// @param key  keys in `call.layout()` that were rotated by `spec` at `old_positions`
+/// @param key  keys in `call.layout()`, rotated by `spec` at `old_positions`; also float8_e4m3fn
 /// @param new_positions  the positions to move to; shapes as in RotaryCall
 /// @param new_spec  the specification to move to; default: `spec`
 /// @param call  layout, and frequencies if `key` was rotated with any. They do not apply to

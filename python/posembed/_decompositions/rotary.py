@@ -95,23 +95,19 @@ def turn(
     """
     window = x[..., start : start + dim].to(cosines.dtype)
     if windows:
-        sizes = [2 * size for size in windows]
-        parts = zip(
-            window.split(sizes, -1),
-            cosines.split(windows, -1),
-            sines.split(windows, -1),
-            strict=True,
+        split = torch.split(window, [2 * size for size in windows], -1)
+        tables = (torch.split(table, list(windows), -1) for table in (cosines, sines))
+        parts = zip(split, *tables, strict=True)
+        turned = [turn(part, cos, sin, 0, part.shape[-1], False) for part, cos, sin in parts]
+        return torch.cat(
+            [x[..., :start], *(t.to(x.dtype) for t in turned), x[..., start + dim :]], -1
         )
-        rotated = torch.cat(
-            [turn(part, c, s, 0, part.shape[-1], False) for part, c, s in parts], -1
-        )
-        return torch.cat([x[..., :start], rotated.to(x.dtype), x[..., start + dim :]], -1)
     if interleaved:
         first, second = window[..., 0::2], window[..., 1::2]
     else:
         first, second = window.chunk(2, -1)
-    turned = (first * cosines - second * sines, second * cosines + first * sines)
-    rotated = torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
+    halves = (first * cosines - second * sines, second * cosines + first * sines)
+    rotated = torch.stack(halves, -1).flatten(-2) if interleaved else torch.cat(halves, -1)
     rotated = rotated.to(x.dtype)
     if dim == x.shape[-1]:
         return rotated

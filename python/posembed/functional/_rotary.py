@@ -193,7 +193,7 @@ def rerotate_(
 
     For context shifts, moved prefixes, and scalings that change with the length. The result is that
     of rotating the original keys anew, up to one rounding to their dtype. Computes on a float64
-    copy.
+    copy. Keys in 16 bits or float8 lose accuracy with every move: make few, long moves.
 
     Args:
         key: Rotated keys in ``layout``; also float8_e4m3fn, as in a cache of :func:`rotary_cache_`

@@ -208,8 +208,8 @@ def test_the_error_of_16_bit_caches_grows_with_every_move(device: torch.device) 
     def error(found: Tensor) -> float:
         return float((found.double() - truth).square().mean().sqrt())
 
-    # 257 independent roundings against 2: about 11 times as much.
-    assert 6 < error(steps) / error(once) < 18
+    # Slow pairs turn by less than half a rounding step in each move, and stay where they are.
+    assert error(steps) > 30 * error(once)
 
 
 def test_moving_back_and_forth_leaves_padding_alone(device: torch.device) -> None:

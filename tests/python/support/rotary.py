@@ -183,6 +183,14 @@ def reference_frequencies_backward(
     return torch.func.grad(product)(still)
 
 
+def random_positions(
+    shape: tuple[int, ...], device: torch.device | str, has_axes: bool = False
+) -> Tensor:
+    """Positions from -1, which is on all axes or on none."""
+    places = torch.randint(-1, 40, shape, device=device)
+    return torch.where(places[:1] < 0, -1, places.abs()) if has_axes else places
+
+
 def sample(
     heads: tuple[int, ...],
     positions: bool = False,
@@ -217,9 +225,7 @@ def sample(
         if positions:
             shape = (seq,) if layout == "thd" else (batch, seq)
             shape = shape if axes is None else (axes, *shape)
-            places = torch.randint(-1, 40, shape, device=device)
-            if axes is not None:  # -1 is on all axes or on none
-                places = torch.where(places[:1] < 0, -1, places.abs())
+            places = random_positions(shape, device, axes is not None)
         args = [*tensors, places]
         if learned or documents:
             lead = (axes or 1,) * mixed + heads[:1] * (by_head or mixed)

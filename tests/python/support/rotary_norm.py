@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from support.case import OperatorCase, Sample, in_schema_order
-from support.rotary import PARTIAL, PLAIN, SECTIONS, rotate
+from support.rotary import PARTIAL, PLAIN, SECTIONS, random_positions, rotate
 from support.rotary_cache import shape_of
 
 
@@ -63,7 +63,7 @@ def sample(positions: bool = False, axes: int | None = None, **options: Any) -> 
                 random(*shape_of(layout, batch, seq, 2, dim)),
                 random(dim),
                 random(dim),
-                torch.randint(-1, 40, places, device=device) if positions else None,
+                random_positions(places, device, axes is not None) if positions else None,
             ),
             options,
         )
