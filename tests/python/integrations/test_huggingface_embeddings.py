@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -17,6 +18,11 @@ from transformers.models.bert import modeling_bert  # noqa: E402
 
 FAMILIES = ("Bert", "Roberta", "XLMRoberta", "Camembert", "DistilBert", "Electra", "Albert")
 PADDING = 1
+# The name of the argument in transformers up to 5.23, and since.
+PAST = (
+    {"past_key_values_length", "cache_length"}
+    & {*signature(modeling_bert.BertEmbeddings.forward).parameters}
+).pop()
 
 
 def small(family: str = "Bert", **options: Any) -> Any:
@@ -55,7 +61,7 @@ def calls(family: str) -> list[dict[str, Any]]:
             types[:, 3:] = 1
         found.append({"input_ids": ids(), "token_type_ids": types})
     if family not in ("DistilBert", "Albert"):
-        found.append({"input_ids": ids(), "past_key_values_length": 3})
+        found.append({"input_ids": ids(), PAST: 3})
     return found
 
 
@@ -107,8 +113,9 @@ def test_the_models_numerics_leave_it() -> None:
     kind = type(model.embeddings)
     report = patch(model)
     assert type(model.embeddings) is kind
-    assert report.notes[0].startswith("BertEmbeddings (")
-    assert report.notes[0].endswith("has other bits (numerics='exact')")
+    (row,) = report.left
+    assert row.classes == ("BertEmbeddings",)
+    assert row.action.endswith("has other bits (numerics='exact')")
     patch(model, numerics="exact")
     assert one_pass(model.embeddings, input_ids=ids())
     assert patch(model) == report
@@ -202,6 +209,36 @@ def test_autocast_runs_the_models_code() -> None:
     assert [(each.kernel, each.own) for each in report.calls()] == [(1, 1)]
 
 
+class Renamed(modeling_bert.BertEmbeddings):
+    """Arguments in another order and under other names; one has no effect on the result."""
+
+    def forward(self, tokens: Tensor, vectors: Any = None, before: int = 0, rows: Any = None,
+                kinds: Any = None, unused: Any = None) -> Any:  # fmt: skip
+        return super().forward(tokens, kinds, rows, vectors, before)
+
+
+def test_names_of_arguments_are_not_used() -> None:
+    model = small()
+    model.embeddings.__class__ = Renamed
+    patch(model, numerics="exact")
+    kinds, rows = torch.ones(2, 7, dtype=torch.int64), torch.arange(7).flip(0).expand(2, 7)
+    assert model.embeddings.posembed_roles == {
+        "tokens": "ids",
+        "vectors": "vectors",
+        "before": "past",
+        "rows": "positions",
+        "kinds": "types",
+        "unused": "",
+    }
+    given: dict[str, Any]
+    for given in ({}, {"before": 2}, {"rows": rows}, {"kinds": kinds, "rows": rows}):
+        expected = Renamed.forward(model.embeddings, ids(), **given)
+        assert one_pass(model.embeddings, tokens=ids(), **given)
+        found = model.embeddings(ids(), **given)
+        torch.testing.assert_close(found, expected, rtol=0, atol=4e-6)
+    assert not one_pass(model.embeddings, tokens=ids(), unused=1)
+
+
 class Scaled(modeling_bert.BertEmbeddings):
     """Not a sum and a norm alone."""
 
@@ -211,9 +248,9 @@ class Scaled(modeling_bert.BertEmbeddings):
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        past_key_values_length: int = 0,
+        past: int = 0,
     ) -> Any:
-        given = (token_type_ids, position_ids, inputs_embeds, past_key_values_length)
+        given = (token_type_ids, position_ids, inputs_embeds, past)
         return super().forward(input_ids, *given) * 2
 
 

@@ -21,12 +21,13 @@ EMBEDDINGS = (
     " what code that looks for nn.Embedding finds"
 )
 BIAS = "{name} ({location}) stays: it makes one row for each head, too little to gain anything"
-LAYER = "{name} ({location}) stays: one pass for its sum and norm has other bits (numerics='exact')"
+MODEL_BITS = "one pass for its sum and norm has other bits (numerics='exact')"
 ONE_PASS = "sum and norm in one pass"
 UNKNOWN = "computes no known rotation"
 APART = "its tables turn the two components of a pair by different angles"
 UNREACHED = "tables stay: they are not made by a module from positions alone"
 SPECIFICATIONS = "posembed_specifications"
+ADDED = (SPECIFICATIONS, _embeddings.ROLES)  # to modules
 
 
 def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") -> Report:
@@ -102,7 +103,8 @@ def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") ->
         for name, value in list(vars(module).items()):
             if id(value) in rotations:  # kernels put functions on modules
                 vars(module)[name] = rotations[id(value)]
-        vars(module).pop(SPECIFICATIONS, None)
+        for added in ADDED:
+            vars(module).pop(added, None)
     decisions = _exact.decide(model) if numerics == "exact" else None
     for decision in decisions or ():
         if decision.texts:
@@ -110,32 +112,33 @@ def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") ->
             vars(decision.module)[SPECIFICATIONS] = decision.texts
             _become(decision.module, cls)
     report = _report(model, decisions)
-    rows, notes = _input_layers(model, numerics == "exact")
-    return Report((*report.rows, *rows), (*notes, *report.notes))
+    rows = _input_layers(model, numerics == "exact")
+    return Report((*report.rows, *rows), report.notes)
 
 
-def _input_layers(model: nn.Module, exact: bool) -> tuple[list[Row], list[str]]:
-    """Makes input layers use the kernel if numerics are exact; rows, and notes otherwise."""
+def _input_layers(model: nn.Module, exact: bool) -> list[Row]:
+    """Makes input layers use the kernel if numerics are exact, and says which do."""
     counts: dict[tuple[type[nn.Module], str], int] = collections.Counter()
-    notes: dict[str, None] = {}
     for module in model.modules():
         original = _shadow.original_of(type(module))
-        if original not in _shadow.FUSED or not _embeddings.has_parts(module):
-            continue
-        if not exact:
-            location = _location(original.forward)
-            notes[LAYER.format(name=original.__name__, location=location)] = None
-            continue
-        reason = _embeddings.refusal(module, original)
-        counts[original, reason] += 1
-        if not reason:
-            _become(module, _shadow.FUSED[original])
+        if original in _shadow.FUSED and _embeddings.has_parts(module):
+            counts[original, _fuse(module, original) if exact else MODEL_BITS] += 1
     rows = []
     for (cls, reason), count in counts.items():
         names, where = (cls.__name__,), _location(cls.forward)
         row = Row("forward", where, names, count, not reason, reason or ONE_PASS)
         rows.append(_counted(row, _shadow.FUSED[cls].posembed_counter))
-    return rows, list(notes)
+    return rows
+
+
+def _fuse(module: nn.Module, original: type[nn.Module]) -> str:
+    """Makes an input layer use the kernel; why not, or ''."""
+    reason = _embeddings.refusal(module)
+    roles = {} if reason else _embeddings.roles_of_layer(module, original)
+    if roles:
+        vars(module)[_embeddings.ROLES] = roles
+        _become(module, _shadow.FUSED[original])
+    return reason or ("" if roles else "it computes something else than sum and norm")
 
 
 def _counted(row: Row, counter: Counter) -> Row:
@@ -162,7 +165,8 @@ def unpatch(model: nn.Module) -> None:
     # The reverse of patch: rotary modules make tables again before the model's functions get them.
     for module in sorted(modules, key=lambda x: SPECIFICATIONS not in vars(x)):
         _become(module, _shadow.original_of(type(module)))
-        vars(module).pop(SPECIFICATIONS, None)
+        for added in ADDED:
+            vars(module).pop(added, None)
         for name, value in list(vars(module).items()):
             if isinstance(value, Rotation):
                 vars(module)[name] = value.original

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from posembed.integrations.huggingface._angles import ExactAngles, makes_tables
-from posembed.integrations.huggingface._embeddings import OnePass, arguments_of
+from posembed.integrations.huggingface._embeddings import OnePass, looks_like_layer
 from posembed.integrations.huggingface._recognition import contents, plain, recognise, roles_of
 from posembed.integrations.huggingface._report import Counter
 from posembed.integrations.huggingface._rotation import Rotation
@@ -138,9 +138,8 @@ class Builder:
                 self._shadow(value, name)
                 if makes_tables(value) and value not in EXACT:
                     EXACT[value] = self._beside(value, "Exact", ExactAngles)
-                arguments = arguments_of(value)
-                if arguments and value not in FUSED:
-                    members = {"posembed_arguments": arguments, "posembed_counter": Counter()}
+                if looks_like_layer(value) and value not in FUSED:
+                    members = {"posembed_counter": Counter()}
                     FUSED[value] = self._beside(value, "Fused", OnePass, members)
         return self.found
 
