@@ -375,3 +375,21 @@ def test_the_function_alone(dim: int, dtype: torch.dtype) -> None:
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     found = apply_rotary_pos_emb(q, k, cos, sin, dim)
     assert all(map(torch.equal, found, theirs(q, k, cos, sin, dim)))
+
+
+def test_the_function_alone_refuses_halves_that_differ() -> None:
+    """It reads the first half: tables of two axes, as HunYuan-VL's, would rotate otherwise."""
+    q = torch.randn(1, 2, 3, 8)
+    halves, apart = torch.rand(1, 3, 4).repeat(1, 1, 2), torch.rand(1, 3, 8)
+    apply_rotary_pos_emb(q, q, halves, halves)
+    for name, tables in {"cos": (apart, halves), "sin": (halves, apart)}.items():
+        with pytest.raises(ValueError, match=f"{name}: expected a second half equal to the first"):
+            apply_rotary_pos_emb(q, q, *tables)
+    halves[..., 4:] += 1  # the same tensor as before
+    with pytest.raises(ValueError, match="cos: expected"):
+        apply_rotary_pos_emb(q, q, halves, halves)
+    with torch.inference_mode(), pytest.raises(ValueError, match="cos: expected"):
+        apply_rotary_pos_emb(q, q, apart.clone(), apart.clone())
+    mapped = torch.vmap(apply_rotary_pos_emb)
+    tables = torch.rand(2, 1, 3, 4).repeat(1, 1, 1, 2)
+    assert mapped(q[None].repeat(2, 1, 1, 1, 1), q[None].repeat(2, 1, 1, 1, 1), tables, tables)

@@ -88,6 +88,19 @@ def _tokens(x: Tensor, heads: int) -> int:
     return x.shape[-2 if heads == -3 else -3]
 
 
+def repeats(table: Tensor, adjacent: bool) -> bool:
+    """Whether a table has each value twice, as far as its values can be read."""
+    if type(table) is not Tensor or table.is_meta:
+        return True
+    if table.is_cuda and torch.cuda.is_current_stream_capturing():
+        return True
+    first, second = (table[..., ::2], table[..., 1::2]) if adjacent else table.chunk(2, -1)
+    try:
+        return torch.equal(first, second)
+    except RuntimeError:  # inside torch.func.vmap
+        return True
+
+
 class Rotation:
     """Calls ``rotary_tables`` in place of a model's function, or the function itself.
 
@@ -283,22 +296,8 @@ class Rotation:
             rotation.plans.clear()
 
     def repeats(self, table: Tensor | None) -> bool:
-        """Whether a table has each value twice, as far as its values can be read.
-
-        A function gets only one kind of table, so this is checked once for each shape.
-        """
-        if type(table) is not Tensor or table.is_meta:
-            return True
-        if table.is_cuda and torch.cuda.is_current_stream_capturing():
-            return True
-        if self.rule.pairs == "adjacent":
-            first, second = table[..., ::2], table[..., 1::2]
-        else:
-            first, second = table.chunk(2, -1)
-        try:
-            return torch.equal(first, second)
-        except RuntimeError:  # inside torch.func.vmap
-            return True
+        """Whether a table has each value twice; checked once for each shape."""
+        return table is None or repeats(table, self.rule.pairs == "adjacent")
 
     def _known(self, cos: Tensor, sin: Tensor | None) -> bool:
         """Whether ``rotary_tables`` supports these tables."""
