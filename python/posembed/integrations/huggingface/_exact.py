@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from posembed.integrations.huggingface import _shadow
 from posembed.integrations.huggingface._angles import Texts
 from posembed.integrations.huggingface._flow import Flow, TablesStayError
-from posembed.integrations.huggingface._rotation import Angles, Rotation
+from posembed.integrations.huggingface._rotation import Angles, Rotation, layout_of
 from posembed.specification import RotarySpec
 
 POSITIONS = (0, 1, 2, 3, 5, 1000, 32767)
@@ -140,7 +140,7 @@ def _compare(
 ) -> None:
     """Raises TablesStayError unless both rotate alike, up to float32 rounding."""
     rule, name = rotation.rule, rotation.__name__
-    layout = rotation.layout(dimension)
+    layout = layout_of(dimension)
     if layout is None:
         raise TablesStayError(f"{name} takes tables in another layout than [batch, tokens, width]")
     if rule.tokens != "all" or rule.gathers or rule.tables == "complex":
@@ -213,6 +213,6 @@ def _ours(
     """The rotation by posembed, as in a patched model."""
     angles = Angles(positions, *_pairings(spec))
     try:
-        return _first(rotation.turned(_arguments(rotation, dimension, x, angles, angles), angles))
+        return _first(rotation.cases[0].turned(_arguments(rotation, dimension, x, angles, angles), angles))
     except Exception as error:  # a specification for other tensors may raise anything
         raise TablesStayError(f"posembed does not take it: {error}") from error

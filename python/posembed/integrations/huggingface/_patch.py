@@ -10,17 +10,18 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from posembed.integrations.huggingface import _embeddings, _exact, _shadow
 from posembed.integrations.huggingface._report import Counter, Report, Row
-from posembed.integrations.huggingface._rotation import Rotation
+from posembed.integrations.huggingface._rotation import Rotation, repeats
 
 EMBEDDINGS = (
     "nn.Embedding ({count}) stays: its lookup gives the same rows, and another class would change"
     " what code that looks for nn.Embedding finds"
 )
-BIAS = "{name} ({location}) stays: it makes one row for each head, too little to gain anything"
+BIAS = "it makes one row for each head, too little to gain anything"
+INLINE = "it rotates in the code of a method, and posembed replaces functions"
 MODEL_BITS = "one pass for its sum and norm has other bits (numerics='exact')"
 ONE_PASS = "sum and norm in one pass"
 UNKNOWN = "computes no known rotation"
@@ -86,7 +87,8 @@ def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") ->
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if numerics not in ("model", "exact"):
         raise ValueError(f"numerics: expected 'model' or 'exact', got {numerics!r}")
-    classes = {type(module): None for module in model.modules()}
+    parts = list(_parts(model))
+    classes = {type(part): None for part in parts}
     patched = {cls: _shadow.shadow_class(_shadow.original_of(cls)) for cls in classes}
     rotations = {
         id(rotation.original): rotation
@@ -97,7 +99,7 @@ def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") ->
         _check_axes(module)
     # The model may be running: what a class needs is there before a module becomes its instance,
     # and rotations take positions before rotary modules pass them.
-    for module in model.modules():
+    for module in parts:
         _record_as(module, patched[type(module)])
         _become(module, patched[type(module)])
         for name, value in list(vars(module).items()):
@@ -114,6 +116,19 @@ def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") ->
     report = _report(model, decisions)
     rows = _input_layers(model, numerics == "exact")
     return Report((*report.rows, *rows), report.notes)
+
+
+def _parts(model: nn.Module) -> Iterator[Any]:
+    """Modules, and objects of other classes that they hold, as diffusers' attention processors."""
+    seen = set()
+    for module in model.modules():
+        yield module
+        for value in list(vars(module).values()):
+            held = not isinstance(value, nn.Module | Tensor | type | types.FunctionType)
+            if held and hasattr(value, "__dict__") and id(value) not in seen:
+                seen.add(id(value))
+                if _shadow.worth(_shadow.original_of(type(value)).__module__):
+                    yield value
 
 
 def _input_layers(model: nn.Module, exact: bool) -> list[Row]:
@@ -161,7 +176,7 @@ def unpatch(model: nn.Module) -> None:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    modules = list(model.modules())
+    modules = list(_parts(model))
     # The reverse of patch: rotary modules make tables again before the model's functions get them.
     for module in sorted(modules, key=lambda x: SPECIFICATIONS not in vars(x)):
         _become(module, _shadow.original_of(type(module)))
@@ -187,7 +202,9 @@ def _check_axes(module: nn.Module) -> None:
     except Exception:  # another kind of module may need anything
         return
     for rotation in _shadow.SHADOWS[cls.__module__].rotations.values():
-        if rotation.rule.tables == "whole" and not rotation.repeats(table):
+        if rotation.rule.tables == "whole" and not repeats(
+            table, rotation.rule.pairs == "adjacent"
+        ):
             rotation.leave()
 
 
@@ -212,27 +229,24 @@ def _become(module: nn.Module, cls: type) -> None:
 
 
 def _report(model: nn.Module, decisions: list[_exact.Decision] | None) -> Report:
-    modules = [_shadow.original_of(type(module)) for module in model.modules()]
+    modules = [_shadow.original_of(type(part)) for part in _parts(model)]
     counts = collections.Counter(modules)
     users: dict[tuple[str, str], list[type]] = {}
     for cls in counts:
         for found in _functions_of(cls):
             users.setdefault(found, []).append(cls)
-    rows, notes = [], []
+    rows = []
     angles = None if decisions is None else _angles(decisions)
     for (module, name), classes in users.items():
         shadow = _shadow.SHADOWS[module]
-        if name in shadow.biases:
-            notes.append(BIAS.format(name=name, location=_location(shadow.biases[name])))
-        else:
-            row = _row(shadow, name, classes, sum(counts[cls] for cls in classes))
-            if angles is not None and row.patched:
-                where = angles.get((module, name), [UNREACHED])
-                row = dataclasses.replace(row, action="; ".join([row.action, *where]))
-            rows.append(row)
-    if counts[nn.Embedding]:
-        notes.append(EMBEDDINGS.format(count=counts[nn.Embedding]))
-    return Report(tuple(rows), tuple(notes))
+        row = _row(shadow, name, classes, sum(counts[cls] for cls in classes))
+        if angles is not None and row.patched:
+            where = angles.get((module, name), [UNREACHED])
+            row = dataclasses.replace(row, action="; ".join([row.action, *where]))
+        rows.append(row)
+    embeddings = counts[nn.Embedding]
+    notes = (EMBEDDINGS.format(count=embeddings),) if embeddings else ()
+    return Report(tuple(rows), notes)
 
 
 def _angles(decisions: list[_exact.Decision]) -> dict[tuple[str, str], list[str]]:
@@ -259,7 +273,8 @@ def _angles(decisions: list[_exact.Decision]) -> dict[tuple[str, str], list[str]
 
 def _row(shadow: _shadow.Shadow, name: str, classes: list[type], modules: int) -> Row:
     rotation = shadow.rotations.get(name)
-    action = str(rotation.rule) if rotation else UNKNOWN
+    action = str(rotation) if rotation else UNKNOWN
+    action = BIAS if name in shadow.biases else INLINE if name in shadow.inline else action
     if rotation and rotation.apart:
         rotation, action = None, APART
     names = tuple(cls.__name__ for cls in classes)
@@ -302,6 +317,9 @@ def _reached(value: Any) -> set[tuple[str, str]]:
         if function in seen:
             continue
         seen.add(function)
+        shadow = _shadow.SHADOWS.get(str(function.__globals__.get("__name__", "")))
+        if shadow is not None:
+            found |= shadow.uses.get(function.__code__, set())
         for module, name, target in _globals_used(function):
             shadow = _shadow.SHADOWS[module]
             if shadow.function(name) is not None:

@@ -10,14 +10,17 @@ import inspect
 import itertools
 import re
 import types
+import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from posembed.integrations.huggingface._rotation import Rotation
-from posembed.integrations.huggingface._rule import Roles, Rule
+from posembed.integrations.huggingface._arithmetic import is_arithmetic
+from posembed.integrations.huggingface._rotation import Case, Rotation
+from posembed.integrations.huggingface._rule import Packing, Roles, Rule
 
 BATCH, HEADS, KEY_HEADS, TOKENS, ROWS, HEAD = 2, 3, 4, 5, 7, 12
 DIMS = [1, -2, 2, None, -3, 0]
@@ -29,6 +32,13 @@ DTYPES = [
     (torch.float32, torch.bfloat16),
     (torch.float16, torch.float32),
 ]
+DOUBLE = [(torch.bfloat16, torch.float64), (torch.float32, torch.float64)]
+PLAIN = (torch.float32, torch.float32)
+TABLES = ("half", "whole")
+PACKINGS: tuple[Packing, ...] = ("pair", "complex", "matrices", "stacked", "joint", "angles")
+OPTIONS = 48  # combinations of options that are tried
+NUMBERS = {"int", "float", "bool", "str"}
+ARGUMENTS = 8  # functions with more are no rotations
 COS, SIN = re.compile(r"cos(_|$|ine)"), re.compile(r"sin(_|$|e$)")
 JOINT, COMPLEX = re.compile("sinusoid"), re.compile("freqs?_(ci|complex)")
 OPTIONAL = re.compile("(k|key|v|value)(_|$)")
@@ -59,16 +69,11 @@ def plain(value: Any) -> Any:
 
 
 def roles_of(function: Callable[..., Any]) -> Roles | None:
-    """The roles of a function's arguments, by name; None if it cannot be a rotation."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
+    """The roles that names of arguments suggest; None if they suggest none."""
+    found = _parameters(function)
+    if found is None:
         return None
-    if any(p.kind == p.VAR_POSITIONAL for p in parameters.values()):
-        return None
-    names = tuple(n for n, p in parameters.items() if p.kind != p.VAR_KEYWORD)
-    empty = inspect.Parameter.empty
-    defaults = {n: p.default for n, p in parameters.items() if p.default is not empty}
+    names, defaults = found
     cos = [n for n in names if COS.match(n)]
     sin = [n for n in names if SIN.match(n) and not JOINT.match(n)]
     joint = [n for n in names if JOINT.match(n)]
@@ -86,65 +91,119 @@ def roles_of(function: Callable[..., Any]) -> Roles | None:
     )
     if not 1 <= len(tensors) <= 3:
         return None
-    return Roles(
-        names,
-        defaults,
-        tensors,
-        table,
-        sin[0] if cos else None,
-        bool(joint),
-        unsqueeze,
-        positions,
-    )
+    packing: Packing = "separate" if cos else "joint" if joint else "complex"
+    second = sin[0] if cos else None
+    return Roles(names, defaults, tensors, table, second, packing, unsqueeze, positions)
 
 
-def rules(roles: Roles, narrow: bool, uneven: bool) -> Iterator[Rule]:
-    """Every rule that a function with these roles may follow, most common first.
+def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], dict[str, Any]] | None:
+    """Names of a function's arguments, and their defaults; None if there may be any number."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return None
+    if any(p.kind == p.VAR_POSITIONAL for p in parameters.values()):
+        return None
+    names = tuple(n for n, p in parameters.items() if p.kind != p.VAR_KEYWORD)
+    empty = inspect.Parameter.empty
+    return names, {n: p.default for n, p in parameters.items() if p.default is not empty}
 
-    Args:
-        roles: The roles of its arguments.
-        narrow: Whether it takes tables narrower than the head.
-        uneven: Whether it takes tables with more or fewer tokens than the tensors.
+
+def possible_roles(function: Callable[..., Any]) -> Iterator[Roles]:
+    """All roles that arguments may have, without regard to their names, but for the packing.
+
+    Tensors and tables are neighbours, in either order; other arguments are options with a default.
     """
-    joint = roles.cos if roles.joint else None
-    tables = ["first half", "whole", "half"] if joint or roles.sin else ["complex"]
-    if joint:
-        tables = ["half", "whole"]
-    dims = [None] if roles.unsqueeze else DIMS
-    numerics = [
-        ("float32", False),
-        ("float32_product", False),
-        ("float32", True),
-        ("float64", True),
-    ]
-    for (number, keeps), table, pairs, dim in itertools.product(
-        numerics, tables, ("halves", "adjacent", "regrouped"), dims
+    found = _parameters(function)
+    if found is None or len(found[0]) > ARGUMENTS:
+        return
+    names, defaults = found
+    free = [n for n in names if defaults.get(n) is None]
+    if not _numbers_of(function).isdisjoint(n for n in free if n not in defaults):
+        return
+    needed = {n for n in free if n not in defaults}
+    for count, tables in itertools.product((1, 2, 3), (1, 2)):
+        for start in range(len(free) - count - tables + 1):
+            block = free[start : start + count + tables]
+            if needed <= set(block):
+                for tensors, table in (
+                    (block[:count], block[count:]),
+                    (block[tables:], block[:tables]),
+                ):
+                    sin = table[1] if tables == 2 else None
+                    yield Roles(names, defaults, tuple(tensors), table[0], sin)
+
+
+def _numbers_of(function: Callable[..., Any]) -> set[str]:
+    """Arguments that are annotated as numbers or texts, and so are no tensors."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name for p in parameters if getattr(p.annotation, "__name__", p.annotation) in NUMBERS}
+
+
+def packings(roles: Roles) -> Iterator[Roles]:
+    """The roles with every form of tables."""
+    for packing in ("separate",) if roles.sin else PACKINGS:
+        yield dataclasses.replace(roles, packing=packing)  # type: ignore[arg-type]
+
+
+def other_options(function: Any, roles: Roles) -> Iterator[Roles]:
+    """The roles with every combination of options but the defaults.
+
+    Booleans have two values; other options have those that the function's code has as constants.
+    """
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    constants = code.co_consts if code is not None else ()
+    values: dict[str, list[Any]] = {}
+    for name, default in roles.others().items():
+        if isinstance(default, bool):
+            values[name] = [default, not default]
+        elif isinstance(default, int | str):
+            kind = type(default)
+            values[name] = [default, *(x for x in constants if type(x) is kind and x != default)]
+    for chosen in itertools.islice(itertools.product(*values.values()), 1, OPTIONS):
+        changed = [(n, x) for n, x in zip(values, chosen, strict=True) if x != roles.defaults[n]]
+        yield dataclasses.replace(roles, options=tuple(changed))
+
+
+def structures(roles: Roles) -> Iterator[Rule]:
+    """What a function with these roles may do with whole heads, most common first."""
+    tables: list[Any] = {
+        "separate": ["first half", "whole", "half"],
+        "complex": ["complex"],
+        "stacked": ["half", "whole"],
+        "matrices": ["half"],
+    }.get(roles.packing, ["half", "whole", "first half"])
+    known_order = roles.packing in ("complex", "matrices") or COS.match(roles.cos)
+    pairings: list[Any] = ["adjacent"] if roles.packing == "complex" else ["halves", "adjacent"]
+    if roles.packing != "complex":
+        pairings.append("regrouped")
+    for table, pairs, backwards, gathers, sine_first in itertools.product(
+        tables,
+        pairings,
+        (False,) if roles.packing == "complex" else (False, True),
+        (False, True) if roles.positions else (False,),
+        (False,) if known_order else (False, True),
     ):
-        if table == "complex" and (pairs, number) != ("adjacent", "float32_product"):
-            continue
-        for window, tokens, backwards, gathers, sine_first in itertools.product(
-            ("first", "last", "all") if narrow else ("all",),
-            ("last", "table's last", "all") if uneven else ("all",),
-            (False, True) if table != "complex" else (False,),
-            (False, True) if roles.positions else (False,),
-            (False, True) if joint else (False,),
-        ):
-            if pairs == "regrouped" and window != "all":
-                continue
-            if tokens == "table's last" and len(roles.tensors) < 2:
-                continue
-            yield Rule(
-                pairs=pairs,  # type: ignore[arg-type]
-                tables=table,  # type: ignore[arg-type]
-                numerics=number,  # type: ignore[arg-type]
-                keeps_dtype=keeps,
-                window=window,  # type: ignore[arg-type]
-                backwards=backwards,
-                unsqueeze=dim,
-                gathers=gathers,
-                tokens=tokens,  # type: ignore[arg-type]
-                sine_first=sine_first,
-            )
+        numerics: Any = "float32_product" if table == "complex" else "float32"
+        yield Rule(
+            tables=table,
+            pairs=pairs,
+            backwards=backwards,
+            gathers=gathers,
+            sine_first=sine_first,
+            numerics=numerics,
+        )
+
+
+def roundings(rule: Rule) -> Iterator[Rule]:
+    """The rule with every way to round, most common first."""
+    found: list[tuple[Any, bool, bool]] = [("float32_product", False, False), ("float64", True, False)]
+    if rule.tables != "complex":
+        found[:0] = [("float32", False, False)]
+        found[2:2] = [("float32", True, False)]
+        found.append(("float32", False, True))
+    for numerics, keeps, casts in found:
+        yield dataclasses.replace(rule, numerics=numerics, keeps_dtype=keeps, casts=casts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +217,11 @@ class Sample:
     more: int = 0
     fewer: int = 0
     dtypes: tuple[torch.dtype, torch.dtype] = DTYPES[0]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every component of every token has a table entry."""
+        return not (self.narrow or self.more or self.fewer)
 
 
 def samples(inserted: bool) -> list[Sample]:
@@ -190,15 +254,21 @@ def samples(inserted: bool) -> list[Sample]:
             ((b, "h", s), (b, 1, s), None),
             ((b, "h", s), (1, 1, s), None),
             ((b, s, "h"), (b, s, 1), None),
+            ((b, s, "h"), (1, s, 1), None),
             ((b, s, "h"), (s, 1), None),
             ((s, "h"), (s, 1), None),
             (("h", s), (1, s), None),
+            ((b, "h", s), ("h", s), None),
+            ((b, "h", s), (1, "h", s), None),
+            ((b, "h", s), (b, "h", s), None),
+            ((b, s), (b, s), None),
+            ((b, s), (1, s), None),
         ]
     found = [Sample(*layout) for layout in layouts]
     found += [dataclasses.replace(x, narrow=True) for x in found]
     found += [Sample(*layout, more=3) for layout in layouts]
     found += [Sample(*layout, fewer=2) for layout in layouts]
-    return [dataclasses.replace(x, dtypes=dtypes) for x in found for dtypes in DTYPES]
+    return found
 
 
 class _Numbers:
@@ -212,10 +282,14 @@ class _Numbers:
         return numbers.to(dtype)
 
 
+def _sizes(shape: tuple[int | str, ...], heads: int) -> tuple[int, ...]:
+    return tuple(heads if n == "h" else int(n) for n in shape)
+
+
 def _tables(rule: Rule, sample: Sample, random: _Numbers) -> dict[str, Tensor]:
     """Tables of random angles; only whole tables repeat each value."""
     width = 8 if sample.narrow else HEAD
-    shape = (ROWS,) if rule.gathers else tuple(int(n) for n in sample.table)
+    shape = (ROWS,) if rule.gathers else _sizes(sample.table, HEADS)
     dtype = sample.dtypes[1]
     result = {}
     for name in ("cos", "sin"):
@@ -230,27 +304,42 @@ def _tables(rule: Rule, sample: Sample, random: _Numbers) -> dict[str, Tensor]:
     return result
 
 
+def _packed(packing: Packing, tables: list[Tensor]) -> Any:
+    """Two tables in the form of a packing."""
+    first, second = tables
+    match packing:
+        case "pair":
+            return first, second
+        case "joint":
+            return torch.cat(tables, -1)
+        case "stacked":
+            return torch.stack(tables, -1)
+        case "angles":
+            return first
+        case "matrices":
+            return torch.stack((first, -second, second, first), -1).unflatten(-1, (2, 2))
+    double = first.dtype == torch.float64
+    return torch.complex(*tables) if double else torch.complex(first.float(), second.float())
+
+
 def _arguments(roles: Roles, rule: Rule, sample: Sample) -> dict[str, Any]:
     random = _Numbers()
     tables = _tables(rule, sample, random)
-    arguments: dict[str, Any] = {}
-    if roles.joint:
-        order = ("sin", "cos") if rule.sine_first else ("cos", "sin")
-        arguments[roles.cos] = torch.cat([tables[name] for name in order], -1)
-    elif rule.tables == "complex":
-        arguments[roles.cos] = torch.complex(tables["cos"].float(), tables["sin"].float())
+    pair = [tables[name] for name in (("sin", "cos") if rule.sine_first else ("cos", "sin"))]
+    arguments: dict[str, Any] = dict(roles.options)
+    if roles.packing == "separate":
+        arguments |= {roles.cos: pair[0], roles.sin or "": pair[1]}
     else:
-        arguments[roles.cos] = tables["cos"]
-        arguments[roles.sin or ""] = tables["sin"]
+        arguments[roles.cos] = _packed(roles.packing, pair)
     if roles.positions and (rule.gathers or roles.positions not in roles.defaults):
         arguments[roles.positions] = torch.randint(
             ROWS if rule.gathers else TOKENS,
-            tuple(int(n) for n in sample.table),
+            _sizes(sample.table, HEADS),
             generator=random.generator,
             device="cpu",
         )
     for at, name in enumerate(roles.tensors):
-        heads = KEY_HEADS if at else HEADS
+        heads = KEY_HEADS if at and "h" not in sample.table else HEADS
         tokens = TOKENS + sample.more - (0 if at else sample.fewer)
         shape = [heads if n == "h" else tokens if n == TOKENS else int(n) for n in sample.tensors]
         arguments[name] = random((*shape, HEAD), sample.dtypes[0])
@@ -265,14 +354,14 @@ def _flat(result: Any) -> list[Tensor | None] | None:
     return parts if all(x is None or isinstance(x, Tensor) for x in parts) else None
 
 
-def _alike(first: Any, second: Any) -> bool:
-    """Whether results have the same elements, shapes and dtypes."""
+def _alike(first: Any, second: Any, *, dtypes: bool = True) -> bool:
+    """Whether results have the same elements, shapes and, unless ignored, dtypes."""
     parts, others = _flat(first), _flat(second)
     if parts is None or others is None or isinstance(first, tuple) != isinstance(second, tuple):
         return False
 
     def kind(x: Tensor | None) -> Any:
-        return None if x is None else (x.shape, x.dtype)
+        return None if x is None else (x.shape, x.dtype if dtypes else None)
 
     return list(map(kind, parts)) == list(map(kind, others))
 
@@ -303,10 +392,11 @@ def _run(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     return result if kept else None
 
 
-def _layout(rule: Rule, sample: Sample) -> tuple[int, int, int]:
+def _layout(rule: Rule, sample: Sample) -> tuple[int, int, int | None]:
     """The sample's entry in ``Rule.layouts``."""
+    by_head = sample.table in (("h", TOKENS), (1, "h", TOKENS), sample.tensors)
     dim = rule.unsqueeze if sample.unsqueeze is None else sample.unsqueeze
-    if dim is None:  # the head dimension of the tensors
+    if dim is None and not by_head:  # the head dimension of the tensors
         dim = -2 if sample.tensors[-1] == "h" else -3
     return len(sample.tensors) + 1, len(sample.table) + 1, dim
 
@@ -317,7 +407,12 @@ class _Trial:
     def __init__(self, function: Callable[..., Any], roles: Roles) -> None:
         self.function = function
         self.roles = roles
-        self.samples = samples(roles.unsqueeze is not None)
+        dtypes = (*DTYPES, *DOUBLE) if roles.packing == "complex" else DTYPES
+        self.samples = [
+            dataclasses.replace(x, dtypes=kinds)
+            for x in samples(roles.unsqueeze is not None)
+            for kinds in (dtypes if x.is_whole else (DTYPES[0], PLAIN))
+        ]
         self._arguments: dict[Any, dict[str, Any]] = {}
         self._results: dict[Any, Any] = {}
 
@@ -335,54 +430,102 @@ class _Trial:
             self._results[key] = _run(self.function, self.arguments(rule, at))
         return self._results[key]
 
-    def runs(self, chosen: Callable[[Sample], bool]) -> bool:
-        """Whether the function takes any of the chosen samples."""
-        kinds: tuple[Any, ...] = (
-            ("half", "whole") if self.roles.sin or self.roles.joint else ("complex",)
-        )
+    def runs(self) -> bool:
+        """Whether the function takes any sample, and keeps the shapes of tensors."""
+        kinds: tuple[Any, ...] = ("complex",) if self.roles.packing == "complex" else TABLES
         return any(
-            self.result(Rule(tables=kind), at) is not None
-            for kind in kinds
+            self._keeps_shapes(Rule(tables=kind), at)
             for at, sample in enumerate(self.samples)
-            if sample.dtypes == DTYPES[0] and chosen(sample)
+            if sample.dtypes == PLAIN and sample.is_whole
+            for kind in kinds
         )
 
-    def followed(self, rule: Rule) -> Rule | None:
-        """The rule with the layouts in which it holds; None if any result differs."""
-        rotation = Rotation(self.function, self.roles, rule, "")
-        layouts: set[tuple[int, int, int]] = set()
-        foreign: set[tuple[int, int, int]] = set()
-        seen = dict.fromkeys((*DTYPES, "narrow", "more", "fewer"), False)
+    def _keeps_shapes(self, rule: Rule, at: int) -> bool:
+        parts = _flat(self.result(rule, at))
+        given = self.arguments(rule, at)
+        shapes = [given[name].shape for name in self.roles.tensors]
+        return parts is not None and [None if x is None else x.shape for x in parts] == shapes
+
+    def followed(self, rule: Rule, *, strict: bool) -> Rule | None:
+        """The rule with the layouts in which it holds; None if any result differs.
+
+        Args:
+            rule: The rule.
+            strict: Whether it has to hold for every dtype that the function takes.
+        """
+        case = Case(self.roles, rule)
+        layouts: set[tuple[int, int, int | None]] = set()
+        foreign: set[tuple[int, int, int | None]] = set()
+        seen = dict.fromkeys(("narrow", "more", "fewer"), False)
+        dtypes: dict[tuple[torch.dtype, torch.dtype], tuple[torch.dtype, torch.dtype]] = {}
+        others = set()
         for at, sample in enumerate(self.samples):
             expected = self.result(rule, at)
             if expected is None:
                 continue
-            found = rotation.rotate({**self.roles.defaults, **self.arguments(rule, at)})
+            given = self.given(rule, at)
+            found = case.rotate(given)
             if found is None:
                 continue
             layout = _layout(rule, sample)
             if not _alike(found, expected):
-                foreign.add(layout)
+                if strict or not _alike(found, expected, dtypes=False):
+                    foreign.add(layout)
+                others.add(sample.dtypes)
                 continue
             if not _equal(found, expected, rule.tables != "complex"):
                 return None
             layouts.add(layout)
-            seen[sample.dtypes] = True
+            dtypes[sample.dtypes] = case.dtypes(given)
             seen["narrow"] |= sample.narrow
             seen["more"] |= sample.more > 0
             seen["fewer"] |= sample.fewer > 0
-        needed = [*DTYPES, *["narrow"] * (rule.window != "all")]
+        needed = ["narrow"] * (rule.window != "all")
         needed += {"all": [], "last": ["more"], "table's last": ["fewer"]}[rule.tokens]
-        if not all(seen[x] for x in needed):
-            return None
         layouts -= foreign
-        return dataclasses.replace(rule, layouts=frozenset(layouts)) if layouts else None
+        if not all(seen[x] for x in needed) or not layouts:
+            return None
+        every = set(DTYPES) <= set(dtypes)
+        if strict and not every:
+            return None
+        verified = None if every else frozenset(dtypes[x] for x in dtypes.keys() - others)
+        if verified is not None and not verified:
+            return None
+        return dataclasses.replace(rule, layouts=frozenset(layouts), dtypes=verified)
 
-    def widest(self, rule: Rule) -> list[Rule]:
-        """The rule and those that insert another dimension, if they hold; most layouts first."""
+    def near(self, rule: Rule, chosen: Callable[[Sample], bool]) -> bool:
+        """Whether a rule holds in the first chosen float32 sample that it takes, up to rounding."""
+        case = Case(self.roles, rule)
+        for at, sample in enumerate(self.samples):
+            if sample.dtypes != PLAIN or not chosen(sample) or self.result(rule, at) is None:
+                continue
+            found = case.rotate(self.given(rule, at))
+            if found is not None and _alike(found, self.result(rule, at)):
+                return _equal(found, self.result(rule, at), False)
+        return False
+
+    def given(self, rule: Rule, at: int) -> dict[str, Any]:
+        """All arguments of one sample."""
+        roles = self.roles
+        return {**dict.fromkeys(roles.names), **roles.defaults, **self.arguments(rule, at)}
+
+    def structures(self) -> Iterator[tuple[Rule, list[int | None]]]:
+        """Rules that hold up to rounding, and the dimensions that they may insert."""
         dims = [None] if self.roles.unsqueeze else DIMS
-        held = [self.followed(dataclasses.replace(rule, unsqueeze=dim)) for dim in dims]
-        return sorted(filter(None, held), key=lambda found: -len(found.layouts or ()))
+        for rule in structures(self.roles):
+            tried = {dim: dataclasses.replace(rule, unsqueeze=dim) for dim in dims}
+            near = [dim for dim, x in tried.items() if self.near(x, lambda s: s.is_whole)]
+            if near:
+                rule = self._part(tried[near[0]], "window", ("first", "last"), lambda s: s.narrow)
+                parts = ("last", "table's last")
+                yield self._part(rule, "tokens", parts, lambda s: s.more + s.fewer > 0), near
+
+    def _part(
+        self, rule: Rule, field: str, values: tuple[str, ...], chosen: Callable[[Sample], bool]
+    ) -> Rule:
+        """The rule with the first value of a field that holds in the chosen samples, if any does."""
+        tried = (dataclasses.replace(rule, **{field: value}) for value in values)  # type: ignore[arg-type]
+        return next((x for x in tried if self.near(x, chosen)), rule)
 
     def lone(self, rule: Rule) -> Rule:
         """The rule, completed with what the function returns without its last tensors."""
@@ -395,18 +538,48 @@ class _Trial:
 
     def holds(self, rule: Rule, count: int) -> bool:
         """Whether a rule holds for the first tensors, in the first sample that both take."""
-        rotation = Rotation(self.function, self.roles, rule, "")
+        case = Case(self.roles, rule)
         missing = dict.fromkeys(self.roles.tensors[count:])
         for at in range(len(self.samples)):
             given = {**self.arguments(rule, at), **missing}
             expected = _run(self.function, given)
             if expected is None:
                 continue
-            found = rotation.rotate({**self.roles.defaults, **given})
+            found = case.rotate({**dict.fromkeys(self.roles.names), **self.roles.defaults, **given})
             if found is not None:
                 same = _alike(found, expected)
                 return same and _equal(found, expected, rule.tables != "complex")
         return False
+
+    def cases(self) -> list[Case]:
+        """What the function computes in these roles, for each layout of tables; none if unknown."""
+        structures = list(self.structures())
+        for strict, (structure, dims) in itertools.product((True, False), structures):
+            for rule in roundings(structure):
+                tried = [dataclasses.replace(rule, unsqueeze=dim) for dim in dims]
+                held = list(filter(None, (self.followed(x, strict=strict) for x in tried)))
+                if held:
+                    held.sort(key=lambda found: -len(found.layouts or ()))
+                    return [Case(self.roles, self.lone(found)) for found in held]
+        return []
+
+    def equals(self, other: _Trial) -> bool:
+        """Whether the function gives the same with other options, in all samples."""
+        if self.roles.packing != other.roles.packing:
+            return False
+        kinds: tuple[Any, ...] = ("complex",) if self.roles.packing == "complex" else TABLES
+        for kind, at in itertools.product(kinds, range(len(self.samples))):
+            rule = Rule(tables=kind)
+            found, expected = self.result(rule, at), other.result(rule, at)
+            if (found is None) != (expected is None):
+                return False
+            if found is not None and not (_alike(found, expected) and _equal(found, expected, True)):
+                return False
+        return True
+
+    def copies(self, cases: list[Case]) -> list[Case]:
+        """The same cases with this trial's options."""
+        return [Case(self.roles, case.rule) for case in cases]
 
     @staticmethod
     def _key(rule: Rule, at: int) -> tuple[Any, ...]:
@@ -414,25 +587,55 @@ class _Trial:
         return rule.tables, neighbours, rule.gathers, rule.sine_first, at
 
 
-def recognise(function: Callable[..., Any], home: str) -> Rotation | None:
+def recognise(
+    function: Callable[..., Any], home: str, *, owner: type | None = None
+) -> Rotation | None:
     """The rotation that computes the same as the function, or None if no rule does.
 
     Args:
         function: A function of tensors, or any other callable with a signature.
         home: The module that will hold the rotation, for pickle.
+        owner: The class if the function is a method, bound to an instance without attributes.
     """
     function = plain(function)
-    roles = roles_of(function)
-    if roles is None:
-        return None
-    trial = _Trial(function, roles)
-    with torch.no_grad():
-        narrow = trial.runs(lambda sample: sample.narrow)
-        uneven = trial.runs(lambda sample: bool(sample.more or sample.fewer))
-        for rule in rules(roles, narrow, uneven):
-            if trial.followed(rule):
-                held = [trial.lone(found) for found in trial.widest(rule)]
-                first, *others = [Rotation(function, roles, found, home) for found in held]
-                first.alternatives = tuple(others)
-                return first
-    return None
+    key = function if owner is None else function.__func__  # type: ignore[attr-defined]
+    try:
+        cases = _known.get(key)
+    except TypeError:  # a callable that cannot be hashed
+        cases, key = None, None
+    if cases is None:
+        cases = _cases(function, owner)
+        if isinstance(key, types.FunctionType):
+            _known[key] = cases
+    return Rotation(function, cases, home) if cases else None
+
+
+_known: weakref.WeakKeyDictionary[Any, tuple[Case, ...]] = weakref.WeakKeyDictionary()
+
+
+def _cases(function: Callable[..., Any], owner: type | None) -> tuple[Case, ...]:
+    """What a function computes; names of its arguments are tried first."""
+    named = roles_of(function)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cases = _Trial(function, named).cases() if named else []
+        if not cases and is_arithmetic(getattr(function, "__func__", function), owner):
+            cases = _cases_by_trial(function)
+    return tuple(cases)
+
+
+def _cases_by_trial(function: Callable[..., Any]) -> list[Case]:
+    """What a function computes, whatever its arguments are called."""
+    for roles in possible_roles(function):
+        trials = [_Trial(function, packed) for packed in packings(roles)]
+        known = {trial: trial.cases() for trial in trials if trial.runs()}
+        if not any(known.values()):
+            continue
+        for optional in other_options(function, roles):
+            for packed in packings(optional):
+                trial = _Trial(function, packed)
+                if trial.runs():
+                    same = next((x for x in known if known[x] and trial.equals(x)), None)
+                    known[trial] = trial.cases() if same is None else trial.copies(known[same])
+        return [case for cases in known.values() for case in cases]
+    return []

@@ -6,6 +6,9 @@ import dataclasses
 from typing import NamedTuple
 
 
+NOTHING = "nothing to replace: no function of the model's code rotates"
+
+
 class Counter:
     """How often the kernel ran in place of a function, and how often the function itself."""
 
@@ -108,6 +111,8 @@ class Report:
         )
 
     def __str__(self) -> str:
+        if not self.rows:
+            return "\n".join([NOTHING, *self.notes])
         table = [("function", "modules", "now", "where")]
         for row in self.rows:
             classes = f"{row.modules} x {', '.join(row.classes)}"

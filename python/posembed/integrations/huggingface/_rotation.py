@@ -1,6 +1,6 @@
 """A rotation that replaces a model's own function, with the same arguments and results.
 
-Decisions that depend only on shapes, dtypes and devices are made once for each combination.
+What depends only on shapes, dtypes, devices and options is decided once for each combination.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from posembed.integrations.huggingface._rule import Roles, Rule
 KERNEL_DEVICES = {"cpu", "meta"} | ({"cuda"} if build_info()["cuda_version"] else set())
 ROUNDED = (torch.float32, torch.bfloat16, torch.float16)
 Numerics = Literal["float32", "float32_product"]
+MAX_WIDTH = 1024  # rotated components that the kernel takes
 PLANS = 512  # a rotation clears its plans beyond this number: prompt lengths are unbounded
 
 
@@ -36,6 +37,7 @@ class Plan(NamedTuple):
         options: The operator's arguments after the tables: layout, interleaved, half_width, start
             and numerics.
         plain: Whether one call of the operator, with these options, is enough.
+        rearrangement: How tables with a row for each head become tables without; None if they are.
     """
 
     squeeze: int | None
@@ -43,6 +45,36 @@ class Plan(NamedTuple):
     rows: int
     options: tuple[str, bool, bool, int, Numerics]
     plain: bool
+    rearrangement: Rearrangement | None = None
+
+
+class Rearrangement(NamedTuple):
+    """Views of tensors and tables in which each table row belongs to all heads of a token.
+
+    Args:
+        swaps: Whether to exchange batch and heads, for tables [heads, tokens, width]. Otherwise
+            tables are as large as the tensors: all dimensions but the last become tokens.
+        parts: In how many parts to split the last dimension, if it is too wide for the kernel.
+    """
+
+    swaps: bool
+    parts: int = 1
+
+    def of(self, x: Tensor) -> Tensor:
+        """A tensor to rotate, rearranged."""
+        if self.swaps:
+            return x.transpose(0, 1)
+        return x.reshape(1, 1, -1, x.shape[-1] // self.parts)
+
+    def of_table(self, table: Tensor) -> Tensor:
+        """A table, rearranged."""
+        if self.swaps:
+            return table.squeeze(0) if table.dim() == 4 else table
+        return table.reshape(-1, table.shape[-1] // self.parts)
+
+    def back(self, x: Tensor, shape: torch.Size) -> Tensor:
+        """A result in its first shape."""
+        return x.transpose(0, 1) if self.swaps else x.view(shape)
 
 
 class Angles(NamedTuple):
@@ -90,175 +122,177 @@ def _tokens(x: Tensor, heads: int) -> int:
 
 def repeats(table: Tensor, adjacent: bool) -> bool:
     """Whether a table has each value twice, as far as its values can be read."""
-    if type(table) is not Tensor or table.is_meta:
-        return True
-    if table.is_cuda and torch.cuda.is_current_stream_capturing():
-        return True
     first, second = (table[..., ::2], table[..., 1::2]) if adjacent else table.chunk(2, -1)
+    return _equal_values(first, second)
+
+
+def _equal_values(first: Tensor, second: Tensor) -> bool:
+    if type(first) is not Tensor or first.is_meta:
+        return True
+    if first.is_cuda and torch.cuda.is_current_stream_capturing():
+        return True
     try:
         return torch.equal(first, second)
     except RuntimeError:  # inside torch.func.vmap
         return True
 
 
-class Rotation:
-    """Calls ``rotary_tables`` in place of a model's function, or the function itself.
+def kind_of(value: Any) -> Any:
+    """What a decision may depend on: the metadata of tensors, and other values themselves."""
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype, value.device
+    return tuple(map(kind_of, value)) if isinstance(value, tuple | list) else value
 
-    The function runs for arguments that ``rotary_tables`` does not support: other devices, dtypes
-    and broadcasts.
-    """
 
-    def __init__(self, original: Callable[..., Any], roles: Roles, rule: Rule, home: str) -> None:
-        self.original = original
+class Case:
+    """Calls ``rotary_tables`` for the arguments of a function, in the roles that they have."""
+
+    def __init__(self, roles: Roles, rule: Rule) -> None:
         self.roles = roles
         self.rule = rule
-        self.home = home
-        self.others = tuple(roles.others())
-        self.plans: dict[Any, Plan | None] = {}
-        self.counter = Counter()
-        self.apart = False  # whether the model turns the two components of a pair apart
-        self.alternatives: tuple[Rotation, ...] = ()  # the same for tables in other layouts
-        self.__name__ = str(getattr(original, "__name__", type(original).__name__))
-        self.__qualname__ = str(getattr(original, "__qualname__", self.__name__))
-        self.__doc__ = getattr(original, "__doc__", None)
-        self.__wrapped__ = original
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _named, (self.home, self.__qualname__)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Rotates like the model's function."""
-        given = dict(self.roles.defaults)
-        given.update(zip(self.roles.names, args, strict=False))
-        given.update(kwargs)
-        angles = given.get(self.roles.cos)
-        if isinstance(angles, Angles):
-            result = self.turned(given, angles)
-        else:
-            result = self.rotate(given)
-            for other in self.alternatives:
-                if result is None:
-                    result = other.rotate(given)
-        if not torch.compiler.is_compiling():  # code is compiled again when a number changes
-            self.counter.kernel += result is not None
-            self.counter.own += result is None
-        return self.original(*args, **kwargs) if result is None else result
-
-    def layout(self, dimension: int | None) -> Layout | None:
-        """The tensor layout if this is the head dimension inserted into [batch, tokens, width]."""
-        if dimension is None:
-            return None
-        places: dict[int, Layout] = {-3: "bhsd", -2: "bshd"}
-        return places.get(dimension if dimension < 0 else dimension - 4)
-
-    def turned(self, given: dict[str, Any], angles: Angles) -> Any:
-        """The result with exact angles, in the dtype of each tensor."""
-        roles, rule = self.roles, self.rule
-        layout = self.layout(given[roles.unsqueeze] if roles.unsqueeze else rule.unsqueeze)
-        assert layout is not None  # known since the patch
-        slots = [given.get(name) for name in roles.tensors]
-        tensors = [x for x in slots if x is not None]
-        if rule.pairs == "regrouped":
-            tensors = [_regroup(x) for x in tensors]
-        spec = angles.adjacent if rule.pairs == "adjacent" else angles.halves
-        results: list[Tensor] = []
-        while tensors:
-            first, second = tensors.pop(0), None
-            if tensors and tensors[0].dtype == first.dtype:
-                second = tensors.pop(0)
-            found = rotated(first, second, angles.positions, spec, layout, 0, False, None, None)
-            results.extend(found if isinstance(found, tuple) else (found,))
-        return self._packed(tuple(results), len(slots))
+        self.others = roles.others()
 
     def rotate(self, given: dict[str, Any]) -> Any:
         """The result, or None if the function itself has to run."""
-        roles, rule = self.roles, self.rule
-        if len(given) > len(roles.names):
-            return None
-        for name in self.others:
-            if given.get(name) is not roles.defaults.get(name):
-                return None
-        slots = [given.get(name) for name in roles.tensors]
+        plan = self.plan(given)
+        return None if plan is None else self.run(given, plan)
+
+    def run(self, given: dict[str, Any], plan: Plan) -> Any:
+        """The result for arguments that the plan was made for."""
+        slots = [given[name] for name in self.roles.tensors]
         tensors = [x for x in slots if x is not None]
-        if len(tensors) < len(slots) and not self._takes_first(slots, len(tensors)):
-            return None
-        tables = self._tables(given)
-        if tables is None:
-            return None
-        cos, sin = tables
-        dim = given[roles.unsqueeze] if roles.unsqueeze else rule.unsqueeze
-        plan = self._planned(tensors, cos, sin, dim)
-        if plan is None:
-            return None
+        cos, sin = self._tables(given, tensors[0])
         if plan.squeeze is not None:
             cos, sin = cos.squeeze(plan.squeeze), None if sin is None else sin.squeeze(plan.squeeze)
-        if sin is not None and rule.backwards:
+        if sin is not None and self.rule.backwards:
             sin = -sin
         if not plan.plain:
-            return self._packed(tuple(self._rotate_all(tensors, cos, sin, plan)), len(slots))
+            return self._packed(tuple(self._rearranged(tensors, cos, sin, plan)), len(slots))
         key = tensors[1] if len(tensors) > 1 else None
         result = rotated_by_tables(tensors[0], key, None, cos, sin, *plan.options)
         return self._packed(result, len(slots))
+
+    def plan(self, given: dict[str, Any], *, values: bool = False) -> Plan | None:
+        """The plan for these arguments; None if the function itself has to run.
+
+        Args:
+            given: All arguments of the function.
+            values: Whether to read tables, too: they must be those of rotations.
+        """
+        roles, rule = self.roles, self.rule
+        if len(given) > len(roles.names):
+            return None
+        if any(not _same(given.get(name), value) for name, value in self.others.items()):
+            return None
+        slots = [given.get(name) for name in roles.tensors]
+        tensors = [x for x in slots if x is not None]
+        if not all(isinstance(x, Tensor) for x in tensors) or not tensors:
+            return None
+        if len(tensors) < len(slots) and not self._takes_first(slots, len(tensors)):
+            return None
+        if not self._readable(given) or (values and not self._turns(given)):
+            return None
+        cos, sin = self._tables(given, tensors[0])
+        if values and rule.tables == "whole":
+            tables = (cos,) if sin is None else (cos, sin)
+            if not all(repeats(table, rule.pairs == "adjacent") for table in tables):
+                return None
+        dim = given[roles.unsqueeze] if roles.unsqueeze else rule.unsqueeze
+        return self._plan(tensors, cos, sin, dim) if dim is None or isinstance(dim, int) else None
 
     def _takes_first(self, slots: list[Tensor | None], count: int) -> bool:
         """Whether the first tensors are enough, and the others are None."""
         return 0 < self.rule.least <= count and all(x is not None for x in slots[:count])
 
-    def _tables(self, given: dict[str, Any]) -> tuple[Tensor, Tensor | None] | None:
+    def _readable(self, given: dict[str, Any]) -> bool:
+        """Whether tables have the form that they are read in."""
+        roles, packing = self.roles, self.roles.packing
+        table = given.get(roles.cos)
+        if packing == "pair":
+            return (
+                isinstance(table, tuple | list)
+                and len(table) == 2
+                and all(isinstance(x, Tensor) for x in table)
+            )
+        if not isinstance(table, Tensor):
+            return False
+        if packing == "separate" and not isinstance(given.get(roles.sin or ""), Tensor):
+            return False
+        if self.rule.gathers and not (
+            table.dim() == 2 and isinstance(given.get(roles.positions or ""), Tensor)
+        ):
+            return False
+        ends = {"stacked": (2,), "matrices": (2, 2)}.get(packing, ())
+        return table.dim() > len(ends) and table.shape[table.dim() - len(ends) :] == ends
+
+    def dtypes(self, given: dict[str, Any]) -> tuple[torch.dtype, torch.dtype]:
+        """The dtypes of tensors and of tables that are read."""
+        query = given[self.roles.tensors[0]]
+        return query.dtype, self._tables(given, query)[0].dtype
+
+    def _turns(self, given: dict[str, Any]) -> bool:
+        """Whether matrices are rotations."""
+        if self.roles.packing != "matrices":
+            return True
+        matrices = given[self.roles.cos]
+        return _equal_values(matrices[..., 0, 0], matrices[..., 1, 1]) and _equal_values(
+            matrices[..., 1, 0], -matrices[..., 0, 1]
+        )
+
+    def _tables(self, given: dict[str, Any], query: Tensor) -> tuple[Tensor, Tensor | None]:
         """The part of the tables that is read, gathered by position if necessary."""
         roles, rule = self.roles, self.rule
-        cos = given.get(roles.cos)
-        sin = given.get(roles.sin) if roles.sin else None
-        if not isinstance(cos, Tensor) or (roles.sin and not isinstance(sin, Tensor)):
-            return None
-        if roles.joint:
-            cos, sin = cos.chunk(2, -1)
-            if rule.sine_first:
-                cos, sin = sin, cos
+        cos, sin = self._unpacked(given)
+        if rule.sine_first and sin is not None:
+            cos, sin = sin, cos
         if rule.gathers:
             positions = given[roles.positions or ""]
-            if cos.dim() != 2 or not isinstance(positions, Tensor):
-                return None
             cos, sin = cos[positions], None if sin is None else sin[positions]
         if rule.tables == "first half":
             half = cos.shape[-1] // 2
             cos, sin = cos[..., :half], None if sin is None else sin[..., :half]
+        if rule.casts:
+            cos, sin = cos.to(query.dtype), None if sin is None else sin.to(query.dtype)
         return cos, sin
 
-    def _planned(
-        self, tensors: list[Tensor], cos: Tensor, sin: Tensor | None, dim: int | None
-    ) -> Plan | None:
-        """The plan for these shapes; None if the function itself has to run."""
-        if torch.compiler.is_compiling():
-            return self._plan(tensors, cos, sin, dim)
-        metadata = [(x.shape, x.dtype, x.device) for x in (*tensors, cos)]
-        key = (*metadata, dim, None if sin is None else (sin.shape, sin.dtype, sin.device))
-        try:
-            if key in self.plans:
-                return self.plans[key]
-        except (KeyError, TypeError):  # another thread cleared it, or symbolic shapes
-            return self._plan(tensors, cos, sin, dim)
-        plan = self._plan(tensors, cos, sin, dim)
-        if self.rule.tables == "whole" and not all(map(self.repeats, (cos, sin))):
-            plan = None
-        if len(self.plans) >= PLANS:
-            self.plans.clear()
-        self.plans[key] = plan
-        return plan
+    def _unpacked(self, given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+        table: Any = given[self.roles.cos]
+        match self.roles.packing:
+            case "separate":
+                return table, given[self.roles.sin or ""]
+            case "pair":
+                return table[0], table[1]
+            case "joint":
+                first, second = table.chunk(2, -1)
+                return first, second
+            case "stacked":
+                return table[..., 0], table[..., 1]
+            case "angles":
+                return table.cos(), table.sin()
+            case "matrices":
+                return table[..., 0, 0], table[..., 1, 0]
+            case _:
+                return table, None
 
     def _plan(
         self, tensors: list[Tensor], cos: Tensor, sin: Tensor | None, dim: int | None
     ) -> Plan | None:
         rule, query = self.rule, tensors[0]
-        if self.apart or query.dim() not in (3, 4) or not self._known(cos, sin):
+        if query.dim() not in (3, 4) or not self._known(query, cos, sin):
             return None
         found = _heads(cos, dim, query)
+        rearrangement = None
         if found is None:
-            return None
-        squeeze, heads = found
-        layout = (query.dim(), cos.dim(), heads if dim is None else dim)
+            rearrangement = self._rearrangement(tensors, cos, dim)
+            if rearrangement is None or rule.tokens != "all":
+                return None
+        squeeze, heads = found or (None, -3)
+        layout = (query.dim(), cos.dim(), self._layout_of(heads, dim, rearrangement))
         if rule.layouts is not None and layout not in rule.layouts:
             return None
+        if rearrangement is not None:
+            tensors, cos = list(map(rearrangement.of, tensors)), rearrangement.of_table(cos)
+            query = tensors[0]
         batch = cos.shape[0] if cos.dim() - (squeeze is not None) == 3 else 1
         rows = cos.shape[-2 if squeeze != -2 else -3]
         if not all(self._takes(x, query, cos, batch) for x in tensors):
@@ -270,6 +304,8 @@ class Rotation:
         numerics: Numerics = "float32"
         if rule.numerics == "float32_product" or (once and rule.numerics == "float32"):
             numerics = "float32_product"  # if dtypes are kept: the same bits, rounded earlier
+        if cos.dtype == torch.complex128:
+            numerics = "float32"
         start = query.shape[-1] - self._width(cos) if rule.window == "last" else 0
         half_width = rule.tables in ("first half", "half")
         options = (
@@ -279,32 +315,55 @@ class Rotation:
             start,
             numerics,
         )
-        plain = len(tensors) <= 2 and rule.pairs != "regrouped" and rule.numerics != "float64"
+        plain = len(tensors) <= 2 and rule.pairs != "regrouped" and rearrangement is None
+        plain = plain and not self._in_float64(cos)
         plain = plain and all(length == rows for length in lengths)
         plain = plain and options[0] != "htd" and (not rule.keeps_dtype or self._stays(query, cos))
-        return Plan(squeeze, heads, rows, options, plain)
+        return Plan(squeeze, heads, rows, options, plain, rearrangement)
+
+    def _in_float64(self, cos: Tensor) -> bool:
+        return self.rule.numerics == "float64" or cos.dtype == torch.complex128
+
+    @staticmethod
+    def _layout_of(
+        heads: int, dim: int | None, rearrangement: Rearrangement | None
+    ) -> int | None:
+        """The head dimension that tables have or get; None if they have a row for each head."""
+        if rearrangement is not None:
+            return None
+        return heads if dim is None else dim
+
+    def _rearrangement(
+        self, tensors: list[Tensor], cos: Tensor, dim: int | None
+    ) -> Rearrangement | None:
+        """How to rotate by tables with a row for each head; None if they have another shape."""
+        query, shape = tensors[0], cos.shape[:-1]
+        if dim is not None or not all(x.shape == query.shape for x in tensors):
+            return None
+        if query.dim() == 4 and shape in (query.shape[1:-1], (1, *query.shape[1:-1])):
+            return Rearrangement(swaps=True)
+        if shape != query.shape[:-1]:
+            return None
+        width = query.shape[-1]
+        if width <= MAX_WIDTH or self.rule.pairs != "adjacent" or self.rule.window != "all":
+            return Rearrangement(swaps=False)
+        parts = (n for n in range(2, width // 2 + 1) if width % (2 * n) == 0)
+        return Rearrangement(False, next(n for n in parts if width // n <= MAX_WIDTH))
 
     @staticmethod
     def _stays(query: Tensor, cos: Tensor) -> bool:
         """Whether the operator's result has the dtype of the query."""
         return cos.is_complex() or torch.promote_types(query.dtype, cos.dtype) == query.dtype
 
-    def leave(self) -> None:
-        """Runs the model's function from now on."""
-        for rotation in (self, *self.alternatives):
-            rotation.apart = True
-            rotation.plans.clear()
-
-    def repeats(self, table: Tensor | None) -> bool:
-        """Whether a table has each value twice; checked once for each shape."""
-        return table is None or repeats(table, self.rule.pairs == "adjacent")
-
-    def _known(self, cos: Tensor, sin: Tensor | None) -> bool:
+    def _known(self, query: Tensor, cos: Tensor, sin: Tensor | None) -> bool:
         """Whether ``rotary_tables`` supports these tables."""
         rule = self.rule
         if cos.is_complex() != (rule.tables == "complex"):
             return False
-        if rule.numerics == "float32_product" and cos.dtype not in (*ROUNDED, torch.complex64):
+        if rule.dtypes is not None and (query.dtype, cos.dtype) not in rule.dtypes:
+            return False
+        products = (*ROUNDED, torch.complex64, torch.complex128)
+        if rule.numerics == "float32_product" and cos.dtype not in products:
             return False
         if sin is None:
             return True
@@ -324,6 +383,8 @@ class Rotation:
         if batch != 1 and (x.dim() != 4 or x.shape[0] != batch):
             return False
         width, head = self._width(cos), x.shape[-1]
+        if width > MAX_WIDTH:
+            return False
         return bool(width <= head if rule.window != "all" else width == head)
 
     def _lengths_fit(self, lengths: list[int], rows: int) -> bool:
@@ -357,20 +418,37 @@ class Rotation:
             return result.to(query.dtype)
         return tuple(x.to(query.dtype) for x in result)
 
+    def _rearranged(
+        self, tensors: list[Tensor], cos: Tensor, sin: Tensor | None, plan: Plan
+    ) -> list[Tensor]:
+        """Rotations by tables that may have a row for each head."""
+        by_head = plan.rearrangement
+        if by_head is None:
+            return self._rotate_all(tensors, cos, sin, plan)
+        turned = self._rotate_all(
+            list(map(by_head.of, tensors)),
+            by_head.of_table(cos),
+            None if sin is None else by_head.of_table(sin),
+            plan,
+        )
+        return [by_head.back(x, y.shape) for x, y in zip(turned, tensors, strict=True)]
+
     def _rotate_all(
         self, tensors: list[Tensor], cos: Tensor, sin: Tensor | None, plan: Plan
     ) -> list[Tensor]:
         """Rotations that need more than one call: more tensors, other tokens, other dtypes."""
         rule, rows, dtype = self.rule, plan.rows, tensors[0].dtype
-        if rule.numerics == "float64":
+        if self._in_float64(cos):
             tensors = [x.double() for x in tensors]
-            cos, sin = cos.double(), None if sin is None else sin.double()
+            cos = cos.to(torch.complex128 if cos.is_complex() else torch.float64)
+            sin = None if sin is None else sin.double()
         if rule.pairs == "regrouped":
             tensors = [_regroup(x) for x in tensors]
         first = _tokens(tensors[0], plan.heads)
         if rule.tokens == "table's last" and first != rows:
-            last_cos = cos[..., rows - first :, :]
-            last_sin = None if sin is None else sin[..., rows - first :, :]
+            axis = cos.dim() - 2
+            last_cos = cos.narrow(axis, rows - first, first)
+            last_sin = None if sin is None else sin.narrow(axis, rows - first, first)
             rotated = [self._call(tensors[0], None, last_cos, last_sin, plan)]
             rotated += [self._call(x, None, cos, sin, plan) for x in tensors[1:]]
         elif rule.tokens == "last" and first != rows:
@@ -381,7 +459,9 @@ class Rotation:
             rotated = [torch.cat(parts, axis) for parts in zip(before, turned, strict=True)]
         else:
             rotated = self._in_pairs(tensors, cos, sin, plan)
-        return [x.to(dtype) for x in rotated] if rule.keeps_dtype else rotated
+        if rule.keeps_dtype or cos.is_complex():
+            return [x.to(dtype) for x in rotated]
+        return rotated
 
     def _in_pairs(
         self, tensors: list[Tensor], cos: Tensor, sin: Tensor | None, plan: Plan
@@ -401,6 +481,127 @@ class Rotation:
         if slots == 1 or (len(rotated) == 1 and self.rule.lone == "alone"):
             return rotated[0]
         return rotated
+
+    def turned(self, given: dict[str, Any], angles: Angles) -> Any:
+        """The result with exact angles, in the dtype of each tensor."""
+        roles, rule = self.roles, self.rule
+        layout = layout_of(given[roles.unsqueeze] if roles.unsqueeze else rule.unsqueeze)
+        assert layout is not None  # known since the patch
+        slots = [given.get(name) for name in roles.tensors]
+        tensors = [x for x in slots if x is not None]
+        if rule.pairs == "regrouped":
+            tensors = [_regroup(x) for x in tensors]
+        spec = angles.adjacent if rule.pairs == "adjacent" else angles.halves
+        results: list[Tensor] = []
+        while tensors:
+            first, second = tensors.pop(0), None
+            if tensors and tensors[0].dtype == first.dtype:
+                second = tensors.pop(0)
+            found = rotated(first, second, angles.positions, spec, layout, 0, False, None, None)
+            results.extend(found if isinstance(found, tuple) else (found,))
+        return self._packed(tuple(results), len(slots))
+
+
+def _same(value: Any, supported: Any) -> bool:
+    """Whether an option has the supported value; tensors are not compared."""
+    if value is supported:
+        return True
+    return isinstance(value, int | float | str) and type(value) is type(supported) and (
+        value == supported
+    )
+
+
+def layout_of(dimension: int | None) -> Layout | None:
+    """The tensor layout if this is the head dimension inserted into [batch, tokens, width]."""
+    if dimension is None:
+        return None
+    places: dict[int, Layout] = {-3: "bhsd", -2: "bshd"}
+    return places.get(dimension if dimension < 0 else dimension - 4)
+
+
+class Rotation:
+    """Calls ``rotary_tables`` in place of a model's function, or the function itself.
+
+    The function runs for arguments that ``rotary_tables`` does not support: other devices, dtypes,
+    broadcasts and options.
+
+    Args:
+        original: The function.
+        cases: What it computes, for different layouts of tables and for different options.
+        home: The module that will hold the rotation, for pickle.
+    """
+
+    def __init__(self, original: Callable[..., Any], cases: tuple[Case, ...], home: str) -> None:
+        self.original = original
+        self.cases = cases
+        self.home = home
+        self.roles, self.rule = cases[0].roles, cases[0].rule
+        self.empty = {name: self.roles.defaults.get(name) for name in self.roles.names}
+        self.plans: dict[Any, tuple[Case, Plan] | None] = {}
+        self.counter = Counter()
+        self.apart = False  # whether the model turns the two components of a pair apart
+        self.__name__ = str(getattr(original, "__name__", type(original).__name__))
+        self.__qualname__ = str(getattr(original, "__qualname__", self.__name__))
+        self.__doc__ = getattr(original, "__doc__", None)
+        self.__wrapped__ = original
+
+    def __str__(self) -> str:
+        """What it computes, by default and with other options."""
+        texts: dict[str, str] = {}
+        for case in self.cases:
+            rule, options = str(case.rule), case.roles.options
+            given = ", ".join(f"{name}={value!r}" for name, value in options)
+            texts.setdefault(rule, f"{rule} with {given}" if given else rule)
+        return "; ".join(texts.values())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _named, (self.home, self.__qualname__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Rotates like the model's function."""
+        given = dict(self.empty)
+        given.update(zip(self.roles.names, args, strict=False))
+        given.update(kwargs)
+        angles = given.get(self.roles.cos)
+        if isinstance(angles, Angles):
+            result = self.cases[0].turned(given, angles)
+        else:
+            planned = self._planned(given)
+            result = None if planned is None else planned[0].run(given, planned[1])
+        if not torch.compiler.is_compiling():  # code is compiled again when a number changes
+            self.counter.kernel += result is not None
+            self.counter.own += result is None
+        return self.original(*args, **kwargs) if result is None else result
+
+    def _planned(self, given: dict[str, Any]) -> tuple[Case, Plan] | None:
+        """The case and the plan for these arguments; None if the function itself has to run."""
+        if torch.compiler.is_compiling():
+            return self._choose(given, values=False)
+        try:
+            key = tuple([kind_of(value) for value in given.values()])
+            if key in self.plans:
+                return self.plans[key]
+        except (KeyError, TypeError):  # another thread cleared it, or symbolic shapes
+            return self._choose(given, values=False)
+        found = self._choose(given, values=True)
+        if len(self.plans) >= PLANS:
+            self.plans.clear()
+        self.plans[key] = found
+        return found
+
+    def _choose(self, given: dict[str, Any], *, values: bool) -> tuple[Case, Plan] | None:
+        if self.apart:
+            return None
+        for case in self.cases:
+            plan = case.plan(given, values=values)
+            if plan is not None:
+                return case, plan
+        return None
+
+    def leave(self) -> None:
+        """Runs the model's function from now on."""
+        self.apart = True
+        self.plans.clear()
 
 
 def _named(module: str, path: str) -> Any:

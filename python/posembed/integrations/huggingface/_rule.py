@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
+import torch
+
+Packing = Literal["separate", "pair", "joint", "stacked", "angles", "matrices", "complex"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
@@ -25,9 +29,11 @@ class Rule:
         gathers: Whether tables are gathered by position.
         tokens: Which tokens rotate: "all" have a row in the tables, only the "last" have one, or
             the query uses the "table's last" rows.
-        sine_first: Whether the first half of a joint table is the sine.
+        sine_first: Whether the sine comes before the cosine.
         layouts: The layouts for which this is verified: rank of a tensor, rank of a table, and the
-            head dimension that the table has or that is inserted. None: all.
+            head dimension that the table has or that is inserted, if there is one. None: all.
+        casts: Whether tables are converted to the dtype of the tensors first.
+        dtypes: The dtypes of tensors and tables for which this is verified; None: all.
         least: How many tensors it needs, if it takes None for the others; 0: it needs all.
         lone: What is returned without the others: the rest "alone" or "padded" with None.
     """
@@ -42,7 +48,9 @@ class Rule:
     gathers: bool = False
     tokens: Literal["all", "last", "table's last"] = "all"
     sine_first: bool = False
-    layouts: frozenset[tuple[int, int, int]] | None = None
+    layouts: frozenset[tuple[int, int, int | None]] | None = None
+    casts: bool = False
+    dtypes: frozenset[tuple[torch.dtype, torch.dtype]] | None = None
     least: int = 0
     lone: Literal["", "alone", "padded"] = ""
 
@@ -67,18 +75,33 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Roles:
-    """Names of the arguments that matter for a rotation, in the function's order."""
+    """Names of the arguments that matter for a rotation, in the function's order.
+
+    Args:
+        names: All arguments.
+        defaults: Values of those that have one.
+        tensors: What is rotated.
+        cos: The tables, or the first of two.
+        sin: The second of two tables.
+        packing: How tables are passed: "separate" arguments; a "pair"; a "joint" table, side by
+            side; "stacked" in a last dimension of 2; their "angles"; "matrices" of 2 x 2; "complex".
+        unsqueeze: The head dimension to insert into the tables.
+        positions: Rows of the tables.
+        options: Values of other arguments that are not their defaults.
+    """
 
     names: tuple[str, ...]
     defaults: dict[str, Any]
     tensors: tuple[str, ...]
     cos: str
     sin: str | None = None
-    joint: bool = False
+    packing: Packing = "separate"
     unsqueeze: str | None = None
     positions: str | None = None
+    options: tuple[tuple[str, Any], ...] = ()
 
-    def others(self) -> list[str]:
-        """Arguments without a role: a rotation supports only their default value."""
+    def others(self) -> dict[str, Any]:
+        """Arguments without a role, and the only value of each that a rotation supports."""
         known = {*self.tensors, self.cos, self.sin, self.unsqueeze, self.positions}
-        return [name for name in self.names if name not in known]
+        values = {**self.defaults, **dict(self.options)}
+        return {name: values.get(name) for name in self.names if name not in known}

@@ -7,8 +7,12 @@ classes are subclasses of the originals that differ in the methods that reach a 
 from __future__ import annotations
 
 import dataclasses
+import dis
 import functools
 import importlib
+import importlib.util
+import inspect
+import operator
 import re
 import sys
 import types
@@ -20,12 +24,21 @@ from torch import nn
 
 from posembed.integrations.huggingface._angles import ExactAngles, makes_tables
 from posembed.integrations.huggingface._embeddings import OnePass, looks_like_layer
-from posembed.integrations.huggingface._recognition import contents, plain, recognise, roles_of
+from posembed.integrations.huggingface._recognition import (
+    COS,
+    SIN,
+    contents,
+    plain,
+    recognise,
+    roles_of,
+)
 from posembed.integrations.huggingface._report import Counter
 from posembed.integrations.huggingface._rotation import Rotation
 
+IDENTITY = ("__name__", "__path__", "__package__", "__spec__", "__loader__")  # of a module
 PREFIX = "posembed.integrations.huggingface.patched."
 ELSEWHERE = {"torch", "posembed", *sys.stdlib_module_names} - {"__main__"}
+LIBRARIES = {"transformers", "diffusers"}  # whose models are in a package of that name
 BIASES = re.compile(r"build\w*alibi")
 ROTATES = re.compile(r"_?(apply|rotate)\w*(rotary|rope|queries)")
 
@@ -39,24 +52,31 @@ class Shadow:
         rotations: Rotations, by the qualified name of the function that each replaces.
         unknown: Functions that look like rotations but follow no rule, by name.
         biases: Functions that make an ALiBi bias, by name.
+        inline: Methods that rotate in their own code, by name.
+        changed: Names that differ in the shadow.
+        uses: Rotations, and functions like them, that a function's code has inside or imports.
     """
 
     original: types.ModuleType
     rotations: dict[str, Rotation] = dataclasses.field(default_factory=dict)
     unknown: dict[str, Any] = dataclasses.field(default_factory=dict)
     biases: dict[str, Any] = dataclasses.field(default_factory=dict)
+    inline: dict[str, Any] = dataclasses.field(default_factory=dict)
+    changed: set[str] = dataclasses.field(default_factory=set)
+    uses: dict[types.CodeType, set[tuple[str, str]]] = dataclasses.field(default_factory=dict)
 
     def function(self, name: str) -> Any:
         """The function of that name if it is one of these, otherwise None."""
         if name in self.rotations:
             return self.rotations[name].original
-        return self.unknown.get(name) or self.biases.get(name)
+        return self.unknown.get(name) or self.biases.get(name) or self.inline.get(name)
 
 
 SHADOWS: dict[str, Shadow] = {}
 CLASSES: dict[type, type] = {}
 ORIGINALS: dict[type, type] = {}
 EXACT: dict[type, type] = {}  # rotary modules that can return positions instead of tables
+METHODS: dict[type, dict[str, types.FunctionType]] = {}  # methods that rotations replace
 FUSED: dict[type, type[Any]] = {}  # input layers that can run in one kernel
 
 
@@ -66,11 +86,11 @@ def original_of(cls: type) -> Any:
 
 
 def worth(module: str) -> bool:
-    """Whether a module may hold model code: not torch, and not transformers' infrastructure."""
+    """Whether a module may hold model code: not torch, and not a library's infrastructure."""
     root, _, rest = module.partition(".")
     if module not in sys.modules:  # created by hand
         return False
-    if root in ELSEWHERE or (root == "transformers" and not rest.startswith("models.")):
+    if root in ELSEWHERE or (root in LIBRARIES and not rest.startswith("models.")):
         return False
     return any(value is torch or value is nn for value in vars(sys.modules[module]).values())
 
@@ -120,15 +140,15 @@ class Builder:
         self.space = vars(shadow)
         self.name = shadow.__name__
         self.found = Shadow(original)
-        self.changed: set[str] = set()
+        self.changed = self.found.changed
         self._rebuilt: dict[int, Any] = {}
+        self._codes: dict[types.CodeType, types.CodeType] = {}
 
-    def build(self) -> Shadow:
+    def build(self) -> None:
         """Replaces rotations, then everything that reaches them."""
-        # Relative imports in functions use the original's package.
-        kept = {"__name__": self.name, "__path__": self.space.get("__path__")}
+        kept = {name: self.space[name] for name in IDENTITY if name in self.space}
         self.space.update(self.globals)
-        self.space.update({name: value for name, value in kept.items() if value is not None})
+        self.space.update(kept)
         items = [(n, v) for n, v in self.globals.items() if not n.startswith("__")]
         for name, value in items:
             self._replace(name, value)
@@ -141,7 +161,6 @@ class Builder:
                 if looks_like_layer(value) and value not in FUSED:
                     members = {"posembed_counter": Counter()}
                     FUSED[value] = self._beside(value, "Fused", OnePass, members)
-        return self.found
 
     def _replace(self, name: str, value: Any) -> None:
         """Replaces a function with a rotation, or an imported object with its shadow."""
@@ -165,19 +184,21 @@ class Builder:
         self.space[name] = value
         self.changed.add(name)
 
-    def _rotation(self, function: Any, name: str) -> Rotation | None:
-        if roles_of(function) is None:
-            if BIASES.match(name):
-                self.found.biases[name] = function
-            if ROTATES.match(name):
-                self.found.unknown[name] = function
-            return None
-        rotation = recognise(function, self.name)
-        if rotation is None:
-            self.found.unknown[name] = function
-        else:
+    def _rotation(
+        self, function: Any, name: str, *, method_of: type | None = None
+    ) -> Rotation | None:
+        """The rotation in place of a function; notes those that only look like one."""
+        called = function
+        if method_of is not None:
+            called = types.MethodType(function, object.__new__(method_of))
+        rotation = recognise(called, self.name, owner=method_of)
+        if rotation is not None:
             rotation.__qualname__ = name
             self.found.rotations[name] = rotation
+        elif BIASES.match(function.__name__):
+            self.found.biases[name] = function
+        elif roles_of(called) is not None or ROTATES.match(function.__name__):
+            self.found.unknown[name] = function
         return rotation
 
     def _spread(self, functions: list[tuple[str, types.FunctionType]]) -> None:
@@ -193,11 +214,65 @@ class Builder:
                 self.space[name] = self.rebuild(function)
 
     def reaches(self, value: Any) -> bool:
-        """Whether a member uses a changed name of this module."""
+        """Whether a member uses a changed name of this module, or has or imports a rotation."""
         return any(
-            function.__globals__ is self.globals and names_in(function.__code__) & self.changed
+            function.__globals__ is self.globals
+            and (
+                names_in(function.__code__) & self.changed
+                or self._code(function) is not function.__code__
+            )
             for function in inner(value)
         )
+
+    def _code(self, function: types.FunctionType) -> types.CodeType:
+        """A function's code with rotations in place of functions that it defines or imports."""
+        code = function.__code__
+        if code not in self._codes:
+            self._codes[code] = code  # of a function that contains itself
+            names, imported = self._imported(code)
+            constants = tuple(self._inside(function, x) for x in code.co_consts)
+            self.found.uses.setdefault(code, set()).update(imported)
+            changed = imported or any(map(operator.is_not, constants, code.co_consts))
+            if changed:
+                self._codes[code] = code.replace(co_consts=constants, co_names=names)
+        return self._codes[code]
+
+    def _inside(self, function: types.FunctionType, constant: Any) -> Any:
+        """The code that replaces a function inside a function; a constant of another kind stays."""
+        if not isinstance(constant, types.CodeType) or constant.co_name.startswith("<"):
+            return constant
+        if not constant.co_flags & inspect.CO_OPTIMIZED or constant.co_freevars:
+            return constant  # a class, or a function of variables around it
+        name = f"{function.__qualname__}.<locals>.{constant.co_name}"
+        inside = types.FunctionType(constant, self.globals, constant.co_name)
+        rotation = self._rotation(inside, name)
+        if self.found.function(name) is not None:
+            self.found.uses.setdefault(function.__code__, set()).add((self.original.__name__, name))
+        if rotation is None:
+            return constant
+        place = f"posembed_{constant.co_name}_{constant.co_firstlineno}"
+        rotation.__qualname__ = place
+        self.space[place] = rotation
+        return _calling(place, constant)
+
+    def _imported(self, code: types.CodeType) -> tuple[tuple[str, ...], set[tuple[str, str]]]:
+        """Names in a function's code, to import from shadows, and which of them have changed.
+
+        The package of a shadow is that of shadows, so that only absolute names are replaced.
+        """
+        names, found = list(code.co_names), set()
+        for level, sources, name in _imports(code):
+            package = self.globals.get("__package__") or ""
+            if level and not package:
+                continue
+            module = importlib.util.resolve_name("." * level + name, package) if level else name
+            if not worth(module) or shadow_of(module) is None or module not in SHADOWS:
+                continue
+            changed = SHADOWS[module].changed.intersection(sources)
+            found |= {(module, source) for source in changed}
+            if changed and not level:
+                names[names.index(name)] = PREFIX + name
+        return tuple(names), found
 
     def _shadow(self, cls: type, name: str) -> None:
         """Creates the subclass if a method or base class has changed."""
@@ -211,10 +286,17 @@ class Builder:
                 if rotation is not None:
                     members[key] = staticmethod(rotation)
                     continue
+            if isinstance(value, types.FunctionType) and self._is_own(value, key):
+                rotation = self._rotation(value, f"{name}.{key}", method_of=cls)
+                if rotation is not None:
+                    members[key] = staticmethod(rotation)
+                    METHODS.setdefault(cls, {})[key] = value
+                    continue
             if self.reaches(value):
                 members[key] = self.rebuild(value)
-            elif isinstance(value, types.FunctionType) and ROTATES.match(key):
-                self.found.unknown[f"{name}.{key}"] = value
+            elif isinstance(value, types.FunctionType) and turns_inline(value):
+                self.found.inline[f"{name}.{key}"] = value
+        members |= _overridden(cls, members)
         bases = [shadow_class(base) for base in cls.__bases__ if worth(base.__module__)]
         bases = [base for base in bases if base in ORIGINALS]
         if not members and not bases:
@@ -224,6 +306,11 @@ class Builder:
         made = type(cls)(cls.__name__, (cls, *bases), {**space, "__doc__": cls.__doc__})
         CLASSES[cls], ORIGINALS[made] = made, cls
         self.space[name] = made
+
+    def _is_own(self, method: types.FunctionType, key: str) -> bool:
+        """Whether a method may be a rotation: called by name, and of this module."""
+        special = key.startswith("__") or key == "forward"
+        return not special and method.__globals__ is self.globals
 
     def _beside(
         self, cls: type, prefix: str, base: type, members: dict[str, Any] | None = None
@@ -262,7 +349,7 @@ class Builder:
             part = self.rebuild(content) if content is not function else content
             cells.append(cell if part is content else types.CellType(part))
         made = types.FunctionType(
-            function.__code__,
+            self._code(function) if own else function.__code__,
             self.space if own else function.__globals__,
             function.__name__,
             function.__defaults__,
@@ -281,8 +368,59 @@ class Builder:
         return made
 
 
+def _overridden(cls: type, members: dict[str, Any]) -> dict[str, Any]:
+    """Inherited rotations of which a class overrides a part: it keeps the model's methods."""
+    kept = {}
+    for base in cls.__mro__[1:]:
+        for key, method in METHODS.get(base, {}).items():
+            if key not in members and key not in vars(cls):
+                if names_in(method.__code__) & vars(cls).keys():
+                    kept[key] = method
+    return kept
+
+
+def _imports(code: types.CodeType) -> Iterator[tuple[int, tuple[str, ...], str]]:
+    """What a function imports from modules: level, names, and the module."""
+    before: list[Any] = []
+    for x in dis.get_instructions(code):
+        if x.opname == "IMPORT_NAME" and isinstance(before[-1], tuple):
+            yield before[-2], before[-1], x.argval
+        before = [*before[-1:], x.argval]
+
+
+def _calling(name: str, code: types.CodeType) -> types.CodeType:
+    """The code of a function that calls a global, in place of another function's code."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return target(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
+
+    return function.__code__.replace(
+        co_names=(name,),
+        co_name=code.co_name,
+        co_filename=code.co_filename,
+        co_firstlineno=code.co_firstlineno,
+    )
+
+
+def turns_inline(function: types.FunctionType) -> bool:
+    """Whether a method's code looks as if it rotated: it multiplies by variables cos and sin."""
+    code = function.__code__
+    variables, names = (*code.co_varnames, *code.co_cellvars), set(code.co_names)
+    if {"view_as_complex", "view_as_real"} <= names:
+        return True
+    both = any(map(COS.match, variables)) and any(map(SIN.match, variables))
+    kinds = [x.argrepr if x.opname == "BINARY_OP" else x.opname for x in dis.get_instructions(code)]
+    turned = any(kind in ("-", "UNARY_NEGATIVE", "BINARY_SUBTRACT") for kind in kinds)
+    turned = turned or any("rotate" in name for name in names)
+    return both and turned and sum(kind in ("*", "BINARY_MULTIPLY") for kind in kinds) >= 2
+
+
 def fill(shadow: types.ModuleType) -> None:
     """Fills a new shadow from the module whose name follows the prefix."""
     original = importlib.import_module(shadow.__name__.removeprefix(PREFIX))
-    if worth(original.__name__):  # a parent package is needed only by name
-        SHADOWS[original.__name__] = Builder(original, shadow).build()
+    if worth(original.__name__):
+        builder = Builder(original, shadow)
+        SHADOWS[original.__name__] = builder.found
+        builder.build()
+    # Functions of a shadow import from shadows: what these lack is the original's.
+    vars(shadow).setdefault("__getattr__", functools.partial(getattr, original))
