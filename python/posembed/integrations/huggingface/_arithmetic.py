@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import dis
 import inspect
+import itertools
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -54,6 +55,19 @@ def is_arithmetic(function: Any, owner: type | None = None) -> bool:
         return False
     reader = _Reader(owner)
     return reader.is_pure(function) and any(_multiplies(f.__code__) for f in reader.seen)
+
+
+def compared(function: Any) -> list[Any]:
+    """Constants that a function's code compares something with."""
+    code = getattr(function, "__code__", None)
+    steps = list(_instructions(code)) if code is not None else []
+    return list(
+        dict.fromkeys(
+            first.argval
+            for first, second in itertools.pairwise(steps)
+            if first.opname.startswith("LOAD_CONST") and second.opname == "COMPARE_OP"
+        )
+    )
 
 
 class _Reader:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from posembed.integrations.huggingface import _embeddings, _exact, _shadow
+from posembed.integrations.huggingface._recognition import refusal
 from posembed.integrations.huggingface._report import Counter, Report, Row
 from posembed.integrations.huggingface._rotation import Rotation, repeats
 
@@ -24,7 +25,6 @@ BIAS = "it makes one row for each head, too little to gain anything"
 INLINE = "it rotates in the code of a method, and posembed replaces functions"
 MODEL_BITS = "one pass for its sum and norm has other bits (numerics='exact')"
 ONE_PASS = "sum and norm in one pass"
-UNKNOWN = "computes no known rotation"
 APART = "its tables turn the two components of a pair by different angles"
 UNREACHED = "tables stay: they are not made by a module from positions alone"
 SPECIFICATIONS = "posembed_specifications"
@@ -273,7 +273,7 @@ def _angles(decisions: list[_exact.Decision]) -> dict[tuple[str, str], list[str]
 
 def _row(shadow: _shadow.Shadow, name: str, classes: list[type], modules: int) -> Row:
     rotation = shadow.rotations.get(name)
-    action = str(rotation) if rotation else UNKNOWN
+    action = str(rotation) if rotation else refusal(shadow.function(name))
     action = BIAS if name in shadow.biases else INLINE if name in shadow.inline else action
     if rotation and rotation.apart:
         rotation, action = None, APART

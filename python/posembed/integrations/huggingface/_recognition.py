@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posembed.integrations.huggingface._arithmetic import is_arithmetic
+from posembed.integrations.huggingface._arithmetic import compared, is_arithmetic
 from posembed.integrations.huggingface._rotation import Case, Rotation
 from posembed.integrations.huggingface._rule import Packing, Roles, Rule
 
@@ -34,6 +34,7 @@ DTYPES = [
 ]
 DOUBLE = [(torch.bfloat16, torch.float64), (torch.float32, torch.float64)]
 PLAIN = (torch.float32, torch.float32)
+NARROW = (torch.bfloat16, torch.float16)
 TABLES = ("half", "whole")
 PACKINGS: tuple[Packing, ...] = ("pair", "complex", "matrices", "stacked", "joint", "angles")
 OPTIONS = 48  # combinations of options that are tried
@@ -149,10 +150,9 @@ def packings(roles: Roles) -> Iterator[Roles]:
 def other_options(function: Any, roles: Roles) -> Iterator[Roles]:
     """The roles with every combination of options but the defaults.
 
-    Booleans have two values; other options have those that the function's code has as constants.
+    Booleans have two values; other options have those that the function's code compares with.
     """
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    constants = code.co_consts if code is not None else ()
+    constants = compared(inspect.unwrap(function))
     values: dict[str, list[Any]] = {}
     for name, default in roles.others().items():
         if isinstance(default, bool):
@@ -375,8 +375,8 @@ def _equal(first: Any, second: Any, exact: bool) -> bool:
     for x, y in zip(_flat(first) or [], _flat(second) or [], strict=True):
         if x is None or y is None:
             continue
-        step = 1e-6 if x.dtype == torch.float32 else torch.finfo(x.dtype).eps
-        if not (torch.equal(x, y) if exact else torch.allclose(x, y, rtol=step, atol=1e-6)):
+        step = max(1e-6, *(torch.finfo(z.dtype).eps for z in (x, y) if z.dtype in NARROW), 0.0)
+        if not (torch.equal(x, y) if exact else torch.allclose(x.to(y.dtype), y, rtol=step, atol=1e-6)):
             return False
     return True
 
@@ -407,6 +407,7 @@ class _Trial:
     def __init__(self, function: Callable[..., Any], roles: Roles) -> None:
         self.function = function
         self.roles = roles
+        self.turns = False  # whether results are those of a rotation, up to rounding
         dtypes = (*DTYPES, *DOUBLE) if roles.packing == "complex" else DTYPES
         self.samples = [
             dataclasses.replace(x, dtypes=kinds)
@@ -474,7 +475,10 @@ class _Trial:
                 others.add(sample.dtypes)
                 continue
             if not _equal(found, expected, rule.tables != "complex"):
-                return None
+                if strict or sample.dtypes[1] not in NARROW:
+                    return None
+                others.add(sample.dtypes)
+                continue
             layouts.add(layout)
             dtypes[sample.dtypes] = case.dtypes(given)
             seen["narrow"] |= sample.narrow
@@ -500,7 +504,7 @@ class _Trial:
             if sample.dtypes != PLAIN or not chosen(sample) or self.result(rule, at) is None:
                 continue
             found = case.rotate(self.given(rule, at))
-            if found is not None and _alike(found, self.result(rule, at)):
+            if found is not None and _alike(found, self.result(rule, at), dtypes=False):
                 return _equal(found, self.result(rule, at), False)
         return False
 
@@ -551,9 +555,25 @@ class _Trial:
                 return same and _equal(found, expected, rule.tables != "complex")
         return False
 
+    def packs(self, rule: Rule) -> bool:
+        """Whether results are contiguous where tensors are not.
+
+        Attention in transformers gives the same bits in either order; other code may not.
+        """
+        for at, sample in enumerate(self.samples):
+            if len(sample.tensors) < 3 or self.result(rule, at) is None:
+                continue
+            given = dict(self.arguments(rule, at))
+            for name in self.roles.tensors:
+                given[name] = given[name].transpose(1, 2).contiguous().transpose(1, 2)
+            parts = _flat(_run(self.function, given)) or []
+            return all(x is None or x.is_contiguous() for x in parts)
+        return False
+
     def cases(self) -> list[Case]:
         """What the function computes in these roles, for each layout of tables; none if unknown."""
         structures = list(self.structures())
+        self.turns = bool(structures)
         for strict, (structure, dims) in itertools.product((True, False), structures):
             for rule in roundings(structure):
                 tried = [dataclasses.replace(rule, unsqueeze=dim) for dim in dims]
@@ -562,6 +582,12 @@ class _Trial:
                     held.sort(key=lambda found: -len(found.layouts or ()))
                     return [Case(self.roles, self.lone(found)) for found in held]
         return []
+
+    def exact_cases(self) -> list[Case]:
+        """The same, with results in the memory order of the function's."""
+        cases = self.cases()
+        packs = bool(cases) and self.packs(cases[0].rule)
+        return [Case(self.roles, dataclasses.replace(case.rule, packs=packs)) for case in cases]
 
     def equals(self, other: _Trial) -> bool:
         """Whether the function gives the same with other options, in all samples."""
@@ -595,10 +621,10 @@ def recognise(
     Args:
         function: A function of tensors, or any other callable with a signature.
         home: The module that will hold the rotation, for pickle.
-        owner: The class if the function is a method, bound to an instance without attributes.
+        owner: The class of a static method, or of one bound to an instance without attributes.
     """
     function = plain(function)
-    key = function if owner is None else function.__func__  # type: ignore[attr-defined]
+    key = getattr(function, "__func__", function)
     try:
         cases = _known.get(key)
     except TypeError:  # a callable that cannot be hashed
@@ -608,6 +634,16 @@ def recognise(
         if isinstance(key, types.FunctionType):
             _known[key] = cases
     return Rotation(function, cases, home) if cases else None
+
+
+_rounds_otherwise: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def refusal(function: Any) -> str:
+    """Why a function was not recognised, as far as it is known."""
+    if function in _rounds_otherwise:
+        return "it rotates, but rounds its products in a way that the kernel has not"
+    return "computes no known rotation"
 
 
 _known: weakref.WeakKeyDictionary[Any, tuple[Case, ...]] = weakref.WeakKeyDictionary()
@@ -628,7 +664,9 @@ def _cases_by_trial(function: Callable[..., Any]) -> list[Case]:
     """What a function computes, whatever its arguments are called."""
     for roles in possible_roles(function):
         trials = [_Trial(function, packed) for packed in packings(roles)]
-        known = {trial: trial.cases() for trial in trials if trial.runs()}
+        known = {trial: trial.exact_cases() for trial in trials if trial.runs()}
+        if any(trial.turns for trial in known):
+            _rounds_otherwise.add(function)
         if not any(known.values()):
             continue
         for optional in other_options(function, roles):
@@ -636,6 +674,6 @@ def _cases_by_trial(function: Callable[..., Any]) -> list[Case]:
                 trial = _Trial(function, packed)
                 if trial.runs():
                     same = next((x for x in known if known[x] and trial.equals(x)), None)
-                    known[trial] = trial.cases() if same is None else trial.copies(known[same])
+                    known[trial] = trial.exact_cases() if same is None else trial.copies(known[same])
         return [case for cases in known.values() for case in cases]
     return []

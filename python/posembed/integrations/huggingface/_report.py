@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-
 NOTHING = "nothing to replace: no function of the model's code rotates"
 
 

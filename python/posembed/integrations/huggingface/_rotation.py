@@ -268,6 +268,8 @@ class Case:
             case "stacked":
                 return table[..., 0], table[..., 1]
             case "angles":
+                if self.rule.numerics == "float32_product":
+                    table = table.float()
                 return table.cos(), table.sin()
             case "matrices":
                 return table[..., 0, 0], table[..., 1, 0]
@@ -476,6 +478,8 @@ class Case:
     def _packed(self, result: Any, slots: int) -> Any:
         """The result in the function's form, for this number of tensor arguments."""
         rotated = result if isinstance(result, tuple) else (result,)
+        if self.rule.packs:
+            rotated = tuple(x.contiguous() for x in rotated)
         if len(rotated) < slots and self.rule.lone == "padded":
             return (*rotated, *[None] * (slots - len(rotated)))
         if slots == 1 or (len(rotated) == 1 and self.rule.lone == "alone"):
@@ -506,9 +510,11 @@ def _same(value: Any, supported: Any) -> bool:
     """Whether an option has the supported value; tensors are not compared."""
     if value is supported:
         return True
-    return isinstance(value, int | float | str) and type(value) is type(supported) and (
-        value == supported
-    )
+    if isinstance(value, bool) or isinstance(supported, bool):
+        return False
+    numbers = isinstance(value, int | float) and isinstance(supported, int | float)
+    texts = isinstance(value, str) and isinstance(supported, str)
+    return (numbers or texts) and value == supported
 
 
 def layout_of(dimension: int | None) -> Layout | None:

@@ -34,6 +34,7 @@ class Rule:
             head dimension that the table has or that is inserted, if there is one. None: all.
         casts: Whether tables are converted to the dtype of the tensors first.
         dtypes: The dtypes of tensors and tables for which this is verified; None: all.
+        packs: Whether results are contiguous, whatever the memory order of the tensors.
         least: How many tensors it needs, if it takes None for the others; 0: it needs all.
         lone: What is returned without the others: the rest "alone" or "padded" with None.
     """
@@ -51,6 +52,7 @@ class Rule:
     layouts: frozenset[tuple[int, int, int | None]] | None = None
     casts: bool = False
     dtypes: frozenset[tuple[torch.dtype, torch.dtype]] | None = None
+    packs: bool = False
     least: int = 0
     lone: Literal["", "alone", "padded"] = ""
 

@@ -40,7 +40,7 @@ PREFIX = "posembed.integrations.huggingface.patched."
 ELSEWHERE = {"torch", "posembed", *sys.stdlib_module_names} - {"__main__"}
 LIBRARIES = {"transformers", "diffusers"}  # whose models are in a package of that name
 BIASES = re.compile(r"build\w*alibi")
-ROTATES = re.compile(r"_?(apply|rotate)\w*(rotary|rope|queries)")
+ROTATES = re.compile(r"_?(apply|rotate)\w*(rot|rope|queries)|\w*(rotary|rope)_apply")
 
 
 @dataclasses.dataclass
@@ -185,13 +185,18 @@ class Builder:
         self.changed.add(name)
 
     def _rotation(
-        self, function: Any, name: str, *, method_of: type | None = None
+        self, function: Any, name: str, owner: type | None = None, *, bound: bool = False
     ) -> Rotation | None:
-        """The rotation in place of a function; notes those that only look like one."""
-        called = function
-        if method_of is not None:
-            called = types.MethodType(function, object.__new__(method_of))
-        rotation = recognise(called, self.name, owner=method_of)
+        """The rotation in place of a function; notes those that only look like one.
+
+        Args:
+            function: The function.
+            name: Its qualified name.
+            owner: Its class if it is a method.
+            bound: Whether the method takes an instance.
+        """
+        called = types.MethodType(function, _bare(owner)) if owner and bound else function
+        rotation = recognise(called, self.name, owner=owner)
         if rotation is not None:
             rotation.__qualname__ = name
             self.found.rotations[name] = rotation
@@ -232,8 +237,8 @@ class Builder:
             names, imported = self._imported(code)
             constants = tuple(self._inside(function, x) for x in code.co_consts)
             self.found.uses.setdefault(code, set()).update(imported)
-            changed = imported or any(map(operator.is_not, constants, code.co_consts))
-            if changed:
+            changed = any(SHADOWS[module].changed & {name} for module, name in imported)
+            if changed or any(map(operator.is_not, constants, code.co_consts)):
                 self._codes[code] = code.replace(co_consts=constants, co_names=names)
         return self._codes[code]
 
@@ -268,9 +273,9 @@ class Builder:
             module = importlib.util.resolve_name("." * level + name, package) if level else name
             if not worth(module) or shadow_of(module) is None or module not in SHADOWS:
                 continue
-            changed = SHADOWS[module].changed.intersection(sources)
-            found |= {(module, source) for source in changed}
-            if changed and not level:
+            shadow = SHADOWS[module]
+            found |= {(module, x) for x in sources if x in shadow.changed or shadow.function(x)}
+            if not level and shadow.changed.intersection(sources):
                 names[names.index(name)] = PREFIX + name
         return tuple(names), found
 
@@ -282,18 +287,19 @@ class Builder:
         members: dict[str, Any] = {}
         for key, value in vars(cls).items():
             if isinstance(value, staticmethod):
-                rotation = self._rotation(value.__func__, f"{name}.{key}")
+                rotation = self._rotation(value.__func__, f"{name}.{key}", cls)
                 if rotation is not None:
                     members[key] = staticmethod(rotation)
                     continue
             if isinstance(value, types.FunctionType) and self._is_own(value, key):
-                rotation = self._rotation(value, f"{name}.{key}", method_of=cls)
+                rotation = self._rotation(value, f"{name}.{key}", cls, bound=True)
                 if rotation is not None:
                     members[key] = staticmethod(rotation)
                     METHODS.setdefault(cls, {})[key] = value
                     continue
             if self.reaches(value):
                 members[key] = self.rebuild(value)
+                self.found.unknown.pop(f"{name}.{key}", None)  # a composition of rotations
             elif isinstance(value, types.FunctionType) and turns_inline(value):
                 self.found.inline[f"{name}.{key}"] = value
         members |= _overridden(cls, members)
@@ -368,6 +374,11 @@ class Builder:
         return made
 
 
+def _bare(cls: type) -> Any:
+    """An instance without attributes: a method that runs with it does not depend on any."""
+    return object.__new__(cls)
+
+
 def _overridden(cls: type, members: dict[str, Any]) -> dict[str, Any]:
     """Inherited rotations of which a class overrides a part: it keeps the model's methods."""
     kept = {}
@@ -409,6 +420,7 @@ def turns_inline(function: types.FunctionType) -> bool:
     if {"view_as_complex", "view_as_real"} <= names:
         return True
     both = any(map(COS.match, variables)) and any(map(SIN.match, variables))
+    both = both and not {"cos", "sin"} <= names  # otherwise it makes tables
     kinds = [x.argrepr if x.opname == "BINARY_OP" else x.opname for x in dis.get_instructions(code)]
     turned = any(kind in ("-", "UNARY_NEGATIVE", "BINARY_SUBTRACT") for kind in kinds)
     turned = turned or any("rotate" in name for name in names)
