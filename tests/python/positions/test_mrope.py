@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import posembed as pe
@@ -86,7 +87,11 @@ def test_given_types_replace_ids() -> None:
 
 
 def test_text_alone_and_no_tokens() -> None:
-    for rule in pe.positions.rules():
+    for rule in pe.positions.rules().values():
+        if rule.canvas:  # its name alone has no ids
+            with pytest.raises(ValueError, match="rule: expected one with the ids of its canvas"):
+                pe.positions.mrope(torch.ones(2, 4, dtype=torch.int32), rule=rule)
+            rule = dataclasses.replace(rule, canvas=range(90, 95))
         positions, delta = pe.positions.mrope(torch.ones(2, 4, dtype=torch.int32), rule=rule)
         assert torch.equal(positions, torch.arange(4).expand_as(positions).to(positions.dtype))
         assert delta.tolist() == [[0], [0]]
