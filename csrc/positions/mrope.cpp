@@ -65,6 +65,21 @@ void check(const Tensor& ids, const MropeRule& rule, const MropeCall& call) {
   }
 }
 
+/// Checks values that no count of placeholders reveals.
+void check_values(const MropeCall& call) {
+  if (const MaybeTensor& types = call.token_types(); types.has_value()) {
+    const Tensor known = types->ge(text).logical_and(types->le(audio));
+    TORCH_CHECK_VALUE(known.all().item<bool>(), "token_types: expected 0 to 3, got ",
+                      types->masked_select(known.logical_not())[0].item<int64_t>());
+  }
+  if (const MaybeTensor& seconds = call.seconds_per_grid(); seconds.has_value()) {
+    const Tensor known = seconds->isfinite().logical_and(seconds->ge(0));
+    TORCH_CHECK_VALUE(known.all().item<bool>(),
+                      "seconds_per_grid: expected finite numbers of at least 0, got ",
+                      seconds->masked_select(known.logical_not())[0].item<double>());
+  }
+}
+
 // ----------------------------------------------------------------------------------- sequence
 
 /// The type of each token. GLM's frames are image placeholders between a video's markers.
@@ -281,6 +296,7 @@ std::tuple<Tensor, Tensor> compute_mrope(const Tensor& ids, const MropeInputs& i
   const auto rule = rule_of(inputs.rule);
   const MropeCall& call = inputs.call;
   check(ids, *rule, call);
+  if (readable(ids)) check_values(call);
   const Sequence sequence = sequence_of(ids, *rule, call);
   std::vector<Items> all = {images_of(sequence, *rule, call), videos_of(sequence, *rule, call)};
   if (call.audio_lengths().has_value()) {

@@ -132,6 +132,16 @@ VIDEO = {"video_grids": torch.tensor([[2, 4, 4]]), "seconds_per_grid": torch.one
             ValueError,
             "seconds_per_grid: expected a number for each video",
         ),
+        (
+            {"rule": "qwen2_5_vl", **VIDEO, "seconds_per_grid": torch.tensor([float("nan")])},
+            ValueError,
+            "seconds_per_grid: expected finite numbers of at least 0, got nan",
+        ),
+        (
+            {"token_types": torch.full((1, 10), 4)},
+            ValueError,
+            "token_types: expected 0 to 3, got 4",
+        ),
         ({"attention_mask": torch.ones(1, 3)}, TypeError, "attention_mask: expected bool or"),
         (
             {"attention_mask": torch.ones(1, 3).bool()},
