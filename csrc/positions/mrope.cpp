@@ -206,12 +206,12 @@ void check_fits(const Items& items) {
   TORCH_CHECK_VALUE(found == total, items.argument, ": expected ", found,
                     " tokens, the placeholders of ", items.name, " in ids, got ", total);
   if (!items.torn.any().item<bool>()) return;
-  const Tensor at = items.torn.nonzero().select(0, 0);
-  const Tensor item = items.item.index({at.select(0, 0), at.select(0, 1)});
+  const Tensor first = items.torn.nonzero()[0];  // sample, token
+  const Tensor item = items.item.index({first[0], first[1]});
   TORCH_CHECK_VALUE(false, items.argument, ": expected the placeholders of number ",
                     item.item<int64_t>(), " of the ", items.name,
-                    " side by side, got another token before token ", at[1].item<int64_t>(),
-                    " of sample ", at[0].item<int64_t>(), ", padding not counted");
+                    " side by side, got another token before token ", first[1].item<int64_t>(),
+                    " of sample ", first[0].item<int64_t>(), ", padding not counted");
 }
 
 // ------------------------------------------------------------------------------------ positions
