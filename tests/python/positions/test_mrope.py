@@ -76,6 +76,22 @@ def test_items_side_by_side() -> None:
     assert positions[0, 0].tolist() == [0, 1, 1, 1, 1, 1, 1, 4, 4, 4, 4, 6]
 
 
+@pytest.mark.parametrize("time", ["interval", "elapsed", "exact"])
+def test_times_are_rounded_as_models_do(time: str) -> None:
+    seconds, frames = torch.tensor([0.04]), torch.arange(8)
+    rule = pe.MropeRule(video_token=7, spatial_merge=1, time=time, positions_per_second=25)
+    positions, _ = pe.positions.mrope(
+        torch.full((1, 8), 7),
+        rule=rule,
+        video_grids=torch.tensor([[8, 1, 1]]),
+        seconds_per_grid=seconds,
+    )
+    elapsed = frames * seconds * 25
+    expected = {"interval": (frames * (seconds * 25)).long(), "elapsed": elapsed.long()}
+    assert not torch.equal(*expected.values())
+    assert torch.equal(positions[0, 0], {**expected, "exact": elapsed}[time])
+
+
 def test_given_types_replace_ids() -> None:
     ids = image_prompt()
     types = ids.eq(151655).long()
@@ -235,9 +251,16 @@ def test_rules_are_texts_and_objects() -> None:
 
 
 def test_numbers_of_a_configuration() -> None:
-    thinker = {"audio_token_id": 9, "position_id_per_seconds": 7, "audio_config": {"n_window": 30}}
+    vision = {"spatial_merge_size": 3}
+    thinker = {
+        "audio_token_id": 9,
+        "vision_config": vision,
+        "position_id_per_seconds": 7,
+        "audio_config": {"n_window": 30},
+    }
     config = {"model_type": "qwen3_omni_moe", "thinker_config": thinker}
     rule = pe.positions.MropeRule.from_huggingface(config)
+    assert rule.spatial_merge == 3
     assert (rule.audio_token, rule.positions_per_second, rule.audio_chunk) == (9, 7.0, 60)
     with pytest.raises(ValueError, match="image_token_id: expected a number"):
         pe.positions.MropeRule.from_huggingface(
