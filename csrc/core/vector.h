@@ -13,6 +13,8 @@
 #include "core/vector_avx512.h"
 #elif defined(__AVX2__)
 #include "core/vector_avx2.h"
+#elif defined(__aarch64__)
+#include "core/vector_neon.h"
 #else
 #include "core/vector_portable.h"
 #endif
