@@ -409,9 +409,14 @@ class RotaryEmbedding(Leaf, nn.Module):
         is_near = (lengths <= original).view(shape)
         near = self.forward(query, key, positions, seq_len=original, **options)
         far = self.forward(query, key, positions, seq_len=original + 1, **options)
-        if isinstance(near, Tensor):
+        if isinstance(near, Tensor) and isinstance(far, Tensor):
             return torch.where(is_near, near, far)
-        return torch.where(is_near, near[0], far[0]), torch.where(is_near, near[1], far[1])
+        (near_query, near_key), (far_query, far_key) = near, far
+        query, key = (
+            torch.where(is_near, near_query, far_query),
+            torch.where(is_near, near_key, far_key),
+        )
+        return query, key
 
     @overload
     def rotate_(

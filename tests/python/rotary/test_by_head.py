@@ -211,11 +211,9 @@ def test_longrope_by_the_length_of_each_sample(
     assert torch.allclose(key, 2 * found)
     (gradient,) = torch.autograd.grad(found.sum(), query)
     assert torch.isfinite(gradient).all()
-    compiled = torch.compile(rope, fullgraph=True, dynamic=True)
-    assert torch.equal(
-        compiled(query, None, places, seq_len=lengths),
-        rope(query, positions=places, seq_len=lengths),
-    )
+    if layout == "bshd":
+        compiled = torch.compile(rope, fullgraph=True, dynamic=True, backend="aot_eager")
+        assert torch.equal(compiled(query, seq_len=lengths), rope(query, seq_len=lengths))
     with pytest.raises(ValueError, match=f"seq_len: expected integers \\[{count}\\]"):
         rope(query, seq_len=lengths[:2])
     dynamic = pe.RotaryEmbedding(DIM, scaling=pe.DynamicNtkScaling(2.0, 32))
