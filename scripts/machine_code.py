@@ -28,7 +28,7 @@ HOT = (
     "rotary::rotate_kernel<{T}, {pack}, true, 64, exact>",
     "rotary::rotate_kernel<{T}, {pack}, false, 64, own>",
     "rotary::rotate_kernel<BFloat16, 8, false, 512, pairs>",
-    "rotary::sum_kernel<{T}, {pack}, false>",
+    "rotary::sum_kernel<{T}, {pack}, false, false>",
     "rotary_norm::norm_kernel<{T}, {pack}, false, 64>",
     "rotary_norm::whole_heads_kernel<{half}, 8, false, 64>",
     "rotary_norm::backward_kernel<{T}, {pack}, false, 64>",
