@@ -6,11 +6,14 @@ namespace posembed::binding {
 namespace {
 
 using Module = SinusoidalPositionalEmbeddingImpl;
+using Wholes = std::optional<std::vector<int64_t>>;
 
-std::shared_ptr<Module> make_sinusoidal(int64_t embedding_dim, double base,
-                                        const std::string& preset, std::optional<bool> cos_first,
-                                        std::optional<double> shift, double scale,
-                                        std::optional<int64_t> padding_idx, bool learned_scale) {
+std::shared_ptr<Module> make_sinusoidal(
+    int64_t embedding_dim, double base, const std::string& preset, std::optional<bool> cos_first,
+    std::optional<double> shift, double scale, std::optional<int64_t> padding_idx,
+    bool learned_scale, const Wholes& axes, const Wholes& widths, std::optional<double> start,
+    std::optional<double> length, const std::optional<std::vector<double>>& interpolation_scale,
+    std::optional<int64_t> max_size) {
   return std::make_shared<Module>(SinusoidalOptions(embedding_dim)
                                       .base(base)
                                       .preset(preset)
@@ -18,13 +21,29 @@ std::shared_ptr<Module> make_sinusoidal(int64_t embedding_dim, double base,
                                       .shift(shift)
                                       .scale(scale)
                                       .padding_idx(padding_idx)
-                                      .learned_scale(learned_scale));
+                                      .learned_scale(learned_scale)
+                                      .axes(axes)
+                                      .widths(widths)
+                                      .start(start)
+                                      .length(length)
+                                      .interpolation_scale(interpolation_scale)
+                                      .max_size(max_size));
 }
 
 torch::Tensor sinusoidal_forward(Module& self, const torch::Tensor& x,
                                  const std::optional<torch::Tensor>& positions,
-                                 const Offset& offset) {
-  return self.forward(x, PositionCall().positions(positions).offset(offset));
+                                 const Offset& offset, const Wholes& grid,
+                                 const std::optional<torch::Tensor>& mask) {
+  PositionCall call = PositionCall().positions(positions).offset(offset).mask(mask);
+  if (grid.has_value()) call.grid(*grid);
+  return self.forward(x, call);
+}
+
+torch::Tensor sinusoidal_grid(Module& self, const std::vector<int64_t>& grid,
+                              const std::optional<torch::Tensor>& mask,
+                              std::optional<torch::Dtype> dtype,
+                              std::optional<torch::Device> device) {
+  return self.encode_grid(grid, mask, dtype.value_or(torch::kFloat), device.value_or(torch::kCPU));
 }
 
 }  // namespace
@@ -34,9 +53,16 @@ const Binding binding_of_sinusoidal([](py::module_& module) {
       .def(py::init(&make_sinusoidal), py::arg("embedding_dim"), py::kw_only(),
            py::arg("base") = 10000.0, py::arg("preset") = "vaswani",
            py::arg("cos_first") = py::none(), py::arg("shift") = py::none(), py::arg("scale") = 1.0,
-           py::arg("padding_idx") = py::none(), py::arg("learned_scale") = false)
+           py::arg("padding_idx") = py::none(), py::arg("learned_scale") = false,
+           py::arg("axes") = py::none(), py::arg("widths") = py::none(),
+           py::arg("start") = py::none(), py::arg("length") = py::none(),
+           py::arg("interpolation_scale") = py::none(), py::arg("max_size") = py::none())
       .def("forward", &sinusoidal_forward, py::arg("x"), py::arg("positions") = py::none(),
-           py::kw_only(), py::arg("offset") = 0, without_gil())
+           py::kw_only(), py::arg("offset") = 0, py::arg("grid") = py::none(),
+           py::arg("mask") = py::none(), without_gil())
+      .def("encode_grid", &sinusoidal_grid, py::arg("grid"), py::arg("mask") = py::none(),
+           py::kw_only(), py::arg("dtype") = py::none(), py::arg("device") = py::none(),
+           without_gil())
       .def("encode", &Module::encode, py::arg("positions"), py::kw_only(),
            py::arg("dtype") = py::none(), without_gil())
       .def("shift_matrix", &Module::shift_matrix, py::arg("distance"), without_gil());

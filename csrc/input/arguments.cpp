@@ -40,7 +40,7 @@ void check_position(const Input& in) {
   learned::check_positions(in.positions(), in.ids.sym_size(0), in.ids.sym_size(1),
                            in.offset().number());
   if (sinusoidal) {
-    const int64_t width = sinusoidal::specification(in.sinusoid())->spec.embedding_dim;
+    const int64_t width = sinusoidal::specification_of_one_axis(in.sinusoid())->spec.embedding_dim;
     dispatcher::check_size(width, in.token.sym_size(1), "sinusoid", "embedding_dim");
   }
   TORCH_CHECK_VALUE(in.position_padding_idx() >= -1 && in.position_padding_idx() < in.first_row(),

@@ -4,10 +4,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <ostream>
 #include <string_view>
 #include <tuple>
 
 #include "dispatcher/operator.h"
+#include "posembed/learned.h"
 
 namespace posembed::learned {
 
@@ -37,6 +39,19 @@ inline const dispatcher::Operator<Tensor(const Tensor&, c10::SymInt), Rows> lear
 inline const dispatcher::Operator<Tensor(const Tensor&, int64_t, int64_t, std::string_view)>
     learned_extend{"learned_extend"};
 
+/// The options of learned_resample, in the order of its schema.
+struct Resample {
+  Resampling how;
+
+  POSEMBED_FIELDS(self.how.method(), self.how.align_corners(), self.how.antialias(),
+                  self.how.scale_offset())
+};
+
+/// The last rows of a table as a grid, resampled to another one; the rows before it do not change.
+inline const dispatcher::Operator<Tensor(const Tensor&, c10::SymIntArrayRef, c10::SymIntArrayRef),
+                                  Resample>
+    learned_resample{"learned_resample"};
+
 /// The positions of tokens in padded sequences, from a mask.
 inline const dispatcher::Operator<Tensor(const Tensor&, c10::SymInt, c10::SymInt)>
     learned_positions{"learned_positions"};
@@ -47,6 +62,11 @@ void check_table(const Tensor& weight, const char* argument, int64_t first_row);
 /// positions: int [seq], [1, seq] or [batch, seq], or none. Rejects an offset given with them.
 void check_positions(const MaybeTensor& positions, const c10::SymInt& batch, const c10::SymInt& seq,
                      const c10::SymInt& offset);
+
+void check_resampling(const Resampling& how);
+
+/// Prints the options that are not the default.
+void print_resampling(const Resampling& how, const char* usual_method, std::ostream& stream);
 
 /// Checks that positions offset, offset + 1, … of a sequence have rows.
 void check_length(int64_t offset, int64_t seq, int64_t rows, int64_t first_row);

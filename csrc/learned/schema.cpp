@@ -12,5 +12,14 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
          "int max_positions, "
          "int first_row=0, "
          "str method=\"linear\") -> Tensor");
+  define(m,
+         "learned_resample("
+         "Tensor weight, "
+         "SymInt[] grid, "
+         "SymInt[] new_grid, "
+         "str method=\"bicubic\", "
+         "bool align_corners=False, "
+         "bool antialias=False, "
+         "float scale_offset=0.0) -> Tensor");
   define(m, "learned_positions(Tensor mask, SymInt past=0, SymInt skip=0) -> Tensor");
 }

@@ -1,9 +1,13 @@
 // RelativePositionBias and the functional interface: thin wrappers around the operators.
 #include <torch/nn/init.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <ostream>
 
+#include "learned/operator.h"
 #include "posembed/relative_bias.h"
 #include "relative_bias/operator.h"
 
@@ -16,6 +20,54 @@ namespace {
 
 Bucketing bucketing_of(const RelativeBiasOptions& options) {
   return {options.max_distance(), options.bidirectional(), options.buckets()};
+}
+
+using Window = std::vector<int64_t>;
+
+void check_window(const Window& window, const char* name) {
+  constexpr int64_t largest = int64_t{1} << 20;
+  const bool valid = window.size() == 2 && std::all_of(window.begin(), window.end(), [](int64_t n) {
+                       return n >= 1 && n <= largest;
+                     });
+  TORCH_CHECK_VALUE(valid, name, ": expected the numbers of rows and columns, each 1 to ", largest,
+                    ", got ", window);
+}
+
+void check_window_options(const RelativeBiasOptions& options) {
+  if (options.window().empty()) {
+    TORCH_CHECK_VALUE(
+        !options.class_token() && options.mlp_dim() == 0 && options.pretrained_window().empty(),
+        "window: expected one beside class_token, mlp_dim or pretrained_window");
+    functional::relative_buckets(torch::zeros({0}, torch::kLong), options);  // checks the options
+    return;
+  }
+  check_window(options.window(), "window");
+  learned::check_resampling(options.resampling());
+  TORCH_CHECK_VALUE(options.mlp_dim() >= 0, "mlp_dim: expected 0 or more, got ", options.mlp_dim());
+  TORCH_CHECK_VALUE(options.mlp_dim() == 0 || !options.class_token(),
+                    "class_token: expected False beside mlp_dim");
+  if (options.pretrained_window().empty()) return;
+  check_window(options.pretrained_window(), "pretrained_window");
+  TORCH_CHECK_VALUE(options.mlp_dim() > 0, "pretrained_window: expected none without mlp_dim, got ",
+                    options.pretrained_window());
+}
+
+int64_t rows_of_table(const RelativeBiasOptions& options) {
+  const Window& window = options.window();
+  return (2 * window[0] - 1) * (2 * window[1] - 1) + (options.class_token() ? 3 : 0);
+}
+
+void print_window(const RelativeBiasOptions& options, std::ostream& stream) {
+  const auto print = [&](const char* name, const Window& window) {
+    stream << ", " << name << "=(" << window[0] << ", " << window[1] << ")";
+  };
+  stream << "RelativePositionBias(" << options.num_heads();
+  print("window", options.window());
+  if (options.class_token()) stream << ", class_token=True";
+  if (options.mlp_dim() > 0) stream << ", mlp_dim=" << options.mlp_dim();
+  if (!options.pretrained_window().empty()) print("pretrained_window", options.pretrained_window());
+  learned::print_resampling(options.resampling(), "bilinear", stream);
+  stream << ")";
 }
 
 }  // namespace
@@ -41,17 +93,51 @@ RelativePositionBiasImpl::RelativePositionBiasImpl(const RelativeBiasOptions& op
   RelativePositionBiasImpl::reset();
 }
 
+torch::Tensor functional::relative_window_bias(const torch::Tensor& weight,
+                                               const std::vector<int64_t>& window,
+                                               bool class_token) {
+  return relative_bias::relative_window_bias(weight, c10::fromIntArrayRefSlow(window), class_token);
+}
+
+torch::Tensor functional::relative_window_resample(const torch::Tensor& weight,
+                                                   const std::vector<int64_t>& window,
+                                                   const std::vector<int64_t>& new_window,
+                                                   const Resampling& how) {
+  return relative_bias::relative_window_resample(weight, c10::fromIntArrayRefSlow(window),
+                                                 c10::fromIntArrayRefSlow(new_window), {how});
+}
+
 void RelativePositionBiasImpl::reset() {
   TORCH_CHECK_VALUE(options.num_heads() >= 0, "num_heads: expected 0 or more, got ",
                     options.num_heads());
-  functional::relative_buckets(torch::zeros({0}, torch::kLong), options);  // checks the options
-  weight = register_parameter("weight", torch::empty({options.num_buckets(), options.num_heads()}));
+  relative_bias::check_window_options(options);
+  if (options.mlp_dim() > 0) {
+    mlp = register_module(
+        "mlp",
+        torch::nn::Sequential(
+            torch::nn::Linear(2, options.mlp_dim()), torch::nn::ReLU(),
+            torch::nn::Linear(
+                torch::nn::LinearOptions(options.mlp_dim(), options.num_heads()).bias(false))));
+  } else {
+    if (!options.window().empty()) options.num_buckets(relative_bias::rows_of_table(options));
+    weight =
+        register_parameter("weight", torch::empty({options.num_buckets(), options.num_heads()}));
+  }
   reset_parameters();
 }
 
-void RelativePositionBiasImpl::reset_parameters() { torch::nn::init::normal_(weight, 0.0, 0.02); }
+void RelativePositionBiasImpl::reset_parameters() {
+  for (torch::Tensor& parameter : parameters()) {
+    if (parameter.dim() == 1) {
+      torch::nn::init::zeros_(parameter);
+    } else {
+      torch::nn::init::normal_(parameter, 0.0, 0.02);
+    }
+  }
+}
 
 void RelativePositionBiasImpl::pretty_print(std::ostream& stream) const {
+  if (!options.window().empty()) return relative_bias::print_window(options, stream);
   stream << "RelativePositionBias(" << options.num_heads()
          << ", num_buckets=" << options.num_buckets()
          << ", max_distance=" << options.max_distance();
@@ -65,8 +151,41 @@ void RelativePositionBiasImpl::pretty_print(std::ostream& stream) const {
 torch::Tensor RelativePositionBiasImpl::forward(int64_t query_length,
                                                 std::optional<int64_t> key_length,
                                                 std::optional<int64_t> query_offset) {
+  TORCH_CHECK_VALUE(options.window().empty(),
+                    "query_length: expected of_window(), because the bias has a window");
   return functional::relative_bias(weight, query_length, key_length.value_or(query_length), options,
                                    query_offset);
+}
+
+torch::Tensor RelativePositionBiasImpl::table(const std::vector<int64_t>& window) {
+  const std::vector<int64_t>& own = options.window();
+  TORCH_CHECK_VALUE(!own.empty(), "window: expected a bias with a window, got one by distances");
+  const std::vector<int64_t>& wanted = window.empty() ? own : window;
+  if (mlp) {
+    const auto& scale = options.pretrained_window();
+    const torch::Tensor distances = relative_bias::relative_log_distances(
+        mlp->parameters()[0], c10::fromIntArrayRefSlow(wanted),
+        c10::fromIntArrayRefSlow(scale.empty() ? wanted : scale));
+    return 16 * torch::sigmoid(mlp->forward(distances));
+  }
+  if (wanted == own) return weight;
+  return functional::relative_window_resample(weight, own, wanted, options.resampling());
+}
+
+torch::Tensor RelativePositionBiasImpl::of_window(const std::vector<int64_t>& window) {
+  return functional::relative_window_bias(table(window), window.empty() ? options.window() : window,
+                                          options.class_token());
+}
+
+void RelativePositionBiasImpl::extend(const std::vector<int64_t>& window) {
+  relative_bias::check_window(window, "window");
+  if (!mlp) {
+    const torch::NoGradGuard no_grad;
+    weight.set_data(table(window));
+    weight.mutable_grad() = torch::Tensor();
+    options.num_buckets(weight.size(0));
+  }
+  options.window(window);
 }
 
 }  // namespace posembed

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "dispatcher/operator.h"
+#include "learned/operator.h"
 #include "posembed/relative_bias.h"
 
 namespace posembed::dispatcher {
@@ -40,5 +41,20 @@ using MaybeOffset = std::optional<c10::SymInt>;
 inline const dispatcher::Operator<
     Tensor(const Tensor&, c10::SymInt, c10::SymInt, const MaybeOffset&), Bucketing>
     relative_bias{"relative_bias"};
+
+/// The bias of a window in two dimensions: a table of its differences, {rows, columns}, whether a
+/// class token stands before its cells.
+inline const dispatcher::Operator<Tensor(const Tensor&, c10::SymIntArrayRef, bool)>
+    relative_window_bias{"relative_window_bias"};
+
+/// That table for another window.
+inline const dispatcher::Operator<Tensor(const Tensor&, c10::SymIntArrayRef, c10::SymIntArrayRef),
+                                  learned::Resample>
+    relative_window_resample{"relative_window_resample"};
+
+/// The logarithms of a window's differences, which an MLP maps to a table. The last argument is the
+/// window whose largest differences are 1.
+inline const dispatcher::Operator<Tensor(const Tensor&, c10::SymIntArrayRef, c10::SymIntArrayRef)>
+    relative_log_distances{"relative_log_distances"};
 
 }  // namespace posembed::relative_bias

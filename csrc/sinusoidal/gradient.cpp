@@ -2,14 +2,22 @@
 // derivative with respect to a position is again a sinusoid, a quarter turn ahead and times the
 // frequency: sinusoidal_encode of the next order. A learned scale multiplies it.
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
 #include <torch/library.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "dispatcher/autograd.h"
 #include "dispatcher/saved_call.h"
 #include "dispatcher/tangent.h"
 #include "dispatcher/tensors.h"
 #include "sinusoidal/operator.h"
+#include "sinusoidal/specification.h"
 
 namespace posembed::sinusoidal {
 namespace {
@@ -47,7 +55,7 @@ Tensor position_gradient(const Tensor& gradient, const Encoding& encoded) {
 Tensor scale_gradient(const Tensor& gradient, const Encoding& encoded) {
   const at::ScalarType type = dispatcher::compute_type(gradient);
   const Tensor rows = at::sum(gradient.to(type).mul(unscaled(encoded, type)), -1);
-  return at::sum(rows).reshape_symint(encoded.scale->sym_sizes()).to(encoded.scale->scalar_type());
+  return at::sum(rows).reshape_symint(encoded.scale->sym_sizes());
 }
 
 /// The tangent of encodings, from the tangents of positions and scale; undefined if neither has
@@ -82,6 +90,51 @@ Encoding encoding_of(const Addition& addition, const Tensor& x) {
           addition.scale};
 }
 
+/// A block of the columns that sinusoidal_add encodes: all of them with one axis.
+struct Block {
+  Addition addition;  // of the block
+  std::string text;   // its specification
+  Tensor x;
+  size_t axis = 0;
+  int64_t column = 0;
+  std::optional<int64_t> width;
+
+  Encoding encoding() const {
+    Encoding result = encoding_of(addition, x);
+    result.spec = text;
+    return result;
+  }
+
+  Tensor columns(const Tensor& rows) const {
+    return width.has_value() ? rows.narrow(-1, column, *width) : rows;
+  }
+};
+
+/// x: [..., seq, embedding_dim]
+std::vector<Block> blocks_of(const Addition& addition, const Tensor& x, const Specification& spec) {
+  if (spec.parts.empty()) return {{addition, std::string(addition.spec), x, 0, 0, std::nullopt}};
+  std::vector<Block> blocks;
+  for (const Part& part : spec.parts) {
+    Addition of_block = addition;
+    of_block.positions = addition.positions->select(0, part.axis);
+    blocks.push_back({of_block, part.text(), x, static_cast<size_t>(part.axis), part.column,
+                      part.spec().embedding_dim});
+  }
+  return blocks;
+}
+
+/// The tangent of what sinusoidal_add adds to x.
+Tensor addition_tangent(const Addition& addition, const Tensor& x) {
+  const SpecificationPointer spec = specification(addition.spec);
+  std::vector<Tensor> tangents;
+  for (const Block& block : blocks_of(addition, x, *spec)) {
+    const Tensor columns = block.columns(x);
+    tangents.push_back(
+        encoding_tangent(block.encoding(), x.scalar_type()).expand_symint(columns.sym_sizes()));
+  }
+  return tangents.size() == 1 ? tangents[0] : at::cat(tangents, -1);
+}
+
 /// Gradient of sinusoidal_add.
 class SinusoidalAddBackward : public dispatcher::OperatorNode<SinusoidalAddBackward> {
  public:
@@ -97,9 +150,17 @@ class SinusoidalAddBackward : public dispatcher::OperatorNode<SinusoidalAddBackw
     variable_list result{gradient, Tensor(), Tensor()};
     if (!gradient.defined() || !(needs(1) || needs(2))) return result;
     const Addition addition = saved.unpack();  // once: checkpointing forbids a second unpack
-    const Encoding encoded = encoding_of(addition, gradient);
-    if (needs(1)) result[1] = position_gradient(gradient, encoded);
-    if (needs(2)) result[2] = scale_gradient(gradient, encoded);
+    const SpecificationPointer spec = specification(addition.spec);
+    std::vector<Tensor> of_axis(std::max<size_t>(1, spec->parts.size()));
+    for (const Block& block : blocks_of(addition, gradient, *spec)) {
+      const Tensor columns = block.columns(gradient);
+      if (needs(1)) of_axis[block.axis] = position_gradient(columns, block.encoding());
+      if (needs(2)) {
+        result[2] = dispatcher::accumulate(result[2], scale_gradient(columns, block.encoding()));
+      }
+    }
+    if (needs(1)) result[1] = spec->parts.empty() ? of_axis[0] : at::stack(of_axis);
+    if (needs(2)) result[2] = result[2].to(addition.scale->scalar_type());
     return result;
   }
 
@@ -122,7 +183,9 @@ class SinusoidalEncodeBackward : public dispatcher::OperatorNode<SinusoidalEncod
     if (!gradient.defined()) return result;
     const Encoding encoded = saved.unpack();
     if (needs(0)) result[0] = position_gradient(gradient, encoded);
-    if (needs(1)) result[1] = scale_gradient(gradient, encoded);
+    if (needs(1)) {
+      result[1] = scale_gradient(gradient, encoded).to(encoded.scale->scalar_type());
+    }
     return result;
   }
 
@@ -143,9 +206,8 @@ Tensor add_autograd(const Tensor& x, const Addition& addition) {
   Tensor output = dispatcher::below_autograd([&] { return sinusoidal_add(x, addition); });
   if (node) torch::autograd::set_history(output, node);
   if (dispatcher::tangent(positions).defined() || dispatcher::tangent(factor).defined()) {
-    const Tensor tangent =
-        encoding_tangent(encoding_of(addition, x), x.scalar_type()).expand_symint(x.sym_sizes());
-    dispatcher::set_tangent(output, dispatcher::accumulate(dispatcher::tangent(x), tangent));
+    dispatcher::set_tangent(
+        output, dispatcher::accumulate(dispatcher::tangent(x), addition_tangent(addition, x)));
   } else {
     dispatcher::set_tangent(output, dispatcher::copied_tangent(x));
   }

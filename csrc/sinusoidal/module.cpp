@@ -1,19 +1,53 @@
 // SinusoidalPositionalEmbedding and the functional interface: thin wrappers around the operators.
+#include <c10/util/StringUtil.h>
+
 #include <ostream>
 
 #include "posembed/sinusoidal.h"
 #include "sinusoidal/operator.h"
+#include "sinusoidal/specification.h"
 
 namespace posembed {
 
 namespace sinusoidal {
 namespace {
 
+/// The positions of a call, [axes, batch or 1, seq] with several axes.
+MaybeTensor positions_of(const Tensor& x, Text spec, const PositionCall& call, bool several) {
+  TORCH_CHECK_VALUE(call.grid().empty() || (!call.positions().has_value() && several),
+                    "grid: expected several axes and no positions, got ", call.grid());
+  TORCH_CHECK_VALUE(!call.mask().has_value() || !call.grid().empty(),
+                    "mask: expected none without a grid");
+  if (!call.grid().empty()) {
+    return sinusoidal_grid_positions(x, spec, c10::fromIntArrayRefSlow(call.grid()), call.mask());
+  }
+  if (!several) return call.offset().positions(call.positions(), x, x.dim() - 3, x.dim() - 2);
+  const MaybeTensor& given = call.positions();
+  return given.has_value() && given->dim() == 2 ? given->unsqueeze(1) : given;
+}
+
 /// x: [..., seq, embedding_dim]
 Tensor add_to(const Tensor& x, Text spec, const PositionCall& call, const MaybeTensor& scale) {
+  const bool several = !specification(spec)->parts.empty();
   return sinusoidal_add(
-      x, {spec, call.offset().positions(call.positions(), x, x.dim() - 3, x.dim() - 2),
-          call.offset().number(), scale});
+      x, {spec, positions_of(x, spec, call, several), call.offset().number(), scale});
+}
+
+/// positions: [...], or [axes, ...] with several axes
+Tensor encode_axes(const Tensor& positions, Text text, const MaybeTensor& scale,
+                   std::optional<torch::Dtype> dtype) {
+  const SpecificationPointer spec = specification(text);
+  if (spec->parts.empty()) return sinusoidal_encode({positions, text, scale}, dtype);
+  const auto axes = static_cast<int64_t>(spec->parts.size());
+  TORCH_CHECK_VALUE(positions.dim() >= 1 && positions.size(0) == axes,
+                    "positions: expected [axes, ...] with ", axes, " axes, got ",
+                    positions.sizes());
+  std::vector<Tensor> blocks;
+  for (const Part& part : spec->parts) {
+    const std::string of_block = part.text();
+    blocks.push_back(sinusoidal_encode({positions.select(0, part.axis), of_block, scale}, dtype));
+  }
+  return torch::cat(blocks, -1);
 }
 
 }  // namespace
@@ -29,7 +63,16 @@ torch::Tensor functional::sinusoidal_encode(const torch::Tensor& positions,
                                             const SinusoidalSpec& spec,
                                             std::optional<torch::Dtype> dtype,
                                             const std::optional<torch::Tensor>& scale) {
-  return sinusoidal::sinusoidal_encode({positions, spec.to_json(), scale}, dtype);
+  return sinusoidal::encode_axes(positions, spec.to_json(), scale, dtype);
+}
+
+torch::Tensor functional::sinusoidal_grid_positions(const SinusoidalSpec& spec,
+                                                    const std::vector<int64_t>& grid,
+                                                    const std::optional<torch::Tensor>& mask,
+                                                    torch::Device device) {
+  const torch::Tensor like = mask.value_or(torch::empty({0}, device));
+  return sinusoidal::sinusoidal_grid_positions(like, spec.to_json(), c10::fromIntArrayRefSlow(grid),
+                                               mask);
 }
 
 torch::Tensor SinusoidalSpec::permutation_to(const SinusoidalSpec& other) const {
@@ -46,6 +89,12 @@ SinusoidalSpec SinusoidalOptions::spec() const {
   spec.shift = shift_;
   spec.scale = scale_;
   spec.padding_idx = padding_idx_;
+  spec.axes = axes_;
+  spec.widths = widths_;
+  spec.start = start_;
+  spec.length = length_;
+  spec.interpolation_scale = interpolation_scale_;
+  spec.max_size = max_size_;
   spec.check();
   return spec;
 }
@@ -79,6 +128,17 @@ void SinusoidalPositionalEmbeddingImpl::pretty_print(std::ostream& stream) const
   if (options.scale() != 1.0) stream << ", scale=" << options.scale();
   if (const auto padding = options.padding_idx()) stream << ", padding_idx=" << *padding;
   if (options.learned_scale()) stream << ", learned_scale=True";
+  const auto print_all = [&](const char* name, const auto& numbers) {
+    if (!numbers.has_value()) return;
+    stream << ", " << name << "=(" << c10::Join(", ", *numbers);
+    stream << (numbers->size() == 1 ? ",)" : ")");
+  };
+  print_all("axes", options.axes());
+  print_all("widths", options.widths());
+  if (const auto start = options.start()) stream << ", start=" << *start;
+  if (const auto length = options.length()) stream << ", length=" << *length;
+  print_all("interpolation_scale", options.interpolation_scale());
+  if (const auto size = options.max_size()) stream << ", max_size=" << *size;
   stream << ")";
 }
 
@@ -89,7 +149,16 @@ torch::Tensor SinusoidalPositionalEmbeddingImpl::forward(const torch::Tensor& x,
 
 torch::Tensor SinusoidalPositionalEmbeddingImpl::encode(const torch::Tensor& positions,
                                                         std::optional<torch::Dtype> dtype) {
-  return sinusoidal::sinusoidal_encode({positions, text_, learned_scale()}, dtype);
+  return sinusoidal::encode_axes(positions, text_, learned_scale(), dtype);
+}
+
+torch::Tensor SinusoidalPositionalEmbeddingImpl::encode_grid(
+    const std::vector<int64_t>& grid, const std::optional<torch::Tensor>& mask,
+    std::optional<torch::Dtype> dtype, torch::Device device) {
+  const torch::Tensor like = mask.value_or(torch::empty({0}, device));
+  const torch::Tensor positions =
+      sinusoidal::sinusoidal_grid_positions(like, text_, c10::fromIntArrayRefSlow(grid), mask);
+  return sinusoidal::encode_axes(positions, text_, learned_scale(), dtype);
 }
 
 torch::Tensor SinusoidalPositionalEmbeddingImpl::shift_matrix(double distance) const {

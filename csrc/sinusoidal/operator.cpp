@@ -37,6 +37,19 @@ void check_positions(const Tensor& positions, const Tensor& x, const c10::SymInt
   dispatcher::check_positions_shape(positions, "positions", batch, x.sym_size(-2), offset);
 }
 
+/// positions of several axes: [axes, batch or 1, seq]
+void check_positions_of_axes(const MaybeTensor& positions, const Tensor& x,
+                             const c10::SymInt& offset, int64_t axes) {
+  TORCH_CHECK_VALUE(positions.has_value(), "positions: expected those of ", axes,
+                    " axes, got none");
+  TORCH_CHECK_VALUE(positions->dim() == 3 && positions->sym_size(0) == axes,
+                    "positions: expected [axes, batch or 1, seq] with ", axes, " axes, got ",
+                    positions->sym_sizes());
+  TORCH_CHECK_VALUE(x.dim() == 3, "x: expected [batch, seq, embedding_dim] with several axes, got ",
+                    x.sym_sizes());
+  check_positions(positions->select(0, 0), x, offset);
+}
+
 void check_scale(const MaybeTensor& scale) {
   // scale: one number
   if (!scale.has_value()) return;
@@ -53,8 +66,12 @@ SpecificationPointer check_add(const Tensor& x, const Addition& addition) {
                     "x: expected [batch, seq, embedding_dim] or [seq, embedding_dim], got ",
                     x.sym_sizes());
   dispatcher::check_size(x.sym_size(-1), spec->spec.embedding_dim, "x", "embedding_dim");
-  if (addition.positions.has_value())
+  if (!spec->parts.empty()) {
+    check_positions_of_axes(addition.positions, x, addition.offset.number(),
+                            static_cast<int64_t>(spec->parts.size()));
+  } else if (addition.positions.has_value()) {
     check_positions(*addition.positions, x, addition.offset.number());
+  }
   check_scale(addition.scale);
   return spec;
 }
@@ -121,11 +138,11 @@ Prepared prepare_add(const Tensor& x, const Addition& addition) {
   return {std::move(spec), dispatcher::empty_symint(x.sym_sizes(), x.options())};
 }
 
-void add(const Tensor& x, const Addition& addition, const Prepared& prepared) {
+void add_one(const Tensor& x, const Addition& addition, const Specification& spec,
+             const Tensor& out) {
   const Tensor in = dispatcher::with_contiguous_last_dim(x);
-  const Tensor& out = prepared.result;
   Arguments call;
-  call.sinusoid = with_scale(prepared.spec->sinusoid(), addition.scale);
+  call.sinusoid = with_scale(spec.sinusoid(), addition.scale);
   call.in = in.const_data_ptr();
   call.out = out.mutable_data_ptr();
   call.scalar = dispatcher::scalar_of(x);
@@ -143,10 +160,23 @@ void add(const Tensor& x, const Addition& addition, const Prepared& prepared) {
   launch(call, out);
 }
 
+/// Adds each block of columns apart: together they read and write each number once.
+void add(const Tensor& x, const Addition& addition, const Prepared& prepared) {
+  const Specification& spec = *prepared.spec;
+  if (spec.parts.empty()) return add_one(x, addition, spec, prepared.result);
+  for (const Part& part : spec.parts) {
+    const int64_t width = part.spec().embedding_dim;
+    Addition of_block = addition;
+    of_block.positions = addition.positions->select(0, part.axis);
+    add_one(x.narrow(-1, part.column, width), of_block, *part.specification,
+            prepared.result.narrow(-1, part.column, width));
+  }
+}
+
 Prepared prepare_encode(const Encoding& encoding, MaybeType dtype) {
   check_encode(encoding);
   const Tensor& positions = encoding.positions;
-  SpecificationPointer spec = specification(encoding.spec);
+  SpecificationPointer spec = specification_of_one_axis(encoding.spec);
   c10::SymDimVector sizes(positions.sym_sizes().begin(), positions.sym_sizes().end());
   sizes.emplace_back(spec->spec.embedding_dim);
   const at::TensorOptions options = positions.options().dtype(encoded_type(dtype, positions));
@@ -170,9 +200,14 @@ void encode(const Encoding& encoding, MaybeType, const Prepared& prepared) {
 
 Tensor frequencies(Text text, std::optional<at::Device> device) {
   const SpecificationPointer spec = specification(text);
-  Tensor result = at::empty({static_cast<int64_t>(spec->frequencies.size())}, at::kDouble);
+  std::vector<core::DoubleDouble> all = spec->frequencies;
+  for (const Part& part : spec->parts) {
+    const auto& some = part.specification->frequencies;
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  Tensor result = at::empty({static_cast<int64_t>(all.size())}, at::kDouble);
   double* value = result.mutable_data_ptr<double>();
-  for (const core::DoubleDouble& frequency : spec->frequencies) *value++ = frequency.high;
+  for (const core::DoubleDouble& frequency : all) *value++ = frequency.high;
   return result.to(device.value_or(at::kCPU));
 }
 
@@ -193,7 +228,7 @@ void fill_rotation(const Layout& layout, int64_t pair, double sine, double cosin
 }
 
 Tensor shift_matrix(double distance, Text text) {
-  const SpecificationPointer pointer = specification(text);
+  const SpecificationPointer pointer = specification_of_one_axis(text);
   const Specification& spec = *pointer;
   const int64_t dim = spec.layout.columns;
   Tensor matrix = at::zeros({dim, dim}, at::kDouble);
@@ -234,8 +269,8 @@ std::string canonical_text(Text text) { return specification(text)->spec.to_json
 
 /// The column of `spec` that equals each column of `other`.
 Tensor permutation(Text text, Text other_text) {
-  const SpecificationPointer pointer = specification(text),
-                             other_pointer = specification(other_text);
+  const SpecificationPointer pointer = specification_of_one_axis(text),
+                             other_pointer = specification_of_one_axis(other_text);
   const Specification &spec = *pointer, &other = *other_pointer;
   const bool same_values =
       spec.turns == other.turns && spec.spec.scale == other.spec.scale && spec.first == other.first;

@@ -19,10 +19,11 @@ using Text = std::string_view;
 /// Arguments of sinusoidal_add, in the order of its schema. Refers to the text, which must outlive
 /// it.
 struct Addition {
-  Text spec;                             // SinusoidalSpec::to_json()
-  MaybeTensor positions = std::nullopt;  // [seq] or [batch, seq]; none: offset, offset + 1, …
-  Offset offset = 0;                     // a number
-  MaybeTensor scale = std::nullopt;      // floating, one element
+  Text spec;  // SinusoidalSpec::to_json()
+  // [seq] or [batch, seq]; none: offset, offset + 1, …; several axes: [axes, batch or 1, seq]
+  MaybeTensor positions = std::nullopt;
+  Offset offset = 0;                 // a number
+  MaybeTensor scale = std::nullopt;  // floating, one element
 
   POSEMBED_FIELDS(self.spec, self.positions, self.offset, self.scale)
 };
@@ -32,7 +33,7 @@ inline const dispatcher::Operator<Tensor(const Tensor&), Addition> sinusoidal_ad
 /// Arguments of sinusoidal_encode, in the order of its schema. Refers to the text.
 struct Encoding {
   Tensor positions;  // int32, int64 or floating [...]
-  Text spec;
+  Text spec;         // of one axis
   MaybeTensor scale = std::nullopt;
   int64_t order = 0;  // of the derivative by positions
 
@@ -42,6 +43,12 @@ struct Encoding {
 /// The last argument is the dtype of the result.
 inline const dispatcher::Operator<Tensor(), Encoding, MaybeType> sinusoidal_encode{
     "sinusoidal_encode"};
+
+/// The positions of a grid's cells, on the device of a tensor: that tensor, specification, sizes,
+/// mask.
+inline const dispatcher::Operator<Tensor(const Tensor&, Text, c10::SymIntArrayRef,
+                                         const MaybeTensor&)>
+    sinusoidal_grid_positions{"sinusoidal_grid_positions"};
 
 /// The matrix that moves encodings by a distance.
 inline const dispatcher::Operator<Tensor(double, Text)> sinusoidal_shift_matrix{

@@ -16,6 +16,13 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
          "Tensor? scale=None, "
          "int order=0, "
          "ScalarType? dtype=None) -> Tensor");
+  define(m,
+         "sinusoidal_grid_positions("
+         "Tensor like, "
+         "str spec, "
+         "SymInt[] grid, "
+         "Tensor? mask=None) -> Tensor");
+  define(m, "sinusoidal_blocks(str spec) -> (int[], str[])");
   define(m, "sinusoidal_frequencies(str spec, Device? device=None) -> Tensor");
   define(m, "sinusoidal_shift_matrix(float distance, str spec) -> Tensor");
   define(m, "sinusoidal_permutation(str spec, str other) -> Tensor");

@@ -1,6 +1,6 @@
 from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -161,12 +161,47 @@ class InputEmbedding(ModuleWrapper):
     ) -> Tensor: ...
 
 class LearnedPositionalEmbedding(ModuleWrapper):
-    def __init__(self, max_positions: int, embedding_dim: int, *, first_row: int = 0) -> None: ...
+    def __init__(
+        self,
+        max_positions: int | None = None,
+        embedding_dim: int | None = None,
+        *,
+        first_row: int = 0,
+        grid: tuple[int, int] | None = None,
+        prefix_tokens: int = 0,
+        resampling: str = "bicubic",
+        align_corners: bool = False,
+        antialias: bool = False,
+        scale_offset: float = 0.0,
+    ) -> None: ...
+    @staticmethod
+    def from_file(
+        path: str | bytes | PathLike[str],
+        *,
+        grid: tuple[int, int],
+        tensor: str = "",
+        freeze: bool = True,
+        resampling: str = "bicubic",
+        align_corners: bool = False,
+        antialias: bool = False,
+        scale_offset: float = 0.0,
+    ) -> LearnedPositionalEmbedding: ...
     def forward(
-        self, x: Tensor, positions: Tensor | None = None, *, offset: int | Tensor = 0
+        self,
+        x: Tensor,
+        positions: Tensor | None = None,
+        *,
+        offset: int | Tensor = 0,
+        grid: tuple[int, int] | None = None,
     ) -> Tensor: ...
+    def resampled(self, grid: tuple[int, int]) -> Tensor: ...
     def encode(self, positions: Tensor) -> Tensor: ...
+    @overload
     def extend(self, max_positions: int, method: str = "linear") -> None: ...
+    @overload
+    def extend(
+        self, grid: tuple[int, int], *, from_grid: tuple[int, int] | None = None
+    ) -> None: ...
 
 class RelativePositionBias(ModuleWrapper):
     def __init__(
@@ -177,10 +212,20 @@ class RelativePositionBias(ModuleWrapper):
         max_distance: int = 128,
         bidirectional: bool = True,
         buckets: str = "t5",
+        window: tuple[int, int] | None = None,
+        class_token: bool = False,
+        mlp_dim: int = 0,
+        pretrained_window: tuple[int, int] | None = None,
+        resampling: str = "bilinear",
+        align_corners: bool = False,
+        antialias: bool = False,
     ) -> None: ...
     def forward(
         self, query_length: int, key_length: int | None = None, *, query_offset: int | None = None
     ) -> Tensor: ...
+    def of_window(self, window: tuple[int, int] | None = None) -> Tensor: ...
+    def table(self, window: tuple[int, int] | None = None) -> Tensor: ...
+    def extend(self, window: tuple[int, int]) -> None: ...
 
 class RotaryEmbedding(ModuleWrapper):
     def __init__(
@@ -234,9 +279,29 @@ class SinusoidalPositionalEmbedding(ModuleWrapper):
         scale: float = 1.0,
         padding_idx: int | None = None,
         learned_scale: bool = False,
+        axes: Sequence[int] | None = None,
+        widths: Sequence[int] | None = None,
+        start: float | None = None,
+        length: float | None = None,
+        interpolation_scale: Sequence[float] | None = None,
+        max_size: int | None = None,
     ) -> None: ...
     def forward(
-        self, x: Tensor, positions: Tensor | None = None, *, offset: int | Tensor = 0
+        self,
+        x: Tensor,
+        positions: Tensor | None = None,
+        *,
+        offset: int | Tensor = 0,
+        grid: Sequence[int] | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor: ...
+    def encode_grid(
+        self,
+        grid: Sequence[int],
+        mask: Tensor | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
     ) -> Tensor: ...
     def encode(self, positions: Tensor, *, dtype: torch.dtype | None = None) -> Tensor: ...
     def shift_matrix(self, distance: float) -> Tensor: ...

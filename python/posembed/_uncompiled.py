@@ -29,3 +29,9 @@ def read_as_constant(family: str, fields: dict[str, Any]) -> tuple[str, str]:
     Errors are returned, because an exception raised here would not reach the function's callers.
     """
     return specification.read(family, fields)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def read_blocks_as_constant(text: str) -> tuple[tuple[int, str], ...]:
+    """The blocks of a sinusoidal specification as a constant of the compiled function."""
+    return specification.read_blocks(text)

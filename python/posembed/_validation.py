@@ -91,6 +91,13 @@ def finites(name: str, values: Any) -> tuple[float, ...]:
     return tuple(finite(name, value) for value in values)
 
 
+def wholes(name: str, values: Any) -> tuple[int, ...]:
+    """``values`` as a tuple of ints."""
+    if not isinstance(values, Iterable):
+        raise ValueError(f"{name}: expected whole numbers, got {values!r}")
+    return tuple(whole(name, value) for value in values)
+
+
 def flag(name: str, value: Any) -> bool:
     """``value`` as a bool; strings such as "false" are rejected."""
     if isinstance(value, str) or value not in (True, False):
@@ -116,4 +123,5 @@ _CONVERSIONS: dict[str, Callable[[str, Any], Any]] = {
     "float": finite,
     "bool": flag,
     "Sequence[float]": finites,
+    "Sequence[int]": wholes,
 }

@@ -97,7 +97,8 @@ TABLE = {
     "learned_add": Dimensions({"x": "bsD"}, {"weight": ".D", **_POSITIONS}, ("x",)),
     "learned_backward": Dimensions({"gradient": "bsD"}, _POSITIONS, (".D",)),
     "learned_encode": Dimensions({"positions": "*"}, {"weight": ".D"}, ("*D",)),
-    "sinusoidal_add": Dimensions({"x": "b?s."}, {**_POSITIONS, "scale": "."}, ("x",)),
+    "learned_resample": Dimensions({"weight": ".D"}, {}, (".D",)),
+    "sinusoidal_add": Dimensions({"x": "b?s."}, {"positions": ".?b?s", "scale": "."}, ("x",)),
     "sinusoidal_encode": Dimensions({"positions": "*"}, {"scale": "."}, ("*.",)),
     "rotary": Dimensions({"query": "bsh."}, _ROTATION, ("query",)),
     "rotary_pair": Dimensions({"query": "bsh.", "key": "bsk."}, _ROTATION, ("query", "key")),
@@ -125,6 +126,8 @@ TABLE = {
         {"query": "bh..", "key": "bh..", "value": "bh.."}, {"slopes": ".?h", **_SCORES}, ("query",)
     ),
     "relative_bias": Dimensions({"weight": ".h"}, {}, ("h..",)),
+    "relative_window_bias": Dimensions({"weight": ".h"}, {}, ("h..",)),
+    "relative_window_resample": Dimensions({"weight": ".h"}, {}, (".h",)),
 }
 
 

@@ -6,6 +6,7 @@ Vaswani et al., "Attention Is All You Need", arXiv:1706.03762.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from posembed._leaf import Leaf
 from posembed._offset import positions_from
 from posembed._validation import flag
 from posembed.functional import Device
-from posembed.functional._sinusoidal import waved
+from posembed.functional._sinusoidal import cells, waved
 from posembed.specification import SinusoidalSpec
 
 
@@ -28,10 +29,16 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
     Args:
         embedding_dim: Components of an encoding.
         base: Approximately the ratio of the longest to the shortest wavelength.
-        preset: ``"vaswani"``: sine and cosine interleaved, frequency ``base ** (-2i / dim)``.
+        preset: For sequences or for grids. ``"vaswani"``: sine and cosine interleaved, frequency
+            ``base ** (-2i / dim)``.
             ``"marian"``: the same frequencies, sines in the first half, cosines in the second.
             ``"tensor2tensor"``, ``"ddpm"``: halves, frequency ``base ** (-i / (dim / 2 - 1))``.
             ``"fairseq"``: the same, with padding_idx 1 (M2M100, NLLB).
+            Two axes, rows and columns: ``"detr"``, ``"sam2"``: "vaswani" of the rows, then of the
+            columns, positions from 1 scaled to 2 pi. ``"mae"``: "marian" of the columns, then of
+            the rows, positions from 0. ``"sd3"``: the same in the middle of 192 x 192 cells, scaled
+            to 64. ``"pixart"``: the same, scaled to 32. Three axes: ``"cogvideox"``: "marian" of
+            frames (a quarter of the components), columns and rows, which are divided by 1.875.
         cos_first: Put cosines before sines; default: False.
         shift: Frequencies are ``base ** (-i / (dim / 2 - shift))``; default: the preset's.
         scale: Multiplies the encoding.
@@ -39,6 +46,9 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
             sinusoid of ``padding_idx + 1``. Position -1, which
             :func:`posembed.functional.fairseq_positions` gives to padding, is zero. Default: 1 for
             "fairseq", otherwise None: every position has its own sinusoid.
+        axes, widths, start, length, interpolation_scale, max_size: Blocks of columns, and the
+            positions of a grid's cells; see :class:`posembed.SinusoidalSpec`. Default: the
+            preset's.
         learned_scale: Train the scale: the attribute ``scale`` is then a parameter [1] initialised
             to the argument. Otherwise the attribute is None, and the number is ``spec.scale``.
         device, dtype: Device and dtype of the learned scale.
@@ -51,6 +61,8 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
         >>> places = pe.functional.fairseq_positions(ids, padding_idx=1)
         >>> pe.SinusoidalPositionalEmbedding(4, preset="fairseq").encode(places)[0, 2].abs()
         tensor([0., 0., 0., 0.])
+        >>> patches = pe.SinusoidalPositionalEmbedding(768, preset="mae")
+        >>> y = patches(torch.randn(2, 14 * 14, 768), grid=(14, 14))
     """
 
     def __init__(
@@ -63,6 +75,12 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
         shift: float | None = None,
         scale: float = 1.0,
         padding_idx: int | None = None,
+        axes: Sequence[int] | None = None,
+        widths: Sequence[int] | None = None,
+        start: float | None = None,
+        length: float | None = None,
+        interpolation_scale: Sequence[float] | None = None,
+        max_size: int | None = None,
         learned_scale: bool = False,
         device: Device | None = None,
         dtype: torch.dtype | None = None,
@@ -76,6 +94,12 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
             shift=shift,
             scale=scale,
             padding_idx=padding_idx,
+            axes=axes,
+            widths=widths,
+            start=start,
+            length=length,
+            interpolation_scale=interpolation_scale,
+            max_size=max_size,
         )
         self.initial_scale = spec.scale
         self.scale: nn.Parameter | None = None
@@ -92,12 +116,28 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
             nn.init.constant_(self.scale, self.initial_scale)
 
     def forward(
-        self, x: Tensor, positions: Tensor | None = None, *, offset: int | Tensor = 0
+        self,
+        x: Tensor,
+        positions: Tensor | None = None,
+        *,
+        offset: int | Tensor = 0,
+        grid: Sequence[int] | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
         """Adds encodings to x; see :func:`posembed.functional.sinusoidal`.
 
-        ``offset`` may be int32 or int64 [batch]: the position of each sample's first token.
+        ``offset`` may be int32 or int64 [batch]: the position of each sample's first token. With
+        several axes, ``grid`` and ``mask`` give the positions; see
+        :func:`posembed.functional.sinusoidal_grid_positions`.
         """
+        if grid is not None:
+            if positions is not None:
+                raise ValueError("positions: expected None beside a grid")
+            positions = cells(x, grid, mask, self.spec.text)
+        elif mask is not None:
+            raise ValueError("mask: expected None without a grid")
+        elif self.spec.block_texts and positions is not None and positions.dim() == 2:
+            positions = positions.unsqueeze(1)
         if isinstance(offset, Tensor):
             positions = positions_from(offset, positions, x)
             offset = 0
@@ -106,6 +146,27 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
     def encode(self, positions: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
         """The encodings of positions; see :func:`posembed.functional.sinusoidal_encode`."""
         return functional.sinusoidal_encode(positions, self.scale, spec=self.spec, dtype=dtype)
+
+    def encode_grid(
+        self,
+        grid: Sequence[int],
+        mask: Tensor | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: Device | None = None,
+    ) -> Tensor:
+        """The encodings of a grid's cells, [1 or batch, cells, embedding_dim].
+
+        Arguments are as in :func:`posembed.functional.sinusoidal_grid_positions`.
+
+        Examples:
+            >>> import torch, posembed as pe
+            >>> detr = pe.SinusoidalPositionalEmbedding(256, preset="detr")
+            >>> detr.encode_grid((25, 34)).shape
+            torch.Size([1, 850, 256])
+        """
+        positions = functional.sinusoidal_grid_positions(grid, mask, spec=self.spec, device=device)
+        return self.encode(positions, dtype=dtype)
 
     def shift_matrix(self, distance: float) -> Tensor:
         """The matrix M with ``encode(p + distance) == encode(p) @ M.T``, except for padding.
@@ -135,4 +196,11 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
             parts.append(f"padding_idx={spec.padding_idx}")
         if self.scale is not None:
             parts.append("learned_scale=True")
+        for name in ("axes", "widths", "start", "length", "interpolation_scale", "max_size"):
+            value = getattr(spec, name)
+            if isinstance(value, tuple):
+                shown = ", ".join(f"{number:g}" for number in value)
+                parts.append(f"{name}=({shown}{',' if len(value) == 1 else ''})")
+            elif value is not None:
+                parts.append(f"{name}={value:g}")
         return ", ".join(parts)

@@ -119,6 +119,21 @@ class RotaryFields(TypedDict, total=False):
     numerics: Numerics
 
 
+def read_blocks(text: str) -> tuple[tuple[int, str], ...]:
+    """The axis and the text of each block of columns; none with one axis."""
+    axes, texts = torch.ops.posembed.sinusoidal_blocks.default(text)
+    return tuple(zip(axes, texts, strict=True)) if len(axes) > 1 else ()
+
+
+def block_texts(text: str) -> tuple[tuple[int, str], ...]:
+    """:func:`read_blocks`, also while torch.compile traces."""
+    if is_compiling():
+        from posembed._uncompiled import read_blocks_as_constant
+
+        return read_blocks_as_constant(text)  # type: ignore[no-any-return]
+    return read_blocks(text)
+
+
 @dataclasses.dataclass(frozen=True)
 class RotarySpec:
     """The parameters of a rotary embedding: immutable, hashable, comparable, picklable.
@@ -449,7 +464,8 @@ class SinusoidalSpec:
     Args:
         embedding_dim: Components of an encoding.
         base: Approximately the ratio of the longest to the shortest wavelength.
-        preset: "vaswani", "marian", "tensor2tensor", "ddpm" or "fairseq"; see
+        preset: "vaswani", "marian", "tensor2tensor", "ddpm" or "fairseq"; for several axes "detr",
+            "sam2", "mae", "sd3", "pixart" or "cogvideox"; see
             :class:`posembed.SinusoidalPositionalEmbedding`.
         cos_first: Put cosines before sines; default: False.
         shift: Frequencies are ``base ** (-i / (embedding_dim / 2 - shift))``; default: the
@@ -457,6 +473,17 @@ class SinusoidalSpec:
         scale: Multiplies the encoding.
         padding_idx: Position 0 has the sinusoid of ``padding_idx + 1``, and position -1 (padding)
             is zero. Default: 1 with "fairseq", otherwise None.
+        axes: For positions of several axes (rows and columns; or frames, rows and columns): the
+            axis that each block of columns encodes, in the order of the blocks. Default: the
+            preset's.
+        widths: Columns of each block. Default: the preset's, otherwise equal parts.
+        start: Cell i of a grid's axis has position ``(i + start) / interpolation_scale``. Default:
+            the preset's, otherwise 0.
+        length: If above 0, positions are also multiplied by ``length / cells``: the last is near
+            ``length`` for a picture of any size. Default: the preset's, otherwise 0.
+        interpolation_scale: A number for each axis. Default: the preset's, otherwise 1.
+        max_size: If above 0, a grid is the middle of one of ``max_size`` cells an axis, and
+            ``cells`` is that number. Default: the preset's, otherwise 0.
 
     Raises:
         ValueError: The numbers are inconsistent; the message names the field.
@@ -476,11 +503,23 @@ class SinusoidalSpec:
     shift: float | None = None
     scale: float = 1.0
     padding_idx: int | None = None
+    axes: Sequence[int] | None = None  # stored as a tuple, like the next ones
+    widths: Sequence[int] | None = None
+    start: float | None = None
+    length: float | None = None
+    interpolation_scale: Sequence[float] | None = None
+    max_size: int | None = None
     text: str = dataclasses.field(init=False, repr=False, compare=False)
+    # With several axes: the axis and the text of each block of columns.
+    block_texts: tuple[tuple[int, str], ...] = dataclasses.field(
+        default=(), init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         convert_fields(self)
-        object.__setattr__(self, "text", canonical_text("sinusoidal", fields_of(self)))
+        text = canonical_text("sinusoidal", fields_of(self))
+        object.__setattr__(self, "text", text)
+        object.__setattr__(self, "block_texts", block_texts(text))
 
     def __fx_create_arg__(self, tracer: Any) -> Any:
         """The node that torch.fx puts into a graph for a specification."""
@@ -502,6 +541,24 @@ class SinusoidalSpec:
         )
         return cls(**fields)
 
+    @property
+    def num_axes(self) -> int:
+        """Number of axes of a position: 1, or 2 or 3 for a cell of a picture or a video."""
+        return max(1, len(self.block_texts))
+
+    def blocks(self) -> list[tuple[int, SinusoidalSpec]]:
+        """The axis of each block of columns and the specification of its columns.
+
+        Examples:
+            >>> import posembed as pe
+            >>> [(axis, block.embedding_dim) for axis, block in
+            ...  pe.SinusoidalSpec(64, preset="cogvideox").blocks()]
+            [(0, 16), (2, 24), (1, 24)]
+        """
+        return [
+            (axis, self.from_json(text)) for axis, text in self.block_texts or ((0, self.text),)
+        ]
+
     def permutation_to(self, other: SinusoidalSpec) -> Tensor:
         """The column order that turns this encoding into ``other``: int64 [embedding_dim].
 
@@ -510,7 +567,7 @@ class SinusoidalSpec:
 
         Raises:
             ValueError: Frequencies, scales or paddings differ, so no order makes the encodings
-                equal.
+                equal; or there are several axes.
 
         Examples:
             >>> import torch, posembed as pe
@@ -522,7 +579,7 @@ class SinusoidalSpec:
         return torch.ops.posembed.sinusoidal_permutation.default(self.text, other.text)  # type: ignore[no-any-return]
 
     def frequencies(self) -> Tensor:
-        """Radians per position of each pair of sine and cosine: float64 [pairs]."""
+        """Radians per position of each pair of sine and cosine, block by block: float64 [pairs]."""
         return torch.ops.posembed.sinusoidal_frequencies.default(self.text)  # type: ignore[no-any-return]
 
     def wavelengths(self) -> Tensor:

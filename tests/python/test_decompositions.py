@@ -139,6 +139,27 @@ MODULES: dict[str, tuple[nn.Module, Callable[[int, int], tuple[Tensor, ...]]]] =
         Call(pe.RelativePositionBias(num_heads=4), lambda bias, x: bias(x.shape[1], x.shape[1])),
         lambda b, s: (torch.randn(b, s),),
     ),
+    "relative_window_bias": (
+        Call(
+            pe.RelativePositionBias(num_heads=4, window=(3, 3), class_token=True),
+            lambda bias, x: bias(window=(x.shape[1], 5)),
+        ),
+        lambda b, s: (torch.randn(b, s),),
+    ),
+    "learned-grid": (
+        Call(
+            pe.LearnedPositionalEmbedding(grid=(3, 4), embedding_dim=8),
+            lambda position, x: position(x.flatten(1, 2), grid=(x.shape[1], 2)),
+        ),
+        lambda b, s: (torch.randn(b, s, 2, 8),),
+    ),
+    "sinusoidal-grid": (
+        Call(
+            pe.SinusoidalPositionalEmbedding(8, preset="detr"),
+            lambda position, x: position(x.flatten(1, 2), grid=(x.shape[1], 2)),
+        ),
+        lambda b, s: (torch.randn(b, s, 2, 8),),
+    ),
     "input": (
         pe.InputEmbedding(50, 16, max_positions=64, num_types=2, norm="layer", dropout=0.1),
         lambda b, s: (ids(b, s),),

@@ -101,6 +101,22 @@ TOO_LARGE: dict[str, tuple[str, Callable[[torch.device], object]]] = {
         "query_length",
         lambda device: OPS.relative_bias(torch.ones(8, 2, device=device), 2**31 - 1, 2**31 - 1),
     ),
+    "learned_resample": (
+        "new_grid",
+        lambda device: OPS.learned_resample(torch.ones(4, 8, device=device), [2, 2], [2**58, 1]),
+    ),
+    "relative_window_bias": (
+        "window",
+        lambda device: OPS.relative_window_bias(
+            torch.ones(1, 1, device=device).expand(2**32 - 1, 1), [2**31, 1]
+        ),
+    ),
+    "sinusoidal_grid_positions": (
+        "grid",
+        lambda device: OPS.sinusoidal_grid_positions(
+            torch.ones(1, device=device), '{"embedding_dim":8,"preset":"mae"}', [2**31, 2**31]
+        ),
+    ),
     "rotary": (
         "result",
         lambda device: OPS.rotary(
@@ -157,6 +173,7 @@ def test_a_long_text_is_cut_in_a_message() -> None:
             lambda text: OPS.token_bag(x.view(2, 8), ids("cpu").view(1, 1), mode=text),
             lambda text: OPS.alibi_slopes(2, text),
             lambda text: OPS.learned_extend(x.view(2, 8), 4, 0, text),
+            lambda text: OPS.learned_resample(x.view(2, 8), [1, 2], [2, 2], text),
         ):
             with pytest.raises(ValueError, match=r"\.\.\.") as raised:
                 call(text)

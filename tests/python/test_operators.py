@@ -35,6 +35,8 @@ WITHOUT_CASE = {
     "alibi_check_attention": "returns nothing; alibi/test_alibi.py",
     "alibi_scaled_slopes": "may return its argument; alibi/test_alibi.py",
     "relative_buckets": "from integers to integers; relative_bias/test_relative_bias.py",
+    "relative_log_distances": "reads a dtype and a device; relative_bias/test_window.py",
+    "sinusoidal_grid_positions": "reads a device; sinusoidal/test_grid.py",
     "alibi_positions": "from integers to integers; alibi/test_alibi.py",
     "norm_rotary_forward": "the forward pass of norm_rotary, which has cases",
     "norm_rotary_backward": "the backward pass of norm_rotary, which has cases",
@@ -219,6 +221,8 @@ def test_inductor(case: OperatorCase, device: torch.device) -> None:
 @of_one_half
 @once
 def test_compiled_autograd(case: OperatorCase, device: torch.device) -> None:
+    if case.operator.__name__ in ("learned_resample.default", "relative_window_resample.default"):
+        pytest.skip("torch 2.11 fails for torch.nn.functional.interpolate, too")
     sample = double(case, device).requires_grad()
     expected = torch.autograd.grad(scalar(case(sample)), sample.tensors())
     torch._dynamo.reset()
@@ -257,6 +261,8 @@ def test_export_with_dynamic_batch_and_sequence(case: OperatorCase, device: torc
     shapes = [
         {i: names[n] for i, n in enumerate(a.shape) if n in names}
         if isinstance(a, Tensor)
+        else [None] * len(a)
+        if isinstance(a, list)
         else None
         for a in inputs(small)
     ]

@@ -9,14 +9,30 @@
 #include <torch/nn/pimpl.h>
 #include <torch/types.h>
 
+#include <array>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "posembed/export.h"
 #include "posembed/offset.h"
 
 namespace posembed {
+
+/// How the rows of a grid become those of another one: torch.nn.functional.interpolate in two
+/// dimensions.
+struct POSEMBED_API Resampling {
+  /// "bicubic" or "bilinear".
+  TORCH_ARG(std::string, method) = "bicubic";
+  /// The corners of both grids are the same points.
+  TORCH_ARG(bool, align_corners) = false;
+  /// Average over all cells that a smaller grid merges.
+  TORCH_ARG(bool, antialias) = false;
+  /// The scale is (new size + scale_offset) / size; 0.1 in DINO and in DINOv2's own program.
+  TORCH_ARG(double, scale_offset) = 0.0;
+};
 
 namespace functional {
 
@@ -40,6 +56,16 @@ POSEMBED_API torch::Tensor learned_encode(const torch::Tensor& weight,
 POSEMBED_API torch::Tensor learned_extend(const torch::Tensor& weight, int64_t max_positions,
                                           int64_t first_row = 0,
                                           const std::string& method = "linear");
+
+/// Returns a table whose last rows, a grid row by row, are resampled to another grid; the rows
+/// before them do not change. Gradients flow to `weight`.
+/// @param weight  floating [prefix_tokens + rows * columns, embedding_dim]
+/// @param grid, new_grid  {rows, columns}
+/// @throws c10::ValueError shapes and options; c10::TypeError dtypes
+POSEMBED_API torch::Tensor learned_resample(const torch::Tensor& weight,
+                                            const std::vector<int64_t>& grid,
+                                            const std::vector<int64_t>& new_grid,
+                                            const Resampling& how = {});
 
 /// Positions as RoBERTa counts them, for a table with first_row = padding_idx + 1: 0, 1, … for
 /// tokens, and -1 for padding, which is the row before position 0.
@@ -66,14 +92,23 @@ POSEMBED_API torch::Tensor fairseq_positions(const torch::Tensor& ids, int64_t p
 struct POSEMBED_API LearnedOptions {
   LearnedOptions(int64_t max_positions, int64_t embedding_dim)
       : max_positions_(max_positions), embedding_dim_(embedding_dim) {}
+  /// A table of the cells of a picture: LearnedOptions({14, 14}, 768).prefix_tokens(1)
+  LearnedOptions(std::array<int64_t, 2> grid, int64_t embedding_dim)
+      : max_positions_(0), embedding_dim_(embedding_dim), grid_(grid.begin(), grid.end()) {}
 
-  /// The table has rows for positions 0 to max_positions - 1.
+  /// The table has rows for positions 0 to max_positions - 1. A grid determines them.
   TORCH_ARG(int64_t, max_positions);
   /// Components of a row.
   TORCH_ARG(int64_t, embedding_dim);
   /// The row of position 0: 2 for OPT, padding_idx + 1 for RoBERTa. The rows before it belong to
   /// negative positions.
   TORCH_ARG(int64_t, first_row) = 0;
+  /// {rows, columns} of the cells, whose positions follow those of the prefix tokens, row by row.
+  TORCH_ARG(std::vector<int64_t>, grid);
+  /// With a grid: tokens before its cells, such as a class token.
+  TORCH_ARG(int64_t, prefix_tokens) = 0;
+  /// With a grid: how forward() and extend() resample it.
+  TORCH_ARG(Resampling, resampling);
 };
 
 /// A table of position vectors; `weight` is [first_row + max_positions, embedding_dim], initialised
@@ -81,6 +116,12 @@ struct POSEMBED_API LearnedOptions {
 ///
 ///     posembed::LearnedPositionalEmbedding position(posembed::LearnedOptions(512, 768));
 ///     auto h = position->forward(x);  // x [batch, seq, 768]
+///
+/// A table of a picture's patches is resampled to the grid of another picture:
+///
+///     posembed::LearnedPositionalEmbedding vit(
+///         posembed::LearnedOptions({14, 14}, 768).prefix_tokens(1));
+///     auto h = vit->forward(x, posembed::PositionCall().grid({20, 30}));  // x [batch, 601, 768]
 class POSEMBED_API LearnedPositionalEmbeddingImpl
     : public torch::nn::Cloneable<LearnedPositionalEmbeddingImpl> {
  public:
@@ -98,6 +139,9 @@ class POSEMBED_API LearnedPositionalEmbeddingImpl
   /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError a position
   ///     without a row
   torch::Tensor forward(const torch::Tensor& x, const PositionCall& call = {});
+  /// The table for another grid, [first_row + prefix_tokens + rows * columns, embedding_dim];
+  /// itself if `grid` is empty or its own.
+  torch::Tensor resampled(const std::vector<int64_t>& grid);
   /// Looks up the rows without adding them: int32/int64 [...] -> [..., embedding_dim].
   torch::Tensor encode(const torch::Tensor& positions);
 
@@ -107,6 +151,10 @@ class POSEMBED_API LearnedPositionalEmbeddingImpl
   ///     "repeat": repeats the rows, starting with the first.
   /// @throws c10::ValueError fewer positions than the table has; an unknown method
   void extend(int64_t max_positions, const std::string& method = "linear");
+  /// Resamples the table to another grid, which may be smaller, in place.
+  /// @param from_grid  the grid of a table that was made without one: its last rows
+  void extend(std::array<int64_t, 2> grid,
+              std::optional<std::array<int64_t, 2>> from_grid = std::nullopt);
 
   LearnedOptions options;
   torch::Tensor weight;
@@ -115,6 +163,29 @@ class POSEMBED_API LearnedPositionalEmbeddingImpl
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(PositionCall())})
 };
 
-TORCH_MODULE(LearnedPositionalEmbedding);
+/// Holds a LearnedPositionalEmbeddingImpl, like TORCH_MODULE, and makes one from a checkpoint.
+class LearnedPositionalEmbedding : public torch::nn::ModuleHolder<LearnedPositionalEmbeddingImpl> {
+ public:
+  using torch::nn::ModuleHolder<LearnedPositionalEmbeddingImpl>::ModuleHolder;
+
+  /// A table of a grid that shares a checkpoint's tensor.
+  /// @param embeddings  floating [tokens, embedding_dim] or [rows, columns, embedding_dim], also
+  ///     after a dimension of 1
+  /// @param grid  {rows, columns} of its last tokens; tokens before them are prefix tokens
+  /// @throws c10::ValueError the tensor has another shape
+  static POSEMBED_API LearnedPositionalEmbedding from_pretrained(const torch::Tensor& embeddings,
+                                                                 std::array<int64_t, 2> grid,
+                                                                 bool freeze = true,
+                                                                 const Resampling& resampling = {});
+
+  /// The same from a file that pretrained::open() reads.
+  /// @param tensor  the tensor's name; default: the only one that is named as a position table
+  /// @throws pretrained::FileFormatError a broken file; c10::ValueError none or several such names
+  static POSEMBED_API LearnedPositionalEmbedding from_file(const std::string& path,
+                                                           std::array<int64_t, 2> grid,
+                                                           const std::string& tensor = "",
+                                                           bool freeze = true,
+                                                           const Resampling& resampling = {});
+};
 
 }  // namespace posembed

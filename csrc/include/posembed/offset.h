@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "posembed/export.h"
 
@@ -58,6 +59,11 @@ struct POSEMBED_API PositionCall {
   TORCH_ARG(std::optional<at::Tensor>, positions) = std::nullopt;
   /// The position of the first token if no positions are given.
   TORCH_ARG(Offset, offset) = 0;
+  /// The tokens are the cells of this grid, row by row: {rows, columns} or {frames, rows, columns}.
+  /// A learned table is resampled to it; sinusoids of several axes take their positions from it.
+  TORCH_ARG(std::vector<int64_t>, grid);
+  /// Sinusoids of two axes: bool [batch, rows, columns], false for the padding of smaller pictures.
+  TORCH_ARG(std::optional<at::Tensor>, mask) = std::nullopt;
 };
 
 }  // namespace posembed

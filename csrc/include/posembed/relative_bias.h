@@ -1,18 +1,22 @@
 /// Relative position bias: a learned number for each head and bucket of distances, added to
 /// attention scores. Raffel et al., "Exploring the Limits of Transfer Learning with a Unified
-/// Text-to-Text Transformer" (T5), arXiv:1910.10683.
+/// Text-to-Text Transformer" (T5), arXiv:1910.10683. For windows in two dimensions: Liu et al.,
+/// "Swin Transformer", arXiv:2103.14030.
 #pragma once
 
 #include <torch/arg.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/pimpl.h>
 #include <torch/types.h>
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "posembed/export.h"
+#include "posembed/learned.h"
 
 namespace posembed {
 
@@ -39,6 +43,19 @@ struct POSEMBED_API RelativeBiasOptions {
   TORCH_ARG(bool, bidirectional) = true;
   /// How distances map to buckets.
   TORCH_ARG(RelativeBuckets, buckets) = RelativeBuckets::t5;
+  /// {rows, columns} of a window in two dimensions. Its buckets are the differences of rows and
+  /// columns, (2 rows - 1)(2 columns - 1), and the options above do not apply.
+  TORCH_ARG(std::vector<int64_t>, window);
+  /// A token stands before the window's cells, as in BEiT: three more rows, for the scores from it,
+  /// to it and with itself.
+  TORCH_ARG(bool, class_token) = false;
+  /// How forward() and extend() resample the table to another window.
+  TORCH_ARG(Resampling, resampling) = Resampling().method("bilinear");
+  /// Hidden components of SwinV2's MLP, whose output replaces the table; 0: a table.
+  TORCH_ARG(int64_t, mlp_dim) = 0;
+  /// With an MLP: the window whose largest differences are the MLP's largest inputs; default: the
+  /// window of the call.
+  TORCH_ARG(std::vector<int64_t>, pretrained_window);
 };
 
 namespace functional {
@@ -59,6 +76,21 @@ POSEMBED_API torch::Tensor relative_bias(const torch::Tensor& weight, int64_t qu
                                          int64_t key_length, const RelativeBiasOptions& options,
                                          std::optional<int64_t> query_offset = std::nullopt);
 
+/// The bias of a window in two dimensions, [num_heads, tokens, tokens], tokens row by row after a
+/// class token; gradients flow to `weight`.
+/// @param weight  floating [(2 rows - 1)(2 columns - 1), num_heads], and 3 rows for a class token
+/// @param window  {rows, columns}
+/// @throws c10::ValueError shapes; c10::TypeError dtypes
+POSEMBED_API torch::Tensor relative_window_bias(const torch::Tensor& weight,
+                                                const std::vector<int64_t>& window,
+                                                bool class_token = false);
+
+/// The table of a window resampled to that of another one, with rows of a class token unchanged.
+POSEMBED_API torch::Tensor relative_window_resample(
+    const torch::Tensor& weight, const std::vector<int64_t>& window,
+    const std::vector<int64_t>& new_window,
+    const Resampling& how = Resampling().method("bilinear"));
+
 }  // namespace functional
 
 /// A table of biases; `weight` is [num_buckets, num_heads], initialised from N(0, 0.02). T5 names
@@ -66,6 +98,12 @@ POSEMBED_API torch::Tensor relative_bias(const torch::Tensor& weight, int64_t qu
 ///
 ///     posembed::RelativePositionBias bias(posembed::RelativeBiasOptions(8));
 ///     auto y = at::scaled_dot_product_attention(q, k, v, bias->forward(q.size(2)));
+///
+/// Of a window: `weight` is Swin's relative_position_bias_table. With mlp_dim(512), `mlp` is
+/// SwinV2's continuous_position_bias_mlp instead.
+///
+///     posembed::RelativePositionBias swin(posembed::RelativeBiasOptions(8).window({7, 7}));
+///     auto b = swin->of_window();  // [8, 49, 49]
 class POSEMBED_API RelativePositionBiasImpl
     : public torch::nn::Cloneable<RelativePositionBiasImpl> {
  public:
@@ -83,9 +121,18 @@ class POSEMBED_API RelativePositionBiasImpl
   torch::Tensor forward(int64_t query_length, std::optional<int64_t> key_length = std::nullopt,
                         std::optional<int64_t> query_offset = std::nullopt);
 
+  /// The bias of a window in two dimensions, [num_heads, tokens, tokens].
+  /// @param window  default: its own; another one resamples the table or evaluates the MLP
+  torch::Tensor of_window(const std::vector<int64_t>& window = {});
+  /// The table of a window, [(2 rows - 1)(2 columns - 1), num_heads], and the class token's rows.
+  torch::Tensor table(const std::vector<int64_t>& window = {});
+  /// Makes another window its own, in place. Create the optimizer afterwards.
+  void extend(const std::vector<int64_t>& window);
+
   /// Read at construction and by reset().
   RelativeBiasOptions options;
-  torch::Tensor weight;
+  torch::Tensor weight;                ///< undefined with an MLP
+  torch::nn::Sequential mlp{nullptr};  ///< [2] -> [num_heads]; only with mlp_dim
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<int64_t>())},

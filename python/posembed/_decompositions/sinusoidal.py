@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from posembed._decompositions.shared import (
     consecutive,
@@ -63,5 +64,15 @@ def sinusoidal_add(
 ) -> Tensor:
     if positions is None:
         positions = consecutive(x.shape[-2], offset, x.device)
-    added = encodings(positions, spec, 0, wide(x.dtype))
+    with _disable_current_modes():
+        axes, blocks = torch.ops.posembed.sinusoidal_blocks.default(spec)
+    if len(axes) == 1:
+        positions = positions.unsqueeze(0)
+    added = torch.cat(
+        [
+            encodings(positions[axis], block, 0, wide(x.dtype))
+            for axis, block in zip(axes, blocks, strict=True)
+        ],
+        -1,
+    )
     return (x + (added if scale is None else added * scale)).to(x.dtype)

@@ -31,6 +31,7 @@ from posembed.functional._learned import (
     learned_add,
     learned_encode,
     learned_extend,
+    learned_resample,
     opt_positions,
     roberta_positions,
 )
@@ -42,13 +43,25 @@ from posembed.functional._options import (
     Initialization,
     Layout,
     RelativeBuckets,
+    ResamplingMethod,
 )
-from posembed.functional._relative_bias import relative_bias, relative_buckets
+from posembed.functional._relative_bias import (
+    relative_bias,
+    relative_buckets,
+    relative_log_distances,
+    relative_window_bias,
+    relative_window_resample,
+)
 from posembed.functional._rotary import rerotate_, rotary, rotary_
 from posembed.functional._rotary_cache import mla_rotary, mla_rotary_cache_, rotary_cache_
 from posembed.functional._rotary_norm import norm_rotary, norm_rotary_
 from posembed.functional._rotary_tables import rotary_tables, rotary_tables_
-from posembed.functional._sinusoidal import sinusoidal, sinusoidal_encode, sinusoidal_shift_matrix
+from posembed.functional._sinusoidal import (
+    sinusoidal,
+    sinusoidal_encode,
+    sinusoidal_grid_positions,
+    sinusoidal_shift_matrix,
+)
 from posembed.functional._token import embedding, embedding_resize
 
 __all__ = [
@@ -59,6 +72,7 @@ __all__ = [
     "Initialization",
     "Layout",
     "RelativeBuckets",
+    "ResamplingMethod",
     "alibi_add",
     "alibi_add_",
     "alibi_attention",
@@ -77,6 +91,7 @@ __all__ = [
     "learned_add",
     "learned_encode",
     "learned_extend",
+    "learned_resample",
     "mla_rotary",
     "mla_rotary_cache_",
     "norm_rotary",
@@ -84,6 +99,9 @@ __all__ = [
     "opt_positions",
     "relative_bias",
     "relative_buckets",
+    "relative_log_distances",
+    "relative_window_bias",
+    "relative_window_resample",
     "rerotate_",
     "roberta_positions",
     "rotary",
@@ -93,6 +111,7 @@ __all__ = [
     "rotary_tables_",
     "sinusoidal",
     "sinusoidal_encode",
+    "sinusoidal_grid_positions",
     "sinusoidal_shift_matrix",
     "token_bag",
 ]

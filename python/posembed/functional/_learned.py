@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
+from posembed._validation import whole
 from posembed.functional._gate import check_tensors, gated
+from posembed.functional._options import ResamplingMethod
 from posembed.sharding import any_sharded, call, is_sharded, with_rows
 
 _LEARNED_ENCODE = gated(torch.ops.posembed.learned_encode.default)
 _LEARNED_EXTEND = gated(torch.ops.posembed.learned_extend.default)
 _LEARNED_POSITIONS = gated(torch.ops.posembed.learned_positions.default, past="past_length")
 _LEARNED_ADD = gated(torch.ops.posembed.learned_add.default)
+_LEARNED_RESAMPLE = gated(torch.ops.posembed.learned_resample.default)
+
+Grid = tuple[int, int]  # rows and columns
 
 
 def learned_add(
@@ -115,6 +122,69 @@ def learned_extend(
     rows = torch.nn.functional.pad(weight, (0, 1)) if empty else weight
     longer: Tensor = _LEARNED_EXTEND(rows, max_positions, first_row, method)
     return longer[:, :0].contiguous() if empty else longer
+
+
+def checked_grid(name: str, grid: Any) -> Grid:
+    """A grid as two whole numbers of at least 1."""
+    sizes = tuple(whole(name, size) for size in grid) if isinstance(grid, Iterable) else ()
+    if len(sizes) != 2 or min(sizes) < 1:
+        raise ValueError(
+            f"{name}: expected the numbers of rows and columns, each 1 or more, got {grid!r}"
+        )
+    return sizes[0], sizes[1]
+
+
+def same_grid(grid: Grid, own: Grid) -> bool:
+    """Whether they are equal; False for symbolic sizes, which a graph for every grid has."""
+    if not is_compiling():
+        return tuple(grid) == own
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return all(statically_known_true(size == to) for size, to in zip(grid, own, strict=True))
+
+
+def learned_resample(
+    weight: Tensor,
+    grid: Grid,
+    new_grid: Grid,
+    *,
+    method: ResamplingMethod = "bicubic",
+    align_corners: bool = False,
+    antialias: bool = False,
+    scale_offset: float = 0.0,
+) -> Tensor:
+    """Resamples the table of a grid, as ``torch.nn.functional.interpolate``, with gradients.
+
+    16-bit tables are interpolated in float32 and rounded once.
+
+    Args:
+        weight: float32, float64, bfloat16 or float16 [prefix + rows * columns, embedding_dim]. The
+            rows of the prefix do not change.
+        grid: Rows and columns of the table.
+        new_grid: Those of the result.
+        method: "bicubic" or "bilinear".
+        align_corners: The corners of both grids are the same points.
+        antialias: Average over all cells that a smaller grid merges.
+        scale_offset: The scale is ``(new size + scale_offset) / size``; 0: ``new size / size``.
+
+    Returns:
+        [prefix + new rows * new columns, embedding_dim].
+
+    Raises:
+        ValueError: A grid is not one, has more cells than ``weight`` has rows, or an option is
+            unknown.
+        TypeError: A dtype is not supported.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> table = torch.tensor([[9.0], [0.0], [2.0]])  # a class token and a grid of 1 x 2
+        >>> pe.functional.learned_resample(table, (1, 2), (1, 3), method="bilinear").T
+        tensor([[9., 0., 1., 2.]])
+    """
+    how = (method, align_corners, antialias, scale_offset)
+    if is_sharded(weight):
+        return call("learned_resample", weight, grid, new_grid, *how)  # type: ignore[no-any-return]
+    return _LEARNED_RESAMPLE(weight, grid, new_grid, *how)  # type: ignore[no-any-return]
 
 
 def roberta_positions(ids: Tensor, padding_idx: int, *, past_length: int = 0) -> Tensor:

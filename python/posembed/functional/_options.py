@@ -16,6 +16,7 @@ Layout = Literal["bshd", "bhsd", "sbhd", "thd"]
 CacheLayout = Literal["nhd", "hnd"]
 Gradient = Literal["dense", "rows"]
 BagMode = Literal["sum", "mean", "max"]
+ResamplingMethod = Literal["bicubic", "bilinear"]
 RelativeBuckets = Literal["t5", "bert"]
 Initialization = Literal["mean", "mean-and-covariance", "normal"]
 

@@ -8,8 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from posembed.functional._gate import gated
 from posembed.functional._options import Device
 from posembed.specification import MropeRule
+
+_DOCUMENT_POSITIONS = gated(torch.ops.posembed.document_positions.default)
+_GRID_POSITIONS = gated(torch.ops.posembed.grid_positions.default)
+_MROPE_POSITIONS = gated(torch.ops.posembed.mrope_positions.default)
+_PACKED_POSITIONS = gated(torch.ops.posembed.packed_positions.default)
+_ZIGZAG_POSITIONS = gated(torch.ops.posembed.zigzag_positions.default)
 
 
 class MropePositions(NamedTuple):
@@ -104,7 +111,7 @@ def mrope(
     if seconds_per_grid is not None and not isinstance(seconds_per_grid, Tensor):
         seconds_per_grid = torch.tensor(seconds_per_grid, dtype=torch.float64, device=ids.device)
     return MropePositions(
-        *torch.ops.posembed.mrope_positions.default(
+        *_MROPE_POSITIONS(
             ids,
             rule if isinstance(rule, str) else rule.text,
             image_grids,
@@ -163,7 +170,7 @@ def grid(
                 [-0.7500, -0.2500,  0.2500,  0.7500, -0.7500, -0.2500,  0.2500,  0.7500]])
     """
     where = None if device is None else torch.device(device)
-    return torch.ops.posembed.grid_positions.default(  # type: ignore[no-any-return]
+    return _GRID_POSITIONS(  # type: ignore[no-any-return]
         frames, height, width, centred, _numbers(scale), _numbers(offset), order, merge, where
     )
 
@@ -207,12 +214,12 @@ def packed(
         tensor([[ 0,  1,  0,  1,  2, -1]])
     """
     if documents is None and cu_seqlens is not None:
-        return torch.ops.posembed.packed_positions.default(cu_seqlens, num_tokens)  # type: ignore[no-any-return]
+        return _PACKED_POSITIONS(cu_seqlens, num_tokens)  # type: ignore[no-any-return]
     if documents is None or cu_seqlens is not None:
         raise ValueError("packed: expected either cu_seqlens or documents")
     if num_tokens is not None:
         raise ValueError("num_tokens: expected none beside documents")
-    return torch.ops.posembed.document_positions.default(documents)  # type: ignore[no-any-return]
+    return _DOCUMENT_POSITIONS(documents)  # type: ignore[no-any-return]
 
 
 def zigzag(
@@ -258,6 +265,4 @@ def zigzag(
             raise ValueError("num_tokens: expected none beside a length")
         num_tokens = seq_len_or_cu_seqlens
         cu_seqlens = torch.tensor([0, num_tokens])
-    return ZigzagPart(
-        *torch.ops.posembed.zigzag_positions.default(cu_seqlens, rank, world_size, num_tokens)
-    )
+    return ZigzagPart(*_ZIGZAG_POSITIONS(cu_seqlens, rank, world_size, num_tokens))

@@ -1,4 +1,4 @@
-"""Functional relative position bias (T5)."""
+"""Functional relative position bias: T5's distances, and Swin's windows in two dimensions."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import torch
 from torch import Tensor
 
 from posembed.functional._gate import gated
-from posembed.functional._options import RelativeBuckets
+from posembed.functional._learned import Grid
+from posembed.functional._options import Device, RelativeBuckets, ResamplingMethod
 from posembed.sharding import call, is_sharded
 
 _RELATIVE_BIAS = gated(torch.ops.posembed.relative_bias.default)
 _RELATIVE_BUCKETS = gated(torch.ops.posembed.relative_buckets.default)
+_RELATIVE_WINDOW_BIAS = gated(torch.ops.posembed.relative_window_bias.default)
+_RELATIVE_WINDOW_RESAMPLE = gated(torch.ops.posembed.relative_window_resample.default)
 
 
 def relative_buckets(
@@ -91,3 +94,108 @@ def relative_bias(
     if is_sharded(weight):
         return call("relative_bias", weight, *lengths, *options)  # type: ignore[no-any-return]
     return _RELATIVE_BIAS(weight, *lengths, *options)  # type: ignore[no-any-return]
+
+
+def relative_window_bias(weight: Tensor, window: Grid, *, class_token: bool = False) -> Tensor:
+    """The attention-score bias of a window in two dimensions; gradients flow to ``weight``.
+
+    The row of a query and a key is ``(y + rows - 1) * (2 * columns - 1) + x + columns - 1`` for
+    their differences y and x, query minus key (Swin, arXiv:2103.14030).
+
+    Args:
+        weight: float32, float64, bfloat16 or float16
+            [(2 * rows - 1) * (2 * columns - 1), num_heads]; three more rows with a class token, for
+            the scores from it, to it and with itself (BEiT, arXiv:2106.08254).
+        window: Rows and columns.
+        class_token: A token stands before the cells.
+
+    Returns:
+        [num_heads, tokens, tokens] in the dtype of ``weight``: the cells row by row, after the
+        class token.
+
+    Raises:
+        ValueError: Shapes do not match.
+        TypeError: A dtype is not supported.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> weight = torch.arange(3.0).unsqueeze(1)  # one head, a window of 1 x 2
+        >>> pe.functional.relative_window_bias(weight, (1, 2))
+        tensor([[[1., 0.],
+                 [2., 1.]]])
+    """
+    if is_sharded(weight):
+        return call("relative_window_bias", weight, window, class_token)  # type: ignore[no-any-return]
+    return _RELATIVE_WINDOW_BIAS(weight, window, class_token)  # type: ignore[no-any-return]
+
+
+def relative_window_resample(
+    weight: Tensor,
+    window: Grid,
+    new_window: Grid,
+    *,
+    method: ResamplingMethod = "bilinear",
+    align_corners: bool = False,
+    antialias: bool = False,
+) -> Tensor:
+    """The table of a window resampled to that of another one; gradients flow to ``weight``.
+
+    Args:
+        weight: As in :func:`relative_window_bias`; rows of a class token do not change.
+        window: Rows and columns of the window.
+        new_window: Those of the other one.
+        method: As in :func:`learned_resample`, like the other options.
+        align_corners: The corners of both tables are the same points.
+        antialias: Average over all rows that a smaller table merges.
+
+    Returns:
+        The rows of ``new_window``, [(2 * rows - 1) * (2 * columns - 1), num_heads], and those of
+        the class token.
+
+    Raises:
+        ValueError: Shapes do not match, or an option is unknown.
+        TypeError: A dtype is not supported.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> weight = torch.randn(13 * 13, 4)
+        >>> pe.functional.relative_window_resample(weight, (7, 7), (12, 12)).shape
+        torch.Size([529, 4])
+    """
+    options = (window, new_window, method, align_corners, antialias)
+    if is_sharded(weight):
+        return call("relative_window_resample", weight, *options)  # type: ignore[no-any-return]
+    return _RELATIVE_WINDOW_RESAMPLE(weight, *options)  # type: ignore[no-any-return]
+
+
+def relative_log_distances(
+    window: Grid,
+    scale_window: Grid | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: Device | None = None,
+) -> Tensor:
+    """The inputs of SwinV2's MLP (arXiv:2111.09883): logarithms of a window's differences.
+
+    Args:
+        window: Rows and columns.
+        scale_window: The window whose largest differences count as 8; default: ``window``.
+        dtype: Floating-point dtype of the result.
+        device: Device of the result.
+
+    Returns:
+        [(2 * rows - 1) * (2 * columns - 1), 2]: ``sign(d) * log8(abs(d) + 1)`` of the scaled
+        differences d of rows and of columns, query minus key.
+
+    Raises:
+        ValueError: A window is not one.
+        TypeError: The dtype is not supported.
+
+    Examples:
+        >>> import posembed as pe
+        >>> pe.functional.relative_log_distances((1, 8))[::7, 1].round(decimals=2)
+        tensor([-1.0600,  0.0000,  1.0600])
+    """
+    like = torch.empty(0, dtype=dtype, device=device)
+    operator = torch.ops.posembed.relative_log_distances.default
+    return operator(like, window, window if scale_window is None else scale_window)  # type: ignore[no-any-return]

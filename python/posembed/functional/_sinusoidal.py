@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from posembed.functional._gate import gated
-from posembed.functional._options import sinusoidal_text
+from posembed.functional._options import Device, sinusoidal_text
 from posembed.sharding import call, is_sharded
 from posembed.specification import SinusoidalSpec
 
 _SINUSOIDAL_ENCODE = gated(torch.ops.posembed.sinusoidal_encode.default)
 _SINUSOIDAL_SHIFT_MATRIX = gated(torch.ops.posembed.sinusoidal_shift_matrix.default)
 _SINUSOIDAL_ADD = gated(torch.ops.posembed.sinusoidal_add.default)
+_GRID_POSITIONS = gated(torch.ops.posembed.sinusoidal_grid_positions.default)
 
 
 def sinusoidal(
@@ -30,9 +33,9 @@ def sinusoidal(
 
     Args:
         x: float32, float64, bfloat16 or float16, [batch, seq, embedding_dim] or
-            [seq, embedding_dim].
+            [seq, embedding_dim]; [batch, seq, embedding_dim] for several axes.
         positions: int32, int64 or floating-point [seq] or [batch, seq]. None: ``offset``,
-            ``offset + 1``, and so on.
+            ``offset + 1``, and so on. For several axes: [axes, seq] or [axes, batch, seq].
         scale: Floating-point, one element: multiplies the encodings.
         spec: The specification of the encoding.
         offset: Position of the first row if ``positions`` is None.
@@ -48,7 +51,54 @@ def sinusoidal(
         >>> import torch, posembed as pe
         >>> y = pe.functional.sinusoidal(torch.randn(2, 16, 512), spec=pe.SinusoidalSpec(512))
     """
-    return waved(x, sinusoidal_text(spec), positions, offset, scale)
+    text = sinusoidal_text(spec)
+    return waved(x, text, _of_axes(positions, spec), offset, scale)
+
+
+def _of_axes(positions: Tensor | None, spec: SinusoidalSpec) -> Tensor | None:
+    """Positions of several axes with a dimension for the batch, as the operator expects."""
+    if spec.block_texts and positions is not None and positions.dim() == 2:
+        return positions.unsqueeze(1)
+    return positions
+
+
+def sinusoidal_grid_positions(
+    grid: Sequence[int],
+    mask: Tensor | None = None,
+    *,
+    spec: SinusoidalSpec,
+    device: Device | None = None,
+) -> Tensor:
+    """The positions of a grid's cells, row by row, as the program of a preset has them.
+
+    Args:
+        grid: Rows and columns; or frames, rows and columns: a size for each axis of ``spec``.
+        mask: bool [batch, rows, columns], True for the cells of each picture and False for padding
+            at its right and bottom. Lengths are then those of the picture.
+        spec: The specification of the encoding.
+        device: Device of the result; default: that of the mask, otherwise the default device.
+
+    Returns:
+        float64 [axes, 1 or batch, cells].
+
+    Raises:
+        ValueError: Sizes do not match ``spec`` or the mask.
+        TypeError: The mask is not bool.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> pe.functional.sinusoidal_grid_positions((2, 3), spec=pe.SinusoidalSpec(8, preset="mae"))
+        tensor([[[0., 0., 0., 1., 1., 1.]],
+        <BLANKLINE>
+                [[0., 1., 2., 0., 1., 2.]]], dtype=torch.float64)
+    """
+    like = torch.empty(0, device=device) if mask is None else mask
+    return cells(like, grid, mask, sinusoidal_text(spec))
+
+
+def cells(like: Tensor, grid: Sequence[int], mask: Tensor | None, spec: str) -> Tensor:
+    """:func:`sinusoidal_grid_positions` on the device of a tensor."""
+    return _GRID_POSITIONS(like, spec, grid, mask)  # type: ignore[no-any-return]
 
 
 def waved(
@@ -72,7 +122,7 @@ def sinusoidal_encode(
     """Sinusoidal encodings of positions; gradients flow to floating-point positions and scale.
 
     Args:
-        positions: int32, int64 or floating-point [...].
+        positions: int32, int64 or floating-point [...]; [axes, ...] for several axes.
         scale: Floating-point, one element: multiplies the encodings.
         spec: The specification of the encoding.
         dtype: Default: that of floating-point positions, otherwise float32.
@@ -82,7 +132,8 @@ def sinusoidal_encode(
         2 ** 63.
 
     Raises:
-        ValueError: ``scale`` does not have one element.
+        ValueError: ``scale`` does not have one element, or positions have not the axes of
+            ``spec``.
         TypeError: A dtype is not supported.
 
     Examples:
@@ -92,6 +143,19 @@ def sinusoidal_encode(
         torch.Size([1, 64])
     """
     text = sinusoidal_text(spec)
+    if not spec.block_texts:
+        return _encoded(positions, text, scale, dtype)
+    axes = spec.num_axes
+    if positions.dim() == 0 or positions.shape[0] != axes:
+        shape = list(positions.shape)
+        raise ValueError(f"positions: expected [axes, ...] with {axes} axes, got {shape}")
+    blocks = [_encoded(positions[axis], block, scale, dtype) for axis, block in spec.block_texts]
+    return torch.cat(blocks, -1)
+
+
+def _encoded(
+    positions: Tensor, text: str, scale: Tensor | None, dtype: torch.dtype | None
+) -> Tensor:
     if is_sharded(positions):
         return call("sinusoidal_encode", positions, text, scale, 0, dtype)  # type: ignore[no-any-return]
     return _SINUSOIDAL_ENCODE(positions, text, scale, 0, dtype)  # type: ignore[no-any-return]
@@ -108,7 +172,7 @@ def sinusoidal_shift_matrix(distance: float, *, spec: SinusoidalSpec) -> Tensor:
         float64 [embedding_dim, embedding_dim] M with encode(p + distance) = encode(p) @ M.T.
 
     Raises:
-        ValueError: A sine has no matching cosine.
+        ValueError: A sine has no matching cosine, or there are several axes.
 
     Examples:
         >>> import torch, posembed as pe

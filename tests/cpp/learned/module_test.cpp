@@ -1,8 +1,10 @@
 // Tests LearnedPositionalEmbedding as C++ programs use it.
 #include <gtest/gtest.h>
+#include <torch/nn/functional/upsampling.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
 
+#include <array>
 #include <sstream>
 
 #include "posembed/learned.h"
@@ -59,6 +61,53 @@ TEST(LearnedModule, ExtendsItsTable) {
   EXPECT_TRUE(torch::equal(position->weight.flatten(), expected));
   EXPECT_TRUE(position->weight.requires_grad());
   EXPECT_THROW(position->extend(4), c10::ValueError);
+}
+
+TEST(LearnedModule, ResamplesAPicturesGrid) {
+  LearnedPositionalEmbedding position(LearnedOptions({3, 4}, 8).prefix_tokens(1).resampling(
+      posembed::Resampling().method("bilinear").antialias(true)));
+  ASSERT_EQ(position->weight.sizes(), (std::vector<int64_t>{13, 8}));
+  const torch::Tensor image =
+      position->weight.slice(0, 1).view({1, 3, 4, 8}).permute({0, 3, 1, 2}).detach();
+  const torch::Tensor rows =
+      torch::nn::functional::interpolate(image, torch::nn::functional::InterpolateFuncOptions()
+                                                    .size(std::vector<int64_t>{5, 2})
+                                                    .mode(torch::kBilinear)
+                                                    .align_corners(false)
+                                                    .antialias(true))
+          .flatten(2)[0]
+          .t();
+  const torch::Tensor table = torch::cat({position->weight.slice(0, 0, 1), rows});
+  EXPECT_TRUE(torch::equal(position->resampled({5, 2}), table));
+  const torch::Tensor x = torch::randn({2, 11, 8});
+  const torch::Tensor y = position->forward(x, PositionCall().grid({5, 2}));
+  EXPECT_TRUE(torch::equal(y, x + table));
+  y.sum().backward();
+  EXPECT_TRUE(torch::equal(position->weight.grad()[0], torch::full({8}, 2.0)));
+  EXPECT_NEAR(position->weight.grad().sum().item<double>(), 2 * 11 * 8, 1e-4);
+  position->extend({5, 2});
+  EXPECT_TRUE(torch::equal(position->weight, table));
+  EXPECT_EQ(position->options.max_positions(), 11);
+  std::ostringstream text;
+  text << position;
+  EXPECT_EQ(text.str(),
+            "LearnedPositionalEmbedding(11, 8, grid=(5, 2), prefix_tokens=1, "
+            "resampling='bilinear', antialias=True)");
+}
+
+TEST(LearnedModule, ReadsAGridOfATable) {
+  const torch::Tensor table = torch::randn({1, 17, 8});
+  auto position = LearnedPositionalEmbedding::from_pretrained(table, {4, 4});
+  EXPECT_EQ(position->options.prefix_tokens(), 1);
+  EXPECT_EQ(position->weight.data_ptr(), table.data_ptr());
+  EXPECT_FALSE(position->weight.requires_grad());
+  LearnedPositionalEmbedding plain(17, 8);
+  plain->extend({6, 5}, std::array<int64_t, 2>{4, 4});
+  EXPECT_EQ(plain->weight.size(0), 31);
+  EXPECT_THROW(LearnedPositionalEmbedding::from_pretrained(table, {4, 5}), c10::ValueError);
+  EXPECT_THROW(LearnedPositionalEmbedding(LearnedOptions({0, 4}, 8)), c10::ValueError);
+  EXPECT_THROW(LearnedPositionalEmbedding(17, 8)->resampled({4, 4}), c10::ValueError);
+  EXPECT_THROW(plain->extend(40), c10::ValueError);
 }
 
 TEST(LearnedModule, CountsTokensAmongPadding) {

@@ -134,4 +134,34 @@ TEST(SinusoidalModule, BadInputRaisesC10Errors) {
   EXPECT_THROW(SinusoidalSpec::from_json("{\"embedding_dim\":8,\"theta\":1}"), c10::ValueError);
 }
 
+TEST(SinusoidalModule, EncodesTheCellsOfAPicture) {
+  SinusoidalPositionalEmbedding position(SinusoidalOptions(8).preset("mae").scale(0.5));
+  SinusoidalPositionalEmbedding axis(SinusoidalOptions(4).preset("marian").scale(0.5));
+  const torch::Tensor x = torch::randn({2, 6, 8}, torch::kFloat64);
+  const torch::Tensor y = position->forward(x, PositionCall().grid({2, 3}));
+  const torch::Tensor codes = position->encode_grid({2, 3}, std::nullopt, torch::kFloat64);
+  EXPECT_TRUE(torch::equal(y, x + codes));
+  const auto at = torch::dtype(torch::kFloat64);
+  const torch::Tensor columns = axis->encode(torch::tensor({0, 1, 2, 0, 1, 2}, at)),
+                      rows = axis->encode(torch::tensor({0, 0, 0, 1, 1, 1}, at));
+  EXPECT_TRUE(torch::equal(codes[0], torch::cat({columns, rows}, 1)));
+  EXPECT_EQ(position->options.spec().num_axes(), 2);
+  EXPECT_THROW(position->forward(x), c10::ValueError);
+  EXPECT_THROW(position->forward(x, PositionCall().grid({2, 2})), c10::ValueError);
+  EXPECT_THROW(axis->forward(x.narrow(-1, 0, 4), PositionCall().grid({2, 3})), c10::ValueError);
+}
+
+TEST(SinusoidalModule, CountsTheCellsOfAMask) {
+  SinusoidalPositionalEmbedding position(SinusoidalOptions(8).preset("detr").length(0));
+  const torch::Tensor mask = torch::tensor({{{true, true, false}, {true, true, false}}});
+  const torch::Tensor found =
+      posembed::functional::sinusoidal_grid_positions(position->options.spec(), {2, 3}, mask);
+  const torch::Tensor expected =
+      torch::tensor({{{1, 1, 0, 2, 2, 0}}, {{1, 2, 2, 1, 2, 2}}}, torch::kFloat64);
+  EXPECT_TRUE(torch::equal(found, expected));
+  std::ostringstream text;
+  text << position;
+  EXPECT_EQ(text.str(), "SinusoidalPositionalEmbedding(8, base=10000, preset='detr', length=0)");
+}
+
 }  // namespace

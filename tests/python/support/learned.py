@@ -95,6 +95,27 @@ def extend_sample(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Samp
     return Sample((weight, 12), {"first_row": 2, "method": "repeat"})
 
 
+def reference_resample(
+    weight: Tensor,
+    grid: list[int],
+    new_grid: list[int],
+    method: str = "bicubic",
+    antialias: bool = False,
+) -> Tensor:
+    image = weight[2:].reshape(1, *grid, COLUMNS).permute(0, 3, 1, 2)
+    resized = torch.nn.functional.interpolate(image, new_grid, mode=method, antialias=antialias)
+    return torch.cat([weight[:2], resized[0].flatten(1).T])
+
+
+def resample_sample(method: str, antialias: bool) -> Any:
+    def make(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
+        weight = torch.randn(14, COLUMNS, device=device, dtype=dtype)
+        options = {"method": method, "antialias": antialias}
+        return Sample((weight, [3, 4], [5, 2]), options)
+
+    return make
+
+
 CASES = in_schema_order(
     [
         OperatorCase("learned_add", torch.ops.posembed.learned_add.default, sample(), reference),
@@ -129,6 +150,18 @@ CASES = in_schema_order(
             reference_extend,
         ),
         OperatorCase(
+            "learned_resample",
+            torch.ops.posembed.learned_resample.default,
+            resample_sample("bicubic", False),
+            reference_resample,
+        ),
+        OperatorCase(
+            "learned_resample-bilinear-antialias",
+            torch.ops.posembed.learned_resample.default,
+            resample_sample("bilinear", True),
+            reference_resample,
+        ),
+        OperatorCase(
             "learned_backward",
             torch.ops.posembed.learned_backward.default,
             backward_sample(offset=1),
@@ -146,4 +179,6 @@ CASES = in_schema_order(
     "weight",
     "positions",
     "max_positions",
+    "grid",
+    "new_grid",
 )

@@ -63,6 +63,31 @@ def add(
     return x + encode(positions, scale, spec=spec)
 
 
+def add_axes(
+    x: Tensor,
+    positions: Tensor,
+    scale: Tensor | None = None,
+    *,
+    spec: str,
+) -> Tensor:
+    """Blocks of columns in the order of AXES, rows of the specification's preset."""
+    numbers = json.loads(spec)
+    blocks = []
+    for axis, width in zip(numbers["axes"], numbers["widths"], strict=True):
+        block = json.dumps({**numbers, "embedding_dim": width})
+        blocks.append(encode(positions[axis], scale, spec=block))
+    return x + torch.cat(blocks, -1)
+
+
+def axes_sample(rows: bool, **options: Any) -> Any:
+    def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
+        x = torch.randn(batch, seq, 9, device=device, dtype=dtype)
+        shape = (3, 1 if rows else batch, seq)
+        return Sample((x, torch.rand(shape, device=device, dtype=dtype) * 20), options)
+
+    return make
+
+
 def add_sample(positions: str | None = None, dim: int = 6, **options: Any) -> Any:
     def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
         x = torch.randn(batch, seq, dim, device=device, dtype=dtype)
@@ -99,6 +124,7 @@ PLAIN = '{"embedding_dim":6}'
 DDPM = '{"base":100.0,"cos_first":true,"embedding_dim":7,"preset":"ddpm","scale":0.5}'
 MARIAN = '{"embedding_dim":5,"preset":"marian","shift":0.25}'
 FAIRSEQ = '{"embedding_dim":7,"preset":"fairseq","padding_idx":3}'
+AXES = '{"axes":[2,0,1],"embedding_dim":9,"preset":"marian","scale":0.5,"widths":[2,4,3]}'
 OPERATORS = torch.ops.posembed
 
 CASES = in_schema_order(
@@ -162,6 +188,18 @@ CASES = in_schema_order(
             OPERATORS.sinusoidal_encode.default,
             scaled(encode_sample(spec=DDPM)),
             encode,
+        ),
+        OperatorCase(
+            "sinusoidal_add-axes",
+            OPERATORS.sinusoidal_add.default,
+            axes_sample(rows=False, spec=AXES),
+            add_axes,
+        ),
+        OperatorCase(
+            "sinusoidal_add-axes-rows-scaled",
+            OPERATORS.sinusoidal_add.default,
+            scaled(axes_sample(rows=True, spec=AXES)),
+            add_axes,
         ),
         OperatorCase(
             "sinusoidal_encode-derivative",

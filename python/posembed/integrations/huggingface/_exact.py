@@ -213,6 +213,8 @@ def _ours(
     """The rotation by posembed, as in a patched model."""
     angles = Angles(positions, *_pairings(spec))
     try:
-        return _first(rotation.cases[0].turned(_arguments(rotation, dimension, x, angles, angles), angles))
+        return _first(
+            rotation.cases[0].turned(_arguments(rotation, dimension, x, angles, angles), angles)
+        )
     except Exception as error:  # a specification for other tensors may raise anything
         raise TablesStayError(f"posembed does not take it: {error}") from error

@@ -138,7 +138,9 @@ def possible_roles(function: Callable[..., Any]) -> Iterator[Roles]:
 def _numbers_of(function: Callable[..., Any]) -> set[str]:
     """Arguments that are annotated as numbers or texts, and so are no tensors."""
     parameters = inspect.signature(function).parameters.values()
-    return {p.name for p in parameters if getattr(p.annotation, "__name__", p.annotation) in NUMBERS}
+    return {
+        p.name for p in parameters if getattr(p.annotation, "__name__", p.annotation) in NUMBERS
+    }
 
 
 def packings(roles: Roles) -> Iterator[Roles]:
@@ -197,7 +199,10 @@ def structures(roles: Roles) -> Iterator[Rule]:
 
 def roundings(rule: Rule) -> Iterator[Rule]:
     """The rule with every way to round, most common first."""
-    found: list[tuple[Any, bool, bool]] = [("float32_product", False, False), ("float64", True, False)]
+    found: list[tuple[Any, bool, bool]] = [
+        ("float32_product", False, False),
+        ("float64", True, False),
+    ]
     if rule.tables != "complex":
         found[:0] = [("float32", False, False)]
         found[2:2] = [("float32", True, False)]
@@ -376,7 +381,9 @@ def _equal(first: Any, second: Any, exact: bool) -> bool:
         if x is None or y is None:
             continue
         step = max(1e-6, *(torch.finfo(z.dtype).eps for z in (x, y) if z.dtype in NARROW), 0.0)
-        if not (torch.equal(x, y) if exact else torch.allclose(x.to(y.dtype), y, rtol=step, atol=1e-6)):
+        if not (
+            torch.equal(x, y) if exact else torch.allclose(x.to(y.dtype), y, rtol=step, atol=1e-6)
+        ):
             return False
     return True
 
@@ -599,7 +606,9 @@ class _Trial:
             found, expected = self.result(rule, at), other.result(rule, at)
             if (found is None) != (expected is None):
                 return False
-            if found is not None and not (_alike(found, expected) and _equal(found, expected, True)):
+            if found is not None and not (
+                _alike(found, expected) and _equal(found, expected, True)
+            ):
                 return False
         return True
 
@@ -674,6 +683,8 @@ def _cases_by_trial(function: Callable[..., Any]) -> list[Case]:
                 trial = _Trial(function, packed)
                 if trial.runs():
                     same = next((x for x in known if known[x] and trial.equals(x)), None)
-                    known[trial] = trial.exact_cases() if same is None else trial.copies(known[same])
+                    known[trial] = (
+                        trial.exact_cases() if same is None else trial.copies(known[same])
+                    )
         return [case for cases in known.values() for case in cases]
     return []

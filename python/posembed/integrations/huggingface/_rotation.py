@@ -327,9 +327,7 @@ class Case:
         return self.rule.numerics == "float64" or cos.dtype == torch.complex128
 
     @staticmethod
-    def _layout_of(
-        heads: int, dim: int | None, rearrangement: Rearrangement | None
-    ) -> int | None:
+    def _layout_of(heads: int, dim: int | None, rearrangement: Rearrangement | None) -> int | None:
         """The head dimension that tables have or get; None if they have a row for each head."""
         if rearrangement is not None:
             return None

@@ -1,0 +1,312 @@
+"""Tests learned positions of pictures beside the programs that train them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import posembed as pe
+import pytest
+import safetensors.torch
+import torch
+import torch._dynamo.testing
+from support.case import FLOATING, TOLERANCE, assert_close
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+DIM, PATCH = 8, 4
+GRIDS = [(6, 5), (3, 7), (4, 9), (11, 11)]
+SMALL = {"hidden_size": DIM, "num_attention_heads": 2, "image_size": 5 * PATCH, "patch_size": PATCH}
+
+
+def embeddings(family: str, name: str, config: str, **options: Any) -> nn.Module:
+    """A small module of transformers with a random table of 5 x 5 patches."""
+    module = pytest.importorskip(f"transformers.models.{family}.modeling_{family}")
+    configuration = importlib.import_module(f"transformers.models.{family}.configuration_{family}")
+    made: nn.Module = getattr(module, name)(getattr(configuration, config)(**SMALL, **options))
+    generator = torch.Generator().manual_seed(0)
+    for parameter in made.parameters():
+        nn.init.normal_(parameter, generator=generator)
+    return made
+
+
+def of_parameter(module: Any) -> Tensor:
+    return module.position_embeddings.detach()
+
+
+def of_embedding(module: Any) -> Tensor:
+    return module.position_embedding.weight.detach()
+
+
+def encoded(module: Any, tokens: int, height: int, width: int) -> Tensor:
+    rows = torch.zeros(1, tokens, DIM)
+    return module.interpolate_pos_encoding(rows, height * PATCH, width * PATCH)
+
+
+def resized_in_dpt(module: Any, tokens: int, height: int, width: int) -> Tensor:
+    return module._resize_pos_embed(module.position_embeddings, height, width)
+
+
+# Family, module, configuration, prefix tokens, options of posembed, table, its own resampling.
+Family = tuple[str, str, str, int, dict[str, Any], Callable[..., Tensor], Callable[..., Tensor]]
+FAMILIES: list[Family] = [
+    ("vit", "ViTEmbeddings", "ViTConfig", 1, {}, of_parameter, encoded),
+    ("deit", "DeiTEmbeddings", "DeiTConfig", 2, {}, of_parameter, encoded),
+    ("clip", "CLIPVisionEmbeddings", "CLIPVisionConfig", 1, {}, of_embedding, encoded),
+    ("siglip", "SiglipVisionEmbeddings", "SiglipVisionConfig", 0, {}, of_embedding, encoded),
+    ("ijepa", "IJepaEmbeddings", "IJepaConfig", 0, {}, of_parameter, encoded),
+    ("dinov2", "Dinov2Embeddings", "Dinov2Config", 1, {}, of_parameter, encoded),
+    (
+        "dinov2_with_registers",
+        "Dinov2WithRegistersEmbeddings",
+        "Dinov2WithRegistersConfig",
+        1,
+        {"antialias": True},
+        of_parameter,
+        encoded,
+    ),
+    (
+        "dpt",
+        "DPTViTEmbeddings",
+        "DPTConfig",
+        1,
+        {"resampling": "bilinear"},
+        of_parameter,
+        resized_in_dpt,
+    ),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family[0])
+def test_grids_of_transformers(family: Family) -> None:
+    name, module, config, prefix, options, table_of, resampled = family
+    theirs = embeddings(name, module, config)
+    table = table_of(theirs)
+    ours = pe.LearnedPositionalEmbedding.from_pretrained(table, grid=(5, 5), **options)
+    assert (ours.prefix_tokens, ours.embedding_dim) == (prefix, DIM)
+    assert ours.weight.data_ptr() == table.data_ptr()
+    for height, width in [(5, 5), *GRIDS]:
+        tokens = prefix + height * width
+        expected = resampled(theirs, tokens, height, width).reshape(-1, DIM)
+        assert torch.equal(ours.resampled((height, width)), expected)
+        x = torch.randn(2, tokens, DIM)
+        assert torch.equal(ours(x, grid=(height, width)), x + expected)
+
+
+def test_siglip2_pads_pictures_of_a_batch() -> None:
+    """Its batch has pictures of several grids: the tables of each, one after the other."""
+    siglip2 = pytest.importorskip("transformers.models.siglip2.modeling_siglip2")
+    table = torch.randn(5, 5, DIM)
+    position = pe.LearnedPositionalEmbedding.from_pretrained(
+        table, grid=(5, 5), resampling="bilinear", antialias=True
+    )
+    grids = [(3, 4), (7, 2)]
+    resize = siglip2.Siglip2VisionEmbeddings.resize_positional_embeddings
+    expected = resize(table, torch.tensor(grids), 16)
+    for row, (height, width) in zip(expected, grids, strict=True):
+        assert torch.equal(position.resampled((height, width)), row[: height * width])
+
+
+@pytest.mark.parametrize("antialias", [False, True])
+def test_dinos_offset(antialias: bool) -> None:
+    """As DINO and DINOv2's own program call interpolate, to avoid a grid that is too small."""
+    position = pe.LearnedPositionalEmbedding(
+        grid=(5, 5), prefix_tokens=1, embedding_dim=DIM, antialias=antialias, scale_offset=0.1
+    )
+    image = position.weight.detach()[1:].reshape(1, 5, 5, DIM).permute(0, 3, 1, 2)
+    for height, width in GRIDS:
+        scale = ((height + 0.1) / 5, (width + 0.1) / 5)
+        expected = interpolate(image, scale_factor=scale, mode="bicubic", antialias=antialias)
+        assert expected.shape[2:] == (height, width)
+        found = position.resampled((height, width))[1:]
+        assert torch.equal(found, expected.permute(0, 2, 3, 1).reshape(-1, DIM))
+    assert position.resampled((5, 5)) is position.weight
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("method", ["bicubic", "bilinear"])
+@pytest.mark.parametrize("align_corners", [False, True])
+def test_results_beside_float64(
+    dtype: torch.dtype, method: Any, align_corners: bool, device: torch.device
+) -> None:
+    position = pe.LearnedPositionalEmbedding(
+        grid=(4, 7),
+        prefix_tokens=2,
+        embedding_dim=DIM,
+        resampling=method,
+        align_corners=align_corners,
+        dtype=dtype,
+        device=device,
+    )
+    image = position.weight.detach()[2:].double().reshape(1, 4, 7, DIM).permute(0, 3, 1, 2)
+    expected = interpolate(image, (9, 3), mode=method, align_corners=align_corners)
+    found = position.resampled((9, 3))
+    assert found.dtype == dtype
+    assert torch.equal(found[:2], position.weight[:2])
+    rows = expected.permute(0, 2, 3, 1).reshape(-1, DIM)
+    assert_close(found[2:], rows, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("antialias", [False, True])
+@pytest.mark.parametrize("method", ["bicubic", "bilinear"])
+def test_gradients_reach_the_table(method: Any, antialias: bool) -> None:
+    position = pe.LearnedPositionalEmbedding(
+        grid=(3, 2),
+        prefix_tokens=1,
+        embedding_dim=2,
+        resampling=method,
+        antialias=antialias,
+        dtype=torch.float64,
+    )
+
+    def add(weight: Tensor, x: Tensor) -> Tensor:
+        return torch.func.functional_call(position, {"weight": weight}, (x,), {"grid": (2, 5)})
+
+    x = torch.randn(2, 11, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(add, (position.weight, x))
+    assert torch.autograd.gradgradcheck(add, (position.weight, x))
+    many = torch.randn(3, *position.weight.shape, dtype=torch.float64)
+    alone = torch.stack([add(weight, x) for weight in many])
+    torch.testing.assert_close(torch.func.vmap(add, (0, None))(many, x), alone)
+
+
+class Pictures(nn.Module):
+    """Patches of pictures, as a model has them: the grid depends on the picture."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.position = pe.LearnedPositionalEmbedding(grid=(5, 5), embedding_dim=DIM, **options)
+
+    def forward(self, picture: Tensor) -> Tensor:
+        grid = (picture.shape[1] // PATCH, picture.shape[2] // PATCH)
+        x = picture[:, ::PATCH, ::PATCH].reshape(picture.shape[0], -1, DIM)
+        return self.position(x, grid=grid)
+
+
+@pytest.mark.parametrize(("antialias", "frozen"), [(False, False), (True, True), (True, False)])
+def test_compiles_and_exports_for_every_grid(antialias: bool, frozen: bool) -> None:
+    """The compiler expands the interpolation, which changes the rounding.
+
+    torch cannot derive bicubic antialiasing for symbolic sizes; each grid then has its own graph.
+    """
+    model = Pictures(antialias=antialias).requires_grad_(not frozen)
+    graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=graphs, fullgraph=True, dynamic=True)
+    pictures = [torch.randn(2, PATCH * h, PATCH * w, DIM) for h, w in GRIDS]
+    counts = []
+    for picture in pictures:
+        found = compiled(picture)
+        assert_close(found, model(picture), TOLERANCE[torch.float32])
+        if not frozen:
+            found.sum().backward()
+        counts.append(graphs.frame_count)
+    if antialias and not frozen:
+        assert len(set(counts)) == len(GRIDS)
+        return
+    assert len(set(counts)) == 1
+    sizes = {1: PATCH * torch.export.Dim("rows"), 2: PATCH * torch.export.Dim("columns")}
+    program = torch.export.export(model, (pictures[0],), dynamic_shapes=(sizes,))
+    for picture in [*pictures, torch.randn(2, 5 * PATCH, 5 * PATCH, DIM)]:
+        assert torch.equal(program.module()(picture), model(picture))
+
+
+def test_extend() -> None:
+    position = pe.LearnedPositionalEmbedding(1 + 16, DIM)
+    table = position.weight.detach().clone()
+    position.extend((6, 5), from_grid=(4, 4))
+    expected = pe.functional.learned_resample(table, (4, 4), (6, 5))
+    assert torch.equal(position.weight, expected)
+    assert (position.grid, position.prefix_tokens, position.max_positions) == ((6, 5), 1, 31)
+    position.extend((2, 3), "bilinear")
+    assert torch.equal(
+        position.weight, pe.functional.learned_resample(expected, (6, 5), (2, 3), method="bilinear")
+    )
+    x = torch.zeros(2, 7, DIM)
+    position(x).sum().backward()
+    assert torch.equal(position.weight.grad, torch.full((7, DIM), 2.0))
+    with pytest.raises(ValueError, match="max_positions: expected the numbers of rows and columns"):
+        position.extend(40)
+
+
+def test_positions_of_kept_patches() -> None:
+    """A masked autoencoder keeps a part of the patches."""
+    position = pe.LearnedPositionalEmbedding(grid=(4, 4), prefix_tokens=1, embedding_dim=DIM)
+    kept = torch.tensor([[1, 14, 3], [30, 7, 2]])
+    x = torch.randn(2, 3, DIM)
+    rows = position.resampled((6, 5))
+    assert torch.equal(position(x, kept, grid=(6, 5)), x + rows[kept])
+    patches = torch.randn(2, 30, DIM)
+    assert torch.equal(position(patches, offset=1, grid=(6, 5)), patches + rows[1:])
+
+
+NAMES = [
+    ("vit.embeddings.position_embeddings", (1, 17, DIM)),
+    ("vision_model.embeddings.position_embedding.weight", (17, DIM)),
+    ("pos_embed", (1, 17, DIM)),
+]
+
+
+@pytest.mark.parametrize(("name", "shape"), NAMES)
+def test_checkpoints(name: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    path, table = tmp_path / "model.safetensors", torch.randn(shape)
+    state = {"layer.weight": torch.zeros(3, 3), name: table}
+    safetensors.torch.save_file(state, path)
+    for position in (
+        pe.LearnedPositionalEmbedding.from_file(path, grid=(4, 4)),
+        pe.cpp.LearnedPositionalEmbedding.from_file(path, grid=(4, 4)),
+    ):
+        assert torch.equal(position.weight, table.reshape(17, DIM))
+        assert not position.weight.requires_grad
+        assert "grid=(4, 4), prefix_tokens=1" in repr(position)
+    safetensors.torch.save_file({**state, "text.position_embeddings": torch.zeros(9, DIM)}, path)
+    for kind in (pe.LearnedPositionalEmbedding, pe.cpp.LearnedPositionalEmbedding):
+        with pytest.raises(ValueError, match=r"tensor: expected the name .* several"):
+            kind.from_file(path, grid=(4, 4))
+        assert torch.equal(kind.from_file(path, tensor=name, grid=(4, 4)).weight, position.weight)
+
+
+def test_sams_table_is_a_grid() -> None:
+    table = torch.randn(1, 4, 6, DIM)
+    position = pe.LearnedPositionalEmbedding.from_pretrained(table, grid=(4, 6), freeze=False)
+    assert torch.equal(position.weight, table.reshape(24, DIM))
+    assert position.weight.requires_grad
+
+
+def grid_table(**options: Any) -> pe.LearnedPositionalEmbedding:
+    return pe.LearnedPositionalEmbedding(grid=(4, 4), embedding_dim=DIM, **options)
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    [
+        ("max_positions: expected either it or grid", lambda: pe.LearnedPositionalEmbedding(embedding_dim=4)),
+        ("max_positions: expected either it or grid", lambda: pe.LearnedPositionalEmbedding(16, 4, grid=(4, 4))),
+        ("embedding_dim: expected a whole number", lambda: pe.LearnedPositionalEmbedding(16)),
+        ("grid: expected the numbers of rows and columns", lambda: pe.LearnedPositionalEmbedding(grid=(4, 0), embedding_dim=4)),
+        ("grid: expected the numbers of rows and columns", lambda: pe.LearnedPositionalEmbedding(grid=16, embedding_dim=4)),
+        ("prefix_tokens: expected 0 without a grid", lambda: pe.LearnedPositionalEmbedding(16, 4, prefix_tokens=1)),
+        ("prefix_tokens: expected 0 or more", lambda: grid_table(prefix_tokens=-1)),
+        ("resampling: expected 'bicubic' or 'bilinear', got 'area'", lambda: grid_table(resampling="area")),
+        ("scale_offset: expected a finite number of at least 0", lambda: grid_table(scale_offset=-0.1)),
+        ("new_grid: expected the numbers of rows and columns", lambda: grid_table().resampled((4, 0))),
+        ("new_grid: expected the numbers of rows and columns", lambda: grid_table().resampled((4,))),
+        ("grid: expected None, because the table has none", lambda: pe.LearnedPositionalEmbedding(16, 4).resampled((4, 4))),
+        ("grid: expected at most 15 cells", lambda: pe.functional.learned_resample(torch.zeros(15, 4), (4, 4), (2, 2))),
+        ("grid: expected at most 15 cells", lambda: pe.functional.learned_resample(torch.zeros(15, 4), (2**62, 4), (2, 2))),
+        ("new_grid: expected", lambda: pe.functional.learned_resample(torch.zeros(16, 4), (4, 4), (2**62, 2))),
+        ("method: expected 'bicubic' or 'bilinear', got 'cubic'", lambda: pe.functional.learned_resample(torch.zeros(16, 4), (4, 4), (2, 2), method="cubic")),
+        ("from_grid: expected at most 16 cells", lambda: pe.LearnedPositionalEmbedding(16, 4, first_row=2).extend((6, 6), from_grid=(3, 6))),
+        ("embeddings: expected", lambda: pe.LearnedPositionalEmbedding.from_pretrained(torch.zeros(2, 17, 4), grid=(4, 4))),
+        ("embeddings: expected", lambda: pe.LearnedPositionalEmbedding.from_pretrained(torch.zeros(1, 15, 4), grid=(4, 4))),
+    ],
+)  # fmt: skip
+def test_errors(message: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_a_longer_sequence_than_the_grid() -> None:
+    with pytest.raises(IndexError, match="position table of 16, got 29, the last of the sequence"):
+        grid_table()(torch.zeros(1, 30, DIM))
