@@ -34,6 +34,9 @@ def draw(folder: Path) -> None:
     pictures = {
         "heat_map": pe.plot.heat_map(pe.SinusoidalSpec(512)),
         "shift_matrix": pe.plot.shift_matrix(pe.SinusoidalSpec(32), 7),
+        "similarity_map": pe.plot.similarity_map(
+            pe.SinusoidalPositionalEmbedding(64, preset="mae"), (7, 7)
+        ),
         "binary_codes": pe.plot.binary_codes(100),
         "component_scores": pe.plot.component_scores(pe.RotarySpec(256), 128),
         "wavelengths": pe.plot.wavelengths(llama),

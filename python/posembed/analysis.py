@@ -16,7 +16,9 @@ from torch import Tensor
 
 from posembed import functional
 from posembed._validation import whole
-from posembed.positions import grid
+from posembed.functional._learned import checked_grid
+from posembed.learned import LearnedPositionalEmbedding
+from posembed.sinusoidal import SinusoidalPositionalEmbedding
 from posembed.specification import Numerics, RotarySpec, SinusoidalSpec
 
 CHUNK = 8192  # distances per step, which bounds memory for long contexts
@@ -287,59 +289,69 @@ def similarity(embedding: Tensor | Encoder, positions: int | None = None) -> Ten
     return rows @ rows.T
 
 
-def patch_similarity(
-    embedding: Tensor | Encoder | RotarySpec,
-    height: int,
-    width: int,
-    patch: tuple[int, int] | None = None,
+def similarity_map(
+    embedding: Tensor | LearnedPositionalEmbedding | SinusoidalPositionalEmbedding | RotarySpec,
+    grid: Sequence[int] | None = None,
+    cell: Sequence[int] | None = None,
 ) -> Tensor:
-    """Cosine similarity of one patch of an image to all others, by their positions alone.
+    """Cosine similarity between the cells of a picture: the figure of the ViT paper.
+
+    Dosovitskiy et al., "An Image is Worth 16x16 Words", arXiv:2010.11929, figure 7. For a rotation,
+    the score of a query and a key of ones, divided by head_dim.
 
     Args:
-        embedding: A table [height * width, dim] without prefix tokens; a module with ``encode`` for
-            one axis, whose encodings of row and column are concatenated; or a rotation with
-            sections, which rotates the same vector of ones at every patch.
-        height: Rows of patches.
-        width: Columns of patches.
-        patch: Row and column of the patch; default: the middle.
+        embedding: A table [rows * columns, dim]; a module with a grid or several axes; or a
+            rotation, whose last two axes are rows and columns.
+        grid: Rows and columns; default: those of a learned table.
+        cell: The row and the column to compare with; default: each.
 
     Returns:
-        [height, width]: 1 at the patch itself.
+        float64 [rows, columns], or [rows, columns, rows, columns] for each cell.
 
     Raises:
-        ValueError: The table has another number of rows, the rotation has no sections, or the patch
-            is not in the image.
+        ValueError: ``grid`` is missing, or the embedding has not this grid.
+        IndexError: ``cell`` is outside the grid.
 
     Examples:
         >>> import posembed as pe
-        >>> spec = pe.RotarySpec(64, sections=pe.Sections((16, 16), restart=True))
-        >>> pe.analysis.patch_similarity(spec, 14, 14).shape
+        >>> position = pe.SinusoidalPositionalEmbedding(64, preset="mae")
+        >>> pe.analysis.similarity_map(position, (14, 14), (3, 5)).shape
         torch.Size([14, 14])
     """
-    row, column = (height // 2, width // 2) if patch is None else patch
-    if not (0 <= row < height and 0 <= column < width):
-        raise ValueError(f"patch: expected one of {height} x {width}, got {(row, column)}")
-    vectors = _patches(embedding, height, width).detach().double()
-    vectors = torch.nn.functional.normalize(vectors, dim=-1)
-    return (vectors @ vectors[row * width + column]).view(height, width)
+    own = getattr(embedding, "grid", None)
+    if grid is None and own is None:
+        raise ValueError("grid: expected rows and columns, as the embedding has no grid")
+    rows, columns = checked_grid("grid", own if grid is None else grid)
+    vectors = _vectors_of_cells(embedding, (rows, columns)).detach().double()
+    if len(vectors) != rows * columns:
+        raise ValueError(f"grid: expected {len(vectors)} cells, got {(rows, columns)}")
+    vectors = torch.nn.functional.normalize(vectors, dim=-1).view(rows, columns, -1)
+    if cell is None:
+        return torch.einsum("abd,yxd->abyx", vectors, vectors)
+    row, column = (whole("cell", index) for index in cell)
+    if not (0 <= row < rows and 0 <= column < columns):
+        raise IndexError(f"cell: expected one of the grid {(rows, columns)}, got {(row, column)}")
+    return vectors @ vectors[row, column]
 
 
-def _patches(embedding: Tensor | Encoder | RotarySpec, height: int, width: int) -> Tensor:
-    """A vector for each patch: [height * width, dim]."""
+def _vectors_of_cells(
+    embedding: Tensor | LearnedPositionalEmbedding | SinusoidalPositionalEmbedding | RotarySpec,
+    grid: tuple[int, int],
+) -> Tensor:
+    """A vector for each cell, row by row."""
     if isinstance(embedding, Tensor):
-        if embedding.dim() != 2 or len(embedding) != height * width:
-            expected = f"[{height * width}, dim]"
-            raise ValueError(f"embedding: expected {expected}, got {list(embedding.shape)}")
         return embedding
-    if not isinstance(embedding, RotarySpec):
-        rows, columns = grid(1, height, width, order="hw")
-        return torch.cat([embedding.encode(rows), embedding.encode(columns)], -1)
-    if embedding.sections is None:
-        raise ValueError("embedding: expected a rotation with sections, got one axis")
-    axes = embedding.sections.axes or 1 + max(embedding.sections.axis_of_pair)
-    at = grid(1, height, width, order="thw" if axes == 3 else "hw")
-    ones = torch.ones(height * width, 1, embedding.head_dim, dtype=torch.float64)
-    return functional.rotary(ones, positions=at, spec=embedding, layout="thd")[:, 0]
+    if isinstance(embedding, SinusoidalPositionalEmbedding):
+        return embedding.encode_grid(grid, dtype=torch.float64)[0]
+    if isinstance(embedding, LearnedPositionalEmbedding):
+        return embedding.resampled(grid)[-grid[0] * grid[1] :]
+    axes = 1 if embedding.sections is None else 1 + max(embedding.sections.axis_of_pair)
+    if axes < 2:
+        raise ValueError(f"grid: expected a rotation of rows and columns, got {axes} axis")
+    positions = torch.zeros(axes, 1, grid[0] * grid[1], dtype=torch.int64)
+    positions[-2:, 0] = torch.cartesian_prod(*(torch.arange(size) for size in grid)).T
+    ones = torch.ones(1, positions.shape[2], 1, embedding.head_dim, dtype=torch.float64)
+    return functional.rotary(ones, positions=positions, spec=embedding)[0, :, 0]
 
 
 # ----------------------------------------------------------------------------------- float32 angles

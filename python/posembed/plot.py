@@ -19,6 +19,7 @@ from torch import Tensor
 from posembed import analysis, functional
 from posembed.alibi import ALiBi
 from posembed.analysis import Encoder
+from posembed.learned import LearnedPositionalEmbedding
 from posembed.rotary import RotaryEmbedding
 from posembed.sinusoidal import SinusoidalPositionalEmbedding
 from posembed.specification import Numerics, RotarySpec, SinusoidalSpec
@@ -339,50 +340,75 @@ def similarity(
     return label(axes, "Similarity of positions", "position", "position")
 
 
-def grid(positions: Tensor, height: int, width: int) -> list[Axes]:
-    """Draws the positions of an image's patches, an axis beside the other.
+def grid(positions: Tensor, *, axes: Axes | None = None) -> Axes:
+    """Plots where the cells of a grid are, numbered in the order of the tokens.
 
     Args:
-        positions: [axes, height * width], such as from :func:`posembed.positions.grid`.
-        height: Rows of patches.
-        width: Columns of patches.
+        positions: [axes, tokens] or [axes, 1, tokens]; the last two axes are rows and columns.
+        axes: Where to draw.
 
-    Returns:
-        The axes of each picture.
+    Raises:
+        ValueError: There are not two axes or more.
 
     Examples:
         >>> import posembed as pe
-        >>> pictures = pe.plot.grid(pe.positions.grid(1, 4, 6, order="hw"), 4, 6)
-        >>> [picture.get_title() for picture in pictures]
-        ['axis 0', 'axis 1']
+        >>> spec = pe.SinusoidalSpec(64, preset="detr")
+        >>> cells = pe.functional.sinusoidal_grid_positions((3, 4), spec=spec)
+        >>> pe.plot.grid(cells).get_title()
+        'Positions of 12 tokens'
     """
-    if positions.dim() != 2 or positions.shape[1] != height * width:
-        expected = f"[axes, {height * width}]"
-        raise ValueError(f"positions: expected {expected}, got {list(positions.shape)}")
-    pictures = side_by_side([1] * len(positions))
-    for number, (axes, values) in enumerate(zip(pictures, positions.cpu(), strict=True)):
-        matrix(axes, values.view(height, width), colors=SEQUENTIAL, limit=None, bar="position")
-        axes.set_aspect("equal")
-        label(axes, f"axis {number}", "column", "row")
-    return pictures
+    if positions.dim() == 3 and positions.shape[1] == 1:
+        positions = positions[:, 0]
+    if positions.dim() != 2 or len(positions) < 2:
+        shape = list(positions.shape)
+        raise ValueError(f"positions: expected [axes, tokens] with two axes or more, got {shape}")
+    axes = new_axes(axes, height=5.5)
+    rows, columns = positions[-2:].detach().double().cpu().tolist()
+    axes.plot(columns, rows, color="grey", linewidth=0.5, zorder=1)
+    axes.scatter(columns, rows, s=160, color="white", edgecolors="tab:blue", zorder=2)
+    for number, (row, column) in enumerate(zip(rows, columns, strict=True)):
+        axes.text(column, row, str(number), ha="center", va="center", fontsize="xx-small")
+    axes.invert_yaxis()
+    axes.set_aspect("equal")
+    title = f"Positions of {len(rows)} tokens"
+    return label(axes, title, "position of the column", "position of the row")
 
 
-def patch_similarity(
-    embedding: Tensor | Encoder | RotarySpec,
-    height: int,
-    width: int,
-    patch: tuple[int, int] | None = None,
+def similarity_map(
+    embedding: Tensor | LearnedPositionalEmbedding | SinusoidalPositionalEmbedding | RotarySpec,
+    grid: Sequence[int] | None = None,
+    cell: Sequence[int] | None = None,
     *,
     axes: Axes | None = None,
 ) -> Axes:
-    """Draws the similarity of one patch to all; see :func:`posembed.analysis.patch_similarity`."""
+    """Plots how alike the cells of a picture are: one with all others, or each in a small map.
+
+    Arguments and errors are those of :func:`posembed.analysis.similarity_map`.
+
+    Examples:
+        >>> import posembed as pe
+        >>> position = pe.SinusoidalPositionalEmbedding(64, preset="mae")
+        >>> pe.plot.similarity_map(position, (14, 14), (3, 5)).get_title()
+        'Similarity to the cell in row 3, column 5'
+    """
+    values = analysis.similarity_map(embedding, grid, cell)
     axes = new_axes(axes, height=5.5)
-    values = analysis.patch_similarity(embedding, height, width, patch)
-    matrix(axes, values, colors=SEQUENTIAL, limit=None, bar="cosine similarity")
+    if cell is not None:
+        matrix(axes, values.cpu(), colors=SEQUENTIAL, limit=None, bar="cosine similarity")
+        row, column = cell
+        axes.plot(column, row, "o", color="red", markersize=4)
+        title = f"Similarity to the cell in row {row}, column {column}"
+    else:
+        rows, columns = values.shape[:2]
+        maps = values.permute(0, 2, 1, 3).reshape(rows * rows, columns * columns)
+        matrix(axes, maps.cpu(), colors=SEQUENTIAL, limit=None, bar="cosine similarity")
+        borders = [(size * i - 0.5, str(i)) for size in (columns, rows) for i in range(size)]
+        axes.set_xticks(*zip(*borders[:columns], strict=True))
+        axes.set_yticks(*zip(*borders[columns:], strict=True))
+        axes.grid(color="white", linewidth=1.0)
+        title = "Similarity of each cell to all others"
     axes.set_aspect("equal")
-    row, column = (height // 2, width // 2) if patch is None else patch
-    axes.plot([column], [row], "rx")
-    return label(axes, f"Similarity to patch ({row}, {column})", "column", "row")
+    return label(axes, title, "column", "row")
 
 
 # -------------------------------------------------------------------------------------------- ALiBi

@@ -39,6 +39,16 @@ SHOWN = {
             "linear              11.31  11.31  11.31  11.30  11.25",
         ],
     ),
+    "photograph_to_patches": (
+        6,
+        [
+            "rows and columns of patches: (37, 32)",
+            "shuffled, without positions: same results True",
+            "shuffled, with positions: same results False",
+            "mean similarity of neighbours more than that of distant patches: True",
+            "colours of 1184 patches from a table of 36 rows",
+        ],
+    ),
     "extrapolation": (5, ["windows to train on, 32,768 bytes to be judged on"]),
 }
 

@@ -190,33 +190,6 @@ def test_similarity() -> None:
     assert_close(pe.analysis.similarity(table, 2), values[:2, :2], 0.0)
 
 
-def test_patch_similarity() -> None:
-    """Rotations and sinusoids depend on distances along each axis; tables are as they are."""
-    rotation = pe.RotarySpec(16, sections=pe.Sections((4, 4), restart=True))
-    one_axis = pe.RotarySpec(8).frequencies()
-    rows, columns = torch.arange(3.0).double() - 1, torch.arange(4.0).double() - 2
-    cosines = [torch.outer(axis, one_axis).cos().mean(1) for axis in (rows, columns)]
-    expected = (cosines[0][:, None] + cosines[1]) / 2
-    assert_close(pe.analysis.patch_similarity(rotation, 3, 4, (1, 2)), expected, 1e-12)
-    sinusoids = pe.SinusoidalPositionalEmbedding(8)
-    assert_close(pe.analysis.patch_similarity(sinusoids, 3, 4), expected, 1e-6)
-    video = pe.RotarySpec(16, sections=pe.Sections((2, 3, 3)))
-    assert float(pe.analysis.patch_similarity(video, 3, 4)[1, 2]) == pytest.approx(1.0)
-    table = torch.randn(12, 5, dtype=torch.float64)
-    similar = pe.analysis.similarity(table)[5]
-    assert_close(pe.analysis.patch_similarity(table, 3, 4, (1, 1)).flatten(), similar, 1e-12)
-
-
-def test_patch_similarity_refuses() -> None:
-    table = torch.randn(12, 5)
-    with pytest.raises(ValueError, match=r"patch: expected one of 3 x 4, got \(3, 0\)"):
-        pe.analysis.patch_similarity(table, 3, 4, (3, 0))
-    with pytest.raises(ValueError, match=r"embedding: expected \[15, dim\], got \[12, 5\]"):
-        pe.analysis.patch_similarity(table, 3, 5)
-    with pytest.raises(ValueError, match="embedding: expected a rotation with sections"):
-        pe.analysis.patch_similarity(pe.RotarySpec(8), 3, 4)
-
-
 def test_similarity_of_modules() -> None:
     learned = pe.LearnedPositionalEmbedding(6, 4, first_row=2)
     assert_close(pe.analysis.similarity(learned), pe.analysis.similarity(learned.weight[2:]), 0.0)
@@ -227,6 +200,37 @@ def test_similarity_of_modules() -> None:
     assert_close(values, expected, 1e-6)
     with pytest.raises(ValueError, match="positions: expected a number"):
         pe.analysis.similarity(sinusoidal)
+
+
+def test_similarity_map_of_every_kind() -> None:
+    """One cell is most alike to itself, and a map is a row of the similarity of all cells."""
+    grid, cell = (5, 7), (3, 1)
+    learned = pe.LearnedPositionalEmbedding(grid=(4, 4), prefix_tokens=2, embedding_dim=8)
+    table = learned.resampled(grid)[2:]
+    maps = pe.analysis.similarity_map(learned, grid)
+    assert_close(maps.reshape(35, 35), pe.analysis.similarity(table), 1e-15)
+    assert_close(pe.analysis.similarity_map(table, grid, cell), maps[3, 1], 1e-15)
+    sinusoidal = pe.SinusoidalPositionalEmbedding(64, preset="mae")
+    found = pe.analysis.similarity_map(sinusoidal, grid, cell)
+    codes = sinusoidal.encode_grid(grid, dtype=torch.float64)[0]
+    assert_close(found.flatten(), codes @ codes[3 * 7 + 1] / 32, 1e-14)
+    for axes in (2, 3):  # the last two are rows and columns
+        sections = pe.Sections((0,) * (axes - 2) + (4, 4), restart=True)
+        spec = pe.RotarySpec(16, sections=sections)
+        found = pe.analysis.similarity_map(spec, grid, cell)
+        angles = 10000.0 ** -(torch.arange(4, dtype=torch.float64) / 4)
+        y, x = torch.meshgrid(torch.arange(5) - 3, torch.arange(7) - 1, indexing="ij")
+        parts = [(distance[..., None] * angles).cos().sum(-1) for distance in (y, x)]
+        assert_close(found, sum(parts) / 8, 1e-14)
+    assert pe.analysis.similarity_map(learned).shape == (4, 4, 4, 4)
+    with pytest.raises(ValueError, match="grid: expected rows and columns, as the embedding"):
+        pe.analysis.similarity_map(sinusoidal)
+    with pytest.raises(ValueError, match=r"grid: expected 35 cells, got \(4, 4\)"):
+        pe.analysis.similarity_map(table, (4, 4))
+    with pytest.raises(ValueError, match="grid: expected a rotation of rows and columns"):
+        pe.analysis.similarity_map(pe.RotarySpec(16), grid)
+    with pytest.raises(IndexError, match=r"cell: expected one of the grid \(5, 7\), got \(5, 1\)"):
+        pe.analysis.similarity_map(sinusoidal, grid, (5, 1))
 
 
 # ------------------------------------------------------------------------------------------ errors

@@ -46,6 +46,31 @@ def bar_label(axes: Axes) -> str:
 SPECS = {"short": pe.RotarySpec(64), "long": pe.RotarySpec(64, base=500000.0)}
 
 
+def test_grid() -> None:
+    spec = pe.SinusoidalSpec(8, preset="detr")
+    cells = pe.functional.sinusoidal_grid_positions((2, 3), spec=spec)
+    for positions in (cells, cells[:, 0], torch.cat([torch.zeros(1, 1, 6), cells])):
+        axes = pe.plot.grid(positions)
+        assert words(axes)[0] == "Positions of 6 tokens"
+        assert [text.get_text() for text in axes.texts] == list("012345")
+        points = axes.collections[0].get_offsets()
+        assert np.array_equal(points, cells[:, 0].flip(0).T.numpy())
+    with pytest.raises(ValueError, match=r"positions: expected .axes, tokens. with two axes"):
+        pe.plot.grid(torch.zeros(1, 6))
+
+
+def test_similarity_map() -> None:
+    position = pe.LearnedPositionalEmbedding(grid=(3, 4), prefix_tokens=1, embedding_dim=8)
+    one = pe.plot.similarity_map(position, cell=(1, 2))
+    assert words(one) == ("Similarity to the cell in row 1, column 2", "column", "row")
+    assert np.array_equal(colors(one), pe.analysis.similarity_map(position, cell=(1, 2)).numpy())
+    (marker,) = one.get_lines()
+    assert (*marker.get_xdata(), *marker.get_ydata()) == (2, 1)
+    each = colors(pe.plot.similarity_map(position))
+    assert each.shape == (9, 16)
+    assert np.allclose(each[3:6, 8:12], colors(one), rtol=0.0, atol=1e-15)
+
+
 def test_wavelengths() -> None:
     axes = pe.plot.wavelengths(SPECS)
     assert words(axes) == ("Wavelength of each pair", "pair", "wavelength (positions)")
@@ -217,19 +242,6 @@ def test_similarity() -> None:
     assert np.array_equal(colors(axes), pe.analysis.similarity(learned).numpy())
     assert words(axes) == ("Similarity of positions", "position", "position")
     assert bar_label(axes) == "cosine similarity"
-
-
-def test_grid_and_patches() -> None:
-    positions = pe.positions.grid(1, 3, 4, order="hw")
-    for axes, values in zip(pe.plot.grid(positions, 3, 4), positions, strict=True):
-        assert np.array_equal(colors(axes), values.view(3, 4).numpy())
-    with pytest.raises(ValueError, match=r"positions: expected \[axes, 15\], got \[2, 12\]"):
-        pe.plot.grid(positions, 3, 5)
-    spec = pe.RotarySpec(16, sections=pe.Sections((4, 4), restart=True))
-    axes = pe.plot.patch_similarity(spec, 3, 4, (1, 2))
-    expected = pe.analysis.patch_similarity(spec, 3, 4, (1, 2))
-    assert np.array_equal(colors(axes), expected.numpy())
-    assert words(axes) == ("Similarity to patch (1, 2)", "column", "row")
 
 
 @pytest.mark.parametrize("causal", [True, False])
