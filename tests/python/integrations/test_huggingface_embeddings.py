@@ -284,10 +284,11 @@ def test_families_that_stay(family: str) -> None:
     ).eval()
     kinds = [type(module) for module in model.modules()]
     report = patch(model, numerics="exact")
-    assert report.rows == ()
+    assert report.patched == ()
     assert [type(module) for module in model.modules()] == kinds
-    builders = [note for note in report.notes if "alibi" in note]
+    builders = [row for row in report.left if "alibi" in row.function]
     assert len(builders) == (family in ("Bloom", "Mpt"))
+    assert all(row.action.startswith("it makes one row for each head") for row in builders)
 
 
 def test_copies_and_compiled_models() -> None:

@@ -85,8 +85,6 @@ def _texts(
             raise TablesStayError(f"its configuration is not understood: {error}") from error
         if spec.is_dynamic:
             raise TablesStayError("its frequencies depend on the length of the sequence")
-        if spec.sections is not None and spec.sections.within_axes:
-            raise TablesStayError("its pairs lie within axes")
         for rotation, dimension in calls:
             if rotation.rule.window != "all" and not {spec.head_dim} >= head_dims:
                 raise TablesStayError(
@@ -213,8 +211,7 @@ def _ours(
     """The rotation by posembed, as in a patched model."""
     angles = Angles(positions, *_pairings(spec))
     try:
-        return _first(
-            rotation.cases[0].turned(_arguments(rotation, dimension, x, angles, angles), angles)
-        )
+        given = _arguments(rotation, dimension, x, angles, angles)
+        return _first(rotation.cases[0].turned(given, angles))
     except Exception as error:  # a specification for other tensors may raise anything
         raise TablesStayError(f"posembed does not take it: {error}") from error

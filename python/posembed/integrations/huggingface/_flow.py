@@ -210,11 +210,8 @@ def _dimension(
     given.update((keyword.arg, keyword.value) for keyword in call.keywords)
     names = [key for key, value in given.items() if value is node]
     simple = not any(isinstance(x, ast.Starred) for x in call.args) and None not in given
-    if (
-        not simple
-        or not set(names) <= {roles.cos, roles.sin}
-        or set(given) & set(rotation.cases[0].others)
-    ):
+    others = rotation.cases[0].others.keys() & set(given)
+    if not simple or not set(names) <= {roles.cos, roles.sin} or others:
         raise TablesStayError(_where(function, call))
     if roles.unsqueeze is None:
         return rotation.rule.unsqueeze

@@ -199,13 +199,11 @@ def structures(roles: Roles) -> Iterator[Rule]:
 
 def roundings(rule: Rule) -> Iterator[Rule]:
     """The rule with every way to round, most common first."""
-    found: list[tuple[Any, bool, bool]] = [
-        ("float32_product", False, False),
-        ("float64", True, False),
-    ]
+    once: tuple[Any, bool, bool] = ("float32_product", False, False)
+    wide: tuple[Any, bool, bool] = ("float64", True, False)
+    found = [once, wide]
     if rule.tables != "complex":
-        found[:0] = [("float32", False, False)]
-        found[2:2] = [("float32", True, False)]
+        found = [("float32", False, False), once, ("float32", True, False), wide]
         found.append(("float32", False, True))
     for numerics, keeps, casts in found:
         yield dataclasses.replace(rule, numerics=numerics, keeps_dtype=keeps, casts=casts)
@@ -381,9 +379,8 @@ def _equal(first: Any, second: Any, exact: bool) -> bool:
         if x is None or y is None:
             continue
         step = max(1e-6, *(torch.finfo(z.dtype).eps for z in (x, y) if z.dtype in NARROW), 0.0)
-        if not (
-            torch.equal(x, y) if exact else torch.allclose(x.to(y.dtype), y, rtol=step, atol=1e-6)
-        ):
+        near = not exact and torch.allclose(x.to(y.dtype), y, rtol=step, atol=1e-6)
+        if not (near or torch.equal(x, y)):
             return False
     return True
 
@@ -534,8 +531,9 @@ class _Trial:
     def _part(
         self, rule: Rule, field: str, values: tuple[str, ...], chosen: Callable[[Sample], bool]
     ) -> Rule:
-        """The rule with the first value of a field that holds in the chosen samples, if any does."""
-        tried = (dataclasses.replace(rule, **{field: value}) for value in values)  # type: ignore[arg-type]
+        """The rule with the first value of a field that holds in the chosen samples, if any."""
+        changes: list[dict[str, Any]] = [{field: value} for value in values]
+        tried = (dataclasses.replace(rule, **change) for change in changes)
         return next((x for x in tried if self.near(x, chosen)), rule)
 
     def lone(self, rule: Rule) -> Rule:
@@ -606,9 +604,8 @@ class _Trial:
             found, expected = self.result(rule, at), other.result(rule, at)
             if (found is None) != (expected is None):
                 return False
-            if found is not None and not (
-                _alike(found, expected) and _equal(found, expected, True)
-            ):
+            alike = found is None or _alike(found, expected)
+            if not alike or (found is not None and not _equal(found, expected, True)):
                 return False
         return True
 
@@ -683,8 +680,7 @@ def _cases_by_trial(function: Callable[..., Any]) -> list[Case]:
                 trial = _Trial(function, packed)
                 if trial.runs():
                     same = next((x for x in known if known[x] and trial.equals(x)), None)
-                    known[trial] = (
-                        trial.exact_cases() if same is None else trial.copies(known[same])
-                    )
+                    cases = trial.exact_cases() if same is None else trial.copies(known[same])
+                    known[trial] = cases
         return [case for cases in known.values() for case in cases]
     return []

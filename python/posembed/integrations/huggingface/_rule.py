@@ -85,8 +85,9 @@ class Roles:
         tensors: What is rotated.
         cos: The tables, or the first of two.
         sin: The second of two tables.
-        packing: How tables are passed: "separate" arguments; a "pair"; a "joint" table, side by
-            side; "stacked" in a last dimension of 2; their "angles"; "matrices" of 2 x 2; "complex".
+        packing: How tables are passed: in "separate" arguments, as a "pair", "joint" side by side,
+            "stacked" in a last dimension of 2, as their "angles", as "matrices" of 2 x 2, or
+            "complex".
         unsqueeze: The head dimension to insert into the tables.
         positions: Rows of the tables.
         options: Values of other arguments that are not their defaults.

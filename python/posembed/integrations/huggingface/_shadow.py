@@ -384,9 +384,9 @@ def _overridden(cls: type, members: dict[str, Any]) -> dict[str, Any]:
     kept = {}
     for base in cls.__mro__[1:]:
         for key, method in METHODS.get(base, {}).items():
-            if key not in members and key not in vars(cls):
-                if names_in(method.__code__) & vars(cls).keys():
-                    kept[key] = method
+            own = key in members or key in vars(cls)
+            if not own and names_in(method.__code__) & vars(cls).keys():
+                kept[key] = method
     return kept
 
 

@@ -1,0 +1,331 @@
+"""Usual forms of a rotation in one's own code: the kernel runs, with the bits of the code."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import types
+from typing import Any
+
+import pytest
+import torch
+from posembed.integrations.huggingface import patch, unpatch
+from torch import Tensor, nn
+
+BATCH, HEADS, TOKENS, HEAD = 2, 3, 7, 8
+
+
+def half(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat((-second, first), -1)
+
+
+def swapped(x: Tensor) -> Tensor:
+    return torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+
+
+def short_names(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    return x * c + half(x) * s
+
+
+def other_names(x: Tensor, freqs_cos: Tensor, freqs_sin: Tensor) -> Tensor:
+    return x * freqs_cos + swapped(x) * freqs_sin
+
+
+def sine_before_cosine(x: Tensor, sin_emb: Tensor, emb: Tensor) -> Tensor:
+    return (x * emb + half(x) * sin_emb).to(x.dtype)
+
+
+def pair_of_tables(q: Tensor, k: Tensor, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    c, s = tables
+    return q * c + half(q) * s, k * c + half(k) * s
+
+
+def side_by_side(x: Tensor, cache: Tensor) -> Tensor:
+    c, s = cache.chunk(2, -1)
+    return x * c + half(x) * s
+
+
+def stacked(x: Tensor, cache: Tensor) -> Tensor:
+    parts = x.float().unflatten(-1, (-1, 2))
+    first = parts[..., 0] * cache[..., 0] - parts[..., 1] * cache[..., 1]
+    second = parts[..., 1] * cache[..., 0] + parts[..., 0] * cache[..., 1]
+    return torch.stack((first, second), -1).flatten(-2).type_as(x)
+
+
+def angles(theta: Tensor, x: Tensor) -> Tensor:
+    width = theta.shape[-1]
+    turned, rest = x[..., :width], x[..., width:]
+    turned = turned * theta.cos() + half(turned) * theta.sin()
+    return torch.cat((turned, rest), -1).type(x.dtype)
+
+
+def matrices(x: Tensor, pe: Tensor) -> Tensor:
+    parts = x.float().unflatten(-1, (-1, 1, 2))
+    return (pe[..., 0] * parts[..., 0] + pe[..., 1] * parts[..., 1]).reshape(x.shape).type_as(x)
+
+
+def sums_of_matrices(x: Tensor, pe: Tensor) -> Tensor:
+    parts = x.unflatten(-1, (-1, 1, 2)).float()
+    return (pe.float() * parts).sum(-1).reshape(x.shape).to(x.dtype)
+
+
+def complex_numbers(x: Tensor, freqs: Tensor) -> Tensor:
+    parts = torch.view_as_complex(x.double().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(parts * freqs).flatten(-2).type_as(x)
+
+
+def two_products(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    out[..., ::2] = x[..., ::2] * c[..., ::2] - x[..., 1::2] * s[..., 1::2]
+    out[..., 1::2] = x[..., ::2] * s[..., 1::2] + x[..., 1::2] * c[..., ::2]
+    return out
+
+
+def tables_in_the_dtype_of_data(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    c, s = c.to(x.dtype), s.to(x.dtype)
+    first, second = x.chunk(2, -1)
+    return torch.cat((first * c - second * s, second * c + first * s), -1)
+
+
+def with_options(x: Tensor, c: Tensor, s: Tensor, adjacent: bool = False, mode: str = "on") -> Any:
+    if mode == "off":
+        return x
+    if mode != "on":
+        raise ValueError(mode)
+    return x * c + (swapped(x) if adjacent else half(x)) * s
+
+
+def own_variable(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    width = c.shape[-1]
+    turned, rest = x[..., :width], x[..., width:]
+    return torch.cat((turned * c + half(turned) * s, rest), -1)
+
+
+class Model(nn.Module):
+    """Rotates by every function of this module."""
+
+    def forward(self, form: str, *given: Any, **options: Any) -> Any:
+        forms = {
+            "short_names": short_names,
+            "other_names": other_names,
+            "sine_before_cosine": sine_before_cosine,
+            "pair_of_tables": pair_of_tables,
+            "side_by_side": side_by_side,
+            "stacked": stacked,
+            "angles": angles,
+            "matrices": matrices,
+            "sums_of_matrices": sums_of_matrices,
+            "complex_numbers": complex_numbers,
+            "two_products": two_products,
+            "tables_in_the_dtype_of_data": tables_in_the_dtype_of_data,
+            "with_options": with_options,
+            "own_variable": own_variable,
+        }
+        return forms[form](*given, **options)
+
+
+def tables(form: str, leading: tuple[int, ...] = (TOKENS,)) -> tuple[Any, ...]:
+    """The tables that a form takes."""
+    theta = 6 * torch.rand(*leading, HEAD // 2)
+    repeated = {"other_names", "two_products"}
+    whole = theta.repeat_interleave(2, -1) if form in repeated else torch.cat((theta, theta), -1)
+    cos, sin, c, s = whole.cos(), whole.sin(), theta.cos(), theta.sin()
+    return {
+        "sine_before_cosine": (sin, cos),
+        "pair_of_tables": ((cos, sin),),
+        "side_by_side": (torch.cat((cos, sin), -1),),
+        "stacked": (torch.stack((c, s), -1),),
+        "angles": (torch.cat((theta[..., :2],) * 2, -1),),
+        "matrices": (torch.stack((c, -s, s, c), -1).unflatten(-1, (2, 2)),),
+        "sums_of_matrices": (torch.stack((c, -s, s, c), -1).unflatten(-1, (2, 2)),),
+        "complex_numbers": (torch.polar(torch.ones_like(theta).double(), theta.double()),),
+        "tables_in_the_dtype_of_data": (c, s),
+        "own_variable": (torch.cat((c[..., :2],) * 2, -1), torch.cat((s[..., :2],) * 2, -1)),
+    }.get(form, (cos, sin))
+
+
+FORMS = [
+    *("short_names", "other_names", "sine_before_cosine", "pair_of_tables", "side_by_side"),
+    *("stacked", "angles", "matrices", "sums_of_matrices", "complex_numbers", "two_products"),
+    *("tables_in_the_dtype_of_data", "with_options", "own_variable"),
+]
+
+
+def arguments(form: str, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Any, ...]:
+    x = torch.randn(shape, dtype=dtype)
+    rest = tables(form)
+    if form == "pair_of_tables":
+        return x, torch.randn(shape, dtype=dtype), *rest
+    return (*rest, x) if form == "angles" else (x, *rest)
+
+
+def equal(found: Any, expected: Any) -> bool:
+    if isinstance(found, tuple):
+        return all(map(equal, found, expected))
+    return found.dtype == expected.dtype and torch.equal(found, expected)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return Model()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_forms(form: str, dtype: torch.dtype, model: Model) -> None:
+    given = arguments(form, dtype, (BATCH, HEADS, TOKENS, HEAD))
+    unpatch(model)
+    expected = model(form, *given)
+    report = patch(model)
+    found = model(form, *given)
+    if form == "complex_numbers":
+        torch.testing.assert_close(found, expected, rtol=2**-22, atol=1e-7)
+    else:
+        assert equal(found, expected)
+    calls = {each.function: (each.kernel, each.own) for each in report.calls()}
+    assert calls[form] == (1, 0)
+
+
+def test_options_by_their_values(model: Model) -> None:
+    report = patch(model)
+    x, cos, sin = arguments("with_options", torch.float32, (BATCH, HEADS, TOKENS, HEAD))
+    angle = torch.rand(TOKENS, HEAD // 2).repeat_interleave(2, -1)
+    for given, options in [
+        ((x, cos, sin), {}),
+        ((x, angle.cos(), angle.sin()), {"adjacent": True}),
+        ((x, cos, sin), {"mode": "off"}),
+    ]:
+        assert equal(model("with_options", *given, **options), with_options(*given, **options))
+    (calls,) = [each for each in report.calls() if each.function == "with_options"]
+    assert (calls.kernel, calls.own) == (2, 1)
+    with pytest.raises(ValueError, match="other"):
+        model("with_options", x, cos, sin, mode="other")
+
+
+@pytest.mark.parametrize(
+    "leading",
+    [(HEADS, TOKENS), (1, HEADS, TOKENS), (BATCH, HEADS, TOKENS)],
+    ids=["heads", "one batch", "batch"],
+)
+def test_tables_with_a_row_for_each_head(leading: tuple[int, ...], model: Model) -> None:
+    report = patch(model)
+    x = torch.randn(BATCH, HEADS, TOKENS, HEAD)
+    given = tables("short_names", leading)
+    assert equal(model("short_names", x, *given), short_names(x, *given))
+    (calls,) = [each for each in report.calls() if each.function == "short_names"]
+    assert (calls.kernel, calls.own) == (1, 0)
+
+
+def test_heads_in_the_last_dimension(model: Model) -> None:
+    """As in LTX-Video: wider than the kernel takes, which rotates parts."""
+    report = patch(model)
+    x, theta = torch.randn(BATCH, TOKENS, 2400), torch.rand(BATCH, TOKENS, 1200)
+    theta = theta.repeat_interleave(2, -1)
+    given = x, theta.cos(), theta.sin()
+    assert equal(model("other_names", *given), other_names(*given))
+    (calls,) = [each for each in report.calls() if each.function == "other_names"]
+    assert (calls.kernel, calls.own) == (1, 0)
+
+
+def test_tables_that_do_not_repeat_values_run_the_function(model: Model) -> None:
+    report = patch(model)
+    x, theta = torch.randn(BATCH, HEADS, TOKENS + 1, HEAD), torch.rand(TOKENS + 1, HEAD)
+    for form in ("short_names", "other_names"):
+        given = x, theta.cos(), theta.sin()
+        assert equal(model(form, *given), getattr(sys.modules[__name__], form)(*given))
+    scaled = 2 * torch.rand(TOKENS, HEAD // 2, 2, 2)  # not rotations
+    y = x[:, :, 1:]
+    assert equal(model("matrices", y, scaled), matrices(y, scaled))
+    owned = {each.function: each.own for each in report.calls()}
+    assert [owned[form] for form in ("short_names", "other_names", "matrices")] == [1, 1, 1]
+
+
+class Processor:
+    """A plain object, with a rotation inside its method, as diffusers' attention processors."""
+
+    def __call__(self, x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+        def turn(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+            return x * c + half(x) * s
+
+        return turn(x, c, s)
+
+
+class Attention(nn.Module):
+    """Rotates by an object, by a method, by a static method and by a function that it imports."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.processor = Processor()
+
+    def helper(self, x: Tensor) -> Tensor:
+        return half(x)
+
+    def rotated(self, x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+        return x * c + self.helper(x) * s
+
+    @staticmethod
+    def turned(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+        return x * c + half(x) * s
+
+    def forward(self, x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+        from rotations_of_a_test import imported
+
+        parts = self.processor(x, c, s), self.rotated(x, c, s), self.turned(x, c, s)
+        return torch.stack((*parts, imported(x, c, s)))
+
+
+class Backwards(Attention):
+    """Overrides what an inherited rotation calls: it keeps the model's code."""
+
+    def helper(self, x: Tensor) -> Tensor:
+        return -half(x)
+
+
+class Inline(nn.Module):
+    """Rotates in the code of a method."""
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        first, second = x.chunk(2, -1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+@pytest.fixture
+def _module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module to import from."""
+    module = types.ModuleType("rotations_of_a_test")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    source = "def imported(x, c, s):\n    a, b = x.chunk(2, -1)\n"
+    source += "    return x * c + torch.cat((-b, a), -1) * s\n"
+    vars(module)["torch"] = torch
+    exec(compile(source, __file__, "exec"), vars(module))
+
+
+@pytest.mark.usefixtures("_module")
+def test_wherever_the_function_is_defined() -> None:
+    attention, backwards = Attention(), Backwards()
+    given = torch.randn(BATCH, HEADS, TOKENS, HEAD), *tables("short_names")
+    expected = attention(*given), backwards(*given)
+    report = patch(attention)
+    assert equal(attention(*given), expected[0])
+    assert {each.function: (each.kernel, each.own) for each in report.calls()} == {
+        "Processor.__call__.<locals>.turn": (1, 0),
+        "Attention.rotated": (1, 0),
+        "Attention.turned": (1, 0),
+        "imported": (1, 0),
+    }
+    assert equal(copy.deepcopy(attention)(*given), expected[0])
+    compiled = torch.compile(attention, fullgraph=True, backend="eager")
+    assert equal(compiled(*given), expected[0])
+    patch(backwards)
+    assert equal(backwards(*given), expected[1])
+    unpatch(attention)
+    assert type(attention.processor) is Processor
+
+
+def test_what_stays_has_a_row_with_its_reason() -> None:
+    (row,) = patch(Inline()).left
+    assert row.function == "Inline.forward"
+    assert row.action == "it rotates in the code of a method, and posembed replaces functions"
+    report = patch(nn.Linear(2, 2))
+    assert str(report).startswith("nothing to replace")
