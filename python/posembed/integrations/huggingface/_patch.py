@@ -32,11 +32,12 @@ ADDED = (SPECIFICATIONS, _embeddings.ROLES)  # to modules
 
 
 def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") -> Report:
-    """Makes posembed rotate in a loaded transformers model, or in one with similar code.
+    """Makes posembed rotate in a loaded model of transformers, diffusers, timm, or your own.
 
     Functions that rotate query and key are recognised by what they compute, so posembed does not
-    need to know their names or the model. Each module that calls one becomes an instance of a
-    subclass, in which ``functional.rotary_tables`` replaces the function. Weights, ``state_dict``,
+    need to know their names or the model. Each module that calls one, and each object that a module
+    holds for it, becomes an instance of a subclass, in which ``functional.rotary_tables`` replaces
+    the function. Weights, ``state_dict``,
     hooks, ``isinstance`` and other models of the same family do not change. Patched models can be
     compiled, copied and pickled. Patching a second time has no effect.
 
