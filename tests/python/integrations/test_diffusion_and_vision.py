@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-
 from posembed.integrations.huggingface import patch, unpatch
+from torch import Tensor, nn
 
 DTYPES = [torch.float32, torch.bfloat16]
 

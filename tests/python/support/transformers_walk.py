@@ -79,11 +79,12 @@ class Visit:
         if self.why:
             return "failed" if self.why.startswith("failed") else "not built"
         assert self.report is not None
-        if not self.report.rows:
+        patched = {row.patched for row in self.report.rows if row.rotates}
+        if not patched:
             return "does not rotate"
-        if not self.report.left:
+        if patched == {True}:
             return "patched"
-        return "partly" if self.report.patched else "left"
+        return "partly" if True in patched else "left"
 
 
 def shrunk(values: dict[str, Any], sections: bool) -> dict[str, Any]:
@@ -375,7 +376,8 @@ def markdown(found: list[Visit]) -> str:
     ]
     users: dict[str, list[Visit]] = {}
     for visit in found:
-        for action in {row.action for row in visit.report.rows} if visit.report else ():
+        rows = visit.report.rows if visit.report else ()
+        for action in {row.action for row in rows if row.rotates}:
             users.setdefault(action, []).append(visit)
     for action, of_action in sorted(users.items(), key=lambda item: -len(item[1])):
         names = sorted({visit.family for visit in of_action})

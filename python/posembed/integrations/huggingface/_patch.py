@@ -142,7 +142,7 @@ def _input_layers(model: nn.Module, exact: bool) -> list[Row]:
     rows = []
     for (cls, reason), count in counts.items():
         names, where = (cls.__name__,), _location(cls.forward)
-        row = Row("forward", where, names, count, not reason, reason or ONE_PASS)
+        row = Row("forward", where, names, count, not reason, reason or ONE_PASS, rotates=False)
         rows.append(_counted(row, _shadow.FUSED[cls].posembed_counter))
     return rows
 
@@ -280,7 +280,8 @@ def _row(shadow: _shadow.Shadow, name: str, classes: list[type], modules: int) -
         rotation, action = None, APART
     names = tuple(cls.__name__ for cls in classes)
     location = _location(shadow.function(name))
-    row = Row(name, location, names, modules, rotation is not None, action)
+    rotates = name not in shadow.biases and name not in shadow.inline
+    row = Row(name, location, names, modules, rotation is not None, action, rotates)
     return _counted(row, rotation.counter) if rotation else row
 
 

@@ -672,7 +672,7 @@ def _cases_by_trial(function: Callable[..., Any]) -> list[Case]:
         trials = [_Trial(function, packed) for packed in packings(roles)]
         known = {trial: trial.exact_cases() for trial in trials if trial.runs()}
         if any(trial.turns for trial in known):
-            _rounds_otherwise.add(function)
+            _rounds_otherwise.add(getattr(function, "__func__", function))
         if not any(known.values()):
             continue
         for optional in other_options(function, roles):

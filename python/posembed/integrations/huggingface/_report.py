@@ -44,6 +44,8 @@ class Row:
         modules: How many modules of the model have one of these classes.
         patched: Whether posembed replaces it.
         action: What runs now, or why nothing changed.
+        rotates: Whether it is a function that rotates, and no bias, input layer or method that only
+            looks as if it rotated.
         counter: The calls of all patched models that share the function.
         before: ``counter.kernel`` and ``counter.own`` when the model was patched.
     """
@@ -54,6 +56,7 @@ class Row:
     modules: int
     patched: bool
     action: str
+    rotates: bool = True
     counter: Counter = dataclasses.field(default_factory=Counter, compare=False, repr=False)
     before: tuple[int, int] = dataclasses.field(default=(0, 0), compare=False, repr=False)
 

@@ -586,7 +586,7 @@ class Rotation:
             if key in self.plans:
                 return self.plans[key]
         except (KeyError, TypeError):  # another thread cleared it, or symbolic shapes
-            return self._choose(given, values=False)
+            return self._choose(given, values=True)
         found = self._choose(given, values=True)
         if len(self.plans) >= PLANS:
             self.plans.clear()

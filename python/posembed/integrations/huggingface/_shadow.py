@@ -40,7 +40,7 @@ PREFIX = "posembed.integrations.huggingface.patched."
 ELSEWHERE = {"torch", "posembed", *sys.stdlib_module_names} - {"__main__"}
 LIBRARIES = {"transformers", "diffusers"}  # whose models are in a package of that name
 BIASES = re.compile(r"build\w*alibi")
-ROTATES = re.compile(r"_?(apply|rotate)\w*(rot|rope|queries)|\w*(rotary|rope)_apply")
+ROTATES = re.compile(r"_?(apply|rotate)\w*(rotary|rope|queries)|\w*(rotary|rope)_apply")
 
 
 @dataclasses.dataclass
@@ -195,14 +195,16 @@ class Builder:
             owner: Its class if it is a method.
             bound: Whether the method takes an instance.
         """
-        called = types.MethodType(function, _bare(owner)) if owner and bound else function
-        rotation = recognise(called, self.name, owner=owner)
+        instance = _bare(owner) if owner and bound else None
+        called = function if instance is None else types.MethodType(function, instance)
+        known = instance is not None or not bound
+        rotation = recognise(called, self.name, owner=owner) if known else None
         if rotation is not None:
             rotation.__qualname__ = name
             self.found.rotations[name] = rotation
         elif BIASES.match(function.__name__):
             self.found.biases[name] = function
-        elif roles_of(called) is not None or ROTATES.match(function.__name__):
+        elif ROTATES.match(function.__name__) or (not bound and roles_of(function)):
             self.found.unknown[name] = function
         return rotation
 
@@ -375,8 +377,14 @@ class Builder:
 
 
 def _bare(cls: type) -> Any:
-    """An instance without attributes: a method that runs with it does not depend on any."""
-    return object.__new__(cls)
+    """An instance without attributes: a method that runs with it does not depend on any.
+
+    None for classes of which there is none: abstract ones, and those of dictionaries.
+    """
+    try:
+        return object.__new__(cls)
+    except TypeError:
+        return None
 
 
 def _overridden(cls: type, members: dict[str, Any]) -> dict[str, Any]:
