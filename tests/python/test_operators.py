@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -696,9 +697,11 @@ def calls_of_operators() -> Iterator[tuple[str, ast.Call]]:
         for node in nodes:
             if isinstance(node, ast.Call):
                 text = ast.unparse(node.func)
-                before, _, name = names.get(text, text).partition("torch.ops.posembed.")
-                if not before and name:
-                    yield name.removesuffix(".default"), node
+                operator = re.match(
+                    r"(?:gated\()?torch\.ops\.posembed\.(\w+)", names.get(text, text)
+                )
+                if operator is not None:
+                    yield operator[1], node
 
 
 def test_positional_arguments_stand_where_the_schema_has_them() -> None:
