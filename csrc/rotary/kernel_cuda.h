@@ -387,15 +387,15 @@ struct PairAt {
 template <typename T, int capacity>
 __device__ bool is_rotated_on_axes(const Launch<T, capacity>& launch, const core::Position& first,
                                    const Token& token) {
-  bool rotated = is_rotated(launch, first, token), mixed = false;
+  bool rotated = is_rotated(launch, first, token);
   for (int axis = 1; axis < launch.axes; ++axis) {
     const core::Position position = position_of(launch, token.batch, token.seq, axis);
     const bool on_axis = is_rotated(launch, position, token);
-    mixed = mixed || on_axis != rotated;
+    const bool on_first = launch.positions.floating || first.whole >= 0;
+    if (on_axis != on_first && threadIdx.x == 0) {
+      core::record_error(launch.error, core::ErrorKind::position, -1, token.number, /*limit=*/-1);
+    }
     rotated = on_axis && rotated;
-  }
-  if (mixed && threadIdx.x == 0) {
-    core::record_error(launch.error, core::ErrorKind::position, -1, token.number, /*limit=*/-1);
   }
   return rotated;
 }
