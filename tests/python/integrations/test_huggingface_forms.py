@@ -234,8 +234,8 @@ def test_tables_that_do_not_repeat_values_run_the_function(model: Model) -> None
     for form in ("short_names", "other_names"):
         given = x, theta.cos(), theta.sin()
         assert equal(model(form, *given), getattr(sys.modules[__name__], form)(*given))
-    scaled = 2 * torch.rand(TOKENS, HEAD // 2, 2, 2)  # not rotations
-    y = x[:, :, 1:]
+    y = torch.randn(BATCH, HEADS, TOKENS + 2, HEAD)
+    scaled = torch.rand(TOKENS + 2, HEAD // 2, 2, 2)  # no rotations
     assert equal(model("matrices", y, scaled), matrices(y, scaled))
     owned = {each.function: each.own for each in report.calls()}
     assert [owned[form] for form in ("short_names", "other_names", "matrices")] == [1, 1, 1]
