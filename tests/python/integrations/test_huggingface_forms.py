@@ -290,18 +290,18 @@ class Inline(nn.Module):
         return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
-@pytest.fixture
-def _module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module to import from."""
+def _module_to_import_from() -> None:
+    """Before the first patch, which reads what a module's functions import."""
     module = types.ModuleType("rotations_of_a_test")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    source = "def imported(x, c, s):\n    a, b = x.chunk(2, -1)\n"
+    source = "import torch\ndef imported(x, c, s):\n    a, b = x.chunk(2, -1)\n"
     source += "    return x * c + torch.cat((-b, a), -1) * s\n"
-    vars(module)["torch"] = torch
     exec(compile(source, __file__, "exec"), vars(module))
+    sys.modules[module.__name__] = module
 
 
-@pytest.mark.usefixtures("_module")
+_module_to_import_from()
+
+
 def test_wherever_the_function_is_defined() -> None:
     attention, backwards = Attention(), Backwards()
     given = torch.randn(BATCH, HEADS, TOKENS, HEAD), *tables("short_names")
