@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import torch
 
 from posembed.commands import common, model_folder, verification
+from posembed.commands.checkpoint import Checkpoint
 from posembed.commands.model_folder import CONFIG
-from posembed.commands.permutation import Permutation, specs_of_kinds
+from posembed.commands.permutation import Pairing, Rows, Specs, check_direction, specs_of_kinds
+from posembed.commands.small_model import UnverifiedError
 from posembed.configuration import CONVERTED, file_of, load, select_part, typed
 from posembed.pretrained import open_vectors
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from posembed.commands.common import Commands
 
 Count = Callable[[int], Any]  # receives the number of bytes written
-Plan = dict[Path, dict[str, bool]]  # files and their tensors: whether they are permuted
+Plan = dict[Path, dict[str, Rows | None]]  # files and their tensors: what is permuted of them
 
 
 def add(commands: Commands) -> None:
@@ -48,12 +50,8 @@ def add(commands: Commands) -> None:
     parser.add_argument("--config", help="for a file: the model's config.json, or its folder")
     parser.add_argument("--to", required=True, choices=("interleaved", "half_split"))
     parser.add_argument("--force", action="store_true", help="overwrite a target that is a file")
-    parser.add_argument(
-        "--no-verify",
-        dest="verify",
-        action="store_false",
-        help="convert without a trial on a small model of the same type, which needs transformers",
-    )
+    # Of former versions; the comparison takes a moment, so it is always made.
+    parser.add_argument("--no-verify", action="store_true", help=argparse.SUPPRESS)
     common.add_rotation_options(parser)
 
 
@@ -76,12 +74,13 @@ def opened(source: Path) -> Iterator[Any]:
         raise ValueError(f"{source}: {error}") from error
 
 
-def names_of(source: Path) -> list[str]:
-    """The tensors of a file, in byte order; checked against the index."""
+def shapes_of(source: Path) -> dict[str, list[int]]:
+    """The shapes of a file's tensors, in byte order; checked against the index."""
     with opened(source) as tensors:
         names = list(tensors.offset_keys())
+        shapes = {name: list(tensors.get_slice(name).get_shape()) for name in names}
     model_folder.check_index(source, names)
-    return names
+    return shapes
 
 
 def copy_header(source: Path, target: BinaryIO) -> int:
@@ -92,16 +91,16 @@ def copy_header(source: Path, target: BinaryIO) -> int:
 
 
 def rewrite(
-    source: Path, target: Path, names: dict[str, bool], permutation: Permutation, count: Count
+    source: Path, target: Path, names: dict[str, Rows | None], to: Pairing, count: Count
 ) -> None:
     """Writes all tensors in byte order, permuting the chosen ones."""
     tensors = open_vectors(source)  # copies: a memory map of a file that is shortened is fatal
     with target.open("wb") as file:
         count(copy_header(source, file))
-        for name, rotates in names.items():
+        for name, rows in names.items():
             tensor = tensors.tensor(name, copy=True, progress=False)
-            if rotates:
-                tensor = permutation.apply(name, tensor)
+            if rows is not None:
+                tensor = rows.permuted(tensor, to)
             count(file.write(tensor.reshape(-1).view(torch.uint8).numpy().data))
 
 
@@ -147,50 +146,54 @@ def progress(sources: Iterable[Path], quiet: bool) -> Any:
     return tqdm(total=total, unit="B", unit_scale=True, disable=True if quiet else None)
 
 
-def look_through(source: Path, permutation: Permutation) -> Plan:
+def look_through(source: Path, checkpoint: Checkpoint) -> Plan:
     """The files and their tensors; all errors are raised before anything is written."""
     files = model_folder.shards(source) if source.is_dir() else [source]
-    plan = {file: {name: permutation.rotates(name) for name in names_of(file)} for file in files}
+    plan = {
+        file: {name: checkpoint.rows(name, shape) for name, shape in shapes_of(file).items()}
+        for file in files
+    }
     if not any(any(names.values()) for names in plan.values()):
-        raise ValueError(f"{source}: no tensor has the name of a query's or key's projection")
+        raise ValueError(f"{source}: no tensor is a projection to queries or keys that rotate")
     return plan
 
 
-def verify(
-    plan: Plan, fields: dict[str, Any], permutation: Permutation, arguments: argparse.Namespace
-) -> None:
-    """Raises unless converting a small model of the same type leaves its outputs unchanged."""
-    try:
-        verification.verify(
-            fields,
-            permutation,
-            lambda small: specs_of_kinds(small, arguments.interleaved, None, arguments.ignore),
-            [name for names in plan.values() for name in names],
-        )
-    except verification.UnverifiedError as error:
-        raise ValueError(
-            f"model_type {fields.get('model_type')!r} is not verified: {error}; --no-verify "
-            "converts it as its tensors' names and its configuration say"
-        ) from error
-
-
-def write(plan: Plan, target: Path, permutation: Permutation, quiet: bool) -> None:
+def write(plan: Plan, target: Path, to: Pairing, quiet: bool) -> None:
     """Writes the files, into the target if it is a folder, with one progress bar."""
     with progress(plan, quiet) as bar:
         for file, names in plan.items():
-            to = target / file.name if target.is_dir() else target
-            rewrite(file, to, names, permutation, bar.update)
+            rewrite(file, target / file.name if target.is_dir() else target, names, to, bar.update)
 
 
-def read(config: Path, arguments: argparse.Namespace) -> tuple[dict[str, Any], Permutation]:
-    """The text model's configuration and its permutation; errors begin with the path."""
+def read(config: Path, arguments: argparse.Namespace) -> tuple[dict[str, Any], Specs]:
+    """The whole configuration, and the rotations of its text model; errors begin with the path."""
     try:
         whole = load(config)
         fields = typed(whole, None)
         specs = specs_of_kinds(fields, arguments.interleaved, arguments.base, arguments.ignore)
     except ValueError as error:
         raise ValueError(f"{config}: {common.in_options(str(error))}") from error
-    return fields, Permutation(specs, fields, arguments.to)
+    check_direction(specs, fields, arguments.to)
+    return whole, specs
+
+
+def planned(
+    source: Path, whole: dict[str, Any], specs: Specs, arguments: argparse.Namespace
+) -> Plan:
+    """What is permuted, as a small model of the same type shows, on which it is verified."""
+    fields = typed(whole, None)
+    model_type = str(fields.get("model_type", ""))
+
+    def of_small(small: dict[str, Any]) -> Specs:
+        return specs_of_kinds(small, arguments.interleaved, None, arguments.ignore)
+
+    try:
+        trial = verification.try_on(whole, fields, specs, of_small)
+        plan = look_through(source, trial.checkpoint)
+        verification.verify(trial, arguments.to, model_type)
+    except UnverifiedError as error:
+        raise ValueError(f"model_type {model_type!r} cannot be converted: {error}") from error
+    return plan
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -198,17 +201,15 @@ def run(arguments: argparse.Namespace) -> int:
     source, target = Path(arguments.source), Path(arguments.target)
     check_target(source, target, arguments.force)
     config = configuration(arguments)
-    fields, permutation = read(config, arguments)
-    plan = look_through(source, permutation)
+    whole, specs = read(config, arguments)
     companions = model_folder.companions(source) if source.is_dir() else []
-    if arguments.verify:
-        try:
-            verify(plan, fields, permutation, arguments)
-        except verification.CorruptionError as error:
-            print(f"posembed convert: {error}; nothing was written", file=sys.stderr)
-            return 1
+    try:
+        plan = planned(source, whole, specs, arguments)
+    except verification.CorruptionError as error:
+        print(f"posembed convert: {error}; nothing was written", file=sys.stderr)
+        return 1
     with common.whole_or_not_at_all(target, folder=source.is_dir(), force=arguments.force) as part:
-        write(plan, part, permutation, quiet=arguments.json)
+        write(plan, part, arguments.to, quiet=arguments.json)
         if source.is_dir():
             model_folder.copy(companions, source, part)
             record(config, part / CONFIG, arguments.to)
@@ -220,9 +221,8 @@ def report(plan: Plan, arguments: argparse.Namespace) -> None:
     """Reports what was permuted, and whether it was verified."""
     permuted = sorted(name for names in plan.values() for name in names if names[name])
     if arguments.json:
-        known = {"target": arguments.target, "to": arguments.to, "verified": arguments.verify}
+        known = {"target": arguments.target, "to": arguments.to, "verified": True}
         common.print_json({**known, "permuted": permuted})
         return
-    verified = "verified on a small model" if arguments.verify else "not verified"
     tensors = f"{len(permuted)} tensors have {arguments.to} pairs now"
-    print(f"{arguments.target}: {tensors} ({verified})")
+    print(f"{arguments.target}: {tensors} (verified on a small model)")

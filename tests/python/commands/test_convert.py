@@ -25,6 +25,8 @@ LLAMA = {
     "rope_theta": 10000.0,
 }
 PHI3 = {**LLAMA, "model_type": "phi3"}
+ATTENTION = "model.layers.0.self_attn"
+QUERY = [f"{ATTENTION}.q_proj.weight"]
 NEOX = {**LLAMA, "model_type": "gpt_neox", "num_key_value_heads": HEADS, "rotary_pct": 1.0}
 
 
@@ -46,10 +48,10 @@ class Files:
         return safetensors.load_file(self.target)
 
 
-def layer(*rows: int, names: tuple[str, ...]) -> dict[str, Tensor]:
+def layer(*rows: int, names: tuple[str, ...], attention: str = ATTENTION) -> dict[str, Tensor]:
     torch.manual_seed(0)
     return {
-        f"model.layers.0.self_attn.{name}.weight": torch.randn(count, WIDTH, dtype=torch.float64)
+        f"{attention}.{name}.weight": torch.randn(count, WIDTH, dtype=torch.float64)
         for name, count in zip(names, rows, strict=True)
     }
 
@@ -72,7 +74,7 @@ def test_separate_projections(tmp_path: Path) -> None:
     sizes = (HEADS * HEAD_DIM, KEY_HEADS * HEAD_DIM, KEY_HEADS * HEAD_DIM, 32)
     before = layer(*sizes, names=names)
     after = Files(tmp_path, LLAMA, before).convert()
-    q, k, v, o = (f"model.layers.0.self_attn.{name}.weight" for name in names)
+    q, k, v, o = (f"{ATTENTION}.{name}.weight" for name in names)
     assert set(after) == set(before)
     assert torch.equal(after[v], before[v])
     assert torch.equal(after[o], before[o])
@@ -94,14 +96,15 @@ def packed_by_head(packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize(
     ("config", "name", "heads", "unpack"),
     [
-        (PHI3, "qkv_proj", HEADS + 2 * KEY_HEADS, packed_in_order),
-        (NEOX, "query_key_value", 3 * HEADS, packed_by_head),
+        (PHI3, f"{ATTENTION}.qkv_proj", HEADS + 2 * KEY_HEADS, packed_in_order),
+        (NEOX, "gpt_neox.layers.0.attention.query_key_value", 3 * HEADS, packed_by_head),
     ],
 )
 def test_packed_projections(
     config: dict, name: str, heads: int, unpack: Any, tmp_path: Path
 ) -> None:
-    before = layer(heads * HEAD_DIM, names=(name,))
+    attention, _, last = name.rpartition(".")
+    before = layer(heads * HEAD_DIM, names=(last,), attention=attention)
     after = Files(tmp_path, config, before).convert()
     (key,) = before
     old, new = (unpack(x() @ tensors[key].T) for tensors in (before, after))
@@ -111,24 +114,27 @@ def test_packed_projections(
 
 
 def test_what_else_has_the_rows_of_heads(tmp_path: Path) -> None:
-    """Converts biases, norms over heads and LoRA's B; keeps LoRA's A and the vision tower."""
+    """Converts biases, LoRA's B and Meta's names; keeps LoRA's A and the vision tower."""
     torch.manual_seed(2)
     size = HEADS * HEAD_DIM
+    adapter = "base_model.model.model.layers.1.self_attn"
     changed = {
-        "l.q_proj.bias": torch.randn(size),
-        "l.q_norm.weight": torch.randn(HEAD_DIM),
-        "l.key_layernorm.weight": torch.randn(HEAD_DIM),
-        "l.k_layer_norm.weight": torch.randn(KEY_HEADS * HEAD_DIM),
-        "l.q_proj.lora_B.default.weight": torch.randn(size, 2),
-        "l.attention.wq.weight": torch.randn(size, 3),
+        f"{ATTENTION}.q_proj.bias": torch.randn(size),
+        f"{ATTENTION}.k_proj.bias": torch.randn(KEY_HEADS * HEAD_DIM),
+        f"{adapter}.q_proj.lora_B.default.weight": torch.randn(size, 2),
+        f"{adapter}.k_proj.lora_B.weight": torch.randn(KEY_HEADS * HEAD_DIM, 2),
+        "layers.2.attention.wq.weight": torch.randn(size, 3),
+        "model.layers.9.self_attn.q_proj.weight": torch.randn(size, 3),  # of further tokens
     }
     kept = {
-        "l.q_proj.lora_A.default.weight": torch.randn(2, 3),
-        "vision_tower.l.q_proj.weight": torch.randn(size, 3),
-        "l.v_proj.weight": torch.randn(size, 3),
-        "embed_tokens.weight": torch.randn(7, 3),
+        f"{adapter}.q_proj.lora_A.default.weight": torch.randn(2, 3),
+        "vision_tower.layers.0.self_attn.q_proj.weight": torch.randn(size, 3),
+        f"{ATTENTION}.v_proj.weight": torch.randn(size, 3),
+        "model.embed_tokens.weight": torch.randn(7, 3),
+        f"{ATTENTION}.rotary_emb.inv_freq": torch.randn(4),
     }
-    after = Files(tmp_path, LLAMA, {**changed, **kept}).convert("--no-verify")
+    config = {**LLAMA, "attention_bias": True, "num_hidden_layers": 4}
+    after = Files(tmp_path, config, {**changed, **kept}).convert()
     for name, tensor in kept.items():
         assert torch.equal(after[name], tensor), name
     for name, tensor in changed.items():
@@ -142,9 +148,12 @@ def test_norms_that_have_a_row_for_each_head(tmp_path: Path) -> None:
     """As many heads as components: rows are not mistaken for them."""
     torch.manual_seed(4)
     norm = torch.randn(HEAD_DIM, HEAD_DIM)
-    config = {**LLAMA, "num_attention_heads": HEAD_DIM}
-    (after,) = Files(tmp_path, config, {"l.q_norm.weight": norm}).convert("--no-verify").values()
-    each = [pe.permute_rotary_weight(row, 1, to="interleaved") for row in norm]
+    config = {**LLAMA, "model_type": "cohere", "use_qk_norm": True, "hidden_size": 64}
+    config["num_attention_heads"] = HEAD_DIM
+    files = Files(tmp_path, config, {f"{ATTENTION}.q_norm.weight": norm})
+    assert main(files.arguments(to="half_split")) == 0
+    (after,) = safetensors.load_file(files.target).values()
+    each = [pe.permute_rotary_weight(row, 1, to="half_split") for row in norm]
     assert torch.equal(after, torch.stack(each))
 
 
@@ -152,8 +161,9 @@ def test_a_gate_in_each_head_of_the_query_stays(tmp_path: Path) -> None:
     torch.manual_seed(5)
     config = {**LLAMA, "model_type": "qwen3_next", "partial_rotary_factor": 1.0}
     before = torch.randn(HEADS, 2, HEAD_DIM, WIDTH)
-    files = Files(tmp_path, config, {"l.q_proj.weight": before.flatten(0, 2)})
-    (after,) = files.convert("--no-verify").values()
+    name = "model.layers.3.self_attn.q_proj.weight"
+    files = Files(tmp_path, config, {name: before.flatten(0, 2)})
+    (after,) = files.convert().values()
     query, gate = after.view_as(before).unbind(1)
     assert torch.equal(gate, before[:, 1])
     expected = [pe.permute_rotary_weight(head, 1, to="interleaved") for head in before[:, 0]]
@@ -170,14 +180,16 @@ def test_layers_of_different_widths(tmp_path: Path) -> None:
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
         "global_head_dim": 2 * HEAD_DIM,
+        "num_hidden_layers": 2,
         "layer_types": list(kinds),
         "rope_parameters": {
             kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in kinds
         },
     }
     del config["rope_theta"]
-    before = {f"layers.{i}.k_proj.weight": torch.randn(2 * HEAD_DIM, 3) for i in range(2)}
-    after = Files(tmp_path, config, before).convert("--no-verify")
+    names = [f"model.layers.{layer}.self_attn.{x}_proj.weight" for layer, x in ((0, "q"), (1, "k"))]
+    before = {name: torch.randn(2 * HEAD_DIM, 3) for name in names}
+    after = Files(tmp_path, config, before).convert()
     for (name, weight), heads in zip(before.items(), (2, 1), strict=True):
         expected = pe.permute_rotary_weight(weight, heads, to="interleaved")
         assert torch.equal(after[name], expected), name
@@ -189,8 +201,8 @@ def test_layers_of_different_widths(tmp_path: Path) -> None:
 def test_there_and_back_is_the_same_file(dtype: torch.dtype, tmp_path: Path) -> None:
     torch.manual_seed(3)
     tensors = {
-        "b.k_proj.weight": torch.randn(KEY_HEADS * HEAD_DIM, 3).to(dtype),
-        "a.q_proj.weight": torch.randn(HEADS * HEAD_DIM, 3).to(dtype),
+        "model.layers.1.self_attn.k_proj.weight": torch.randn(KEY_HEADS * HEAD_DIM, 3).to(dtype),
+        "model.layers.0.self_attn.q_proj.weight": torch.randn(HEADS * HEAD_DIM, 3).to(dtype),
         "scale": torch.tensor(2.0),
         "empty": torch.zeros(0, 4),
     }
@@ -218,14 +230,14 @@ def test_json_tells_what_was_permuted(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("config", "names", "message"),
     [
-        (LLAMA, ["l.q_proj.qweight"], "only weights and biases can be converted"),
-        (LLAMA, ["l.kv_a_proj_with_mqa.weight"], "latent attention cannot be converted"),
-        (LLAMA, ["l.qkv_proj.weight"], "how model_type 'llama' packs its heads is not known"),
-        (LLAMA, ["l.v_proj.weight"], "no tensor has the name of a query's or key's projection"),
-        ({**LLAMA, "head_dim": 14}, ["l.q_proj.weight"], "expected a multiple of 14 rows, got 32"),
-        ({**LLAMA, "head_dim": 4}, ["l.q_proj.weight"], "the rows of [2, 4] heads, as the configu"),
-        ({**LLAMA, "attention_k_eq_v": True}, ["l.q_proj.weight"], "shared with keys cannot be"),
-        ({**LLAMA, "model_type": "cohere"}, ["l.q_proj.weight"], "are interleaved already"),
+        (LLAMA, [f"{ATTENTION}.q_proj.qweight"], "only weights and biases can be converted"),
+        (LLAMA, [f"{ATTENTION}.qkv_proj.weight"], "transformers' own model has no such weight"),
+        (LLAMA, ["projector.layers.0.query.weight"], "transformers' own model has no such weight"),
+        (LLAMA, [f"{ATTENTION}.v_proj.weight"], "no tensor is a projection to queries or keys"),
+        ({**LLAMA, "head_dim": 14}, QUERY, "how its 32 rows are ordered is not known"),
+        ({**LLAMA, "head_dim": 4}, QUERY, "how its 32 rows are ordered is not known"),
+        ({**LLAMA, "attention_k_eq_v": True}, QUERY, "shared with keys cannot be"),
+        ({**LLAMA, "model_type": "cohere"}, QUERY, "are interleaved already"),
     ],
 )
 def test_refusals_leave_no_file(
@@ -236,7 +248,7 @@ def test_refusals_leave_no_file(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     files = Files(tmp_path, config, {name: torch.zeros(32, 3) for name in names})
-    assert main(files.arguments("--no-verify")) == 2
+    assert main(files.arguments()) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
@@ -244,7 +256,7 @@ def test_refusals_leave_no_file(
 
 
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = Files(tmp_path, LLAMA, {"l.q_proj.weight": torch.zeros(32, 3)})
+    files = Files(tmp_path, LLAMA, {QUERY[0]: torch.zeros(32, 3)})
     files.target.write_text("mine")
     assert main(files.arguments()) == 2
     assert "exists; --force overwrites it" in capsys.readouterr().err

@@ -268,7 +268,7 @@ def test_links_inside_the_folder_and_to_blobs_of_the_cache(model: Path, tmp_path
     cached = in_a_cache(model, tmp_path / "models--org--name")
     for source in (model, cached):
         target = tmp_path / f"from_{source.name}"
-        assert main(arguments(source, target, "--no-verify")) == 0
+        assert main(arguments(source, target)) == 0
         assert (target / "vocab.json").read_text() == "{}"
         assert not any(path.is_symlink() for path in target.rglob("*"))
         assert len(safetensors.load_file(target / shard(2))) == 3
@@ -288,7 +288,7 @@ def test_links_that_leave_the_folder_are_refused(
         (folder / name).symlink_to(folder / ".link")
     before = sorted(tmp_path.iterdir())
     for folder in folders:
-        error = refusal(capsys, folder, tmp_path / "out", "--no-verify")
+        error = refusal(capsys, folder, tmp_path / "out")
         assert f"{tmp_path}" in error.split(" which is outside the model's folder")[0]
     assert sorted(tmp_path.iterdir()) == before
 
@@ -302,7 +302,7 @@ def test_what_is_not_the_cache(
     blobs.rename(tmp_path / "elsewhere")
     blobs.symlink_to(tmp_path / "elsewhere")
     for source in (other, cached):
-        message = refusal(capsys, source, tmp_path / "out", "--no-verify")
+        message = refusal(capsys, source, tmp_path / "out")
         assert "which is outside the model's folder" in message
 
 
@@ -319,7 +319,7 @@ def test_links_to_no_file_are_refused(
 def test_links_of_files_that_are_not_used(model: Path, tmp_path: Path) -> None:
     for name in ("model.gguf", ".hidden", ".git/more"):
         (model / name).symlink_to("/etc/hostname")
-    assert main(arguments(model, tmp_path / "out", "--no-verify")) == 0
+    assert main(arguments(model, tmp_path / "out")) == 0
     assert not list((tmp_path / "out").rglob("*hidden"))
 
 

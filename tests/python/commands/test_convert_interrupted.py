@@ -41,7 +41,7 @@ def command(tmp_path: Path) -> list[str]:
     source = tmp_path / "model.safetensors"
     safetensors.save_file({name: torch.randn(1024, 1024) for name in names}, source)
     paths = [source, tmp_path / "other.safetensors", "--config", tmp_path / "config.json"]
-    options = ["--to", "interleaved", "--no-verify", "--force"]
+    options = ["--to", "interleaved", "--force"]
     return [sys.executable, "-m", "posembed", "convert", *map(str, paths), *options]
 
 
@@ -242,13 +242,13 @@ def test_all_is_on_disk_before_the_rename_and_the_rename_at_the_end(
     config, weights = model / "config.json", model / "model.safetensors"
     config.write_text(json.dumps(CONFIG))
     (model / "tokenizer" / "vocab.json").write_text('{"a": 0}')
-    safetensors.save_file({"layers.0.q_proj.weight": torch.zeros(1024, 1)}, weights)
+    safetensors.save_file({"model.layers.0.self_attn.q_proj.weight": torch.zeros(1024, 1)}, weights)
     argv = {
         "convert a file": ["convert", weights, target, "--config", config],
         "convert a folder": ["convert", model, target],
         "vectors": ["vectors", weights, "--output", target],
     }[command]
-    options = ["--to", "interleaved", "--no-verify"] if argv[0] == "convert" else []
+    options = ["--to", "interleaved"] if argv[0] == "convert" else []
     assert main([*map(str, argv), *options]) == 0
     (rename,) = (i for i, event in enumerate(events) if event[0] == "rename")
     _, source, renamed = events[rename]
@@ -288,10 +288,10 @@ def test_a_target_that_is_no_regular_file_is_refused(
 ) -> None:
     source, target, config = (tmp_path / name for name in ("a.safetensors", "b", "c.json"))
     config.write_text(json.dumps(CONFIG))
-    safetensors.save_file({"layers.0.q_proj.weight": torch.zeros(1024, 1)}, source)
+    safetensors.save_file({"model.layers.0.self_attn.q_proj.weight": torch.zeros(1024, 1)}, source)
     make(target)
     before = {path: (path.lstat().st_ino, path.lstat().st_size) for path in tmp_path.iterdir()}
-    convert = ["convert", source, target, "--config", config, "--to", "interleaved", "--no-verify"]
+    convert = ["convert", source, target, "--config", config, "--to", "interleaved"]
     vectors = ["vectors", source, "--output", target, "--format", "safetensors"]
     for argv in (convert, vectors):
         assert main([*map(str, argv), *force]) == 2
