@@ -41,20 +41,28 @@ def in_words_of_llama(name: str) -> str:
 
 
 def candidates(units: int, counts: list[int], width: int, first: int) -> Iterator[Any]:
-    """Heads in a weight, for every known order and choice of counts; None if the rows do not fit.
+    """Where heads start in a packed weight: all queries, keys and values, or those of each group.
 
     Yields:
-        The number of rows of a block, and where heads start.
+        The starts for every choice of counts; None if the rows do not fit.
     """
-    for heads in counts:  # blocks of one head, which may have more than its query or key
-        block = units // heads
-        yield None if units % heads else (block, [h * block + first for h in range(heads)])
     for queries, keys in itertools.product(counts, counts):
         fits = units == (queries + 2 * keys) * width and queries % keys == 0
         group = queries // keys + 2
         by_group = [head for head in range(keys * group) if head % group != group - 1]
         for order in (list(range(queries + keys)), by_group):
-            yield (width, [head * width + first for head in order]) if fits else None
+            yield [head * width + first for head in order] if fits else None
+
+
+def in_blocks(rows: Rows, units: int) -> Rows | None:
+    """Heads in blocks of equal size, which may have more rows than those of a query or key."""
+    heads = len(rows.starts)
+    block = rows.units // heads
+    every = tuple(head * block + rows.starts[0] for head in range(heads))
+    if rows.starts != every or block * heads != rows.units or units % block:
+        return None
+    starts = tuple(head * block + rows.starts[0] for head in range(units // block))
+    return dataclasses.replace(rows, starts=starts, units=units)
 
 
 def enlarged(name: str, rows: Rows, units: int, counts: list[tuple[int, int]]) -> Rows:
@@ -68,14 +76,16 @@ def enlarged(name: str, rows: Rows, units: int, counts: list[tuple[int, int]]) -
     """
     if units == rows.units:
         return rows
-    width = rows.spec.head_dim
-    first = rows.starts[0]
+    blocks = in_blocks(rows, units)
+    if blocks is not None:
+        return blocks
+    width, first = rows.spec.head_dim, rows.starts[0]
     small = candidates(rows.units, [pair[0] for pair in counts], width, first)
     large = candidates(units, [pair[1] for pair in counts], width, first)
     found = {
-        tuple(there[1])
+        tuple(there)
         for here, there in zip(small, large, strict=True)
-        if here and there and tuple(here[1]) == rows.starts and here[0] == there[0]
+        if here and there and tuple(here) == rows.starts
     }
     if len(found) != 1:
         raise ValueError(f"{name}: how its {units} rows are ordered is not known")
@@ -114,25 +124,26 @@ def relative_names(model: nn.Module, base: type) -> dict[str, str]:
     }
 
 
-def empty_model(fields: dict[str, Any], text: nn.Module) -> nn.Module:
+def empty_model(whole: dict[str, Any], fields: dict[str, Any], text: nn.Module) -> nn.Module:
     """The whole model without memory for its weights; the text model alone if the whole is unknown.
 
     Args:
-        fields: The whole configuration.
+        whole: The whole configuration.
+        fields: That of the text model, completed.
         text: A small text model.
     """
     import transformers
 
-    config = completion.complete(fields)
+    config = completion.complete(whole)
     kind: Any = None
     if config is not None and not isinstance(config, Exception):
-        for name in fields.get("architectures") or ():
+        for name in whole.get("architectures") or ():
             kind = kind or getattr(transformers, str(name), None)
         autos = (transformers.AutoModelForCausalLM, transformers.AutoModel)
         mappings = [auto._model_mapping for auto in autos]
         kind = kind or next((m[type(config)] for m in mappings if type(config) in m), None)
     if kind is None:
-        return text
+        kind, config = type(text), type(text.config)(**fields)
     with torch.device("meta"), telling("transformers cannot build the whole model"):
         model: nn.Module = kind._from_config(config)
     return model
@@ -186,7 +197,7 @@ class Checkpoint:
         self, whole: dict[str, Any], fields: dict[str, Any], small: nn.Module, rows: dict[str, Rows]
     ) -> None:
         base: Any = getattr(small, "base_model", small)
-        self.loading = Loading(empty_model(whole, small), type(base))
+        self.loading = Loading(empty_model(whole, fields, small), type(base))
         self.kinds = kinds(fields)
         self.counts = counts_of_heads(small.config.to_dict(), fields)  # type: ignore[operator, union-attr]
         self.seen: dict[Any, Rows | None] = {}
@@ -235,9 +246,12 @@ class Checkpoint:
             raise ValueError(f"{name}: transformers splits or joins it on loading")
         if rows is None:
             return None
-        units = shape[0] if shape else 0
-        if rows.elements:
-            units = int(torch.Size(shape).numel())
+        known = self.loading.names.get(found)
+        if known is not None and shape[:1] != list(known.shape[:1]):
+            raise ValueError(
+                f"{name}: expected {known.shape[0]} rows, as the configuration says, got {shape[0]}"
+            )
+        units = int(torch.Size(shape if rows.elements else shape[:1]).numel())
         return enlarged(name, rows, units, self.counts)
 
     def _of_weight(self, name: str, relative: str) -> Rows | None:

@@ -111,7 +111,11 @@ def completed(fields: Mapping[str, Any]) -> dict[str, Any]:
     from transformers import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[str(fields["model_type"])]
-    whole: dict[str, Any] = kind(**without_stored(fields)).to_dict()
+    config = kind(**without_stored(fields))
+    whole: dict[str, Any] = config.to_dict()
+    for name, own in config.attribute_map.items():  # GPT-J's n_layer is num_hidden_layers
+        if own in whole:
+            whole[name] = whole.pop(own)
     return without_stored(whole)
 
 
