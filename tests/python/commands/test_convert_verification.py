@@ -116,10 +116,23 @@ def test_metas_own_files(tmp_path: Path) -> None:
 
 # -------------------------------------------------------------------------------------- model types
 
-TYPES = ("cohere", "deepseek_v3", "gemma3_text", "glm", "olmo2", "qwen3_moe", "stablelm")
+# The heads in all weights of a model of the default size: layers * (queries + keys), and norms.
+TYPES = {
+    "cohere": 40 * (64 + 64),
+    "deepseek_v3": 61 * (128 + 1),
+    "falcon": 32 * (71 + 1),
+    "gemma3_text": 26 * (8 + 4 + 2),
+    "glm": 2 * 40 * (32 + 2),  # with biases
+    "mimo_v2_flash": 9 * (64 + 4) + 39 * (64 + 8),  # no key names the heads of sliding layers
+    "olmo2": 32 * 2 * (32 + 32),  # norms over all heads
+    "phi3": 32 * (32 + 32),
+    "qwen3_moe": 24 * (32 + 4 + 2),
+    "stablelm": 32 * (32 + 32),
+}
 
 
-def verify(model_type: str) -> None:
+def verify(model_type: str) -> int:
+    """Verifies a type; returns the number of heads in the tensors of the large model."""
     fields = transformers.CONFIG_MAPPING[model_type]().to_dict()
 
     def read(config: dict[str, Any]) -> permutation.Specs:
@@ -130,11 +143,15 @@ def verify(model_type: str) -> None:
     to: permutation.Pairing = "half_split" if interleaved else "interleaved"
     trial = verification.try_on(fields, fields, specs, read)
     verification.verify(trial, to, model_type)
+    checkpoint = trial.checkpoint
+    shapes = {name: list(x.shape) for name, x in checkpoint.loading.names.items()}
+    found = [checkpoint.rows(name, shape) for name, shape in shapes.items()]
+    return sum(len(rows.starts) for rows in found if rows is not None)
 
 
 @pytest.mark.parametrize("model_type", TYPES)
 def test_default_configurations_are_verified(model_type: str) -> None:
-    verify(model_type)
+    assert verify(model_type) == TYPES[model_type]
 
 
 # ------------------------------------------------------------------------------------ sudden deaths
