@@ -38,7 +38,7 @@ print(spec.explain(), spec.diff(local), sep="\\n\\n")
 | transformers 4 | `rope_theta`, `rope_scaling`, `rotary_pct`, ... | by `model_type` |
 | transformers 4, older | the text model's keys beside `vision_config` | by `model_type` |
 | Meta's and Mistral's `params.json` | `rope_theta`, `use_scaled_rope`, `yarn` | interleaved |
-| GGUF metadata, a dict | `<architecture>.*` | by `general.architecture` |
+| GGUF: a file or its metadata | `<architecture>.*` | by `general.architecture` |
 
 A published file leaves out what the model's configuration class adds: layers of different kinds,
 second bases, widths, defaults. Where transformers is installed and knows the model type, its class
@@ -52,7 +52,8 @@ argument that has no effect. `from_huggingface(config)` is the specification of 
 rotate, if they rotate alike; `layer_type=` chooses a kind, and raises where that kind does not
 rotate. `RotarySpec.for_layers(config)` has an entry for each layer.
 
-Pass tensors of the rotation among the keys:
+A GGUF file, which the gguf package reads, brings its tensors of the rotation. With a dict, pass
+them among the keys:
 `rope_freqs.weight`, without which a GGUF file of Llama 3.1 or later is not scaled (its metadata
 does not say so) and one of Gemma 4 is refused, `rope_factors_short.weight` and
 `rope_factors_long.weight`, and `rotary_emb.alpha` of Mistral Large 4.

@@ -32,21 +32,23 @@ SlopeKind kind_of(Text kind) {
   return SlopeKind::paper;
 }
 
-/// Slopes [sides, num_heads] of a model's heads, starting at head_start.
+/// Slopes [sides, num_heads] of a model's heads, starting at head_start; 0 for padding after them.
 std::vector<float> slope_values(int64_t num_heads, Text kind, double max_bias, int64_t total,
                                 int64_t head_start, at::ArrayRef<double> custom) {
   std::vector<float> values;
   if (custom.empty()) {
     const SlopeKind series = kind_of(kind);
     for (int64_t head = head_start; head < head_start + num_heads; ++head) {
-      values.push_back(slope(series, max_bias, total, head));
+      values.push_back(head < total ? slope(series, max_bias, total, head) : 0.0f);
     }
   }
+  const int64_t own = std::min(num_heads, total - head_start);
   for (size_t row = 0; row < custom.size(); row += static_cast<size_t>(total)) {
     for (const double value :
-         custom.slice(row + static_cast<size_t>(head_start), static_cast<size_t>(num_heads))) {
+         custom.slice(row + static_cast<size_t>(head_start), static_cast<size_t>(own))) {
       values.push_back(static_cast<float>(value));
     }
+    values.insert(values.end(), static_cast<size_t>(num_heads - own), 0.0f);
   }
   return values;
 }
@@ -56,11 +58,16 @@ Tensor slopes(int64_t num_heads, Text kind, double max_bias, std::optional<int64
               std::optional<at::Device> device) {
   const int64_t total = total_heads.value_or(num_heads);
   TORCH_CHECK_VALUE(num_heads > 0, "num_heads: expected a positive number, got ", num_heads);
-  TORCH_CHECK_VALUE(total <= max_heads, total_heads.has_value() ? "total_heads" : "num_heads",
-                    ": expected at most ", max_heads, ", got ", total);
-  TORCH_CHECK_VALUE(head_start >= 0 && total >= num_heads && head_start <= total - num_heads,
-                    "head_start: expected heads within total_heads, ", total, ", got head_start ",
-                    head_start, " and num_heads ", num_heads);
+  TORCH_CHECK_VALUE(num_heads <= max_heads, "num_heads: expected at most ", max_heads, ", got ",
+                    num_heads);
+  TORCH_CHECK_VALUE(total <= max_heads, "total_heads: expected at most ", max_heads, ", got ",
+                    total);
+  // Equal shards of a number of heads that they do not divide: the last one is padded.
+  const bool padded = head_start >= 0 && head_start < total && head_start % num_heads == 0;
+  TORCH_CHECK_VALUE(padded || (head_start >= 0 && head_start <= total - num_heads),
+                    "head_start: expected heads within total_heads, ", total,
+                    ", or a multiple of num_heads below it, got head_start ", head_start,
+                    " and num_heads ", num_heads);
   TORCH_CHECK_VALUE(std::isfinite(max_bias) && max_bias > 0,
                     "max_bias: expected a positive number, got ", max_bias);
   TORCH_CHECK_VALUE(std::isfinite(factor) && factor > 0, "factor: expected a positive number, got ",

@@ -67,6 +67,20 @@ Texts rotary_layers_from_configuration(Text config, const Texts& ignore, const T
   return texts;
 }
 
+/// An empty text stands for a scale of 1.
+Texts score_scales_from_configuration(Text config, const Texts& ignore, const Texts& known,
+                                      OptionalText part, std::optional<bool> interleaved,
+                                      std::optional<double> base, OptionalText completed) {
+  const ConfigurationOptions options = options_of(part, interleaved, base, ignore);
+  const Fields fields = parse(std::string(config));
+  Texts texts;
+  for (const auto& scale :
+       read_score_scales(fields, options, completed_by_class(completed, known))) {
+    texts.push_back(scale.has_value() ? scale->to_json() : std::string());
+  }
+  return texts;
+}
+
 std::string alibi_from_configuration(Text config) {
   return alibi_preset(parse(std::string(config))).dump();
 }
@@ -111,6 +125,7 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
       "str? completed=None";
   define(m, "rotary_from_configuration(" + stated + ", str? layer_type=None) -> str");
   define(m, "rotary_layers_from_configuration(" + stated + ") -> str[]");
+  define(m, "score_scales_from_configuration(" + stated + ") -> str[]");
   define(m, "alibi_from_configuration(str config) -> str");
   define(m, "input_layer_of_folder(str folder) -> str");
   define(m, "check_configuration(str config) -> ()");
@@ -122,6 +137,7 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
 TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
   m.impl("rotary_from_configuration", rotary_from_configuration);
   m.impl("rotary_layers_from_configuration", rotary_layers_from_configuration);
+  m.impl("score_scales_from_configuration", score_scales_from_configuration);
   m.impl("alibi_from_configuration", alibi_from_configuration);
   m.impl("input_layer_of_folder", input_layer_of_folder);
   m.impl("check_configuration", check_configuration);

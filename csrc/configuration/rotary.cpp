@@ -10,6 +10,7 @@
 #include "configuration/parts.h"
 #include "configuration/rope_parameters.h"
 #include "configuration/rotary_presets.h"
+#include "configuration/score_scale.h"
 #include "configuration/source.h"
 
 namespace posembed::configuration {
@@ -42,10 +43,8 @@ Completed part_to_read(const Fields& fields, const ConfigurationOptions& options
   return *completed;
 }
 
-}  // namespace
-
-RotarySpec read_rotary(const Fields& fields, const ConfigurationOptions& options,
-                       const std::optional<Completed>& completed) {
+RotarySpec read_one(const Fields& fields, const ConfigurationOptions& options,
+                    const Completed& part) {
   if (presets::is_diffusers(fields)) return presets::read_diffusers(fields, options);
   if (gguf::is_metadata(fields)) {
     check_no_part(options, "GGUF metadata has no parts");
@@ -55,13 +54,12 @@ RotarySpec read_rotary(const Fields& fields, const ConfigurationOptions& options
     check_params_options(options);
     return params::read(fields, options);
   }
-  const Completed part = part_to_read(fields, options, completed);
   return huggingface::read(part.fields, options, part.known);
 }
 
-std::vector<std::optional<RotarySpec>> read_rotary_layers(
-    const Fields& fields, const ConfigurationOptions& options,
-    const std::optional<Completed>& completed) {
+std::vector<std::optional<RotarySpec>> read_each(const Fields& fields,
+                                                 const ConfigurationOptions& options,
+                                                 const Completed& part) {
   TORCH_CHECK_VALUE(!presets::is_diffusers(fields),
                     "config: a model of diffusers rotates alike in all layers: use "
                     "from_huggingface");
@@ -73,8 +71,58 @@ std::vector<std::optional<RotarySpec>> read_rotary_layers(
     check_params_options(options);
     return params::read_layers(fields, options);
   }
-  const Completed part = part_to_read(fields, options, completed);
   return huggingface::read_layers(part.fields, options, part.known);
+}
+
+/// The configuration that one of the readers takes.
+Completed configuration_of(const Fields& fields, const ConfigurationOptions& options,
+                           const std::optional<Completed>& completed) {
+  const bool whole =
+      gguf::is_metadata(fields) || params::is_params(fields) || presets::is_diffusers(fields);
+  if (whole) return {fields, {}};
+  return part_to_read(fields, options, completed);
+}
+
+/// The kind of a layer, if the configuration lists kinds.
+std::optional<std::string> kind_of(const Fields& fields, size_t layer) {
+  const json& kinds = get(fields, "layer_types");
+  if (!kinds.is_array() || layer >= kinds.size()) return std::nullopt;
+  return text_of(kinds[layer]);
+}
+
+}  // namespace
+
+RotarySpec read_rotary(const Fields& fields, const ConfigurationOptions& options,
+                       const std::optional<Completed>& completed) {
+  const Completed part = configuration_of(fields, options, completed);
+  RotarySpec spec = read_one(fields, options, part);
+  spec.score_scale = score_scale_of(part.fields, spec, options.layer_type());
+  return spec;
+}
+
+std::vector<std::optional<RotarySpec>> read_rotary_layers(
+    const Fields& fields, const ConfigurationOptions& options,
+    const std::optional<Completed>& completed) {
+  const Completed part = configuration_of(fields, options, completed);
+  std::vector<std::optional<RotarySpec>> specs = read_each(fields, options, part);
+  for (size_t layer = 0; layer < specs.size(); ++layer) {
+    if (!specs[layer].has_value()) continue;
+    specs[layer]->score_scale =
+        score_scale_of(part.fields, *specs[layer], kind_of(part.fields, layer));
+  }
+  return specs;
+}
+
+std::vector<std::optional<ScoreScale>> read_score_scales(
+    const Fields& fields, const ConfigurationOptions& options,
+    const std::optional<Completed>& completed) {
+  const Completed part = configuration_of(fields, options, completed);
+  std::vector<std::optional<ScoreScale>> scales;
+  for (const auto& spec : read_rotary_layers(fields, options, completed)) {
+    scales.push_back(spec.has_value() ? spec->score_scale
+                                      : score_scale_without_rotation(part.fields));
+  }
+  return scales;
 }
 
 }  // namespace posembed::configuration
@@ -84,6 +132,11 @@ namespace posembed {
 RotarySpec RotarySpec::from_huggingface(const std::string& config,
                                         const ConfigurationOptions& options) {
   return configuration::read_rotary(configuration::load(config), options);
+}
+
+std::vector<std::optional<ScoreScale>> ScoreScale::for_layers(const std::string& config,
+                                                              const ConfigurationOptions& options) {
+  return configuration::read_score_scales(configuration::load(config), options);
 }
 
 std::vector<std::optional<RotarySpec>> RotarySpec::for_layers(const std::string& config,

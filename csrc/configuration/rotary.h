@@ -27,4 +27,9 @@ std::vector<std::optional<RotarySpec>> read_rotary_layers(
     const Fields& fields, const ConfigurationOptions& options,
     const std::optional<Completed>& completed = std::nullopt);
 
+/// See ScoreScale::for_layers.
+std::vector<std::optional<ScoreScale>> read_score_scales(
+    const Fields& fields, const ConfigurationOptions& options,
+    const std::optional<Completed>& completed = std::nullopt);
+
 }  // namespace posembed::configuration

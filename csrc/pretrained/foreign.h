@@ -41,7 +41,7 @@ inline void refuse_foreign(std::string_view file) {
       {"\x93NUMPY", "a NumPy array: read it with numpy.load"},
       {"\x89HDF\r\n\x1a\n", "an HDF5 file, which is not read"},
       {"PAR1", "a Parquet file, which is not read"},
-      {"GGUF", "a GGUF model, which is not read"},
+      {"GGUF", "a GGUF model; Python's TokenEmbedding.from_file reads its token table"},
       {"version https://git-lfs", "a Git LFS pointer and not the file: run git lfs pull"},
       {"\xba\x16\x4f\x2f", "a fastText model: use its .vec file"},
   };

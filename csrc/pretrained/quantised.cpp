@@ -99,8 +99,8 @@ std::string scales_name(const TensorEntry& table, const Neighbours& neighbours) 
 Scales scales_of(const TensorEntry& table, const Neighbours& neighbours) {
   const std::string name = scales_name(table, neighbours);
   if (name.empty()) {
-    const bool is_integer = table.dtype[0] == 'I' || table.dtype[0] == 'U';
-    const std::string scales = is_integer ? beside(table.name, neighbours, scale_ends) : "";
+    const bool is_code = table.dtype[0] == 'I' || table.dtype[0] == 'U' || table.dtype == "F4";
+    const std::string scales = is_code ? beside(table.name, neighbours, scale_ends) : "";
     if (!scales.empty()) refuse(table, "packed for " + in_quotes(scales));
     return {};
   }

@@ -77,14 +77,40 @@ double float32_error(const std::vector<double>& frequencies, int64_t length) {
   return error;
 }
 
-std::string pairs_line(const RotarySpec& spec, int64_t pairs) {
-  if (pairs == 0) return "no pair is rotated";
-  const std::string count = std::to_string(pairs);
-  const std::string pairing =
-      spec.interleaved ? "neighbours (2i, 2i + 1)" : "halves (i, i + " + count + ")";
-  return count + " pairs of " + pairing + " in components " + std::to_string(spec.rotary_start) +
-         " to " + std::to_string(spec.rotary_start + spec.rotary_dim - 1) + " of " +
-         std::to_string(spec.head_dim);
+/// A number with commas: "500,000"; or as few digits as it needs.
+std::string with_commas(double number) {
+  if (number != std::floor(number) || std::abs(number) >= 1e15) return format("%.6g", number);
+  std::string text = format("%.0f", number);
+  for (auto place = static_cast<int64_t>(text.size()) - 3; place > 0; place -= 3) {
+    text.insert(static_cast<size_t>(place), ",");
+  }
+  return text;
+}
+
+/// The rotation in one sentence.
+std::string sentence(const RotarySpec& spec, const std::vector<double>& frequencies) {
+  const std::string head = "head of " + std::to_string(spec.head_dim);
+  if (frequencies.empty()) return head + ": no component is rotated";
+  std::string window;
+  if (spec.rotary_dim != spec.head_dim) {
+    window = ", of which components " + std::to_string(spec.rotary_start) + " to " +
+             std::to_string(spec.rotary_start + spec.rotary_dim - 1) + " are rotated";
+  }
+  const std::string from = spec.rotary_start == 0 ? "" : ", counted from the first of them";
+  const std::string pairs = spec.interleaved ? "components 2i and 2i + 1 turn together"
+                                             : "component i turns together with i + " +
+                                                   std::to_string(spec.rotary_dim / 2);
+  const std::string base =
+      spec.custom_frequencies.has_value() ? "" : "; base " + with_commas(spec.base);
+  double slowest = INFINITY;
+  for (const double frequency : frequencies) {
+    if (frequency != 0.0) slowest = std::min(slowest, std::abs(frequency));
+  }
+  const std::string longest =
+      std::isinf(slowest)
+          ? "; no pair turns"
+          : "; longest wavelength " + with_commas(std::round(two_pi / slowest)) + " positions";
+  return head + window + ": " + pairs + from + base + longest;
 }
 
 /// The ratio of a pair's scaled wavelength to its plain one; infinity for pairs that do not turn.
@@ -126,13 +152,21 @@ std::string amplitudes_line(const XPosScaling& scaling, int64_t pairs) {
       (last + 0.4) / 1.4);
 }
 
-std::string row(int64_t pair, int64_t axis, double frequency, double plain) {
-  const std::string label =
-      format("%4lld  %4lld  ", static_cast<long long>(pair), static_cast<long long>(axis));
-  if (frequency == 0.0) return label + "stands still";
+/// Which columns a table has besides: those that are the same for all pairs are left out.
+struct Columns {
+  bool axis;
+  bool stretch;
+};
+
+std::string row(const Columns& columns, int64_t pair, int64_t axis, double frequency,
+                double plain) {
+  std::string line = format("%4lld  ", static_cast<long long>(pair));
+  if (columns.axis) line += format("%4lld  ", static_cast<long long>(axis));
+  if (frequency == 0.0) return line + "stands still";
   const double turn = two_pi / std::abs(frequency);
-  return label + format("%16.8g  %12.2f  %8.4gx  %.0f", frequency, turn, plain / frequency,
-                        std::ceil(turn / 2.0));
+  line += format("%16.8g  %12.2f  ", frequency, turn);
+  if (columns.stretch) line += format("%8.4gx  ", plain / frequency);
+  return line + format("%.0f", std::ceil(turn / 2.0));
 }
 
 /// A table of all pairs, or of evenly spread ones that fit a screen.
@@ -140,13 +174,17 @@ std::string table(const RotarySpec& spec, const std::vector<double>& plain,
                   const std::vector<double>& scaled) {
   const auto pairs = static_cast<int64_t>(scaled.size());
   const int64_t shown = std::min(pairs, pairs_shown);
-  std::string text =
-      "pair  axis  radians/position    wavelength  stretched  half a turn from position";
+  const Columns columns = {spec.sections.has_value(), plain != scaled};
+  std::string text = "pair  ";
+  if (columns.axis) text += "axis  ";
+  text += "radians/position    wavelength  ";
+  if (columns.stretch) text += "stretched  ";
+  text += "half a turn from position";
   for (int64_t i = 0; i < shown; ++i) {
     const int64_t pair = shown < 2 ? i : (i * (pairs - 1) + (shown - 1) / 2) / (shown - 1);
     const auto index = static_cast<size_t>(pair);
     const int64_t axis = spec.sections.has_value() ? spec.sections->axis_of_pair[index] : 0;
-    text.append("\n").append(row(pair, axis, scaled[index], plain[index]));
+    text.append("\n").append(row(columns, pair, axis, scaled[index], plain[index]));
   }
   return text;
 }
@@ -182,8 +220,9 @@ std::string RotarySpec::explain(std::optional<int64_t> seq_len) const {
   const std::vector<double> scaled = rotary::frequencies(spec);
   const std::vector<double> plain = rotary::unscaled_frequencies(*this);
   const auto pairs = static_cast<int64_t>(scaled.size());
-  std::string text = spec.describe() + "\n" + rotary::pairs_line(spec, pairs) +
+  std::string text = rotary::sentence(spec, scaled) + "\n" + spec.describe() +
                      rotary::format("; attention factor %.6g", spec.attention_factor());
+  if (score_scale.has_value()) text += "\nscore scale: " + score_scale->describe();
   if (pairs == 0) return text;
   if (spec != *this) {
     text += "\nresolved for sequences of " + std::to_string(*seq_len) + " positions";
@@ -194,20 +233,21 @@ std::string RotarySpec::explain(std::optional<int64_t> seq_len) const {
     text.append("\n").append(rotary::amplitudes_line(*xpos, pairs));
   }
   const int64_t trained = rotary::trained_length(nlohmann::json::parse(to_json()).at("scaling"));
-  const int64_t length = trained > 0 ? trained : seq_len.value_or(0);
+  const int64_t length = seq_len.value_or(trained);
   if (length > 0) {
     text += "\nfloat32 angles would be off by up to " +
             rotary::format("%.2g rad in ", rotary::float32_error(scaled, length)) +
             std::to_string(length) + " positions";
   }
-  return text + "\n" + rotary::stretched_line(plain, scaled) + "\n" +
-         rotary::table(spec, plain, scaled);
+  if (plain != scaled) text.append("\n").append(rotary::stretched_line(plain, scaled));
+  return text.append("\n").append(rotary::table(spec, plain, scaled));
 }
 
 std::string RotarySpec::diff(const RotarySpec& other) const {
-  const auto ours = nlohmann::json::parse(to_json());
-  const auto theirs = nlohmann::json::parse(other.to_json());
+  auto ours = nlohmann::json::parse(to_json());
+  auto theirs = nlohmann::json::parse(other.to_json());
   if (ours == theirs) return "equal";
+  for (auto* each : {&ours, &theirs}) each->emplace("score_scale", nullptr);
   std::string text;
   for (const auto& field : ours.items()) {
     const nlohmann::json& second = theirs.at(field.key());

@@ -104,6 +104,16 @@ void fields(Visitor& visit, XPosScaling& scaling) {
 }
 
 template <typename Visitor>
+void fields(Visitor& visit, ScoreScale& scale) {
+  visit("factor", scale.factor);
+  visit("growth", scale.growth);
+  visit("length", scale.length);
+  visit("offset", scale.offset);
+  visit("logn", scale.logn);
+  visit("source", scale.source);
+}
+
+template <typename Visitor>
 void fields(Visitor& visit, RotarySpec& spec) {
   visit("head_dim", spec.head_dim);
   visit("base", spec.base);
@@ -116,6 +126,7 @@ void fields(Visitor& visit, RotarySpec& spec) {
   visit("custom_frequencies", spec.custom_frequencies);
   visit("custom_attention_factor", spec.custom_attention_factor);
   visit("numerics", spec.numerics);
+  visit("score_scale", spec.score_scale);
 }
 
 // ----------------------------------------------------------------------------------------- writing
@@ -141,6 +152,7 @@ json value(const std::optional<Sections>& sections) {
 }
 
 json value(const RotaryScaling& scaling);
+json value(const std::optional<ScoreScale>& scale);
 
 /// Keys that a text has only if they are set, so that most texts are as before the key was added.
 bool newer(std::string_view key) { return key == "custom_attention_factor"; }
@@ -175,6 +187,10 @@ struct ScalingWriter {
 };
 
 json value(const RotaryScaling& scaling) { return std::visit(ScalingWriter(), scaling); }
+
+json value(const std::optional<ScoreScale>& scale) {
+  return scale.has_value() ? write(*scale) : json();
+}
 
 // ----------------------------------------------------------------------------------------- reading
 
@@ -225,6 +241,7 @@ class Reader {
   static void read(const json& from, Numerics& result);
   static void read(const json& from, RotaryScaling& result);
   static void read(const json& from, Sections& result);
+  static void read(const json& from, ScoreScale& result);
 
   template <typename T>
   static void read(const json& from, std::optional<T>& result) {
@@ -242,6 +259,7 @@ class Reader {
   static const char* kind(Numerics) { return "a text"; }
   static const char* kind(const RotaryScaling&) { return "an object with a type"; }
   static const char* kind(const Sections&) { return "an object"; }
+  static const char* kind(const ScoreScale&) { return "an object"; }
   template <typename T>
   static const char* kind(const std::optional<T>&) {
     return kind(T());
@@ -296,6 +314,12 @@ void Reader::read(const json& from, Sections& result) {
   reader.done();
 }
 
+void Reader::read(const json& from, ScoreScale& result) {
+  Reader reader("score_scale", from);
+  fields(reader, result);
+  reader.done();
+}
+
 // ---------------------------------------------------------------------------------------- printing
 
 template <typename T>
@@ -320,6 +344,10 @@ void print(std::ostream& stream, Numerics field) {
 }
 
 void print(std::ostream& stream, const std::optional<Sections>& field) { stream << value(field); }
+
+void print(std::ostream& stream, const std::optional<ScoreScale>& field) {
+  if (field.has_value()) stream << field->describe();
+}
 
 void print(std::ostream& stream, const RotaryScaling& field);
 
@@ -385,8 +413,15 @@ std::string describe(RotarySpec spec) {
 
 }  // namespace rotary
 
-// nlohmann::json keeps keys sorted, so equal specifications have equal text.
-std::string RotarySpec::to_json() const { return rotary::write(*this).dump(); }
+// nlohmann::json keeps keys sorted, so equal specifications have equal text. Without a scale of
+// scores, it is the text of former versions.
+std::string RotarySpec::to_json() const {
+  nlohmann::json object = rotary::write(*this);
+  if (!score_scale.has_value()) object.erase("score_scale");
+  return object.dump();
+}
+
+std::string ScoreScale::to_json() const { return rotary::write(*this).dump(); }
 
 std::string RotarySpec::describe() const { return rotary::describe(*this); }
 

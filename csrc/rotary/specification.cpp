@@ -122,6 +122,7 @@ void RotarySpec::check_fields() const {
   check_custom_frequencies(*this);
   check_custom_attention_factor(*this);
   check_numerics(*this);
+  if (score_scale.has_value()) score_scale->check();
 }
 
 RotarySpec RotarySpec::from_json(const std::string& text) {

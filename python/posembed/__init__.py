@@ -31,6 +31,7 @@ from posembed.scaling import (
     XPosScaling,
     YarnScaling,
 )
+from posembed.score_scale import ScoreScale
 from posembed.sinusoidal import SinusoidalPositionalEmbedding
 from posembed.specification import MropeRule, RotarySpec, Sections, SinusoidalSpec
 from posembed.token import TokenEmbedding
@@ -62,6 +63,7 @@ __all__ = [
     "RelativePositionBias",
     "RotaryEmbedding",
     "RotarySpec",
+    "ScoreScale",
     "Sections",
     "SinusoidalPositionalEmbedding",
     "SinusoidalSpec",

@@ -53,7 +53,8 @@ class ALiBi(AlibiSlopes):
         causal: The bias is ``-slope * (i - j)``, and keys after the query are masked; otherwise
             it is ``-slope * abs(i - j)``.
         total_heads: Number of heads in the whole model, if this module has only some of them.
-        head_start: Index of this module's first head in the whole model.
+        head_start: Index of this module's first head in the whole model. If equal shards do not
+            divide the heads, the last one is padded with slopes of 0.
         factor: Divides the slopes (``alibi_scaling={"factor": …}`` of JAIS and BTLM).
         train_length: With more keys than this, slopes are divided by ``key_length / train_length``
             (``alibi_scaling={"train_seq_len": …}`` of JAIS and BTLM).
@@ -146,7 +147,8 @@ class ALiBi(AlibiSlopes):
         and MosaicBERT.
 
         Args:
-            config: A dict, a ``PretrainedConfig``, or the path of a config.json or of its folder.
+            config: A dict, a ``PretrainedConfig``, or the path of a config.json, of its folder or
+                of a GGUF file.
             num_heads: Number of heads in this module, if it has only some of the model's.
             **options: As in ALiBi; ``head_start`` says which heads.
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import math
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypedDict
 
@@ -12,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from posembed import configuration
+from posembed import _gguf, configuration
 from posembed._validation import convert_fields, fields_of, whole
 from posembed.scaling import RotaryScaling, Scaling, XPosScaling
+from posembed.score_scale import ScoreScale
 
 Numerics = Literal["exact", "float32", "float32_product", "float32_rounded_table", "float32_polar"]
 
@@ -115,8 +118,10 @@ class RotaryFields(TypedDict, total=False):
     scaling: RotaryScaling | None
     sections: Sections | None
     custom_frequencies: Sequence[float] | None
+    custom_attention_factor: float | None
     reverse: bool
     numerics: Numerics
+    score_scale: ScoreScale | None
 
 
 def read_blocks(text: str) -> tuple[tuple[int, str], ...]:
@@ -159,6 +164,8 @@ class RotarySpec:
             rounded once. "float32_rounded_table": the same with cosine and sine in the data's
             dtype. "float32_polar": as in Meta's complex form. docs/guide/rotary_bits.md lists which
             program uses which.
+        score_scale: What the model multiplies its scores by besides ``1 / sqrt(head width)``; the
+            rotation does not.
 
     Raises:
         ValueError: The numbers are inconsistent; the message names the field.
@@ -182,6 +189,7 @@ class RotarySpec:
     custom_attention_factor: float | None = None
     reverse: bool = False
     numerics: Numerics = "exact"
+    score_scale: ScoreScale | None = None
     text: str = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -192,6 +200,8 @@ class RotarySpec:
         if self.sections is not None and not isinstance(self.sections, Sections):
             hint = f"; pe.Sections({self.sections!r})" * isinstance(self.sections, (tuple, list))
             raise ValueError(f"sections: expected Sections, got {self.sections!r}{hint}")
+        if self.score_scale is not None and not isinstance(self.score_scale, ScoreScale):
+            raise ValueError(f"score_scale: expected a ScoreScale, got {self.score_scale!r}")
         if self.rotary_dim is None:
             object.__setattr__(self, "rotary_dim", self.head_dim)
         convert_fields(self)
@@ -203,6 +213,8 @@ class RotarySpec:
             fields["scaling"] = self.scaling.to_dict()
         if self.sections is not None:
             fields["sections"] = fields_of(self.sections)
+        if self.score_scale is not None:
+            fields["score_scale"] = fields_of(self.score_scale)
         return fields
 
     def __fx_create_arg__(self, tracer: Any) -> Any:
@@ -230,6 +242,9 @@ class RotarySpec:
             fields["scaling"] = Scaling.from_dict(fields["scaling"])
         if fields["sections"] is not None:
             fields["sections"] = Sections(**fields["sections"])
+        scale = fields.setdefault("score_scale", None)  # absent if there is none
+        if scale is not None:
+            fields["score_scale"] = ScoreScale(**scale)
         if fields["custom_frequencies"] is not None:
             fields["custom_frequencies"] = tuple(fields["custom_frequencies"])
         spec = object.__new__(cls)
@@ -258,7 +273,8 @@ class RotarySpec:
         the keys say that the model does not rotate, the specification has rotary_dim 0.
 
         Args:
-            config: A dict, a ``PretrainedConfig``, or the path of a config.json or of its folder.
+            config: A dict, a ``PretrainedConfig``, or the path of a config.json, of its folder or
+                of a GGUF file.
             layer_type: Needed if layers differ: "full_attention", "sliding_attention", and so on.
             part: A nested configuration, such as "vision_config" or "talker_config.text_config";
                 default: that of the text model, or the top level.
@@ -341,6 +357,46 @@ class RotarySpec:
         """
         texts = [axis.text for axis in axes]
         return cls._of_canonical(torch.ops.posembed.rotary_axial.default(texts, within_axes))
+
+    @classmethod
+    def from_gguf(
+        cls,
+        path: str | os.PathLike[str],
+        layer_type: str | None = None,
+        *,
+        ignore: Iterable[str] = (),
+    ) -> RotarySpec:
+        """Reads a model's specification from a GGUF file: its metadata and its frequency tensors.
+
+        Needs the gguf package. :meth:`from_huggingface`, :meth:`for_layers` and
+        :meth:`posembed.ALiBi.from_config` accept the file, too.
+
+        Args:
+            path: The file; of a split model, the first part.
+            layer_type: As in :meth:`from_huggingface`.
+            ignore: As in :meth:`from_huggingface`.
+
+        Raises:
+            ValueError: The file is not GGUF, or as in :meth:`from_huggingface`.
+            ImportError: The gguf package is not installed.
+
+        Examples:
+            >>> import pathlib, tempfile, gguf, posembed as pe
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> path = pathlib.Path(folder.name, "model.gguf")
+            >>> writer = gguf.GGUFWriter(path, "qwen3")
+            >>> for key in ("embedding_length", "attention.head_count", "context_length"):
+            ...     writer.add_uint32(f"qwen3.{key}", 64)
+            >>> writer.add_uint32("qwen3.attention.key_length", 128)
+            >>> writer.add_float32("qwen3.rope.freq_base", 1000000.0)
+            >>> writer.write_header_to_file(); writer.write_kv_data_to_file(); writer.close()
+            >>> pe.RotarySpec.from_gguf(path).base
+            1000000.0
+            >>> folder.cleanup()
+        """
+        if not _gguf.is_gguf(path):
+            raise ValueError(f"path: expected a GGUF file, got {os.fspath(path)!r}")
+        return cls.from_huggingface(path, layer_type, ignore=ignore)
 
     @classmethod
     def for_layers(
@@ -444,8 +500,13 @@ class RotarySpec:
         return torch.ops.posembed.rotary_description.default(self.text)  # type: ignore[no-any-return]
 
     def explain(self, seq_len: int | None = None) -> str:
-        """A human-readable description: pairs, wavelengths, scaling."""
+        """A human-readable description: pairs, wavelengths, scaling, scale of scores."""
         return torch.ops.posembed.rotary_explanation.default(self.text, seq_len)  # type: ignore[no-any-return]
+
+    def _repr_html_(self) -> str:
+        """The description, for notebooks."""
+        sentence, _, rest = html.escape(self.explain()).partition("\n")
+        return f"<p>{sentence}</p><pre>{rest}</pre>"
 
     def diff(self, other: RotarySpec) -> str:
         """Describes the differences, and the first position where angles differ by over 1e-3."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict
 import torch
 from torch import Tensor, nn
 
-from posembed import functional, pretrained
+from posembed import _gguf, functional, pretrained
 from posembed._leaf import Leaf
 from posembed._memory import prefer_huge_pages
 from posembed._validation import finite, flag, whole
@@ -61,10 +61,19 @@ def table_from_file(
     progress: bool | None = None,
 ) -> Tensor:
     """The table that :meth:`TokenEmbedding.from_file` reads."""
+    if _gguf.is_gguf(path):
+        if vocabulary is not None or words is not None:
+            name = "words" if vocabulary is None else "vocabulary"
+            raise ValueError(f"{name}: expected none for a GGUF file, whose rows are ids")
+        return _gguf.GgufFile(path).table(tensor, dtype)
     file = pretrained.open_vectors(
         path, words=words, unicode_errors=unicode_errors, on_bad_row=on_bad_row
     )
-    if vocabulary is None:
+    by_word = vocabulary is not None or words is not None
+    by_id = pretrained.token_table(file, tensor, dtype, by_word=by_word)
+    if by_id is not None:
+        table = by_id
+    elif vocabulary is None:
         table = file.table(tensor, dtype, progress=progress)
     else:
         table = file.rows(
@@ -245,9 +254,14 @@ class TokenEmbedding(Leaf, nn.Embedding):
     ) -> TokenEmbedding:
         r"""A module with vectors from a file that :func:`posembed.pretrained.open_vectors` reads.
 
+        The rows of a model2vec file are those of its token ids, ``embeddings[mapping] * weights``.
+        Also reads the token table of a GGUF model in F32, F16, BF16 or Q8_0, if the gguf package is
+        installed; its rows are the ids of the model's own tokenizer, so it takes no words.
+
         Args:
-            path: safetensors (or their index), word2vec, fastText .vec or GloVe.
-            tensor: Name of the table, for files with several.
+            path: safetensors (or their index), word2vec, fastText .vec, GloVe or GGUF.
+            tensor: Name of the table, for files with several; default for GGUF:
+                "token_embd.weight".
             vocabulary: Words in id order, a dict from words to ids, or a tokenizer; default: all
                 rows of the file.
             words: The word of each row, for safetensors, which store no words: for example the
@@ -267,8 +281,9 @@ class TokenEmbedding(Leaf, nn.Embedding):
             FileFormatError: The file is broken.
             ValueError: Options do not match the file.
             TypeError: :meth:`from_pretrained` has no such option (raised before the file is read);
-                or the table has a dtype such as float8, and no ``dtype`` says what to convert it
-                to.
+                the table has a dtype such as float8, and no ``dtype`` says what to convert it to;
+                or a GGUF table has another type.
+            ImportError: For GGUF: the gguf package is not installed.
 
         Examples:
             >>> import pathlib, tempfile, posembed as pe, torch

@@ -65,7 +65,8 @@ struct POSEMBED_API ALiBiCall {
 namespace functional {
 
 /// The slopes of heads head_start … head_start + num_heads - 1 of a model with total_heads heads
-/// (default: num_heads): float32 [num_heads].
+/// (default: num_heads): float32 [num_heads]. If equal shards do not divide the heads, the last
+/// one is padded with slopes of 0.
 /// @throws c10::ValueError no heads, or heads outside total_heads
 POSEMBED_API torch::Tensor alibi_slopes(int64_t num_heads, Slopes kind = Slopes::paper,
                                         double max_bias = 8.0,
@@ -179,7 +180,8 @@ struct POSEMBED_API ALiBiOptions {
   TORCH_ARG(bool, causal) = true;
   /// Heads of the whole model, if this module has only some of them; default: num_heads.
   TORCH_ARG(std::optional<int64_t>, total_heads) = std::nullopt;
-  /// Index of this module's first head among them.
+  /// Index of this module's first head among them. If equal shards do not divide the heads, the
+  /// last one is padded with slopes of 0.
   TORCH_ARG(int64_t, head_start) = 0;
   /// Slopes are divided by factor (alibi_scaling of JAIS and BTLM).
   TORCH_ARG(double, factor) = 1.0;

@@ -12,6 +12,7 @@
 
 #include "posembed/configuration.h"
 #include "posembed/export.h"
+#include "posembed/score_scale.h"
 
 namespace posembed {
 
@@ -154,6 +155,9 @@ struct POSEMBED_API RotarySpec {
   std::optional<double> custom_attention_factor = std::nullopt;
 
   Numerics numerics = Numerics::exact;
+
+  /// What the model multiplies its scores by besides 1 / sqrt(head width); the rotation does not.
+  std::optional<ScoreScale> score_scale = std::nullopt;
 
   /// @throws c10::ValueError the numbers are inconsistent; the message names the field
   void check() const;

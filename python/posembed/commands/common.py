@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from posembed.configuration import file_of
+from posembed.configuration import file_of, load, select_part
 from posembed.specification import RotarySpec
 
 if TYPE_CHECKING:
@@ -152,6 +152,26 @@ def read_spec(path: str, arguments: argparse.Namespace, *, compared: bool = Fals
     except ValueError as error:
         message = in_options(str(error)).removeprefix(f"{file}: ")
         raise ValueError(f"{file}: {message}") from error
+
+
+def read_kinds(path: str, arguments: argparse.Namespace) -> dict[str, RotarySpec]:
+    """The specification of each kind of layers, by name; "" if layers are alike or one is named."""
+    try:
+        return {"": read_spec(path, arguments, compared=arguments.layer_type is not None)}
+    except ValueError as error:
+        if arguments.layer_type is not None or ": layer_type: " not in str(error):
+            raise
+        refused = error
+    fields = select_part(load(file_of(path)), getattr(arguments, "part", None))
+    named = (*(fields.get("layer_types") or ()), *(fields.get("rope_parameters") or ()))
+    found = {}
+    for kind in dict.fromkeys((*named, "full_attention", "sliding_attention")):
+        one = argparse.Namespace(**{**vars(arguments), "layer_type": kind})
+        with suppress(ValueError):  # layers of this kind do not rotate
+            found[str(kind)] = read_spec(path, one)
+    if not found:
+        raise refused
+    return found
 
 
 def in_options(message: str) -> str:

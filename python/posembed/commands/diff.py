@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from posembed.commands import common
+from posembed.specification import RotarySpec
 
 if TYPE_CHECKING:
     from posembed.commands.common import Commands
@@ -27,18 +28,24 @@ def add(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the differences."""
-    a, b = (common.read_spec(path, arguments, compared=True) for path in (arguments.a, arguments.b))
+    """Prints the differences, of each kind of layers."""
+    a, b = (common.read_kinds(path, arguments) for path in (arguments.a, arguments.b))
+    kinds = dict.fromkeys(kind for kind in (*a, *b) if kind or len(a) == len(b) == 1)
+    pairs = {kind: (a.get(kind, a.get("")), b.get(kind, b.get(""))) for kind in kinds}
+    found = {kind: compared(*pair) for kind, pair in pairs.items()}
     if arguments.json:
-        differences = [] if a == b else a.diff(b).splitlines()
-        common.print_json(
-            {
-                "equal": a == b,
-                "differences": differences,
-                "a": common.facts(a),
-                "b": common.facts(b),
-            }
-        )
+        common.print_json(found.get("", {"layer_types": found}))
     else:
-        print(a.diff(b))
-    return int(a != b)
+        texts = {kind: "\n".join(facts["differences"]) or "equal" for kind, facts in found.items()}
+        print("\n\n".join(f"{kind}: {text}" if kind else text for kind, text in texts.items()))
+    return int(not all(facts["equal"] for facts in found.values()))
+
+
+def compared(a: RotarySpec | None, b: RotarySpec | None) -> dict[str, Any]:
+    """The differences of layers of one kind; None: there are no such layers that rotate."""
+    if a is not None and b is not None:
+        differences = [] if a == b else a.diff(b).splitlines()
+    else:
+        differences = [f"only the {'first' if b is None else 'second'} model has such layers"]
+    facts = {"a": a and common.facts(a), "b": b and common.facts(b)}
+    return {"equal": not differences, "differences": differences, **facts}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from posembed.commands import common
+from posembed.specification import RotarySpec
 
 if TYPE_CHECKING:
     from posembed.commands.common import Commands
@@ -20,25 +21,31 @@ def add(commands: Commands) -> None:
         "explain the rotary embedding of a model",
         ["config.json", "model_folder --seq-len 131072", "config.json --layer-type full_attention"],
     )
-    parser.add_argument("config", help="a config.json, Meta's params.json, or a model's folder")
+    parser.add_argument("config", help="config.json, params.json, a GGUF file or a model's folder")
     common.add_length_option(parser)
     common.add_part_option(parser)
     common.add_reading_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the specification in words, or as JSON with its numbers."""
-    spec = common.read_spec(arguments.config, arguments)
-    if not arguments.json:
-        print(spec.explain(arguments.seq_len))
+    """Prints the specification in words, or as JSON with its numbers; of each kind of layers."""
+    kinds = common.read_kinds(arguments.config, arguments)
+    if arguments.json:
+        facts = {kind: facts_of(spec, arguments.seq_len) for kind, spec in kinds.items()}
+        common.print_json(facts.get("", {"layer_types": facts}))
         return 0
-    resolved = spec if arguments.seq_len is None else spec.resolve(arguments.seq_len)
-    common.print_json(
-        {
-            "specification": common.facts(resolved),
-            "attention_factor": resolved.attention_factor,
-            "frequencies": resolved.frequencies().tolist(),
-            "wavelengths": resolved.wavelengths().tolist(),
-        }
-    )
+    heads = {kind: f"{kind}: " if kind else "" for kind in kinds}
+    texts = [heads[kind] + spec.explain(arguments.seq_len) for kind, spec in kinds.items()]
+    print("\n\n".join(texts))
     return 0
+
+
+def facts_of(spec: RotarySpec, seq_len: int | None) -> dict[str, Any]:
+    """The facts of a specification, with its numbers."""
+    resolved = spec if seq_len is None else spec.resolve(seq_len)
+    return {
+        "specification": common.facts(resolved),
+        "attention_factor": resolved.attention_factor,
+        "frequencies": resolved.frequencies().tolist(),
+        "wavelengths": resolved.wavelengths().tolist(),
+    }

@@ -1,4 +1,4 @@
-"""Model configurations: Hugging Face's, Meta's and Mistral's params.json, GGUF.
+"""Model configurations: Hugging Face's, Meta's and Mistral's params.json, GGUF's metadata.
 
 csrc/configuration reads them, for both C++ and Python. A published config.json omits what the
 model's configuration class adds; in Python, transformers completes the file first if it is
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from posembed import _gguf
 from posembed.configuration import completion, parts, readers
 from posembed.configuration.parts import select_part as select_part
 from posembed.configuration.readers import CONVERTED as CONVERTED
@@ -27,7 +28,10 @@ def load(config: Any) -> Fields:
     """The configuration as a dict, from a file, a folder or an object."""
     if not isinstance(config, (str, os.PathLike)):
         return parts.as_fields(config, "config")
-    found = readers.read_json(file_of(config))
+    path = file_of(config)
+    if _gguf.is_gguf(path):
+        return _gguf.GgufFile(path).metadata()
+    found = readers.read_json(path)
     if not isinstance(found, dict):
         raise ValueError(f"config: expected a file with a JSON object, got {found!r:.40}")
     return found
@@ -51,6 +55,11 @@ def rotary(config: Any, *, part: str | None = None, **options: Any) -> str:
 def rotary_layers(config: Any, *, part: str | None = None, **options: Any) -> list[str]:
     """The JSON text for each layer; empty for a layer that does not rotate."""
     return _read(readers.rotary_layers, config, part, options)  # type: ignore[no-any-return]
+
+
+def score_scales(config: Any, *, part: str | None = None, **options: Any) -> list[str]:
+    """The JSON text of each layer's scale of scores; empty for a scale of 1."""
+    return _read(readers.score_scales, config, part, options)  # type: ignore[no-any-return]
 
 
 def _read(

@@ -96,6 +96,12 @@ def mrope(fields: Fields) -> str:
     return torch.ops.posembed.mrope_rule_from_configuration.default(as_json(fields))  # type: ignore[no-any-return]
 
 
+def score_scales(fields: Fields, completed: Completed | None, **options: Any) -> list[str]:
+    """The text of each layer's scale of scores; empty for a scale of 1."""
+    read = torch.ops.posembed.score_scales_from_configuration.default
+    return read(as_json(fields), **stated(completed, options))  # type: ignore[no-any-return]
+
+
 def alibi(fields: Fields) -> Preset:
     """See :meth:`posembed.ALiBi.from_config`."""
     return Preset(

@@ -78,7 +78,8 @@ def alibi_slopes(
             "geometric": ``2 ** (-max_bias * (head + 1) / total_heads)``.
         max_bias: If the number of heads is a power of two, the last slope is ``2 ** -max_bias``.
         total_heads: Number of heads in the whole model, if these are only some of them.
-        head_start: Index of the first of these heads in the whole model.
+        head_start: Index of the first of these heads in the whole model. If equal shards do not
+            divide the heads, the last one is padded with slopes of 0.
         values: The slopes themselves: one for each of total_heads, or two, for keys left and right
             of the query.
         factor: Divides all slopes.

@@ -153,6 +153,12 @@ TEST(ALiBiModule, SlopesForFlashAttention) {
   EXPECT_TRUE(torch::equal(alibi->alibi_slopes(2, 16), (alibi->slopes() / 2).expand({2, 4})));
 }
 
+TEST(ALiBiModule, TheLastShardIsPadded) {
+  const ALiBi alibi(ALiBiOptions(9).total_heads(66).head_start(63));
+  const torch::Tensor whole = posembed::functional::alibi_slopes(66);
+  EXPECT_TRUE(torch::equal(alibi->slopes(), torch::constant_pad_nd(whole.slice(0, 63), {0, 6})));
+}
+
 TEST(ALiBiModule, ClonesAndCastsKeepTheSlopes) {
   ALiBi alibi(ALiBiOptions(12).total_heads(16).head_start(4));
   EXPECT_TRUE(alibi->parameters().empty());

@@ -82,12 +82,29 @@ TEST(RotarySpec, SaysInWordsWhatItDoes) {
   spec.base = 500000.0;
   spec.scaling = Llama3Scaling{8, 1, 4, 8192};
   const std::string text = spec.explain();
-  EXPECT_NE(text.find("64 pairs of halves (i, i + 64) in components 0 to 127 of 128"),
-            std::string::npos);
+  EXPECT_EQ(text.find("head of 128: component i turns together with i + 64; base 500,000"), 0);
   EXPECT_NE(text.find("pairs 29 to 63 stretched by up to 8x"), std::string::npos);
   EXPECT_EQ(spec.diff(spec), "equal");
   EXPECT_NE(spec.diff(RotarySpec(128)).find("base: 500000.0 against 10000.0"), std::string::npos);
   EXPECT_DOUBLE_EQ(RotarySpec(8).wavelengths()[0].item<double>(), 2.0 * std::acos(-1.0));
+}
+
+TEST(ScoreScale, IsReadAndGrows) {
+  const std::string config = R"({"model_type": "ministral3", "head_dim": 128,
+    "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0,
+                        "original_max_position_embeddings": 16384, "llama_4_scaling_beta": 0.1}})";
+  const RotarySpec spec = RotarySpec::from_huggingface(config);
+  ASSERT_TRUE(spec.score_scale.has_value());
+  EXPECT_EQ(spec.score_scale->source, "llama_4_scaling_beta");
+  const torch::Tensor scales = spec.score_scale->at(torch::tensor({-1, 16383, 100000}));
+  const torch::Tensor expected =
+      torch::tensor({1.0, 1.0, 1.0 + 0.1 * std::log(7.0)}, torch::kDouble);
+  EXPECT_TRUE(torch::allclose(scales, expected, 1e-15, 1e-15));
+  EXPECT_EQ(RotarySpec::from_json(spec.to_json()), spec);
+  EXPECT_NE(spec.explain().find("score scale: 1 + 0.1 log(1 + floor(position / 16384)) (llama_4"),
+            std::string::npos);
+  EXPECT_NE(spec.diff(RotarySpec(128)).find("score_scale: "), std::string::npos);
+  EXPECT_THROW(spec.score_scale->at(torch::rand({2})), c10::TypeError);
 }
 
 TEST(PermuteRotaryWeight, ScoresStay) {

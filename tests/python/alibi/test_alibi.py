@@ -48,6 +48,21 @@ def test_shards_have_the_slopes_of_the_whole_model() -> None:
     assert torch.equal(part.slopes, given[:, 3:8])
 
 
+@pytest.mark.parametrize(("start", "own"), [(0, 9), (54, 9), (63, 3)])
+def test_the_last_shard_is_padded(start: int, own: int) -> None:
+    """66 heads as 8 x 9; padding has no bias, so its heads attend to all keys alike."""
+    given = torch.rand(2, 66)
+    for slopes, whole in (("paper", pe.ALiBi(66).slopes), (given, given)):
+        shard = pe.ALiBi(9, slopes=slopes, total_heads=66, head_start=start)
+        expected = torch.nn.functional.pad(whole[..., start : start + own], (0, 9 - own))
+        assert torch.equal(shard.slopes, expected)
+    scores = torch.randn(1, 9, 4, 4)
+    weights = pe.ALiBi(9, total_heads=66, head_start=start).softmax(scores)
+    hidden = torch.ones(4, 4).triu(1).bool()
+    plain = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    assert_close(weights[:, own:], plain[:, own:], 1e-6)
+
+
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_bias_is_relative_and_rounded_once(dtype: torch.dtype, device: torch.device) -> None:
     """Near a query at position one million, slope * key position would lose all precision."""
@@ -666,8 +681,8 @@ def test_learned_slopes_survive_copies() -> None:
     [
         (lambda s: pe.ALiBi(0), ValueError, "num_heads: expected a positive number, got 0"),
         (lambda s: pe.ALiBi(-3), ValueError, "num_heads: expected a positive number, got -3"),
-        (lambda s: pe.ALiBi(4, total_heads=3), ValueError, "head_start: expected heads within total_heads, 3, got head_start 0 and num_heads 4"),
-        (lambda s: pe.ALiBi(4, total_heads=6, head_start=3), ValueError, "head_start: expected heads within total_heads, 6, got head_start 3"),
+        (lambda s: pe.ALiBi(4, total_heads=8, head_start=8), ValueError, "head_start: expected heads within total_heads, 8, or a multiple of num_heads below it, got head_start 8 and num_heads 4"),
+        (lambda s: pe.ALiBi(4, total_heads=6, head_start=3), ValueError, "head_start: expected heads within total_heads, 6, or a multiple of num_heads below it, got head_start 3"),
         (lambda s: pe.ALiBi(4, head_start=-1), ValueError, "head_start: expected heads within"),
         (lambda s: pe.ALiBi(4, max_bias=0), ValueError, "max_bias: expected a positive number, got 0"),
         (lambda s: pe.ALiBi(4, slopes="linear"), ValueError, "slopes: expected 'paper', 'geometric' or a tensor, got 'linear'"),

@@ -278,6 +278,49 @@ def test_options_that_would_be_ignored_are_refused(
     assert refusal(capsys, *words) == f"posembed {words[0]}: {message}\n"
 
 
+@pytest.fixture
+def gemma(tmp_path: Path) -> Path:
+    """Two kinds of layers with bases of their own."""
+    path = tmp_path / "gemma.json"
+    kinds = {"full_attention": 1e6, "sliding_attention": 1e4}
+    rope = {kind: {"rope_type": "default", "rope_theta": base} for kind, base in kinds.items()}
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "head_dim": 8, "num_hidden_layers": 2}
+    fields = {"model_type": "gemma3_text", **sizes, "layer_types": list(kinds)}
+    fields |= {"rope_parameters": rope, "query_pre_attn_scalar": 8}
+    path.write_text(json.dumps(fields))
+    return path
+
+
+def test_all_kinds_of_layers(gemma: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = ("full_attention", "sliding_attention")
+    specs = {kind: pe.RotarySpec.from_huggingface(gemma, kind) for kind in kinds}
+    said = output(capsys, "explain", gemma)
+    assert said == "\n\n".join(f"{kind}: {specs[kind].explain()}" for kind in kinds) + "\n"
+    one = output(capsys, "explain", gemma, "--layer-type", kinds[1])
+    assert one == specs[kinds[1]].explain() + "\n"
+    known = printed_json(capsys, "explain", gemma)["layer_types"]
+    assert [known[kind]["specification"]["base"] for kind in kinds] == [1e6, 1e4]
+
+
+def test_diff_of_all_kinds_of_layers(
+    gemma: Path, config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(gemma.read_text().replace("10000.0", "20000.0"))
+    said = output(capsys, "diff", gemma, other, code=1)
+    assert said.startswith(
+        "full_attention: equal\n\nsliding_attention: base: 10000.0 against 20000"
+    )
+    known = printed_json(capsys, "diff", gemma, other, code=1)["layer_types"]
+    assert [known[kind]["equal"] for kind in ("full_attention", "sliding_attention")] == [
+        True,
+        False,
+    ]
+    assert output(capsys, "diff", gemma, gemma).count("equal") == 2
+    both = output(capsys, "diff", gemma, config, code=1)  # one kind of layers is compared with each
+    assert both.count("head_dim: 8 against ") == 2
+
+
 def test_diff(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = write(tmp_path / "longer" / "config.json", LONGER)
     assert output(capsys, "diff", config, config) == "equal\n"

@@ -395,6 +395,64 @@ def test_codes_are_multiplied_by_the_scales_beside_them(
     assert file.tensor("e.weight").dtype == dtype  # codes, for those who ask for them
 
 
+def test_packed_numbers_with_scales_are_refused(tmp_path: Path) -> None:
+    """F4 in pairs, with a scale for each group of 16, as NVFP4 and MXFP4 files have them."""
+    codes = torch.zeros(4, 16, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    scales = torch.ones(4, 2).to(torch.float8_e4m3fn)
+    pytest.importorskip("safetensors.torch").save_file(
+        {"e.weight": codes, "e.weight_scale": scales}, tmp_path / "m.safetensors"
+    )
+    message = r"'e.weight' has codes \(F4\) packed for 'e.weight_scale': dequantise it with"
+    for options in ({}, {"dtype": torch.bfloat16}):
+        with pytest.raises(TypeError, match=message):
+            pe.TokenEmbedding.from_file(tmp_path / "m.safetensors", tensor="e.weight", **options)
+
+
+# --------------------------------------------------------------------------------------- model2vec
+
+ROWS = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+MAPPING, WEIGHTS = torch.tensor([0, 1, 2, 1, 0]), torch.tensor([0.5, 1.0, 2.0, 0.25, 3.0])
+
+
+@pytest.mark.parametrize("table", ["embeddings", "embedding.weight"])
+@pytest.mark.parametrize("beside", [{"mapping"}, {"weights"}, {"mapping", "weights"}])
+def test_rows_of_model2vec_by_token_id(table: str, beside: set[str], tmp_path: Path) -> None:
+    """As StaticModel._encode_helper of model2vec 0.10: embedding[mapping[id]] * weights[id]."""
+    mapping = MAPPING if "mapping" in beside else torch.arange(3)
+    weights = WEIGHTS.double()[: len(mapping)]
+    tensors = {table: ROWS, "mapping": mapping, "weights": weights}
+    path = tmp_path / "model.safetensors"
+    pytest.importorskip("safetensors.torch").save_file(
+        {name: tensors[name] for name in (table, *sorted(beside))}, path
+    )
+    expected = ROWS.double()[mapping] * (weights[:, None] if "weights" in beside else 1)
+    token = pe.TokenEmbedding.from_file(path)
+    assert torch.equal(token.weight, expected.float())
+    half = pe.TokenEmbedding.from_file(path, tensor=table, dtype=torch.bfloat16)
+    assert torch.equal(half.weight, expected.float().bfloat16())
+    if "weights" in beside:
+        with pytest.raises(ValueError, match="words: expected none for a file with weights by"):
+            pe.TokenEmbedding.from_file(path, tensor=table, words=list("abc"), vocabulary=["b"])
+    else:
+        words = dict(zip("abcde", mapping.tolist(), strict=False))
+        found = pe.TokenEmbedding.from_file(path, tensor=table, words=words, vocabulary=["b"])
+        assert torch.equal(found.weight, ROWS[1:2])
+
+
+def test_a_mapping_that_does_not_fit(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    pytest.importorskip("safetensors.torch").save_file(
+        {"embeddings": ROWS, "mapping": torch.tensor([0, 3])}, path
+    )
+    with pytest.raises(ValueError, match="mapping: expected rows of 'embeddings', which has 3"):
+        pe.TokenEmbedding.from_file(path)
+    pytest.importorskip("safetensors.torch").save_file(
+        {"embeddings": ROWS, "mapping": MAPPING, "weights": WEIGHTS[:3]}, path
+    )
+    with pytest.raises(ValueError, match="weights: expected 5, one for each token, got 3"):
+        pe.TokenEmbedding.from_file(path)
+
+
 CODES = torch.ones(4, 2, dtype=torch.int8)
 
 

@@ -353,24 +353,58 @@ def test_refusals(make: Any, message: str) -> None:
 
 def test_explanation_tells_what_is_stretched() -> None:
     text = pe.RotarySpec(128, base=500000.0, scaling=pe.Llama3Scaling(8, 1, 4, 8192)).explain()
-    assert "64 pairs of halves (i, i + 64)" in text
+    assert text.splitlines()[0] == (
+        "head of 128: component i turns together with i + 64; base 500,000; longest wavelength "
+        "20,473,564 positions"
+    )
     assert re.search(r"float32 angles would be off by up to 0\.\d+ rad in 65536 positions", text)
     assert "pairs 0 to 28 as they are; pairs 29 to 63 stretched by up to 8x" in text
     first, last = text.splitlines()[-16], text.splitlines()[-1]
-    assert re.fullmatch(r" +0 +0 +1 +6\.28 +1x +4", first)
+    assert re.fullmatch(r" +0 +1 +6\.28 +1x +4", first)
     assert last.split()[0] == "63"
     assert "8x" in last
     still = pe.RotarySpec(8, scaling=pe.ProportionalScaling(0.5)).explain()
     assert "pairs 0 to 1 as they are; pairs 2 to 3 stand still" in still
     assert still.endswith("stands still")
-    assert "no pair is rotated" in pe.RotarySpec(8, rotary_dim=0).explain()
+    assert "head of 8: no component is rotated" in pe.RotarySpec(8, rotary_dim=0).explain()
+
+
+def test_explanation_has_no_column_without_a_difference() -> None:
+    plain = pe.RotarySpec(16, rotary_dim=8, rotary_start=4, interleaved=True)
+    lines = plain.explain().splitlines()
+    assert lines[0] == (
+        "head of 16, of which components 4 to 11 are rotated: components 2i and 2i + 1 turn "
+        "together, counted from the first of them; base 10,000; longest wavelength 6,283 positions"
+    )
+    header = "pair  radians/position    wavelength  half a turn from position"
+    assert lines[2] == header
+    assert len(lines) == 3 + 4
+    axes = pe.RotarySpec(8, sections=pe.Sections((2, 2)), scaling=pe.LinearScaling(4.0))
+    header = "pair  axis  radians/position    wavelength  stretched  half a turn from position"
+    assert header in axes.explain().splitlines()
+
+
+def test_notebooks_show_the_explanation() -> None:
+    spec = pe.RotarySpec(8, score_scale=pe.ScoreScale(2.0, source="<key>"))
+    page = spec._repr_html_()
+    assert page.startswith("<p>head of 8: component i turns together with i + 4; base 10,000")
+    assert "score scale: 2 (&lt;key&gt;)" in page
+
+
+def test_explanation_of_an_error_is_of_the_asked_length() -> None:
+    """The largest error within the text, whatever length the scaling was made for."""
+    spec = pe.RotarySpec(128, base=500000.0, scaling=pe.Llama3Scaling(8, 1, 4, 8192))
+    positions, frequencies = torch.arange(1 << 17)[:, None], spec.frequencies()
+    angles = (positions.float() * frequencies.float()).double()
+    error = (angles - positions * frequencies).abs().max().item()
+    assert f"off by up to {error:.2g} rad in 131072 positions" in spec.explain(1 << 17)
 
 
 def test_explanation_of_a_length() -> None:
     spec = pe.RotarySpec(64, scaling=pe.DynamicNtkScaling(2.0, 100))
     assert "beyond, frequencies depend on the sequence's length" in spec.explain()
     assert "resolved for sequences of 300 positions" in spec.explain(300)
-    column = [float(line.split()[3]) for line in spec.explain(300).splitlines()[-16:]]
+    column = [float(line.split()[2]) for line in spec.explain(300).splitlines()[-16:]]
     shown = [round(i * 31 / 15) for i in range(16)]
     expected = spec.wavelengths(300)[shown]
     assert torch.allclose(torch.tensor(column).double(), expected, atol=0.005)

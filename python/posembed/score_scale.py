@@ -1,0 +1,102 @@
+"""ScoreScale: what a model multiplies its attention scores by because of lengths and positions."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posembed import configuration
+from posembed._validation import convert_fields
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreScale:
+    """The scale of scores besides the usual ``1 / sqrt(width of a whole query)``.
+
+    Scores, or queries, are multiplied by ``factor * (1 + growth * log(1 + floor((position + offset)
+    / length)))``; with ``logn`` by ``factor * max(1, log(position + 1) / log(length))``. A rotation
+    does not do that: multiply the query, or pass ``scale`` to the attention.
+
+    Args:
+        factor: The factor at every position.
+        growth: How much queries grow with their position; 0: not at all.
+        length: In positions.
+        offset: Added to positions.
+        logn: Grow with the logarithm of the position beyond ``length``.
+        source: The keys of the configuration that say so.
+
+    Raises:
+        ValueError: A field is not a number.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> config = {"model_type": "gemma2", "head_dim": 128, "query_pre_attn_scalar": 144,
+        ...           "rope_theta": 10000.0}
+        >>> scale = pe.RotarySpec.from_huggingface(config).score_scale
+        >>> round(scale.factor, 4), scale.source
+        (0.9428, 'query_pre_attn_scalar')
+        >>> pe.ScoreScale(growth=0.1, length=16384).at(torch.tensor([0, 100000]))
+        tensor([1.0000, 1.1946], dtype=torch.float64)
+    """
+
+    factor: float = 1.0
+    growth: float = 0.0
+    length: float = 1.0
+    offset: int = 0
+    logn: bool = False
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        convert_fields(self)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the scale is the same at every position."""
+        return self.growth == 0.0 and not self.logn
+
+    def at(self, positions: Tensor) -> Tensor:
+        """The scale of queries at integer positions of any shape: float64 of that shape.
+
+        Raises:
+            TypeError: Positions are no integers.
+        """
+        if positions.is_floating_point() or positions.is_complex():
+            raise TypeError(f"positions: expected integers, got {positions.dtype}")
+        position = positions.to(torch.float64).clamp_min(0.0)  # -1 is padding
+        if self.logn:
+            return ((position + 1.0).log() / math.log(self.length)).clamp_min(1.0) * self.factor
+        steps = ((position + self.offset) / self.length).floor()
+        return (steps.log1p() * self.growth + 1.0) * self.factor
+
+    @classmethod
+    def for_layers(
+        cls,
+        config: Any,
+        *,
+        part: str | None = None,
+        interleaved: bool | None = None,
+        base: float | None = None,
+        ignore: Iterable[str] = (),
+    ) -> list[ScoreScale | None]:
+        """Reads one scale per layer, None for 1; also of layers that do not rotate (Llama 4).
+
+        Args:
+            config: As in :meth:`posembed.RotarySpec.from_huggingface`.
+            part: As there.
+            interleaved: As there.
+            base: As there.
+            ignore: As there.
+
+        Raises:
+            ValueError, TypeError: As in :meth:`posembed.RotarySpec.for_layers`.
+        """
+        texts = configuration.score_scales(
+            config, part=part, interleaved=interleaved, base=base, ignore=ignore
+        )
+        return [cls(**json.loads(text)) if text else None for text in texts]
