@@ -18,7 +18,9 @@ compares both, and another compares every model type of transformers with its ow
 
 A configuration file gives base, widths and scaling. It does not say which components form a pair,
 which way they turn, and which axis of a position turns them. posembed knows that for each
-`model_type`; an unknown type raises an error unless you pass `interleaved=`.
+`model_type`, and what its configuration class adds to a file. An unknown type raises: describe its
+rotation with `RotarySpec(...)`. A known type that does not rotate raises, too, and the message says
+what it has instead.
 
 ```python
 import posembed as pe
@@ -41,16 +43,18 @@ print(spec.explain(), spec.diff(local), sep="\\n\\n")
 | GGUF: a file or its metadata | `<architecture>.*` | by `general.architecture` |
 
 A published file leaves out what the model's configuration class adds: layers of different kinds,
-second bases, widths, defaults. Where transformers is installed and knows the model type, its class
-completes the file first: nothing is downloaded, no code of the file's repository runs. Elsewhere,
-and in C++, the readers take the file as it is, and raise for a model type whose class has rules of
-its own for a missing key. A number of the file that the class passes over raises, too.
+second bases, widths, defaults. `csrc/configuration/catalogue.json` has that as data, read off the
+classes of transformers {version} by `scripts/catalogue.py`; C++ and Python fill in the same. Where
+transformers is installed and knows the model type, its class completes the file instead, with the
+same result: nothing is downloaded, no code of the file's repository runs. A number of the file that
+the class passes over raises.
 
-Every key is read, known to the class, or listed as one that has no bearing on positions; any other
-raises, whatever its name, until `ignore=` has it. So do two keys that contradict each other, and an
-argument that has no effect. `from_huggingface(config)` is the specification of all layers that
-rotate, if they rotate alike; `layer_type=` chooses a kind, and raises where that kind does not
-rotate. `RotarySpec.for_layers(config)` has an entry for each layer.
+A key that concerns positions is read, or known to the class; any other raises until `ignore=` has
+it. So do two keys that contradict each other, and an argument that has no effect.
+`from_huggingface(config)` is the specification of all layers that rotate, if they rotate alike;
+`layer_type=` chooses a kind, and raises where that kind does not rotate.
+`RotarySpec.for_layers(config)` has an entry for each layer. `part=` chooses a nested configuration
+(`"vision_config"`), a part of a layer (`"indexer"`), or both (`"text_config.indexer"`).
 
 A GGUF file, which the gguf package reads, brings its tensors of the rotation. With a dict, pass
 them among the keys:
@@ -103,13 +107,14 @@ def table(columns: tuple[str, str], rows: list[tuple[str, str]]) -> str:
     return "\n".join(f"| {first} | {second} |" for first, second in lines) + "\n"
 
 
-def switches() -> list[tuple[str, str]]:
+def switches(types: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
     """Families with a key that says whether the model rotates."""
     families: dict[str, list[str]] = {}
-    for name, switch in tables()["switches"].items():
-        row = f"rotated if `{switch['key']}` is {switch['rotating']!r}"
-        missing = " or missing" if switch["otherwise"] == switch["rotating"] else ""
-        families.setdefault(row + missing, []).append(name)
+    for name, own in types.items():
+        if switch := own.get("switch"):
+            row = f"rotated if `{switch['key']}` is {switch['rotating']!r}"
+            missing = " or missing" if switch["otherwise"] == switch["rotating"] else ""
+            families.setdefault(row + missing, []).append(name)
     return [(row, listed(names)) for row, names in sorted(families.items())]
 
 
@@ -162,61 +167,80 @@ def others_than(architectures: dict[str, dict[str, Any]], first: str = "ALiBi") 
 
 def page() -> str:
     """The whole page."""
-    known = tables()
+    types: dict[str, dict[str, Any]] = tables()["types"]
+
+    def having(key: str, *values: Any, inside: str | None = None) -> str:
+        found = []
+        for name, own in types.items():
+            rules = own if inside is None else own.get(inside, {})
+            if key in rules and (not values or rules[key] in values):
+                found.append(name)
+        return listed(found)
+
     pairing = [
-        ("(i, i + rotary_dim / 2)", listed(known["half_split"])),
-        ("(2i, 2i + 1)", listed(known["interleaved"])),
-        ("as `rope_interleave` says, or (2i, 2i + 1)", listed(known["by_key"])),
-        ("rotated the other way", listed(known["reversed"])),
-        ("the last components of the head", listed(known["trailing"])),
-        ("frequencies times a learned tensor", listed(known["learned_scales"])),
-        ("not rotated, whatever the keys say", listed(known["unrotated"])),
-        *switches(),
+        ("(i, i + rotary_dim / 2)", having("pairing", "half_split")),
+        ("(2i, 2i + 1)", having("pairing", "interleaved")),
+        ("as `rope_interleave` says, or (2i, 2i + 1)", having("pairing", "rope_interleave")),
+        ("rotated the other way", having("reversed")),
+        ("the last components of the head", having("trailing")),
+        ("frequencies times a learned tensor", having("learned_scale")),
+        ("not rotated, whatever the keys say", having("unrotated")),
+        *switches(types),
         (
             "rotated where a window slides, not in `full_attention`",
-            listed(known["rotated_if_sliding"]),
+            having("rotates", "sliding_attention"),
         ),
-        ("the same, if layers have windows", listed(known["rotated_without_window"])),
-        (
-            "rotated where `no_rope_layers` has 1",
-            listed(known["rules_of_classes"]["no_rope_layers"]),
-        ),
+        ("the same, if layers have windows", having("rotates", "sliding_attention_if_windowed")),
+        ("rotated where `no_rope_layers` has 1", having("no_rope_layers", inside="defaults")),
         (
             "rotated where `layer_rope_theta` is not 0",
-            listed(known["rules_of_classes"]["layer_rope_theta"]),
+            having("layer_rope_theta", inside="defaults"),
         ),
-        ("scaled in `full_attention` alone", listed(known["scaled_if_full"])),
+        ("scaled in `full_attention` alone", having("scaled")),
         (
             "with `use_dynamic_ntk`: its code rounds lengths up to `seq_length * 2 ** k`: resolve "
             "for those",
-            listed(known["doubled_ntk"]),
+            having("doubled_ntk"),
+        ),
+        ('`part="indexer"`: the sparse indexer', having("indexer", inside="layer_parts")),
+        (
+            "`linear_attention` layers rotate too, in files of 2.x",
+            having("linear_attention", inside="layer_parts"),
         ),
     ]
-    other_towers = {*known["height_then_width"], *known["interleaved_axial"]}
-    other_towers -= {*known["width_then_height"], *known["whole_grid"]}
     thirds, halves = "time, height, width: ", "height, width: "
+    inside = {"inside": "axes"}
     axes = [
-        (thirds + "one after the other", listed(known["contiguous_sections"])),
-        (thirds + "in turns", listed(known["interleaved_sections"])),
-        (thirds + "where `mrope_section` is given", listed(known["optional_sections"])),
-        (thirds + "height and width in turns, then time", listed(known["time_last"])),
-        (thirds + "each its whole series", listed(known["time_height_width"])),
-        ("two axes in turns", listed(known["alternating_axes"])),
-        (halves + "each its whole series", listed(other_towers)),
-        (halves + "each its whole series, width first", listed(known["width_then_height"])),
-        (halves + "in turns, width first", listed(known["width_and_height_in_turns"])),
-        (halves + "the even and the odd of one series", listed(known["shared_series"])),
-        (halves + "coordinates from -1 to 1", listed(known["normalised_grid"])),
-        (halves + "in turns, all heads as one", listed(known["whole_grid"])),
-        (halves + "pairs within the half of each", listed(known["window_of_axis"])),
+        (thirds + "one after the other", having("order", "contiguous", **inside)),
+        (thirds + "in turns", having("order", "alternating", **inside)),
+        (thirds + "only where `mrope_section` is given", having("if_stated", **inside)),
+        (
+            thirds + "height and width in turns, then time",
+            having("order", "time_last", **inside),
+        ),
+        (thirds + "each its whole series", having("grid", "time_height_width")),
+        ("two axes in turns", having("order", "two_in_turns", **inside)),
+        (halves + "each its whole series", having("grid", "height_width")),
+        (halves + "each its whole series, width first", having("grid", "width_height")),
+        (halves + "in turns, width first", having("grid", "width_height_in_turns")),
+        (halves + "the even and the odd of one series", having("grid", "shared_series")),
+        (halves + "coordinates from -1 to 1", having("grid", "normalised")),
+        (halves + "in turns, all heads as one", having("grid", "whole_grid")),
+        (halves + "pairs within the half of each", having("grid", "window_of_axis")),
     ]
-    refused = [(f"`{name}`", reason) for name, reason in sorted(known["unsupported"].items())]
+    refused = [
+        (f"`{name}`", own["refused"]) for name, own in sorted(types.items()) if "refused" in own
+    ]
+    kinds = sorted({own["instead"] for own in types.values() if "instead" in own})
+    others = [(having("instead", kind), f"not rotated: {kind}") for kind in kinds]
     return "".join(
         [
-            HEAD + "\n" + table(("components", "model types"), pairing),
+            HEAD.replace("{version}", tables()["source"]["version"])
+            + "\n"
+            + table(("components", "model types"), pairing),
             POSITIONS + "\n" + table(("axes", "model types"), axes) + TOWERS,
-            REST + "\n" + table(("model type", "why"), refused),
-            gguf_section(known["gguf"]),
+            REST + "\n" + table(("model type", "why"), refused + others),
+            gguf_section(tables()["gguf"]),
         ]
     )
 

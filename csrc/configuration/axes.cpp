@@ -6,7 +6,6 @@
 #include <cmath>
 #include <numeric>
 
-#include "configuration/conventions.h"
 #include "configuration/scalings.h"
 #include "configuration/widths.h"
 
@@ -39,9 +38,8 @@ Sections with_axes(Axes axis_of_pair, int64_t count) {
 // ------------------------------------------------------------------------------------- text models
 
 /// The configuration's sizes, or the model's defaults.
-Axes sizes_or(const json& sizes, const std::array<int64_t, 3>& otherwise) {
-  if (truthy(sizes)) return wholes("mrope_section", sizes);
-  return Axes(otherwise.begin(), otherwise.end());
+Axes sizes_or(const json& sizes, const json& otherwise) {
+  return wholes("mrope_section", truthy(sizes) ? sizes : otherwise);
 }
 
 /// ERNIE-4.5-VL: height and width alternate over the faster pairs, and time has the slowest. Its
@@ -58,18 +56,6 @@ Sections alternating(int64_t pairs) {
   Sections sections;
   for (int64_t pair = 0; pair < pairs; ++pair) sections.axis_of_pair.push_back(pair % 2);
   return sections;
-}
-
-/// Sections of models for which they are optional: only if the configuration has them.
-std::optional<Sections> optional_sections(const json& sizes, const json& turns,
-                                          const std::string& model_type, int64_t pairs) {
-  if (sizes.is_null()) return std::nullopt;
-  const auto* row = row_of(conventions::optional_sections, model_type);
-  TORCH_CHECK_VALUE(row != nullptr, "mrope_section: '", model_type,
-                    "' is not known to have sections");
-  const Axes given = wholes("mrope_section", sizes);
-  const json agreed = same("mrope_interleaved", {row->in_turns, turns});
-  return truthy(agreed) ? in_turns(given, pairs) : Sections::of(given);
 }
 
 // ----------------------------------------------------------------------------------- vision towers
@@ -134,12 +120,12 @@ void set_time_height_width(RotarySpec& spec) {
 }
 
 /// Two axes, each with the whole series.
-void set_two_axes(RotarySpec& spec, const std::string& model_type) {
+void set_two_axes(RotarySpec& spec, const std::string& grid) {
   const int64_t pairs = spec.head_dim / 4;
   const Axes height = repeated({0}, pairs), width = repeated({1}, pairs);
   Axes axes = concatenated(height, width);
-  if (conventions::width_then_height.has(model_type)) axes = concatenated(width, height);
-  if (conventions::width_and_height_in_turns.has(model_type)) axes = repeated({1, 0}, pairs);
+  if (grid == "width_height") axes = concatenated(width, height);
+  if (grid == "width_height_in_turns") axes = repeated({1, 0}, pairs);
   spec.sections = Sections{axes, true};
 }
 
@@ -154,30 +140,27 @@ Sections in_turns(std::vector<int64_t> sizes, int64_t pairs) {
   return with_axes(std::move(axes), static_cast<int64_t>(sizes.size()));
 }
 
-std::optional<Sections> sections_of_text(Keys& rope, const std::string& model_type, int64_t pairs) {
+std::optional<Sections> sections_of_text(Keys& rope, const json& axes, int64_t pairs) {
   const json sizes = rope.same({"mrope_section", "xdrope_section"});
   const json turns = rope.same({"mrope_interleaved", "interleaved"});
-  if (const auto* row = row_of(conventions::time_last, model_type)) {
-    return time_last(sizes_or(sizes, row->sizes), pairs);
-  }
-  if (conventions::alternating_axes.has(model_type)) return alternating(pairs);
-  if (const auto* row = row_of(conventions::interleaved_sections, model_type)) {
-    same("mrope_interleaved", {true, turns});
-    return in_turns(sizes_or(sizes, row->sizes), pairs);
-  }
-  if (const auto* row = row_of(conventions::contiguous_sections, model_type)) {
-    same("mrope_interleaved", {false, turns});
-    return Sections::of(sizes_or(sizes, row->sizes));
-  }
-  return optional_sections(sizes, turns, model_type, pairs);
+  const std::string order = text_of(get(axes, "order"));
+  if (order == "two_in_turns") return alternating(pairs);
+  TORCH_CHECK_VALUE(!order.empty() || sizes.is_null(),
+                    "mrope_section: the model's code has no sections, got ", repr(sizes));
+  if (order.empty() || (sizes.is_null() && truthy(get(axes, "if_stated")))) return std::nullopt;
+  const Axes given = sizes_or(sizes, get(axes, "sizes"));
+  if (order == "time_last") return time_last(given, pairs);
+  const bool in_order = order == "alternating";
+  same("mrope_interleaved", {in_order, turns});
+  return in_order ? in_turns(given, pairs) : Sections::of(given);
 }
 
-void set_axes_of_tower(RotarySpec& spec, Keys& config, const std::string& model_type) {
-  if (conventions::whole_grid.has(model_type)) return set_whole_grid(spec, config);
-  if (conventions::normalised_grid.has(model_type)) return set_normalised_grid(spec, config);
-  if (conventions::shared_series.has(model_type)) return set_shared_series(spec);
-  if (conventions::time_height_width.has(model_type)) return set_time_height_width(spec);
-  set_two_axes(spec, model_type);
+void set_axes_of_tower(RotarySpec& spec, Keys& config, const std::string& grid) {
+  if (grid == "whole_grid") return set_whole_grid(spec, config);
+  if (grid == "normalised") return set_normalised_grid(spec, config);
+  if (grid == "shared_series") return set_shared_series(spec);
+  if (grid == "time_height_width") return set_time_height_width(spec);
+  set_two_axes(spec, grid);
 }
 
 void set_window_of_axis(RotarySpec& spec, const std::optional<std::string>& axis) {

@@ -14,11 +14,12 @@ namespace posembed::configuration {
 Sections in_turns(std::vector<int64_t> sizes, int64_t pairs);
 
 /// M-RoPE of a text model: alternating axes or contiguous ones, depending on the model.
-std::optional<Sections> sections_of_text(Keys& rope, const std::string& model_type, int64_t pairs);
+/// @param axes  of the catalogue's entry
+std::optional<Sections> sections_of_text(Keys& rope, const json& axes, int64_t pairs);
 
-/// Sets the axes of a vision tower for which conventions::is_axial() is true. In most towers, each
-/// axis has the whole series of frequencies.
-void set_axes_of_tower(RotarySpec& spec, Keys& config, const std::string& model_type);
+/// Sets the axes of a vision tower. In most towers, each axis has the whole series of frequencies.
+/// @param grid  of the catalogue's entry
+void set_axes_of_tower(RotarySpec& spec, Keys& config, const std::string& grid);
 
 /// Gemma-4's tower: each axis has its own window, one after the other, and pairs its halves.
 /// `axis`: the window of "height" or "width" alone.

@@ -7,14 +7,15 @@
 #include <utility>
 
 #include "configuration/axes.h"
-#include "configuration/conventions.h"
+#include "configuration/catalogue.h"
 #include "configuration/keys.h"
 #include "configuration/layers.h"
+#include "configuration/parts.h"
 #include "configuration/rope_parameters.h"
 #include "configuration/scalings.h"
 #include "configuration/unknown_keys.h"
 #include "configuration/widths.h"
-#include "core/brief.h"
+#include "configuration/words.h"
 
 namespace posembed::configuration::huggingface {
 namespace {
@@ -44,45 +45,48 @@ RotarySpec without_rotation(int64_t head_dim) {
 // layer
 
 /// Whether layers without a sliding window rotate.
-bool rotates_beside_window(Keys& config, const std::string& model_type) {
-  if (conventions::rotated_without_window.has(model_type)) {
+bool rotates_beside_window(Keys& config, const json& rules) {
+  if (get(rules, "rotates") == "sliding_attention_if_windowed") {
     return !truthy(config.take("sliding_window"));
   }
   const bool dense = config.take("mlp_layer_types") == "dense";  // Cohere's first layers
   return dense && equal(config.take("prefix_dense_sliding_window_pattern"), 1);
 }
 
+/// Kinds of layers that rotate in no model.
+constexpr Words without_rotation_of = R"(
+conv cross_attention linear_attention mamba mlp moe recurrent
+)";
+
 /// Whether a layer rotates at all.
-bool rotates(Keys& config, const std::string& model_type, const Kind& kind) {
-  if (const auto* row = row_of(conventions::switches, model_type)) {
-    const json given = config.take(row->key, json::parse(row->otherwise));
-    if (!equal(given, json::parse(row->rotating))) return false;
+bool rotates(Keys& config, const json& rules, const Kind& kind) {
+  const json& key = get(rules, "switch");
+  if (!key.is_null()) {
+    const json given = config.take(text_of(get(key, "key")), get(key, "otherwise"));
+    if (!equal(given, get(key, "rotating"))) return false;
   }
   if (!truthy(config.take("use_rotary_embedding", true))) return false;
-  if (kind.has_value() && conventions::without_rotation.has(*kind)) return false;
+  const bool is_part = rules.contains("head");
+  if (kind.has_value() && without_rotation_of.has(*kind) && !is_part) return false;
   if (equal(config.take("use_rope_layers", true), 0)) return false;
   if (equal(config.take("no_rope_layers"), 0)) return false;  // 1: rotated
   if (equal(own_base(config), 0)) return false;
-  const bool by_window = conventions::rotated_if_sliding.has(model_type) ||
-                         conventions::rotated_without_window.has(model_type);
-  if (!by_window || kind == "sliding_attention") return true;
-  return rotates_beside_window(config, model_type);
+  if (!rules.contains("rotates") || kind == "sliding_attention") return true;
+  return rotates_beside_window(config, rules);
 }
 
 /// rope_theta, or the base in the model's code.
-double base_of(Keys& config, Keys& rope, const std::string& model_type,
-               const std::optional<double>& stated) {
+double base_of(Keys& config, Keys& rope, const json& rules, const std::optional<double>& stated) {
   const json theta = rope.take("rope_theta"), own = own_base(config);
   const json base = same("rope_theta", {own.is_null() ? theta : own, as_json(stated)});
   if (!base.is_null()) return real("rope_theta", base);
-  const std::optional<double> fixed = conventions::fixed_base(model_type);
-  if (fixed.has_value()) return *fixed;
+  if (rules.contains("base")) return real("base", get(rules, "base"));
   std::vector<std::string> parts;
   for (const std::string& key : keys_of(config.fields())) {
     if (key.size() >= 7 && key.substr(key.size() - 7) == "_config") parts.push_back(key);
   }
-  TORCH_CHECK_VALUE(false, "rope_theta: missing in the configuration: pass base=",
-                    parts.empty() ? "" : ", or part= of " + repr(parts));
+  TORCH_CHECK_VALUE(false, "rope_theta: missing in the configuration",
+                    parts.empty() ? "" : ": pass part= of " + repr(parts));
 }
 
 /// rope_interleave, or the caller's option; without either, such models are interleaved.
@@ -95,36 +99,26 @@ bool interleaved_by_key(Keys& config, const std::optional<bool>& stated) {
 
 /// Whether the name that `convert` wrote means interleaved pairs.
 bool is_named_interleaved(const json& pairing) {
-  TORCH_CHECK_VALUE(pairing == "interleaved" || pairing == "half_split", conventions::converted,
+  TORCH_CHECK_VALUE(pairing == "interleaved" || pairing == "half_split", catalogue::converted,
                     ": expected 'interleaved' or 'half_split', got ", repr(pairing));
   return pairing == "interleaved";
 }
 
-/// The known pairing of a model type; null for unknown types.
-json known_pairing(Keys& config, const std::string& model_type, const std::optional<bool>& stated) {
-  if (conventions::by_key.has(model_type)) return interleaved_by_key(config, stated);
-  if (conventions::interleaved.has(model_type)) return true;
-  if (conventions::interleaved_axial.has(model_type)) return true;
-  if (conventions::half_split.has(model_type) || conventions::is_axial(model_type)) return false;
-  return nullptr;
-}
-
-/// Which components form a pair: as written by `convert`, as known for the model type, or as the
-/// caller states.
-bool is_interleaved(Keys& config, const std::string& model_type,
-                    const std::optional<bool>& stated) {
-  const json converted = config.take(conventions::converted);
+/// Which components form a pair: as written by `convert`, or as known for the model type.
+bool is_interleaved(Keys& config, const json& rules, const std::optional<bool>& stated) {
+  const std::string pairing = text_of(get(rules, "pairing"));
+  if (rules.contains("head")) {  // a part of a layer, of which the file's keys do not speak
+    config.ignore({catalogue::converted, "rope_interleave"});
+    return truthy(same("interleaved", {as_json(stated), pairing == "interleaved"}));
+  }
+  const json converted = config.take(catalogue::converted);
   if (!converted.is_null()) {
     config.ignore({"rope_interleave"});  // the pairing before conversion
     return truthy(same("interleaved", {as_json(stated), is_named_interleaved(converted)}));
   }
-  const json known = known_pairing(config, model_type, stated);
-  const json pairing =
-      same("interleaved", {as_json(stated), known, config.take("rope_interleave")});
-  TORCH_CHECK_VALUE(!pairing.is_null(), "model_type '", core::brief(model_type),
-                    "' is not known: pass interleaved=True (pairs 2i, 2i + 1) or ",
-                    "interleaved=False (pairs i, i + rotary_dim / 2), as its code has it");
-  return truthy(pairing);
+  const bool known =
+      pairing == "rope_interleave" ? interleaved_by_key(config, stated) : pairing == "interleaved";
+  return truthy(same("interleaved", {as_json(stated), known, config.take("rope_interleave")}));
 }
 
 /// LeRoPE: frequencies times the exponential of a tensor that only the checkpoint has.
@@ -152,38 +146,81 @@ void set_series(RotarySpec& spec, double base, const Widths& widths) {
   spec.base = odd ? std::pow(base, even / static_cast<double>(widths.rotary_dim)) : base;
 }
 
+/// The widths of a part of a layer: that of its head is a key of its own.
+Widths widths_of_part(Keys& config, Keys& rope, const json& rules) {
+  const std::string key = text_of(get(rules, "head"));
+  const int64_t head_dim = whole(key, config.need(key));
+  if (!rules.contains("partial")) return {head_dim, widths_of(config, rope, rules).rotary_dim};
+  const json part = same("partial_rotary_factor", {rope.take("partial_rotary_factor"),
+                                                   config.take("partial_rotary_factor")});
+  const double factor = part.is_null() ? 1.0 : real("partial_rotary_factor", part);
+  config.ignore({"qk_rope_head_dim", "qk_nope_head_dim"});
+  return {head_dim, static_cast<int64_t>(static_cast<double>(head_dim) * factor)};
+}
+
 /// The specification from a model's keys and the rope_parameters of one kind of layer.
-RotarySpec rotation(Keys& config, Keys& rope, const std::string& model_type, const Stated& stated,
+RotarySpec rotation(Keys& config, Keys& rope, const json& rules, const Stated& stated,
                     const std::optional<std::string>& axis) {
   RotarySpec spec(0);
-  const double base = base_of(config, rope, model_type, stated.options.base());
+  const double base = base_of(config, rope, rules, stated.options.base());
   spec.scaling = read_scaling(rope, config);
-  set_series(spec, base, widths_of(config, rope, model_type));
-  spec.interleaved = is_interleaved(config, model_type, stated.options.interleaved());
-  spec.reverse = conventions::reversed.has(model_type);
+  const bool is_part = rules.contains("head");
+  set_series(spec, base,
+             is_part ? widths_of_part(config, rope, rules) : widths_of(config, rope, rules));
+  spec.interleaved = is_interleaved(config, rules, stated.options.interleaved());
+  spec.reverse = rules.contains("reversed");
   const int64_t head_dim = spec.head_dim, rotary_dim = spec.rotary_dim;
-  if (conventions::is_axial(model_type)) {
-    set_axes_of_tower(spec, config, model_type);
-  } else if (conventions::window_of_axis.has(model_type)) {
+  const std::string grid = text_of(get(rules, "grid"));
+  if (grid == "window_of_axis") {
     set_window_of_axis(spec, axis);
+  } else if (!grid.empty()) {
+    set_axes_of_tower(spec, config, grid);
   } else {
-    spec.sections = sections_of_text(rope, model_type, rotary_dim / 2);
+    spec.sections = sections_of_text(rope, get(rules, "axes"), rotary_dim / 2);
   }
-  if (conventions::trailing.has(model_type)) spec.rotary_start = head_dim - rotary_dim;
+  if (rules.contains("trailing")) spec.rotary_start = head_dim - rotary_dim;
   spec.check();
-  const auto* learned = row_of(conventions::learned_scales, model_type);
-  return learned == nullptr ? spec : with_learned_scale(spec, config, learned->tensor);
+  const std::string tensor = text_of(get(rules, "learned_scale"));
+  return tensor.empty() ? spec : with_learned_scale(spec, config, tensor);
+}
+
+/// The part of a layer that is asked for: the attention, unless a part has the name of the layer's
+/// kind.
+std::string part_of(const Layer& layer, const json& parts, const Stated& stated) {
+  const std::string asked = layer_part(stated.options.part()).value_or("attention");
+  if (asked == "attention") {
+    return layer.kind.has_value() && parts.contains(*layer.kind) ? *layer.kind : asked;
+  }
+  json known = keys_of(parts);
+  known.insert(known.begin(), "attention");
+  TORCH_CHECK_VALUE(parts.contains(asked), "part: expected one of ", repr(known), ", got ",
+                    repr(json(asked)));
+  return asked;
+}
+
+/// The rules of that part; std::nullopt if the layer has none.
+std::optional<json> rules_of_part(const Layer& layer, const Stated& stated) {
+  json rules = catalogue::of(layer.fields);
+  const json parts = rules.value("layer_parts", json::object());
+  const std::string name = part_of(layer, parts, stated);
+  if (name == "attention") return rules;
+  const json& own = parts.at(name);
+  const json& kinds = get(own, "kinds");
+  const bool has_part =
+      kinds.is_null() || (layer.kind.has_value() &&
+                          std::find(kinds.begin(), kinds.end(), json(*layer.kind)) != kinds.end());
+  const json& key = get(own, "if_stated");
+  if (!has_part || (!key.is_null() && !layer.fields.contains(text_of(key)))) return std::nullopt;
+  rules.erase("trailing");
+  rules.update(own);
+  return rules;
 }
 
 /// Rejects keys that may concern positions, unless they are known not to.
 void check_all_understood(Keys& config, const Stated& stated) {
-  config.ignore({"global_head_dim"});
-  config.ignore(conventions::no_bearing.list());
+  config.ignore({"global_head_dim", "max_position_embeddings", "per_layer_config"});
   for (const auto& keys : by_layer) config.ignore({keys.first});
   for (const char* key : layer_counts) config.ignore({key});
-  if (truthy(config.take("layer_types")) || truthy(config.take("layers_block_type"))) {
-    config.ignore(conventions::patterns.list());
-  }
   if (config.has("no_rope_layers")) config.ignore({"no_rope_layer_interval"});
   check_understood(config, stated.accounted, stated.options.ignore());
 }
@@ -192,11 +229,11 @@ void check_all_understood(Keys& config, const Stated& stated) {
 std::optional<RotarySpec> of_layer(const Layer& layer, const Stated& stated,
                                    const std::optional<std::string>& axis = std::nullopt) {
   Keys config(layer.fields, "the configuration");
-  const std::string model_type = text_of(get(layer.fields, "model_type"));
-  if (!rotates(config, model_type, layer.kind)) return std::nullopt;
+  const std::optional<json> rules = rules_of_part(layer, stated);
+  if (!rules.has_value() || !rotates(config, *rules, layer.kind)) return std::nullopt;
   std::optional<Keys> rope = parameters(config, layer.kind);
   if (!rope.has_value()) return std::nullopt;
-  RotarySpec spec = rotation(config, *rope, model_type, stated, axis);
+  RotarySpec spec = rotation(config, *rope, *rules, stated, axis);
   spec.check();
   check_all_understood(config, stated);
   rope->done();
@@ -258,6 +295,20 @@ Layers chosen_layers(Layers found, const ConfigurationOptions& options) {
   TORCH_CHECK_VALUE(false, "layer_type: layers of one kind differ: use RotarySpec.for_layers");
 }
 
+/// The entry of a model type that rotates.
+const json& rules_of(const Fields& fields) {
+  check_supported(fields);
+  const json& rules = catalogue::of(fields);
+  const std::string name = "model_type " + repr(get(fields, "model_type"));
+  TORCH_CHECK_VALUE(!rules.contains("instead"), name, " does not rotate: it has ",
+                    text_of(get(rules, "instead")));
+  TORCH_CHECK_VALUE(rules.contains("pairing") || rules.contains("unrotated"), name,
+                    " is not known: describe its rotation in full with RotarySpec, from the ",
+                    "model's code: head_dim, base, rotary_dim, pairing (interleaved), scaling and ",
+                    "sections, one for each kind of layer, and which layers rotate");
+  return rules;
+}
+
 /// The distinct rotations of the layers.
 std::vector<RotarySpec> different(const Specs& specs) {
   std::vector<RotarySpec> found;
@@ -273,11 +324,11 @@ std::vector<RotarySpec> different(const Specs& specs) {
 
 RotarySpec read(const Fields& fields, const ConfigurationOptions& options,
                 const std::set<std::string>& accounted) {
-  const std::string model_type = checked_type(fields);
+  const json& rules = rules_of(fields);
   const Stated stated{options, accounted};
   Keys config(fields, "the configuration");
-  if (conventions::unrotated.has(model_type)) return without_rotation(latent_width(config));
-  if (conventions::window_of_axis.has(model_type)) {
+  if (rules.contains("unrotated")) return without_rotation(latent_width(config));
+  if (get(rules, "grid") == "window_of_axis") {
     return of_layer({std::nullopt, fields}, stated, options.layer_type()).value();
   }
   const Layers found = chosen_layers(kinds_of_layers(fields), options);
@@ -291,18 +342,16 @@ RotarySpec read(const Fields& fields, const ConfigurationOptions& options,
 
 Specs read_layers(const Fields& fields, const ConfigurationOptions& options,
                   const std::set<std::string>& accounted) {
-  const std::string model_type = checked_type(fields);
+  const json& rules = rules_of(fields);
   const Layers every = every_layer(fields);
-  if (conventions::unrotated.has(model_type)) return Specs(every.size());
+  if (rules.contains("unrotated")) return Specs(every.size());
   return of_layers(every, {options, accounted});
 }
 
-std::string checked_type(const Fields& fields) {
-  std::string model_type = text_of(get(fields, "model_type"));
-  if (const auto* row = row_of(conventions::unsupported, model_type)) {
-    TORCH_CHECK_VALUE(false, "model_type '", model_type, "': ", row->reason);
-  }
-  return model_type;
+void check_supported(const Fields& fields) {
+  const json& why = get(catalogue::of(fields), "refused");
+  TORCH_CHECK_VALUE(why.is_null(), "model_type ", repr(get(fields, "model_type")), ": ",
+                    text_of(why));
 }
 
 }  // namespace posembed::configuration::huggingface

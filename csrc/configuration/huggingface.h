@@ -22,7 +22,7 @@ std::vector<std::optional<RotarySpec>> read_layers(const Fields& fields,
                                                    const ConfigurationOptions& options,
                                                    const std::set<std::string>& accounted);
 
-/// The model type; throws c10::ValueError for one without a specification.
-std::string checked_type(const Fields& fields);
+/// Throws c10::ValueError for a model type without a specification.
+void check_supported(const Fields& fields);
 
 }  // namespace posembed::configuration::huggingface

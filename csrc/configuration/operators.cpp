@@ -6,7 +6,7 @@
 #include <string>
 
 #include "configuration/alibi.h"
-#include "configuration/conventions.h"
+#include "configuration/catalogue.h"
 #include "configuration/gguf_architectures.h"
 #include "configuration/input.h"
 #include "configuration/parts.h"
@@ -106,9 +106,10 @@ std::string configuration_part(Text config, OptionalText part) {
 }
 
 std::string configuration_tables() {
-  json all = conventions::tables();
-  all["gguf"] = gguf::table();
-  return all.dump();
+  return json({{"types", catalogue::types()},
+               {"source", catalogue::source()},
+               {"gguf", gguf::table()}})
+      .dump();
 }
 
 }  // namespace

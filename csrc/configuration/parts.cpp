@@ -4,7 +4,8 @@
 
 #include <algorithm>
 
-#include "configuration/conventions.h"
+#include "configuration/catalogue.h"
+#include "configuration/words.h"
 
 namespace posembed::configuration {
 namespace {
@@ -70,9 +71,17 @@ std::string part_type(const std::string& whole, const std::string& text,
 
 }  // namespace
 
+std::optional<std::string> layer_part(const std::optional<std::string>& part) {
+  constexpr Words names = "attention indexer linear_attention";
+  if (!part.has_value()) return std::nullopt;
+  const std::string last = split(*part).back();
+  return names.has(last) ? std::optional<std::string>(last) : std::nullopt;
+}
+
 Path path_of(const Fields& fields, const std::optional<std::string>& part) {
-  if (!part.has_value()) return path_of_text(fields);
-  const Path path = split(*part);
+  Path path = part.has_value() ? split(*part) : Path();
+  if (layer_part(part).has_value()) path.pop_back();
+  if (path.empty()) return path_of_text(fields);
   Fields inside = fields;
   for (const std::string& name : path) {
     check_part(inside, name);
@@ -88,13 +97,13 @@ Fields normalised(Fields fields) {
 }
 
 Fields typed(const Fields& fields, const std::optional<std::string>& part) {
-  Fields chosen = normalised(fields);
+  Fields chosen = catalogue::with_parts(normalised(fields));
   for (const std::string& name : path_of(chosen, part)) chosen = nested(chosen, name);
   const std::string whole = text_of(get(fields, "model_type"));
-  const conventions::FlatText* flat = row_of(conventions::flat_texts, whole);
+  const json& text = get(catalogue::of(whole), "text");
   const json& own = get(chosen, "model_type");
-  if (flat == nullptr || (truthy(own) && own != whole)) return chosen;
-  chosen["model_type"] = part_type(whole, flat->text, part);
+  if (text.is_null() || (truthy(own) && own != whole)) return chosen;
+  chosen["model_type"] = part_type(whole, text_of(text), part);
   return chosen;
 }
 

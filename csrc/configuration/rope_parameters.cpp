@@ -4,7 +4,8 @@
 
 #include <algorithm>
 
-#include "configuration/conventions.h"
+#include "configuration/catalogue.h"
+#include "configuration/words.h"
 
 namespace posembed::configuration {
 namespace {
@@ -13,16 +14,6 @@ const std::vector<std::string> bases = {"rope_theta", "rotary_emb_base", "rotary
 const std::vector<std::string> local_bases = {"rope_local_base_freq", "local_rope_theta",
                                               "swa_rope_theta"};
 const std::vector<std::string> other_bases = {"global_rope_theta", "compress_rope_theta"};
-
-std::vector<std::string> all_bases() {
-  std::vector<std::string> keys;
-  for (const auto& some : {bases, local_bases, other_bases}) {
-    keys.insert(keys.end(), some.begin(), some.end());
-  }
-  return keys;
-}
-
-std::string model_type_of(const Fields& fields) { return text_of(get(fields, "model_type")); }
 
 /// Rejects a base outside rope_parameters that none of them has.
 void check_nested(const Fields& fields, const Fields& rope) {
@@ -75,7 +66,7 @@ Fields from_bases(const Fields& fields, const Fields& rope) {
   const json base = same("rope_theta", {get(rope, "rope_theta"), theta});
   const Fields plain = {{"rope_theta", base}};
   const Fields scaled = merged(rope, plain);
-  if (conventions::scaled_if_full.has(model_type_of(fields))) {
+  if (catalogue::of(fields).contains("scaled")) {
     return {{"full_attention", scaled}, {"sliding_attention", plain}};
   }
   if (has_unscaled_layers(fields)) return {{"scaled", scaled}, {"unscaled", plain}};
@@ -85,7 +76,7 @@ Fields from_bases(const Fields& fields, const Fields& rope) {
 /// The key of a kind of layer in rope_parameters.
 std::string label(const Fields& fields, const Kind& kind, const Fields& rope) {
   const std::string name = kind.value_or("None");
-  if (!conventions::compressed.has(model_type_of(fields)) || rope.contains(name)) return name;
+  if (!catalogue::of(fields).contains("compressed") || rope.contains(name)) return name;
   return name == "sliding_attention" ? "main" : "compress";
 }
 
@@ -103,6 +94,14 @@ void check_kinds(const Fields& rope) {
 }
 
 }  // namespace
+
+std::vector<std::string> all_bases() {
+  std::vector<std::string> keys;
+  for (const auto& some : {bases, local_bases, other_bases}) {
+    keys.insert(keys.end(), some.begin(), some.end());
+  }
+  return keys;
+}
 
 bool is_nested(const Fields& rope) {
   return std::any_of(rope.begin(), rope.end(), [](const json& value) { return value.is_object(); });
@@ -131,7 +130,7 @@ std::vector<Fields> blocks(const Fields& rope) {
 std::optional<Keys> parameters(Keys& config, const Kind& kind) {
   config.ignore({"rope_parameters", "rope_scaling", "rope_scaling_layers"});
   config.ignore(all_bases());
-  if (conventions::scaled_if_full.has(model_type_of(config.fields()))) {
+  if (catalogue::of(config.fields()).contains("scaled")) {
     same("yarn_only_types", {config.take("yarn_only_types"), json::array({"full_attention"})});
   }
   Fields rope = legacy(config.fields());

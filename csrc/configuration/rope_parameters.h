@@ -12,6 +12,9 @@
 
 namespace posembed::configuration {
 
+/// All names of bases.
+std::vector<std::string> all_bases();
+
 /// Whether each kind of layer has rope_parameters of its own.
 bool is_nested(const Fields& rope);
 

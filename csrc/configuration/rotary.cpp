@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "configuration/catalogue.h"
 #include "configuration/completeness.h"
 #include "configuration/gguf.h"
 #include "configuration/huggingface.h"
@@ -31,16 +32,17 @@ void check_params_options(const ConfigurationOptions& options) {
 /// The configuration to read, and the keys that its class knows.
 Completed part_to_read(const Fields& fields, const ConfigurationOptions& options,
                        const std::optional<Completed>& completed) {
-  if (!options.part().has_value()) huggingface::checked_type(fields);
+  const bool is_whole = !options.part().has_value() || layer_part(options.part()) == options.part();
+  if (is_whole) huggingface::check_supported(fields);
   const Fields own = typed(fields, options.part());
   // A class silently takes one of two contradictory numbers, so check the file for them first.
   for (const Fields& layer : every_list_place(own)) legacy(layer);
-  if (!completed.has_value()) {
-    check_complete(own);
-    return {own, {}};
-  }
-  check_kept(own, completed->fields);
-  return *completed;
+  if (completed.has_value()) check_kept(own, completed->fields);
+  Completed part = completed.has_value()
+                       ? *completed
+                       : Completed{catalogue::completed(own), catalogue::known(own)};
+  catalogue::check_kinds(part.fields);
+  return part;
 }
 
 RotarySpec read_one(const Fields& fields, const ConfigurationOptions& options,

@@ -6,7 +6,7 @@
 #include <map>
 #include <type_traits>
 
-#include "configuration/conventions.h"
+#include "configuration/catalogue.h"
 #include "rotary/scaling.h"
 
 namespace posembed::configuration {
@@ -148,7 +148,7 @@ std::string rope_type(Keys& rope) {
 
 RotaryScaling read_scaling(Keys& rope, Keys& config) {
   RotaryScaling scaling = scaling_readers.at(rope_type(rope))(rope, config);
-  if (!conventions::doubled_ntk.has(text_of(get(config.fields(), "model_type")))) return scaling;
+  if (!catalogue::of(config.fields()).contains("doubled_ntk")) return scaling;
   config.ignore({"seq_length"});
   if (!truthy(config.take("use_dynamic_ntk"))) return scaling;
   // Qwen's code rounds the length up to seq_length * 2^k: at these lengths, the series is that of a

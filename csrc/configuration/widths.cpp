@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "configuration/conventions.h"
 #include "configuration/scalings.h"
 #include "rotary/kernel.h"
 
@@ -46,6 +45,21 @@ json stated_part(Keys& config, Keys& rope) {
   return same(key, {rope.take(key), config.take(key), config.take("rotary_pct")});
 }
 
+/// Rejects a partial_rotary_factor that qk_rope_head_dim overrides with another width.
+void check_part_of_head(Keys& config, const json& part, int64_t own, const json& rules) {
+  if (part.is_null() || rules.contains("layer_parts")) return;
+  const double factor = real("partial_rotary_factor", part);
+  bool agrees = factor == 1.0;
+  for (const char* key : {"head_dim", "qk_head_dim", "qk_nope_head_dim"}) {
+    const json width = config.take(key);
+    if (width.is_null()) continue;
+    const int64_t head = whole(key, width) + (std::string(key) == "qk_nope_head_dim" ? own : 0);
+    agrees = agrees || static_cast<int64_t>(static_cast<double>(head) * factor) == own;
+  }
+  TORCH_CHECK_VALUE(agrees, "partial_rotary_factor: the configuration contradicts itself: ", factor,
+                    " of no head is qk_rope_head_dim, ", own);
+}
+
 /// CLVP rotates half of a separate width.
 Widths clvp_widths(Keys& config) {
   const int64_t heads = whole("num_attention_heads", config.need("num_attention_heads"));
@@ -55,13 +69,8 @@ Widths clvp_widths(Keys& config) {
 }
 
 /// The rotated width of heads, unless qk_rope_head_dim gives it.
-int64_t rotary_width(int64_t head_dim, json part, const json& stated,
-                     const std::string& model_type) {
-  if (part.is_null() && conventions::width_by_part.has(model_type)) part = 1.0;
-  if (part.is_null() && stated.is_null()) {
-    const conventions::Part* row = row_of(conventions::default_parts, model_type);
-    if (row != nullptr) part = row->part;
-  }
+int64_t rotary_width(int64_t head_dim, json part, const json& stated, const json& rules) {
+  if (part.is_null() && get(rules, "width") == "partial_rotary_factor") part = 1.0;
   json by_part;
   if (!part.is_null()) {
     by_part =
@@ -97,22 +106,25 @@ int64_t latent_width(Keys& config) {
   return number_or_zero(config, "qk_nope_head_dim") + number_or_zero(config, "qk_rope_head_dim");
 }
 
-Widths widths_of(Keys& config, Keys& rope, const std::string& model_type) {
+Widths widths_of(Keys& config, Keys& rope, const json& rules) {
   const json part = stated_part(config, rope);
   const json apart = config.take("qk_rope_head_dim");
   const json stated = config.same({"rotary_dim", "attn_rotary_emb"});
   config.ignore({"qk_nope_head_dim", "qk_head_dim", "projection_dim"});
   // These do not matter if heads have their own width.
   for (const auto& keys : {head_widths, model_widths, head_counts}) config.ignore(keys);
-  if (model_type == "clvp_encoder") return clvp_widths(config);
+  if (get(rules, "width") == "half_of_projection") return clvp_widths(config);
   const bool is_apart = truthy(apart);
   const int64_t own = is_apart ? whole("qk_rope_head_dim", apart) : 0;
   // The rotated components are a separate head.
-  if (is_apart && !conventions::trailing.has(model_type)) return {own, own};
+  if (is_apart && !rules.contains("trailing")) {
+    check_part_of_head(config, part, own, rules);
+    return {own, own};
+  }
   const int64_t head_dim = head_width(config);
   if (is_apart && part.is_null()) return {head_dim, own};  // a window of the head, DeepSeek-V4's
   if (rope_type(rope) == "proportional") return {head_dim, head_dim};
-  return {head_dim, rotary_width(head_dim, part, stated, model_type)};
+  return {head_dim, rotary_width(head_dim, part, stated, rules)};
 }
 
 }  // namespace posembed::configuration

@@ -21,6 +21,7 @@ struct Widths {
 /// Throws c10::ValueError for more components than a kernel rotates.
 void check_rotated(int64_t rotary_dim);
 
-Widths widths_of(Keys& config, Keys& rope, const std::string& model_type);
+/// @param rules  the catalogue's entry
+Widths widths_of(Keys& config, Keys& rope, const json& rules);
 
 }  // namespace posembed::configuration

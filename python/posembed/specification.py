@@ -266,27 +266,30 @@ class RotarySpec:
         """Reads a model's specification from its configuration.
 
         Accepts configurations of transformers 4 and 5 and of diffusers (the classes of
-        :meth:`from_preset`), Meta's and Mistral's params.json, and GGUF metadata. If transformers
-        is installed and knows the model type, it first fills in the defaults that a published file
-        omits. Pass tensors that change the rotation as additional keys: GGUF's "rope_freqs.weight"
-        (Llama 3, Gemma 4), "rope_factors_short.weight" and "rope_factors_long.weight" (Phi-3). If
-        the keys say that the model does not rotate, the specification has rotary_dim 0.
+        :meth:`from_preset`), Meta's and Mistral's params.json, and GGUF files and metadata. What a
+        published file omits, the model's class in transformers fills in if it is installed, and
+        otherwise posembed's catalogue of these classes. Pass tensors that change the rotation as
+        additional keys: GGUF's "rope_freqs.weight" (Llama 3, Gemma 4), "rope_factors_short.weight"
+        and "rope_factors_long.weight" (Phi-3). If the keys say that the model does not rotate, the
+        specification has rotary_dim 0.
 
         Args:
             config: A dict, a ``PretrainedConfig``, or the path of a config.json, of its folder or
                 of a GGUF file.
             layer_type: Needed if layers differ: "full_attention", "sliding_attention", and so on.
             part: A nested configuration, such as "vision_config" or "talker_config.text_config";
-                default: that of the text model, or the top level.
-            interleaved: The pairing, for unknown model types; configurations do not state it.
-            base: The base, for configurations without rope_theta.
+                default: that of the text model, or the top level. Also a part of a layer that
+                rotates in its own way, alone or after a dot: "indexer", "linear_attention".
+            interleaved: The pairing, to check it; where rope_interleave is null, to state it.
+            base: The base of params.json without rope_theta; or the layers of one base, where
+                layer_rope_theta has several.
             ignore: Keys to ignore: posembed does not know them, and they do not affect the
                 rotation.
 
         Raises:
-            ValueError: A key is missing, not understood, or contradicts another; layers of this
-                type do not exist or do not rotate; or an argument has no effect. The message names
-                the key or the argument.
+            ValueError: The model type is unknown or does not rotate; a key is missing, not
+                understood, or contradicts another; layers of this type do not exist or do not
+                rotate; or an argument has no effect. The message names the key or the argument.
             TypeError: ``config`` is of another type.
 
         Examples:

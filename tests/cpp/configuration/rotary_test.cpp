@@ -154,27 +154,39 @@ TEST_F(Configurations, PartsAreChosenByName) {
   EXPECT_THROW(read(with(llama, {{"text_config", 5}})), c10::TypeError);
 }
 
-TEST_F(Configurations, OptionsStandForWhatIsNotSaid) {
-  const json own = with(llama, {{"model_type", "mine"}, {"rope_theta", nullptr}});
-  EXPECT_NE(refusal(own).find("rope_theta: missing in the configuration: pass base="),
-            std::string::npos);
-  const auto based = ConfigurationOptions().base(500000.0);
-  EXPECT_NE(refusal(own, based).find("model_type 'mine' is not known: pass interleaved="),
-            std::string::npos);
-  EXPECT_EQ(read(own, ConfigurationOptions(based).interleaved(false)), read(llama));
+TEST_F(Configurations, UnknownTypesAreRefusedWhateverIsStated) {
+  const json own = with(llama, {{"model_type", "mine"}});
+  const auto stated = ConfigurationOptions().base(500000.0).interleaved(false);
+  for (const auto& options : {ConfigurationOptions(), stated}) {
+    EXPECT_NE(refusal(own, options)
+                  .find("model_type 'mine' is not known: describe its rotation in "
+                        "full with RotarySpec"),
+              std::string::npos);
+  }
   const json unknown = with(llama, {{"wavelength", 2}});
   EXPECT_NE(refusal(unknown).find("keys that are not understood: ['wavelength']"),
             std::string::npos);
   EXPECT_EQ(read(unknown, ConfigurationOptions().ignore({"wavelength"})), read(llama));
 }
 
-TEST_F(Configurations, FilesMustSayWhatTheirClassAdds) {
-  const std::string message = refusal(with(llama, {{"model_type", "gemma"}}));
-  EXPECT_NE(message.find("head_dim: missing in the configuration, and the configuration class of "
-                         "'gemma' has a rule of its own for it: add the key, or read the file in "
-                         "Python with transformers installed, which completes files"),
+TEST_F(Configurations, FilesNeedNotSayWhatTheirClassAdds) {
+  EXPECT_EQ(read(with(llama, {{"model_type", "gemma"}})).head_dim, 256);
+  EXPECT_EQ(read({{"model_type", "llama"}}), half_split(128, 10000.0));
+  const auto layers = RotarySpec::for_layers(R"({"model_type": "gemma3_text"})");
+  ASSERT_EQ(layers.size(), 26u);
+  EXPECT_EQ(layers[4], half_split(256, 10000.0));
+  EXPECT_EQ(layers[5], half_split(256, 1000000.0));
+}
+
+TEST_F(Configurations, PartsOfLayersAreChosenByName) {
+  const json config = {{"model_type", "deepseek_v32"}};
+  RotarySpec indexer = half_split(128, 10000.0);
+  indexer.rotary_dim = 64;
+  EXPECT_EQ(read(config, ConfigurationOptions().part("indexer")), indexer);
+  EXPECT_TRUE(read(config, ConfigurationOptions().part("attention")).interleaved);
+  EXPECT_NE(refusal(llama, ConfigurationOptions().part("indexer"))
+                .find("part: expected one of ['attention'], got 'indexer'"),
             std::string::npos);
-  EXPECT_EQ(read(with(llama, {{"model_type", "gemma"}, {"head_dim", 256}})).head_dim, 256);
 }
 
 }  // namespace

@@ -128,17 +128,13 @@ def test_explain(config: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_explain_takes_what_a_configuration_does_not_say(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write(tmp_path / "config.json", {"model_type": "mine", "head_dim": 8})
-    known = printed_json(capsys, "explain", path, "--interleaved", "--base", 777)
-    assert known["specification"]["interleaved"] is True
+    path = write(tmp_path / "params.json", {"dim": 64, "n_heads": 4})
+    known = printed_json(capsys, "explain", path, "--base", 777)
     assert known["specification"]["base"] == 777
-    message = refusal(capsys, "explain", path, "--base", 777)
-    assert "is not known: pass --interleaved" in message
-    assert "or --half-split" in message
-    unsaid = write(tmp_path / "unsaid.json", {"model_type": "mine", "head_dim": 8})
-    assert refusal(capsys, "explain", unsaid, "--half-split").endswith(
-        "missing in the configuration: pass --base\n"
-    )
+    assert "missing in params.json: pass --base" in refusal(capsys, "explain", path)
+    unknown = write(tmp_path / "config.json", {"model_type": "mine", "head_dim": 8})
+    message = refusal(capsys, "explain", unknown, "--base", 777, "--interleaved")
+    assert "describe its rotation in full with RotarySpec" in message
 
 
 def test_unknown_keys_are_ignored_where_asked(

@@ -1,7 +1,7 @@
 """Files as they are published, of every model type of the installed transformers.
 
 transformers completes a file: that is what its own object says. The readers here, without it, say
-the same or raise.
+the same, from the catalogue.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from support.transformers_models import COMPLETED, ROTARY_KEY  # noqa: E402
 
 # Its class gives sliding layers the default base, whatever rope_theta is.
 BASE_PASSED_OVER = {"olmo3"}
+# Its class multiplies num_hidden_layers by the loops of its stacks.
+MULTIPLIED = {"hrm_text"}
 
 
 def without_nesting(fields: dict[str, Any]) -> dict[str, Any]:
@@ -100,10 +102,13 @@ def test_both_ways_agree(read: Callable[[Any], Any], monkeypatch: pytest.MonkeyP
             with monkeypatch.context() as patch:
                 patch.setattr(completion, "class_of", lambda model_type: None)
                 alone = outcome(read, fields)
-            if not isinstance(alone, str) and alone != truth and not passed_over:
+            refused = isinstance(alone, str) and (
+                isinstance(completed, str) or model_type in MULTIPLIED
+            )
+            if alone != truth and not refused and not passed_over:
                 wrong[f"{model_type}, {kind}, alone"] = (alone, truth)
             counts["completed"] += not isinstance(completed, str)
             counts["alone"] += not isinstance(alone, str)
     assert wrong == {}
     assert counts["completed"] > 700
-    assert counts["alone"] > 200
+    assert counts["alone"] > 700

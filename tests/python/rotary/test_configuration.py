@@ -188,19 +188,22 @@ def test_keys_beside_kinds_of_layers_are_passed_over(shared: dict[str, Any]) -> 
         read({**config, "rope_parameters": {**kinds, "rope_warp": 1}}, "sliding_attention")
 
 
-def test_the_pairing_of_an_unknown_model_is_stated() -> None:
+@pytest.mark.parametrize("stated", [{}, {"interleaved": True}, {"interleaved": False, "base": 1e4}])
+def test_an_unknown_model_is_refused_whatever_is_stated(stated: dict[str, Any]) -> None:
     config = {**LLAMA, "model_type": "my_model", "rope_theta": 1e4}
-    with pytest.raises(ValueError, match="model_type 'my_model' is not known: pass interleaved"):
-        pe.RotarySpec.from_huggingface(config)
-    assert pe.RotarySpec.from_huggingface(config, interleaved=True).interleaved
+    message = "model_type 'my_model' is not known: describe its rotation in full with RotarySpec"
+    with pytest.raises(ValueError, match=message):
+        pe.RotarySpec.from_huggingface(config, **stated)
     with pytest.raises(ValueError, match="interleaved: the configuration contradicts itself"):
         pe.RotarySpec.from_huggingface({**LLAMA, "rope_theta": 1e4}, interleaved=True)
 
 
-def test_no_base_is_guessed(alone: None) -> None:
-    with pytest.raises(ValueError, match="rope_theta: missing"):
-        pe.RotarySpec.from_huggingface(LLAMA)
-    assert math.isclose(pe.RotarySpec.from_huggingface(LLAMA, base=1e4).base, 1e4)
+def test_the_base_of_a_file_without_one_is_that_of_its_class(alone: None) -> None:
+    assert pe.RotarySpec.from_huggingface(LLAMA) == pe.RotarySpec(128)
+    with pytest.raises(ValueError, match="rope_theta: the configuration contradicts itself"):
+        pe.RotarySpec.from_huggingface(LLAMA, base=5e5)
+    with pytest.raises(ValueError, match="rope_theta: missing in the configuration"):
+        pe.RotarySpec.from_huggingface({**LLAMA, "rope_theta": None})
 
 
 @pytest.mark.parametrize(
@@ -213,9 +216,7 @@ def test_no_base_is_guessed(alone: None) -> None:
         ({**LLAMA, "rope_theta": 1e4, "rope_parameters": {"rope_theta": 2e4}}, "rope_theta: the configuration contradicts itself"),
         ({**LLAMA, "rope_theta": 1e4, "rope_scaling": {"type": "stretch"}}, "rope_type: expected one of"),
         ({**LLAMA, "rope_theta": 1e4, "rope_scaling": {"type": "yarn", "factor": 2.0}}, "original_max_position_embeddings: missing"),
-        ({**LLAMA, "rope_theta": 1e4, "rope_scaling": {"type": "mrope", "mrope_section": [1, 2]}}, "mrope_section: 'llama' is not known to have sections"),
-        ({"model_type": "llama", "rope_theta": 1e4}, "head_dim: missing in the configuration"),
-        ({**LLAMA, "model_type": "dinov3_vit", "rope_theta": 1e2}, "image_size: missing"),
+        ({**LLAMA, "rope_theta": 1e4, "rope_scaling": {"type": "mrope", "mrope_section": [1, 2]}}, "mrope_section: the model's code has no sections, got [1, 2]"),
         ({**LLAMA, "model_type": "granite_swa", "layer_rope_theta": [1e4, 1e6, 0], "layer_types": ["full_attention"] * 3}, "layer_rope_theta: layers differ: pass base= of [10000.0, 1000000.0]"),
         ({**LLAMA, "model_type": "qwen2_vl_text", "rope_theta": 1e4, "rope_scaling": {"mrope_interleaved": True}}, "mrope_interleaved: the configuration contradicts itself"),
         ({**LLAMA, "rope_theta": 1e4, "rope_interleave": True}, "interleaved: the configuration contradicts itself"),
@@ -234,7 +235,6 @@ def test_no_base_is_guessed(alone: None) -> None:
         ({**LLAMA, "rope_theta": 1e4, "position_embedding_type": "absolute"}, "keys that are not understood: ['position_embedding_type']"),
         ({**LLAMA, "rope_theta": 1e4, "rotary_config": {"theta": 1e5}}, "keys that are not understood: ['rotary_config']"),
         ({**LLAMA, "rope_theta": 1e4, "layers": [{"RoPE_base": 1e5}]}, "keys that are not understood: ['layers']"),
-        ({"model_type": "gemma", "hidden_size": 3072, "num_attention_heads": 16, "rope_theta": 1e4}, "head_dim: missing in the configuration, and the configuration class of 'gemma' has a rule"),
     ],
 )  # fmt: skip
 def test_refusals(alone: None, config: dict[str, Any], message: str) -> None:

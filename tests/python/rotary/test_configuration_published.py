@@ -13,7 +13,7 @@ import posembed as pe
 import pytest
 import torch
 from posembed.commands import main
-from posembed.configuration import tables
+from support.catalogue import having
 
 SIZES: dict[str, Any] = {"hidden_size": 1024, "num_attention_heads": 16}
 LLAMA: dict[str, Any] = {"model_type": "llama", "rope_theta": 1e4, **SIZES}
@@ -50,26 +50,10 @@ def test_a_nested_text_model_comes_before_keys_beside_it() -> None:
     assert pe.RotarySpec.from_huggingface(both).base == 5e5
 
 
-@pytest.mark.parametrize("model_type", sorted(tables()["default_parts"]))
-def test_the_part_that_is_rotated_where_no_key_says_so(model_type: str) -> None:
-    config = {"model_type": model_type, "rope_theta": 1e4, "head_dim": 128}
-    own = own_config(model_type, rope_theta=1e4, head_dim=128).to_dict()["rope_parameters"]
-    found = pe.RotarySpec.from_huggingface(config)
-    theirs = pe.RotarySpec.from_huggingface({**config, "rope_parameters": own})
-    assert found == theirs
-    assert found.rotary_dim < 128
-
-
-@pytest.mark.parametrize("model_type", sorted(tables()["height_then_width"]))
-def test_the_base_of_towers(model_type: str) -> None:
-    own = own_config(model_type).to_dict()["rope_parameters"]["rope_theta"]
-    assert tables()["fixed_bases"].get(model_type, 1e6) == own
-
-
 # ------------------------------------------------------------------------------------- pairings
 
 
-@pytest.mark.parametrize("model_type", sorted(tables()["by_key"]))
+@pytest.mark.parametrize("model_type", having("pairing", "rope_interleave"))
 def test_rope_interleave_may_be_missing(model_type: str) -> None:
     assert own_config(model_type).rope_interleave is True  # the meaning of a missing key there
     config = {**DEEPSEEK, "model_type": model_type}
@@ -176,9 +160,7 @@ def test_configuration_objects_of_models_that_do_not_rotate(
     assert pe.RotarySpec.from_huggingface(config).rotary_dim == 0
 
 
-@pytest.mark.parametrize(
-    "model_type", tables()["rotated_if_sliding"] + tables()["rotated_without_window"]
-)
+@pytest.mark.parametrize("model_type", having("rotates"))
 def test_full_attention_beside_sliding_windows_does_not_rotate(model_type: str) -> None:
     config = {
         **LLAMA,

@@ -12,11 +12,11 @@ from pathlib import Path
 import posembed as pe
 import pytest
 import torch
-from posembed.configuration import tables
 from torch import Tensor
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
+from support.catalogue import having  # noqa: E402
 from support.transformers_models import Model, models, of_layer, rotate  # noqa: E402
 
 TOKENS = 7
@@ -27,8 +27,8 @@ TOLERANCE = 2e-5
 APART = {
     *("clvp_encoder", "codegen", "efficientloftr", "gemma4_vision", "gptj", "llama4_vision_model"),
     *("mistral_large4_text", "roformer"),
-    *tables()["normalised_grid"],
-    *tables()["unrotated"],
+    *having("grid", "normalised"),
+    *having("unrotated"),
 }
 FREQUENCIES_ONLY = {"hunyuan_vl_text", "seamless_m4t", "wav2vec2-bert", "wav2vec2-conformer"}
 
@@ -144,7 +144,7 @@ def test_every_model() -> None:
     assert {
         k: v for k, v in verdicts.items() if v in ("other frequencies", "another rotation")
     } == {}
-    assert set(refused) <= set(tables()["unsupported"])
+    assert set(refused) <= set(having("refused"))
     assert len(agreeing) >= 246
 
 
@@ -155,7 +155,7 @@ def test_nobody_is_left_out() -> None:
     for model_type in transformers.CONFIG_MAPPING:
         module = transformers.CONFIG_MAPPING[model_type].__module__
         packages.setdefault(module.split(".")[2], set()).add(model_type)
-    known = {model.model_type for model in models()} | set(tables()["unsupported"])
+    known = {model.model_type for model in models()} | set(having("refused"))
     folder = Path(transformers.__file__).parent / "models"
     called = re.compile(r"(?<!def )\b(?:apply_\w*rot\w*|rotate_queries\w*)\(")
     rotating = {

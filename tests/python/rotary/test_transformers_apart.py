@@ -8,10 +8,11 @@ from typing import Any
 import posembed as pe
 import pytest
 import torch
-from posembed.configuration import tables
 from torch import Tensor
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
+
+from support.catalogue import having  # noqa: E402
 
 TOKENS = 7
 # Their angles are products of float32 numbers; positions stay below 50.
@@ -85,7 +86,7 @@ def test_clvp_encoder_rotates_values_too() -> None:
     assert pe.RotarySpec.from_huggingface(config).rotary_dim == 0
 
 
-@pytest.mark.parametrize("model_type", sorted(tables()["normalised_grid"]))
+@pytest.mark.parametrize("model_type", having("grid", "normalised"))
 @pytest.mark.parametrize("image_size", [96, [96, 160]], ids=str)
 def test_scores_of_normalised_grids(model_type: str, image_size: Any) -> None:
     """Attention scores of patches and of the tokens before them, for one image size."""
@@ -165,7 +166,7 @@ def test_learned_frequencies_of_mistral_large_4() -> None:
     assert torch.allclose(in_their_order, expected, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("model_type", sorted(tables()["unrotated"]))
+@pytest.mark.parametrize("model_type", having("unrotated"))
 def test_models_without_rotation(model_type: str) -> None:
     config, code = config_and_code(model_type, model_type.removesuffix("_text"))
     assert not [name for name in vars(code) if "Rotary" in name and "Vision" not in name]
@@ -173,7 +174,7 @@ def test_models_without_rotation(model_type: str) -> None:
     assert (spec.head_dim, spec.rotary_dim) == (config.qk_head_dim, 0)
 
 
-@pytest.mark.parametrize("model_type", sorted(tables()["unsupported"]))
+@pytest.mark.parametrize("model_type", having("refused"))
 def test_refusals_say_why(model_type: str) -> None:
     with pytest.raises(ValueError, match=f"model_type '{model_type}': "):
         pe.RotarySpec.from_huggingface(transformers.CONFIG_MAPPING[model_type]())

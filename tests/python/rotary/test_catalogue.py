@@ -1,0 +1,233 @@
+"""Tests the catalogue of model types: what it adds to files, what it refuses, parts of layers."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import warnings
+from typing import Any
+
+import posembed as pe
+import pytest
+import torch
+from posembed.configuration import completion, tables
+from support.catalogue import TYPES, having
+
+KINDS = {"full_attention", "sliding_attention"}
+LING: dict[str, Any] = {
+    "model_type": "bailing_hybrid", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 8,
+    "head_dim": 128, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "kv_lora_rank": 512,
+    "partial_rotary_factor": 0.5, "rope_theta": 6000000, "rope_interleave": True, "layer_group_size": 8,
+    "group_norm_size": 8, "max_position_embeddings": 131072,
+}  # fmt: skip
+
+
+@pytest.fixture(params=["with transformers", "alone"])
+def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without transformers."""
+    if request.param == "alone":
+        monkeypatch.setattr(completion, "class_of", lambda model_type: None)
+    else:
+        pytest.importorskip("transformers", minversion="5.0")
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completion, "class_of", lambda model_type: None)
+
+
+# ------------------------------------------------------------------ the catalogue and transformers
+
+
+def test_it_is_that_of_the_installed_transformers() -> None:
+    """test_completion.py compares what it adds, and test_transformers.py the rotations."""
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    if transformers.__version__ != tables()["source"]["version"]:
+        pytest.skip("another transformers than that of the catalogue")
+    without_default = {"gemma4_assistant", "nougat"}
+    missing = {*transformers.CONFIG_MAPPING} - without_default - {*TYPES}
+    command = "python scripts/catalogue.py > csrc/configuration/catalogue.json"
+    assert missing == set(), f"run {command}"
+
+
+def test_files_as_transformers_saves_them() -> None:
+    """The default configuration of each type, read as C++ reads it."""
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    transformers.logging.set_verbosity(50)
+    warnings.filterwarnings("ignore")
+    read = torch.ops.posembed.rotary_layers_from_configuration.default
+    differing, count = {}, 0
+    for model_type in transformers.CONFIG_MAPPING:
+        try:
+            config = transformers.CONFIG_MAPPING[model_type]()
+            saved = json.loads(config.to_json_string(use_diff=True))
+            expected = pe.RotarySpec.for_layers(saved)
+        except Exception:  # a model that does not rotate, or a class without defaults
+            continue
+        if not any(expected):
+            continue
+        count += 1
+        try:
+            texts = read(json.dumps(saved), ignore=[], known=[])
+            found = [pe.RotarySpec.from_json(text) if text else None for text in texts]
+        except ValueError as error:
+            found = str(error)
+        if found != expected:
+            differing[model_type] = found
+    assert differing == {}
+    assert count > 310
+
+
+def test_entries_by_hand_name_their_sources() -> None:
+    kept = [own for own in TYPES.values() if "source" in own]
+    assert len(kept) > 80
+    assert all(":" in line for own in kept for line in own["source"])
+
+
+# ------------------------------------------------------------------------------- kinds of layers
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"model_type": "cohere2", "num_hidden_layers": 5, "sliding_window_pattern": 2}, "rnrnr"),
+        ({"model_type": "cohere2", "num_hidden_layers": 5}, "rrrnr"),
+        ({"model_type": "flint", "num_hidden_layers": 6}, "nnrrrn"),
+        ({"model_type": "muse_spark_text", "num_hidden_layers": 6}, "rnrrrn"),
+        ({"model_type": "lfm2", "num_hidden_layers": 4, "full_attn_idxs": [1, 3]}, "nrnr"),
+        ({"model_type": "bamba", "num_hidden_layers": 4, "attn_layer_indices": [2]}, "nnrn"),
+        ({"model_type": "llama4_text", "num_hidden_layers": 4, "no_rope_layer_interval": 3}, "rrnr"),
+        ({"model_type": "qwen3_next", "num_hidden_layers": 4, "full_attention_interval": 2}, "nrnr"),
+    ],
+)  # fmt: skip
+def test_which_layers_rotate(either: None, fields: dict[str, Any], expected: str) -> None:
+    specs = pe.RotarySpec.for_layers(fields)
+    assert "".join("n" if spec is None else "r" for spec in specs) == expected
+
+
+def test_layers_from_a_list_of_numbers(either: None) -> None:
+    """DeepSeek V4's published files have compress_ratios; its class makes kinds of them."""
+    fields = {
+        "model_type": "deepseek_v4",
+        "num_hidden_layers": 4,
+        "compress_ratios": [0, 4, 128, 0],
+    }
+    bases = [spec and spec.base for spec in pe.RotarySpec.for_layers(fields)]
+    assert bases == [1e4, 1.6e5, 1.6e5, 1e4]
+
+
+def test_bases_of_kinds(either: None) -> None:
+    fields = {"model_type": "gemma3_text", "num_hidden_layers": 6, "rope_theta": 5e5}
+    scaling = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    specs = pe.RotarySpec.for_layers({**fields, **scaling})
+    local, whole = pe.RotarySpec(256), pe.RotarySpec(256, base=5e5, scaling=pe.LinearScaling(8))
+    assert specs == [local] * 5 + [whole]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": "gemma4_text", "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "expected an entry for each of ['full_attention', 'sliding_attention']"),
+        ({"model_type": "gpt_neox", "rope_theta": 5e5}, "the configuration contradicts itself"),
+        ({"model_type": "cohere2_moe", "first_k_dense_replace": 2}, "layer_types: missing in the configuration, and its class derives it from ['first_k_dense_replace']"),
+        ({"model_type": "deepseek_v4", "num_hidden_layers": 2, "compress_ratios": [0, 5]}, "compress_ratios: expected one of ['0', '128', '4'] for each layer"),
+        ({"model_type": "deepseek_v3", "partial_rotary_factor": 0.5}, "partial_rotary_factor: the configuration contradicts itself"),
+        ({"model_type": "hrm_text", "num_hidden_layers": 4}, "num_layers_per_stack: missing"),
+    ],
+)  # fmt: skip
+def test_what_files_may_not_say(alone: None, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as raised:  # noqa: PT011  (the message is compared below)
+        pe.RotarySpec.for_layers(fields)
+    assert message in str(raised.value)
+
+
+# ------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("model_type", "instead"),
+    [
+        ("bert", "learned positions"),
+        ("gpt2", "learned positions"),
+        ("t5", "relative positions"),
+        ("bloom", "ALiBi"),
+    ],
+)
+def test_models_that_do_not_rotate(either: None, model_type: str, instead: str) -> None:
+    message = f"model_type '{model_type}' does not rotate: it has {instead}"
+    for read in (pe.RotarySpec.from_huggingface, pe.RotarySpec.for_layers):
+        with pytest.raises(ValueError, match=message):
+            read({"model_type": model_type, "hidden_size": 64, "num_attention_heads": 4})
+    with pytest.raises(ValueError, match=message):
+        pe.RotaryEmbedding.from_config({"model_type": model_type})
+
+
+def test_no_message_advises_half_a_description(either: None) -> None:
+    for fields in ({}, {"model_type": None}, {"model_type": "mine"}, {"model_type": "resnet"}):
+        with pytest.raises(ValueError, match="model_type") as raised:
+            pe.RotarySpec.from_huggingface(fields)
+        assert "pass interleaved" not in str(raised.value)
+        assert "pass base" not in str(raised.value)
+
+
+# -------------------------------------------------------------------------------- parts of layers
+
+
+def test_linear_layers_of_ling(either: None) -> None:
+    """Files of 2.x: beside latent attention, linear layers rotate half of their head."""
+    specs = pe.RotarySpec.for_layers(LING)
+    linear = pe.RotarySpec(128, rotary_dim=64, base=6e6)
+    latent = pe.RotarySpec(64, base=6e6, interleaved=True)
+    assert specs == [linear] * 7 + [latent]
+    assert pe.RotarySpec.from_huggingface(LING, part="linear_attention") == linear
+    assert pe.RotarySpec.from_huggingface(LING, "full_attention") == latent
+    third = {key: value for key, value in LING.items() if key not in ("group_norm_size", "partial_rotary_factor")}  # fmt: skip
+    assert pe.RotarySpec.for_layers(third) == [None] * 7 + [latent]
+
+
+@pytest.mark.parametrize("model_type", [t for t in having("layer_parts") if t != "bailing_hybrid"])
+def test_indexers(either: None, model_type: str) -> None:
+    """Against the function that the indexer of transformers calls, on the window that it takes."""
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    config = transformers.CONFIG_MAPPING[model_type]()
+    fields: dict[str, Any] = {"model_type": model_type}
+    kinds = TYPES[model_type]["layer_parts"]["indexer"].get("kinds", [None])
+    if model_type == "mistral_large4_text":
+        fields["rotary_emb.alpha"] = [0.0] * (config.qk_rope_head_dim // 2)
+    if model_type == "qwen4_exp_text":
+        fields["indexer_head_dim"] = 128
+    spec = pe.RotarySpec.from_huggingface(fields, kinds[0], part="indexer")
+    package = {"dots3_note_text": "dots3_note", "mistral_large4_text": "mistral_large4", "qwen4_exp_text": "qwen4_exp"}  # fmt: skip
+    name = package.get(model_type, model_type)
+    code = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    query = torch.randn(1, 7, 2, spec.head_dim)
+    angles = torch.arange(7)[:, None] * spec.frequencies()[None]
+    halves = "interleave" not in str(theirs(code, model_type)) and model_type != "deepseek_v4"
+    table = torch.cat([angles, angles], -1) if halves or model_type != "deepseek_v4" else angles
+    cosine, sine = table.cos().float()[None], table.sin().float()[None]
+    start = spec.rotary_start
+    window = query[..., start : start + spec.rotary_dim]
+    found = pe.functional.rotary(query, spec=spec)
+    assert torch.equal(found[..., :start], query[..., :start])
+    assert torch.equal(found[..., start + spec.rotary_dim :], query[..., start + spec.rotary_dim :])
+    rotated = found[..., start : start + spec.rotary_dim]
+    if model_type == "deepseek_v4":
+        expected = code.apply_rotary_pos_emb(window, cosine, sine, unsqueeze_dim=2)
+    else:
+        expected = theirs(code, model_type)(window, window, cosine, sine, unsqueeze_dim=2)[0]
+    regrouped = torch.cat((rotated[..., 0::2], rotated[..., 1::2]), -1)
+    candidates = [rotated, regrouped] if spec.interleaved else [rotated]
+    scale = max(spec.attention_factor, 1.0)
+    assert any(torch.allclose(each / scale, expected, atol=2e-5) for each in candidates)
+
+
+def theirs(code: Any, model_type: str) -> Any:
+    """The function by which a model's indexer rotates, as its code names it."""
+    interleaved = TYPES[model_type]["layer_parts"]["indexer"]["pairing"] == "interleaved"
+    name = "apply_rotary_pos_emb_interleave" if interleaved else "apply_rotary_pos_emb"
+    return getattr(code, name, code.apply_rotary_pos_emb)
+
+
+def test_a_part_that_a_layer_does_not_have(either: None) -> None:
+    with pytest.raises(ValueError, match=r"part: expected one of \['attention'\], got 'indexer'"):
+        pe.RotarySpec.from_huggingface({"model_type": "llama"}, part="indexer")

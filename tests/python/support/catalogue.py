@@ -1,0 +1,16 @@
+"""Model types of the catalogue, by what it says of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posembed.configuration import tables
+
+TYPES: dict[str, dict[str, Any]] = tables()["types"]
+
+
+def having(key: str, *values: Any) -> list[str]:
+    """The model types that have an entry, with one of these values if any are given."""
+    return sorted(
+        name for name, own in TYPES.items() if key in own and (not values or own[key] in values)
+    )
