@@ -131,7 +131,11 @@ RotarySpec RotarySpec::from_json(const std::string& text) {
   return spec;
 }
 
-bool RotarySpec::operator==(const RotarySpec& other) const { return to_json() == other.to_json(); }
+bool RotarySpec::operator==(const RotarySpec& other) const {
+  RotarySpec ours = *this, theirs = other;
+  ours.score_scale = theirs.score_scale = std::nullopt;
+  return ours.to_json() == theirs.to_json();
+}
 
 RotarySpec RotarySpec::for_keys() const {
   RotarySpec result = *this;

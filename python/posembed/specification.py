@@ -164,8 +164,8 @@ class RotarySpec:
             rounded once. "float32_rounded_table": the same with cosine and sine in the data's
             dtype. "float32_polar": as in Meta's complex form. docs/guide/rotary_bits.md lists which
             program uses which.
-        score_scale: What the model multiplies its scores by besides ``1 / sqrt(head width)``; the
-            rotation does not.
+        score_scale: What the model multiplies its scores by besides ``1 / sqrt(head width)``. The
+            rotation does not, so specifications that differ in it alone are equal.
 
     Raises:
         ValueError: The numbers are inconsistent; the message names the field.
@@ -189,7 +189,7 @@ class RotarySpec:
     custom_attention_factor: float | None = None
     reverse: bool = False
     numerics: Numerics = "exact"
-    score_scale: ScoreScale | None = None
+    score_scale: ScoreScale | None = dataclasses.field(default=None, compare=False)
     text: str = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -222,7 +222,7 @@ class RotarySpec:
         return tracer.create_node("call_function", rotary_spec, (self.text,), {})
 
     def to_json(self) -> str:
-        """JSON text; equal specifications have equal text, in C++ too."""
+        """JSON text; equal specifications with equal scales have equal text, in C++ too."""
         return self.text
 
     @classmethod

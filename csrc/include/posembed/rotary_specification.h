@@ -131,8 +131,8 @@ struct POSEMBED_API Sections {
                      bool restart = false);
 };
 
-/// The numbers that define a rotation. Plain data; equal specifications have equal to_json() text,
-/// in C++ and in Python.
+/// The numbers that define a rotation. Plain data; equal specifications with equal scales of scores
+/// have equal to_json() text, in C++ and in Python.
 ///
 ///     posembed::RotarySpec spec(128);
 ///     spec.base = 500000.0;
@@ -156,7 +156,8 @@ struct POSEMBED_API RotarySpec {
 
   Numerics numerics = Numerics::exact;
 
-  /// What the model multiplies its scores by besides 1 / sqrt(head width); the rotation does not.
+  /// What the model multiplies its scores by besides 1 / sqrt(head width). The rotation does not,
+  /// so specifications that differ in it alone are equal.
   std::optional<ScoreScale> score_scale = std::nullopt;
 
   /// @throws c10::ValueError the numbers are inconsistent; the message names the field

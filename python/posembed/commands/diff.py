@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 def compared(a: RotarySpec | None, b: RotarySpec | None) -> dict[str, Any]:
     """The differences of layers of one kind; None: there are no such layers that rotate."""
     if a is not None and b is not None:
-        differences = [] if a == b else a.diff(b).splitlines()
+        differences = [] if a.to_json() == b.to_json() else a.diff(b).splitlines()
     else:
         differences = [f"only the {'first' if b is None else 'second'} model has such layers"]
     facts = {"a": a and common.facts(a), "b": b and common.facts(b)}

@@ -171,7 +171,9 @@ def test_specifications_with_a_scale() -> None:
     assert hash(spec) == hash(
         pe.RotarySpec(8, score_scale=pe.ScoreScale(2.0, 0.1, 16, 1, False, "key"))
     )
-    assert spec != pe.RotarySpec(8)
+    assert spec == pe.RotarySpec(8)  # it rotates alike
+    assert spec.to_json() != pe.RotarySpec(8).to_json()
+    assert pe.RotarySpec.from_json(spec.to_json()).score_scale == scale
     assert "score_scale" not in pe.RotarySpec(8).to_json()
     assert pe.RotarySpec(8).diff(spec).startswith("score_scale: null against {")
     query: Tensor = torch.randn(1, 3, 2, 8)
