@@ -32,6 +32,7 @@ from cases import (
     alibi,
     bag,
     fused_ops,
+    memory,
     one_token,
     peers,
     pretrained,
@@ -55,7 +56,18 @@ ALLOCATORS = {
     "huge pages": {"THP_MEM_ALLOC_ENABLE": "1"},
 }
 
-FAMILIES = (rotary, fused_ops, token, bag, additive, alibi, one_token, pretrained, transformers)
+FAMILIES = (
+    rotary,
+    fused_ops,
+    token,
+    bag,
+    memory,
+    additive,
+    alibi,
+    one_token,
+    pretrained,
+    transformers,
+)
 
 
 def parse() -> argparse.Namespace:

@@ -62,6 +62,27 @@ inline const dispatcher::Operator<Tensor(const Tensor&, c10::SymInt), Ids> embed
 inline const dispatcher::Operator<std::tuple<Tensor, Tensor>(const Tensor&, c10::SymInt), Ids>
     embedding_backward_rows{"embedding_backward_rows"};
 
+/// Arguments of embedding_quantized after the codes and scales, in the order of its schema.
+struct Codes {
+  Tensor ids;                           // int [...]
+  std::optional<Tensor> biases;         // as scales; none: 0
+  int64_t block_rows = 1;               // rows and columns that share a scale
+  int64_t block_columns = 0;            // 0: a row is divided evenly
+  double scale = 1.0;                   // multiplies the result
+  std::optional<at::ScalarType> dtype;  // of the result; none: float32
+
+  POSEMBED_FIELDS(self.ids, self.biases, self.block_rows, self.block_columns, self.scale,
+                  self.dtype)
+};
+
+/// Rows of a frozen table of codes: codes, scales.
+inline const dispatcher::Operator<Tensor(const Tensor&, const Tensor&), Codes> embedding_quantized{
+    "embedding_quantized"};
+
+/// Codes, scales and biases, empty if there are none: weight, format, columns of a block.
+inline const dispatcher::Operator<std::tuple<Tensor, Tensor, Tensor>(const Tensor&, Text, int64_t)>
+    quantize_rows{"quantize_rows"};
+
 /// The table with rows [0, num_embeddings). Old rows keep their bits; new rows are those given, or
 /// initialised as the text says.
 inline const dispatcher::Operator<Tensor(const Tensor&, int64_t, const std::optional<Tensor>&, Text,

@@ -13,6 +13,17 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
   define(m, "embedding_backward(" + backward + ") -> Tensor");
   define(m, "embedding_backward_rows(" + backward + ") -> (Tensor, Tensor)");
   define(m,
+         "embedding_quantized("
+         "Tensor codes, "
+         "Tensor scales, "
+         "Tensor ids, "
+         "Tensor? biases=None, "
+         "int block_rows=1, "
+         "int block_columns=0, "
+         "float scale=1.0, "
+         "ScalarType? dtype=None) -> Tensor");
+  define(m, "quantize_rows(Tensor weight, str format, int block=0) -> (Tensor, Tensor, Tensor)");
+  define(m,
          "embedding_resize("
          "Tensor weight, "
          "int num_embeddings, "

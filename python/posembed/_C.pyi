@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.cpp import ModuleWrapper
 
+from posembed.ngram import NgramSpec
 from posembed.pretrained import Format
 from posembed.specification import RotarySpec
 
@@ -305,6 +306,32 @@ class SinusoidalPositionalEmbedding(ModuleWrapper):
     ) -> Tensor: ...
     def encode(self, positions: Tensor, *, dtype: torch.dtype | None = None) -> Tensor: ...
     def shift_matrix(self, distance: float) -> Tensor: ...
+
+class NgramEmbedding(ModuleWrapper):
+    def __init__(
+        self,
+        spec: NgramSpec,
+        embedding_dim: int,
+        *,
+        summed: bool = False,
+        gradient: str = "dense",
+    ) -> None: ...
+    def forward(
+        self, ids: Tensor, history: Tensor | None = None, cu_seqlens: Tensor | None = None
+    ) -> Tensor: ...
+    def next_history(self, ids: Tensor, history: Tensor | None = None) -> Tensor: ...
+
+class PerLayerEmbedding(ModuleWrapper):
+    def __init__(
+        self,
+        num_embeddings: int,
+        num_layers: int,
+        layer_dim: int,
+        *,
+        scale: float | str = 1.0,
+    ) -> None: ...
+    def forward(self, ids: Tensor) -> Tensor: ...
+    def layer(self, ids: Tensor, index: int) -> Tensor: ...
 
 class TokenBag(ModuleWrapper):
     def __init__(

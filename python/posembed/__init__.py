@@ -18,7 +18,9 @@ from posembed.conversion import permute_rotary_weight
 from posembed.functional import check_errors
 from posembed.input import InputEmbedding
 from posembed.learned import LearnedPositionalEmbedding
+from posembed.ngram import NgramEmbedding, NgramSpec, PerLayerEmbedding
 from posembed.pretrained import FileFormatError
+from posembed.quantized import QuantizedTable
 from posembed.relative_bias import RelativePositionBias
 from posembed.rotary import RotaryEmbedding
 from posembed.scaling import (
@@ -58,8 +60,12 @@ __all__ = [
     "Llama3Scaling",
     "LongRopeScaling",
     "MropeRule",
+    "NgramEmbedding",
+    "NgramSpec",
     "NtkScaling",
+    "PerLayerEmbedding",
     "ProportionalScaling",
+    "QuantizedTable",
     "RelativePositionBias",
     "RotaryEmbedding",
     "RotarySpec",

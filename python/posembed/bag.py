@@ -15,11 +15,12 @@ from posembed.functional import BagMode, Device, Gradient
 from posembed.functional._bag import pooled
 from posembed.functional._gate import check_tensors
 from posembed.functional._token import padding_row
+from posembed.quantized import Quantizable
 from posembed.sharding import zero_row
 from posembed.token import TableOptions, check_sizes, check_table_options, table_from_file
 
 
-class TokenBag(Leaf, nn.EmbeddingBag):
+class TokenBag(Leaf, Quantizable, nn.EmbeddingBag):
     """``torch.nn.EmbeddingBag`` with checked ids and reproducible gradients.
 
     Rows of every dtype are summed in float32 and rounded once. Gradients are bitwise identical for
@@ -200,7 +201,12 @@ class TokenBag(Leaf, nn.EmbeddingBag):
             if weights is not None:
                 raise ValueError("per_sample_weights: expected none beside weights")
             weights = per_sample_weights
-        weight: Tensor = self._parameter("weight")
+        weight: Tensor | None = self._parameter("weight")
+        if weight is None:
+            padding = -1 if self.padding_idx is None else self.padding_idx
+            return self.quantized.pooled(
+                ids, offsets, padding, self.include_last_offset, self.mode, weights
+            )
         return pooled(
             weight,
             ids,

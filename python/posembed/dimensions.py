@@ -90,6 +90,9 @@ _SCORES = {
 
 TABLE = {
     "embedding": Dimensions({"ids": "*"}, {"weight": "VD"}, ("*D",)),
+    "embedding_quantized": Dimensions(
+        {"ids": "*"}, {"codes": "..", "scales": "..", "biases": ".."}, ("*.",)
+    ),
     "embedding_backward": Dimensions({"gradient": "*D"}, {"ids": "*"}, ("VD",)),
     "token_bag": Dimensions(
         {"ids": "b?."}, {"weight": ".D", "offsets": ".", "weights": "b?."}, ("bD",)
@@ -125,6 +128,7 @@ TABLE = {
     "alibi_attention": Dimensions(
         {"query": "bh..", "key": "bh..", "value": "bh.."}, {"slopes": ".?h", **_SCORES}, ("query",)
     ),
+    "ngram_ids": Dimensions({"ids": "b?s"}, {"history": "b?.", "cu_seqlens": "."}, ("b?s.",)),
     "relative_bias": Dimensions({"weight": ".h"}, {}, ("h..",)),
     "relative_window_bias": Dimensions({"weight": ".h"}, {}, ("h..",)),
     "relative_window_resample": Dimensions({"weight": ".h"}, {}, (".h",)),

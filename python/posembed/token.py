@@ -18,6 +18,7 @@ from posembed._validation import finite, flag, whole
 from posembed.functional import Device, Gradient, Initialization
 from posembed.functional._gate import check_tensors
 from posembed.functional._token import looked_up, padding_row
+from posembed.quantized import Quantizable
 from posembed.sharding import is_sharded, zero_row
 
 # The dtypes of tables.
@@ -97,7 +98,7 @@ def within(ids: Tensor, rows: int) -> Tensor:
     return torch.where(valid, ids, (ids * valid).amax())
 
 
-class TokenEmbedding(Leaf, nn.Embedding):
+class TokenEmbedding(Leaf, Quantizable, nn.Embedding):
     """``torch.nn.Embedding`` with reproducible gradients, a scale and a tied output head.
 
     Gradients of every dtype are summed in float32 and rounded once. They are bitwise identical for
@@ -315,6 +316,9 @@ class TokenEmbedding(Leaf, nn.Embedding):
         Raises:
             ValueError: The table is a DTensor and ``max_norm`` is set.
         """
+        weight: Tensor | None = self._parameter("weight")
+        if weight is None:
+            return self.quantized(ids, self.scale)  # type: ignore[no-any-return]
         if self.max_norm is not None:
             if is_sharded(self.weight):
                 raise ValueError(f"max_norm: expected none for a DTensor, got {self.max_norm:g}")
@@ -324,7 +328,6 @@ class TokenEmbedding(Leaf, nn.Embedding):
                 known = within(ids, self.num_embeddings)
                 if known.numel() > 0:
                     torch.embedding_renorm_(table, known, self.max_norm, self.norm_type)
-        weight: Tensor = self._parameter("weight")
         padding = padding_row(self.padding_idx, weight)
         return looked_up(
             ids, weight, padding, self.scale, self.scale_grad_by_freq, -1, self.gradient
@@ -373,6 +376,8 @@ class TokenEmbedding(Leaf, nn.Embedding):
             >>> token
             TokenEmbedding(30592, 768, padding_idx=0)
         """
+        if self.weight is None:
+            raise TypeError("weight: expected a table of numbers, got one of codes")
         num_embeddings = whole("num_embeddings", num_embeddings)
         if generator is not None and not isinstance(generator, torch.Generator):
             raise TypeError(f"generator: expected a torch.Generator or None, got {generator!r}")
@@ -414,6 +419,8 @@ class TokenEmbedding(Leaf, nn.Embedding):
 @torch.fx.wrap
 def tied_logits(token: TokenEmbedding, hidden: Tensor) -> Tensor:
     """:meth:`TokenEmbedding.logits` as a function, so that torch.fx keeps the call."""
+    if token.weight is None:
+        raise TypeError("weight: expected a table of numbers, got one of codes: dequantize() it")
     if not token.weight.is_meta or hidden.is_meta:
         return _product(hidden, token.weight)
     # accelerate has offloaded the table, and its hook loads it only for calls of the module.

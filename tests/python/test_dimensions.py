@@ -41,6 +41,7 @@ NOT_IN_TABLE = {
     "learned_extend": "a composition, for whole tables alone",
     "relative_log_distances": "a composition",
     "sinusoidal_grid_positions": "a composition",
+    "quantize_rows": "a composition, for whole tables alone",
     "rotary_permute_weight": "a composition, for whole weights alone",
     "input_embedding": "its dropout depends on where a token is",
     "input_embedding_forward": "its dropout depends on where a token is",
@@ -76,6 +77,8 @@ NOT_SPLIT = {
     "rotary_rerotate_": "refused by name",
     "learned_extend": "replicated tables only, with_rows",
     "embedding_resize": "replicated tables only, with_rows",
+    "embedding_quantized": "refused by name",
+    "quantize_rows": "for whole tables alone",
 }
 
 

@@ -49,6 +49,9 @@ WITHOUT_CASE = {
     "document_positions": "from integers to integers; positions/test_positions.py",
     "zigzag_positions": "from integers to integers; positions/test_positions.py",
     "rotary_rerotate_": "rotary_ twice, on a copy; rotary/test_conversion.py",
+    "embedding_quantized": "of codes; token/test_quantized.py",
+    "quantize_rows": "gives codes; token/test_quantized.py",
+    "ngram_ids": "from integers to integers; ngram/test_ngram_ids.py",
 }
 
 every = pytest.mark.parametrize("case", OPERATORS, ids=lambda case: case.name)

@@ -86,6 +86,7 @@ def enlarge(module: Any) -> Any:
     return module.of_window()
 
 
+NGRAMS = pe.NgramSpec.qwen4_exp(12, boundary=2, layer=1, rows=9, heads=2, divisor=8)
 MODULES = [
     twins("TokenEmbedding", 12, 8, call=look_up),
     twins("TokenEmbedding", 12, 8, 3, 1.5, 1.0, True, scale=0.5, gradient="rows", call=look_up),
@@ -103,6 +104,23 @@ MODULES = [
         call=lambda m: m.forward(ids(7), torch.tensor([0, 3, 3, 7])),
     ),
     twins("TokenBag", 12, 8, mode="max", call=lambda m: m.forward(ids(7), torch.tensor([0, 3]))),
+    twins("NgramEmbedding", NGRAMS, 12, call=lambda m: (m.forward(ids(2, 5)), m.forward(ids(5)))),
+    twins(
+        "NgramEmbedding",
+        pe.NgramSpec.blt(2, (2, 3), 7),
+        6,
+        summed=True,
+        gradient="rows",
+        call=lambda m: m.forward(ids(2, 5), m.next_history(ids(2, 1)), torch.tensor([0, 5])),
+    ),
+    twins(
+        "PerLayerEmbedding",
+        12,
+        3,
+        4,
+        scale="sqrt_dim",
+        call=lambda m: (m.forward(ids(2, 5)), m.layer(ids(5), -1)),
+    ),
     twins("LearnedPositionalEmbedding", 9, 8, call=lambda m: m.forward(numbers(2, 5, 8), offset=3)),
     twins(
         "LearnedPositionalEmbedding",

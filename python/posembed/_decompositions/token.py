@@ -22,3 +22,30 @@ def embedding(
         known = (local >= 0) & (local < weight.shape[0])
         rows = torch.nn.functional.embedding(local * known, weight) * known.unsqueeze(-1)
     return rows if scale == 1.0 else rows * scale
+
+
+def embedding_quantized(
+    codes: Tensor,
+    scales: Tensor,
+    ids: Tensor,
+    biases: Tensor | None,
+    block_rows: int,
+    block_columns: int,
+    scale: float,
+    dtype: torch.dtype | None,
+) -> Tensor:
+    rows = codes[ids]  # [..., columns]
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    if codes.dtype == torch.uint8:
+        rows = torch.stack([rows & 15, rows >> 4], -1).flatten(-2)
+    dim = rows.shape[-1]
+    block = block_columns or dim // scales.shape[1]
+
+    def of_columns(values: Tensor) -> Tensor:
+        found = values[ids // block_rows].to(wide)
+        return found.repeat_interleave(block, -1)[..., :dim]
+
+    numbers = rows.to(wide) * of_columns(scales)
+    if biases is not None:
+        numbers = numbers + of_columns(biases)
+    return (numbers * scale).to(dtype or torch.float32)

@@ -35,16 +35,20 @@ from posembed.functional._learned import (
     opt_positions,
     roberta_positions,
 )
+from posembed.functional._ngram import ngram_ids
 from posembed.functional._options import (
     BagMode,
     CacheLayout,
+    CodeFormat,
     Device,
     Gradient,
     Initialization,
     Layout,
+    NgramRule,
     RelativeBuckets,
     ResamplingMethod,
 )
+from posembed.functional._quantized import embedding_quantized, quantize_rows
 from posembed.functional._relative_bias import (
     relative_bias,
     relative_buckets,
@@ -67,10 +71,12 @@ from posembed.functional._token import embedding, embedding_resize
 __all__ = [
     "BagMode",
     "CacheLayout",
+    "CodeFormat",
     "Device",
     "Gradient",
     "Initialization",
     "Layout",
+    "NgramRule",
     "RelativeBuckets",
     "ResamplingMethod",
     "alibi_add",
@@ -85,6 +91,7 @@ __all__ = [
     "alibi_softmax_",
     "check_errors",
     "embedding",
+    "embedding_quantized",
     "embedding_resize",
     "fairseq_positions",
     "input_embedding",
@@ -94,9 +101,11 @@ __all__ = [
     "learned_resample",
     "mla_rotary",
     "mla_rotary_cache_",
+    "ngram_ids",
     "norm_rotary",
     "norm_rotary_",
     "opt_positions",
+    "quantize_rows",
     "relative_bias",
     "relative_buckets",
     "relative_log_distances",

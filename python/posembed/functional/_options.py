@@ -18,6 +18,8 @@ Gradient = Literal["dense", "rows"]
 BagMode = Literal["sum", "mean", "max"]
 ResamplingMethod = Literal["bicubic", "bilinear"]
 RelativeBuckets = Literal["t5", "bert"]
+NgramRule = Literal["xor", "rolling"]
+CodeFormat = Literal["float8", "int8", "int4"]
 Initialization = Literal["mean", "mean-and-covariance", "normal"]
 
 

@@ -143,6 +143,18 @@ def token_bag(name: str, weight: Tensor, *arguments: Any) -> Any:
     return call.run()
 
 
+def ngram_ids(name: str, ids: Tensor, *arguments: Any) -> Any:
+    """Hashes n-grams, which need the tokens before: the sequence must be whole."""
+    call = Call(name, ids, *arguments)
+    if call.split.has("s"):
+        raise ValueError(
+            f"ids: expected a sequence in one piece, as n-grams reach back, got {ids.placements}"  # type: ignore[attr-defined]
+        )
+    if call.given["history"] is not None and call.given["cu_seqlens"] is not None:
+        raise ValueError("history: expected none with cu_seqlens for DTensors")
+    return call.run()
+
+
 def alibi_attention(name: str, query: Tensor, key: Tensor, *arguments: Any) -> Any:
     """Attends; a single key head stays replicated, and several are split like the query heads.
 
@@ -170,5 +182,6 @@ BY_HAND: dict[str, Callable[..., Any]] = {
     "rotary_tables_pair_": rotated_pair,
     "embedding": embedding,
     "token_bag": token_bag,
+    "ngram_ids": ngram_ids,
     "alibi_attention": alibi_attention,
 }

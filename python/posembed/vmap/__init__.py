@@ -15,12 +15,14 @@ import torch
 from posembed.dimensions import TABLE
 from posembed.vmap.copies import in_place_rule, loop_rule, some_or_no_copies
 from posembed.vmap.merging import merged_rule
+from posembed.vmap.ngram import ngram_ids_rule
 from posembed.vmap.token import embedding_backward_rule, embedding_rule
 
 # Rules by hand, which also join the rows of mapped tables.
 BY_HAND: dict[str, Callable[..., Any]] = {
     "embedding": embedding_rule,
     "embedding_backward": embedding_backward_rule,
+    "ngram_ids": ngram_ids_rule,
 }
 # Operators that are called once per copy, although their dimensions are known.
 COPY_BY_COPY = {"token_bag": "bags of one size cannot be added to ids that have offsets"}

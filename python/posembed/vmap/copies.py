@@ -17,7 +17,7 @@ def loop_rule(
     results = []
     for i in range(info.batch_size):
         single = [
-            arg if dim is None else arg.select(dim, i)
+            arg.select(dim, i) if isinstance(dim, int) else arg  # lists have lists of dimensions
             for arg, dim in itertools.zip_longest(args, in_dims)
         ]
         results.append(operator(*single, **options))

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "posembed/quantized.h"
 #include "posembed/token.h"
 
 namespace {
@@ -173,6 +174,25 @@ TEST(TokenModule, RefusesWhatDoesNotFit) {
               std::string::npos)
         << error.what();
   }
+}
+
+TEST(QuantizedRows, AreLookedUpAsTheirNumbers) {
+  const torch::Tensor weight = torch::randn({9, 64}), ids = torch::tensor({{8, 0}, {3, 3}});
+  for (const std::string format : {"float8", "int8", "int4"}) {
+    const auto rows = posembed::functional::quantize_rows(weight, format, 32);
+    torch::Tensor codes = rows.codes;
+    if (format == "int4") {
+      codes = torch::stack({codes.bitwise_and(15), codes.div(16, "floor")}, -1).flatten(1);
+    }
+    torch::Tensor numbers = codes.to(torch::kDouble) * rows.scales.repeat_interleave(32, 1);
+    if (rows.biases.has_value()) numbers += rows.biases->repeat_interleave(32, 1);
+    const torch::Tensor found = posembed::functional::embedding(ids, rows);
+    EXPECT_TRUE(torch::equal(found, numbers.index({ids}).to(torch::kFloat))) << format;
+    EXPECT_EQ(posembed::functional::embedding(ids, rows, 2.0, torch::kBFloat16).dtype(),
+              torch::kBFloat16);
+    EXPECT_LT(rows.memory(), 9 * 64 * 2);
+  }
+  EXPECT_THROW(posembed::functional::quantize_rows(weight, "float8", 7), c10::ValueError);
 }
 
 }  // namespace

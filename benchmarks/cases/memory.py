@@ -1,0 +1,90 @@
+"""Tables as memory: hashed n-grams beside transformers' module, and rows of codes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import posembed as pe
+import torch
+from measure import Case, Goal
+from plan import Plan, plan
+from setting import Setting
+from torch import Tensor, nn
+
+try:
+    from transformers.models.qwen4_exp import modeling_qwen4_exp as qwen
+except ImportError:
+    qwen = None
+
+VOCABULARY, BOUNDARY, ROWS, DIM = 50257, 50256, 100_000, 2048
+CODE_ROWS, CODE_DIM, TOKENS = 1_000_000, 256, 8192
+
+
+class Eager(nn.Module):
+    """nn.Embedding with ids by torch's own operators, as transformers writes them."""
+
+    def __init__(self, memory: pe.NgramEmbedding) -> None:
+        super().__init__()
+        config = qwen.Qwen4ExpTextConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=DIM,
+            ple_layer_ids=[1],
+            ngram_vocab_size_base=ROWS,
+            eos_token_id=BOUNDARY,
+        )
+        self.module = qwen.Qwen4ExpTextNGramEmbedding(config, DIM, 0)
+        self.module.ngram_embedding.weight = memory.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.module(ids, None)  # type: ignore[no-any-return]
+
+
+def ngrams(name: str, batch: int, seq: int, setting: Setting) -> Case:
+    spec = pe.NgramSpec.qwen4_exp(VOCABULARY, BOUNDARY, rows=ROWS)
+    ours = pe.NgramEmbedding(spec, DIM, device=setting.device).requires_grad_(False)
+    ids = torch.randint(VOCABULARY, (batch, seq), device=setting.device)
+    numbers = torch.ops.posembed.ngram_ids.default
+    candidates = {
+        "posembed": lambda: ours(ids),
+        "posembed, ids alone": lambda: numbers(ids, *spec.arguments),
+    }
+    if qwen is not None:
+        eager = Eager(ours).to(setting.device)
+        candidates["transformers"] = torch.no_grad()(lambda: eager(ids))
+        return Case(name, candidates, goals=(Goal("posembed", "transformers", 3.0),))
+    return Case(name, candidates)
+
+
+def codes(name: str, format: str, dtype: torch.dtype, setting: Setting) -> Case:
+    weight = torch.randn(CODE_ROWS, CODE_DIM, dtype=dtype, device=setting.device)
+    table = pe.QuantizedTable.quantize(weight, format, block=128)
+    ids = torch.randint(CODE_ROWS, (TOKENS,), device=setting.device)
+    plain, moved = table.codes[:TOKENS].clone(), torch.empty_like(table.codes[:TOKENS])
+    result = torch.empty(TOKENS, CODE_DIM, dtype=dtype, device=setting.device)
+
+    def copy() -> None:  # the bytes that a look-up reads, and those that it writes
+        moved.copy_(plain)
+        result.fill_(0)
+
+    return Case(
+        name,
+        {
+            "copy_ of the codes, fill_ of the result": copy,
+            "posembed": torch.no_grad()(lambda: table(ids)),
+            "F.embedding of the table before": torch.no_grad()(
+                lambda: nn.functional.embedding(ids, weight)
+            ),
+        },
+        "copy_ of the codes, fill_ of the result",
+    )
+
+
+def plans(setting: Setting) -> Iterator[Plan]:
+    for batch, seq in ((1, 1), (32, 1), (1, 4096)):
+        yield plan(f"ngram rows, {batch} x {seq} tokens", ngrams, batch, seq, setting)
+    dtypes = (torch.float32, torch.bfloat16)
+    for format, dtype in itertools.product(("float8", "int8", "int4"), dtypes):
+        kind = str(dtype).removeprefix("torch.")
+        name = f"rows of codes, {TOKENS} x {CODE_DIM} {format} to {kind}"
+        yield plan(name, codes, format, dtype, setting)

@@ -1,0 +1,53 @@
+/// Frozen tables of 8- or 4-bit codes with scales, which are widened as they are looked up.
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "posembed/export.h"
+
+namespace posembed {
+
+/// A table of codes: its numbers are codes * scales + biases.
+struct POSEMBED_API QuantizedRows {
+  /// float8_e4m3fn or int8 [num_embeddings, embedding_dim], or uint8 [num_embeddings,
+  /// embedding_dim / 2] with two numbers of 4 bits, 0 to 15, the first in the lower half.
+  torch::Tensor codes;
+  /// float32, or float8_e8m0fnu (powers of two): [num_embeddings / block_rows, embedding_dim /
+  /// block_columns], rounded up.
+  torch::Tensor scales;
+  std::optional<torch::Tensor> biases = std::nullopt;  ///< float32, as scales; none: 0
+  int64_t block_rows = 1;                              ///< rows that share a scale
+  int64_t block_columns = 0;  ///< columns that share one; 0: scales divide a row evenly
+
+  /// The bytes of codes, scales and biases.
+  int64_t memory() const;
+};
+
+namespace functional {
+
+/// Codes and their scales for a floating table [num_embeddings, embedding_dim].
+///
+///     auto rows = posembed::functional::quantize_rows(token->weight, "float8", 128);
+///     auto vectors = posembed::functional::embedding(ids, rows);
+///
+/// @param format  "float8" or "int8", whose largest code is the largest number of a block; "int4",
+///     whose codes lie evenly between its least and its largest
+/// @param block  columns that share a scale, a divisor of embedding_dim; 0: all
+/// @throws c10::ValueError an unknown format or a block that does not divide a row
+POSEMBED_API QuantizedRows quantize_rows(const torch::Tensor& weight, const std::string& format,
+                                         int64_t block = 0);
+
+/// scale * (codes * scales + biases) of the rows of `ids`, computed in float32 (float64 for
+/// float64) and rounded once; no gradient.
+/// @param ids  int32 or int64 [...], from 0 to num_embeddings - 1
+/// @param dtype  of the result [..., embedding_dim]: float32, float64, bfloat16 or float16
+/// @throws c10::ValueError shapes; c10::TypeError dtypes; c10::IndexError ids
+POSEMBED_API torch::Tensor embedding(const torch::Tensor& ids, const QuantizedRows& rows,
+                                     double scale = 1.0, torch::Dtype dtype = torch::kFloat);
+
+}  // namespace functional
+}  // namespace posembed

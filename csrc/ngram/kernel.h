@@ -1,0 +1,48 @@
+// The n-gram kernels: each token and those before it are hashed to one row of a table for each size
+// of n-gram and each head. The hash wraps in 64 bits, and a modulus is a multiplication by its
+// reciprocal, exact for all 64-bit numbers.
+#pragma once
+
+#include <cstdint>
+
+#include "core/cpu_kernel.h"
+#include "core/cuda_launch.h"
+#include "core/divisor.h"
+#include "core/index.h"
+
+namespace posembed::ngram {
+
+/// Limits that let the numbers of a specification be arguments of a CUDA kernel.
+inline constexpr int64_t max_columns = 128, max_multipliers = 64;
+
+/// Kernels read vectors of numbers, of which the last may be past the end.
+inline constexpr int64_t slack = 8;
+
+/// out[b, s, c] = the hash of column c, modulo modulus[c], plus offset[c]. Column c is head c %
+/// heads of the n-grams of size sizes[c / heads].
+struct IdsArguments {
+  core::IndexView ids;         // [batch, seq]
+  core::IndexView history;     // [history_rows, longest - 1]; data == nullptr: padding
+  core::IndexView cu_seqlens;  // [documents + 1], in each row; data == nullptr: one document
+  int64_t* out = nullptr;      // [batch, seq, num_sizes * heads]
+  int64_t batch = 0, seq = 0;
+  int64_t documents = 1;     // of each row
+  int64_t history_rows = 1;  // batch * documents, or documents if all rows have the same
+  int64_t boundary = 0;
+  int64_t padding = 0;  // the token before the first of a document, and before a boundary
+  bool has_boundary = false;
+  bool rolling = false;  // polynomial in a multiplier for each head; otherwise xor of products
+  int32_t num_sizes = 0, heads = 0, longest = 0;
+  int32_t sizes[max_multipliers];                 // ascending
+  uint64_t multipliers[max_multipliers + slack];  // [longest]; rolling: [heads]
+  int64_t modulus[max_columns + slack];
+  uint64_t inverse[max_columns + slack];  // as in core::Divisor
+  int64_t offset[max_columns + slack];
+};
+
+/// The ids of tokens [begin, end) of batch * seq.
+POSEMBED_CPU_KERNEL(hash_tokens, void(const IdsArguments& arguments, int64_t begin, int64_t end));
+
+const char* hash_tokens_cuda(const IdsArguments& arguments, core::CudaStream stream);
+
+}  // namespace posembed::ngram

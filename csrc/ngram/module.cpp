@@ -1,0 +1,185 @@
+// NgramEmbedding, PerLayerEmbedding and functional::ngram_ids: thin wrappers around operators.
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <torch/nn/init.h>
+
+#include <algorithm>
+#include <cmath>
+#include <ostream>
+
+#include "dispatcher/checks.h"
+#include "ngram/operator.h"
+#include "posembed/bag.h"
+#include "posembed/memory.h"
+#include "posembed/ngram.h"
+
+namespace posembed {
+
+const char* name(NgramRule rule) { return rule == NgramRule::products ? "xor" : "rolling"; }
+
+namespace ngram {
+namespace {
+
+/// The first row of each head, where heads follow each other.
+std::vector<int64_t> in_turn(const std::vector<int64_t>& moduli) {
+  std::vector<int64_t> offsets;
+  int64_t first = 0;
+  for (const int64_t modulus : moduli) {
+    offsets.push_back(first);
+    first += modulus;
+  }
+  return offsets;
+}
+
+Call call_of(const NgramSpec& spec) {
+  Call call(spec);
+  if (call.offsets().empty()) call.offsets(in_turn(call.moduli()));
+  return call;
+}
+
+int64_t padding_of(const NgramSpec& spec) {
+  return spec.padding().value_or(spec.boundary().value_or(0));
+}
+
+}  // namespace
+}  // namespace ngram
+
+NgramSpec NgramSpec::qwen4_exp(int64_t vocab_size, int64_t boundary, int64_t layer,
+                               int64_t ngram_size, int64_t heads, int64_t rows, int64_t seed,
+                               int64_t divisor) {
+  TORCH_CHECK_VALUE(ngram_size >= 2 && heads >= 1 && divisor >= 1,
+                    "ngram_size, heads, divisor: expected at least 2, 1 and 1, got ", ngram_size,
+                    ", ", heads, " and ", divisor);
+  const int64_t columns = (ngram_size - 1) * heads;
+  NgramSpec spec;
+  spec.multipliers(ngram::ngram_multipliers(ngram_size, vocab_size, layer, seed))
+      .moduli(ngram::ngram_primes(columns, rows, layer * columns))
+      .boundary(boundary);
+  return spec.num_embeddings((spec.table_rows() + divisor - 1) / divisor * divisor);
+}
+
+int64_t NgramSpec::ngram_size() const {
+  ngram::check_spec(*this);
+  return ngram::sizes_of(*this).back();
+}
+
+int64_t NgramSpec::table_rows() const {
+  const ngram::Call call = ngram::call_of(*this);
+  ngram::check_spec(call);
+  int64_t needed = 0;
+  for (size_t i = 0; i < moduli().size(); ++i) {
+    needed = std::max(needed, call.offsets()[i] + moduli()[i]);
+  }
+  const int64_t rows = num_embeddings().value_or(needed);
+  TORCH_CHECK_VALUE(rows >= needed, "num_embeddings: expected ", needed,
+                    " or more, which the heads need, got ", rows);
+  return rows;
+}
+
+torch::Tensor functional::ngram_ids(const torch::Tensor& ids, const NgramSpec& spec,
+                                    const std::optional<torch::Tensor>& history,
+                                    const std::optional<torch::Tensor>& cu_seqlens) {
+  ngram::Call call = ngram::call_of(spec);
+  call.history = history;
+  call.cu_seqlens = cu_seqlens;
+  return ngram::ngram_ids(ids, call);
+}
+
+NgramEmbeddingImpl::NgramEmbeddingImpl(NgramOptions options_) : options(std::move(options_)) {
+  NgramEmbeddingImpl::reset();
+}
+
+void NgramEmbeddingImpl::reset() {
+  const int64_t rows = options.spec().table_rows(), dim = options.embedding_dim();
+  const auto parts =
+      options.summed() ? int64_t{1} : static_cast<int64_t>(options.spec().moduli().size());
+  TORCH_CHECK_VALUE(dim >= 0 && dim % parts == 0, "embedding_dim: expected a multiple of ", parts,
+                    ", the sizes times heads whose rows are joined, got ", dim);
+  weight = register_parameter("weight", torch::empty({rows, dim / parts}));
+  reset_parameters();
+}
+
+void NgramEmbeddingImpl::reset_parameters() {
+  prefer_huge_pages(weight);
+  torch::nn::init::normal_(weight);
+}
+
+void NgramEmbeddingImpl::pretty_print(std::ostream& stream) const {
+  stream << "NgramEmbedding(" << weight.size(0) << ", " << options.embedding_dim()
+         << ", ngram_size=" << options.spec().ngram_size()
+         << ", columns=" << options.spec().moduli().size();
+  if (options.spec().rule() != NgramRule::products) {
+    stream << ", rule='" << posembed::name(options.spec().rule()) << "'";
+  }
+  if (options.summed()) stream << ", summed=True";
+  if (options.gradient() == TableGradient::rows) stream << ", gradient='rows'";
+  stream << ")";
+}
+
+torch::Tensor NgramEmbeddingImpl::forward(const torch::Tensor& ids,
+                                          const std::optional<torch::Tensor>& history,
+                                          const std::optional<torch::Tensor>& cu_seqlens) {
+  const torch::Tensor rows = functional::ngram_ids(ids, options.spec(), history, cu_seqlens);
+  const auto call = EmbeddingCall().gradient(options.gradient());
+  if (!options.summed()) return functional::embedding(rows, weight, call).flatten(-2);
+  const auto bags = BagCall().gradient(options.gradient());
+  return functional::token_bag(rows.flatten(0, -2), weight, bags)
+      .unflatten(0, rows.sizes().slice(0, rows.dim() - 1));
+}
+
+torch::Tensor NgramEmbeddingImpl::next_history(const torch::Tensor& ids,
+                                               const std::optional<torch::Tensor>& history) const {
+  const int64_t kept = options.spec().ngram_size() - 1;
+  torch::Tensor before;
+  if (history.has_value()) {
+    before = *history;
+  } else {
+    std::vector<int64_t> shape = ids.sizes().vec();
+    TORCH_CHECK_VALUE(!shape.empty(), "ids: expected [seq] or [batch, seq], got []");
+    shape.back() = kept;
+    before = at::full(shape, ngram::padding_of(options.spec()), ids.options());
+  }
+  return at::cat({before, ids}, -1).narrow(-1, ids.size(-1), kept).clone();
+}
+
+PerLayerEmbeddingImpl::PerLayerEmbeddingImpl(int64_t num_embeddings, int64_t num_layers,
+                                             int64_t layer_dim, double scale)
+    : num_embeddings(num_embeddings), num_layers(num_layers), layer_dim(layer_dim), scale(scale) {
+  PerLayerEmbeddingImpl::reset();
+}
+
+void PerLayerEmbeddingImpl::reset() {
+  TORCH_CHECK_VALUE(num_embeddings >= 0, "num_embeddings: expected 0 or more, got ",
+                    num_embeddings);
+  TORCH_CHECK_VALUE(num_layers >= 1, "num_layers: expected 1 or more, got ", num_layers);
+  TORCH_CHECK_VALUE(layer_dim >= 0, "layer_dim: expected 0 or more, got ", layer_dim);
+  TORCH_CHECK_VALUE(std::isfinite(scale), "scale: expected a finite number, got ", scale);
+  weight = register_parameter("weight", torch::empty({num_embeddings, num_layers * layer_dim}));
+  reset_parameters();
+}
+
+void PerLayerEmbeddingImpl::reset_parameters() {
+  prefer_huge_pages(weight);
+  torch::nn::init::normal_(weight);
+}
+
+void PerLayerEmbeddingImpl::pretty_print(std::ostream& stream) const {
+  stream << "PerLayerEmbedding(" << num_embeddings << ", " << num_layers << ", " << layer_dim;
+  if (scale != 1.0) stream << ", scale=" << scale;
+  stream << ")";
+}
+
+torch::Tensor PerLayerEmbeddingImpl::forward(const torch::Tensor& ids) {
+  return functional::embedding(ids, weight, EmbeddingCall().scale(scale))
+      .unflatten(-1, {num_layers, layer_dim});
+}
+
+torch::Tensor PerLayerEmbeddingImpl::layer(const torch::Tensor& ids, int64_t index) {
+  TORCH_CHECK_INDEX(index >= -num_layers && index < num_layers, "index: expected ", -num_layers,
+                    " to ", num_layers - 1, ", got ", index);
+  const int64_t place = index < 0 ? index + num_layers : index;
+  return functional::embedding(ids, weight.narrow(1, place * layer_dim, layer_dim),
+                               EmbeddingCall().scale(scale));
+}
+
+}  // namespace posembed

@@ -1,0 +1,176 @@
+// The n-gram operators. Multipliers and moduli are numbers, not tensors: they are checked on every
+// device, their reciprocals are computed on the host, and nothing of them can rot.
+#include "ngram/operator.h"
+
+#include <torch/library.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "dispatcher/checks.h"
+#include "dispatcher/cu_seqlens.h"
+#include "dispatcher/launch.h"
+#include "dispatcher/output_memory.h"
+#include "ngram/kernel.h"
+
+namespace posembed::ngram {
+namespace {
+
+constexpr int64_t largest = std::numeric_limits<int64_t>::max();
+
+bool is_rolling(const NgramSpec& spec) { return spec.rule() == NgramRule::rolling; }
+
+/// The number of sizes that the lists imply if they are not given.
+int64_t implied_sizes(const NgramSpec& spec) {
+  const auto numbers = static_cast<int64_t>(spec.multipliers().size());
+  if (!is_rolling(spec)) return numbers - 1;
+  return static_cast<int64_t>(spec.moduli().size()) / numbers;
+}
+
+// ------------------------------------------------------------------------------------- checks
+
+void check_multipliers(const NgramSpec& spec) {
+  const auto count = static_cast<int64_t>(spec.multipliers().size());
+  const int64_t least = is_rolling(spec) || !spec.sizes().empty() ? 1 : 2;
+  TORCH_CHECK_VALUE(count >= least && count <= max_multipliers, "multipliers: expected ", least,
+                    " to ", max_multipliers, " numbers, got ", count);
+}
+
+void check_sizes(const NgramSpec& spec, const std::vector<int64_t>& sizes) {
+  int64_t before = 0;
+  for (const int64_t size : sizes) {
+    TORCH_CHECK_VALUE(size > before && size <= max_multipliers,
+                      "sizes: expected ascending numbers from 1 to ", max_multipliers, ", got ",
+                      at::IntArrayRef(sizes));
+    before = size;
+  }
+  const auto count = static_cast<int64_t>(spec.multipliers().size());
+  TORCH_CHECK_VALUE(is_rolling(spec) || before == count, "multipliers: expected ", before,
+                    ", one for each token of the longest n-gram, got ", count);
+}
+
+void check_moduli(const NgramSpec& spec, size_t sizes) {
+  const auto& moduli = spec.moduli();
+  TORCH_CHECK_VALUE(
+      !moduli.empty() && moduli.size() <= max_columns && sizes > 0 && moduli.size() % sizes == 0,
+      "moduli: expected 1 to ", max_columns, " numbers, as many for each of ", sizes,
+      " sizes, got ", moduli.size());
+  TORCH_CHECK_VALUE(!is_rolling(spec) || moduli.size() == sizes * spec.multipliers().size(),
+                    "moduli: expected one for each of ", sizes, " sizes and ",
+                    spec.multipliers().size(), " heads, got ", moduli.size());
+  const auto& offsets = spec.offsets();
+  TORCH_CHECK_VALUE(offsets.empty() || offsets.size() == moduli.size(), "offsets: expected ",
+                    moduli.size(), ", as many as moduli, got ", offsets.size());
+  for (size_t i = 0; i < moduli.size(); ++i) {
+    TORCH_CHECK_VALUE(moduli[i] >= 1, "moduli: expected 1 or more, got ", moduli[i], " at index ",
+                      i);
+    const int64_t most = largest - moduli[i] + 1;
+    TORCH_CHECK_VALUE(offsets.empty() || (offsets[i] >= 0 && offsets[i] <= most),
+                      "offsets: expected 0 to ", most, ", got ", offsets[i], " at index ", i);
+  }
+}
+
+void check_tensors(const Tensor& ids, const Call& call, int64_t longest) {
+  // ids: [batch, seq] or [seq]
+  dispatcher::check_integers(ids, "ids");
+  TORCH_CHECK_VALUE(ids.dim() == 1 || ids.dim() == 2, "ids: expected [seq] or [batch, seq], got ",
+                    ids.sym_sizes());
+  c10::SymInt documents = 1;
+  if (call.cu_seqlens.has_value()) {
+    dispatcher::check_integers(*call.cu_seqlens, "cu_seqlens");
+    dispatcher::check_rank(*call.cu_seqlens, "cu_seqlens", 1, "[documents + 1]");
+    documents = call.cu_seqlens->sym_size(0) - 1;
+  }
+  if (!call.history.has_value()) return;
+  const Tensor& history = *call.history;
+  dispatcher::check_integers(history, "history");
+  const c10::SymInt rows = documents * (ids.dim() == 2 ? ids.sym_size(0) : c10::SymInt(1));
+  TORCH_CHECK_VALUE(
+      (history.dim() == 1 ? documents == 1 : history.dim() == 2) &&
+          history.sym_size(-1) == longest - 1 &&
+          (history.dim() == 1 || history.sym_size(0) == rows || history.sym_size(0) == documents),
+      "history: expected [", rows, ", ", longest - 1, "], the tokens before each text, got ",
+      history.sym_sizes());
+}
+
+// ------------------------------------------------------------------------------------- ids
+
+Tensor empty_ids(const Tensor& ids, const Call& call) {
+  check_spec(call);
+  check_tensors(ids, call, sizes_of(call).back());
+  c10::SymDimVector shape(ids.sym_sizes().begin(), ids.sym_sizes().end());
+  shape.emplace_back(static_cast<int64_t>(call.moduli().size()));
+  return dispatcher::empty_symint(shape, ids.options().dtype(at::kLong));
+}
+
+IdsArguments numbers_of(const NgramSpec& spec) {
+  const std::vector<int64_t> sizes = sizes_of(spec);
+  const auto& moduli = spec.moduli();
+  IdsArguments arguments;
+  arguments.rolling = is_rolling(spec);
+  arguments.has_boundary = spec.boundary().has_value();
+  arguments.boundary = spec.boundary().value_or(0);
+  arguments.padding = spec.padding().value_or(arguments.boundary);
+  arguments.num_sizes = static_cast<int32_t>(sizes.size());
+  arguments.heads = static_cast<int32_t>(moduli.size() / sizes.size());
+  arguments.longest = static_cast<int32_t>(sizes.back());
+  std::copy(sizes.begin(), sizes.end(), arguments.sizes);
+  std::copy(spec.multipliers().begin(), spec.multipliers().end(), arguments.multipliers);
+  for (size_t i = 0; i < moduli.size(); ++i) {
+    arguments.modulus[i] = moduli[i];
+    arguments.inverse[i] = core::Divisor<int64_t>::of(moduli[i]).inverse;
+    arguments.offset[i] = spec.offsets().empty() ? 0 : spec.offsets()[i];
+  }
+  return arguments;
+}
+
+void hash_ids(const Tensor& ids, const Call& call, const Tensor& out) {
+  const Tensor tokens = ids.contiguous();
+  Tensor history, cu_seqlens;
+  IdsArguments arguments = numbers_of(call);
+  arguments.ids = dispatcher::index_view(tokens);
+  arguments.out = out.mutable_data_ptr<int64_t>();
+  arguments.seq = ids.size(-1);
+  arguments.batch = ids.dim() == 2 ? ids.size(0) : 1;
+  if (call.cu_seqlens.has_value()) {
+    cu_seqlens = call.cu_seqlens->contiguous();
+    dispatcher::check_cu_seqlens(cu_seqlens, arguments.seq, "the number of tokens");
+    arguments.cu_seqlens = dispatcher::index_view(cu_seqlens);
+    arguments.documents = cu_seqlens.size(0) - 1;
+  }
+  if (call.history.has_value() && arguments.longest > 1) {
+    history = call.history->contiguous();
+    arguments.history = dispatcher::index_view(history);
+    arguments.history_rows = history.dim() == 2 ? history.size(0) : 1;
+  }
+  if (out.numel() == 0) return;
+  const auto columns = static_cast<int64_t>(call.moduli().size());
+  dispatcher::launch(arguments, ids, arguments.batch * arguments.seq,
+                     columns * static_cast<int64_t>(sizeof(int64_t)), hash_tokens_cpu,
+                     POSEMBED_CUDA_LAUNCHER(hash_tokens_cuda));
+}
+
+}  // namespace
+
+std::vector<int64_t> sizes_of(const NgramSpec& spec) {
+  if (!spec.sizes().empty()) return spec.sizes();
+  std::vector<int64_t> sizes(static_cast<size_t>(implied_sizes(spec)));
+  for (size_t i = 0; i < sizes.size(); ++i) sizes[i] = static_cast<int64_t>(i) + 2;
+  return sizes;
+}
+
+void check_spec(const NgramSpec& spec) {
+  check_multipliers(spec);
+  const std::vector<int64_t> sizes = sizes_of(spec);
+  check_sizes(spec, sizes);
+  check_moduli(spec, sizes.size());
+}
+
+TORCH_LIBRARY_FRAGMENT(posembed, m) { ngram_ids.implement<empty_ids, hash_ids>(m); }
+
+// Integers have no gradient. Without this, torch's boxed kernel would run before each call.
+TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
+  m.impl("ngram_ids", torch::CppFunction::makeFallthrough());
+}
+
+}  // namespace posembed::ngram

@@ -1,0 +1,77 @@
+"""Hashes of n-grams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def ngram_ids(
+    ids: Tensor,
+    multipliers: Sequence[int],
+    moduli: Sequence[int],
+    offsets: Sequence[int],
+    sizes: Sequence[int],
+    boundary: int | None,
+    padding: int | None,
+    rule: str,
+    history: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> Tensor:
+    rolling = rule == "rolling"
+    count = len(moduli) // len(multipliers) if rolling else len(multipliers) - 1
+    sizes = sizes or range(2, count + 2)
+    longest, heads = sizes[-1], len(moduli) // len(sizes)
+    fill = padding if padding is not None else 0 if boundary is None else boundary
+    tokens = ids.long().reshape(-1, ids.shape[-1])  # [batch, seq]
+    past = _before(tokens, history, cu_seqlens, fill)
+
+    # Numbers stay numbers: a program has no constants for them.
+    seeds = list(multipliers) if rolling else [0]  # heads share a hash of products
+    hashes = [torch.zeros_like(tokens)] * len(seeds)
+    ended = torch.zeros_like(tokens, dtype=torch.bool)
+    columns: list[Tensor] = []
+    for back in range(longest):
+        token = past(back)
+        if boundary is not None and back > 0:
+            ended = ended | (token == boundary)
+            token = torch.where(ended, fill, token)
+        if rolling:
+            hashes = [hash * seed + token for hash, seed in zip(hashes, seeds, strict=True)]
+        else:
+            hashes = [hashes[0] ^ (token * multipliers[back])]
+        if back + 1 in sizes:
+            columns += hashes if rolling else hashes * heads
+    starts = offsets or [0] * len(moduli)
+    rows = [
+        torch.remainder(hash, modulus) + start
+        for hash, modulus, start in zip(columns, moduli, starts, strict=True)
+    ]
+    return torch.stack(rows, -1).view(*ids.shape, len(moduli))
+
+
+def _before(
+    tokens: Tensor, history: Tensor | None, cu_seqlens: Tensor | None, fill: int
+) -> Callable[[int], Tensor]:
+    """A function of k that gives the token k places before each, in its document or history."""
+    batch, seq = tokens.shape
+    at = torch.arange(seq, device=tokens.device)
+    document, begin, documents = torch.zeros_like(at), torch.zeros_like(at), 1
+    if cu_seqlens is not None:
+        document = (at.unsqueeze(-1) >= cu_seqlens[1:]).sum(-1)
+        begin, documents = cu_seqlens[document], cu_seqlens.shape[0] - 1
+
+    def before(back: int) -> Tensor:
+        place = at - back - begin
+        inside = tokens[:, (at - back).clamp_min(0)]
+        if history is None:
+            return torch.where(place >= 0, inside, fill)
+        width = history.shape[-1]
+        last = history.long().reshape(-1, documents, width).expand(batch, documents, width)
+        return torch.where(
+            place >= 0, inside, last[:, document, (place + width).clamp(0, width - 1)]
+        )
+
+    return before

@@ -1,0 +1,205 @@
+"""Tests of NgramSpec, NgramEmbedding and PerLayerEmbedding, beside models' modules."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import posembed as pe
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+SPEC = pe.NgramSpec((3, 2**61 + 1, -7), ((11, 13), (17, 19)), boundary=2, num_embeddings=64)
+
+
+def make_ids(batch: int = 2, seq: int = 9) -> Tensor:
+    return torch.randint(0, 5, (batch, seq), generator=torch.Generator().manual_seed(0))
+
+
+def expected(memory: pe.NgramEmbedding, ids: Tensor, **options: Any) -> Tensor:
+    """The rows by torch's own operators, in float64."""
+    numbers = {field.name: getattr(memory.spec, field.name) for field in dataclasses.fields(SPEC)}
+    for name in ("num_embeddings", "arguments"):
+        del numbers[name]
+    rows = memory.weight.double()[pe.functional.ngram_ids(ids, **numbers, **options)]
+    return rows.sum(-2) if memory.summed else rows.flatten(-2)
+
+
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows(summed: bool, dtype: torch.dtype, device: torch.device) -> None:
+    memory = pe.NgramEmbedding(SPEC, 12, summed=summed, device=device, dtype=dtype)
+    assert memory.weight.shape == (64, 12 if summed else 3)
+    ids = make_ids().to(device)
+    for given in (ids, ids[0], ids.int(), ids[:0]):
+        torch.testing.assert_close(memory(given), expected(memory, given).to(dtype))
+    bounds = torch.tensor([0, 4, 9], device=device)
+    packed = memory(ids[0], cu_seqlens=bounds)
+    assert torch.equal(packed, torch.cat([memory(ids[0, :4]), memory(ids[0, 4:])]))
+
+
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("gradient", ["dense", "rows"])
+def test_training(summed: bool, gradient: Any, device: torch.device) -> None:
+    memory = pe.NgramEmbedding(SPEC, 4, summed=summed, gradient=gradient, device=device)
+    ids, factors = make_ids().to(device), torch.randn(2, 9, 4, device=device)
+    (memory(ids) * factors).sum().backward()
+    weight = memory.weight.detach().double().requires_grad_()
+    twin = pe.NgramEmbedding.from_pretrained(weight, SPEC, summed=summed, freeze=False)
+    (expected(twin, ids) * factors).sum().backward()
+    found = memory.weight.grad
+    assert found.is_sparse == memory.sparse == (gradient == "rows")
+    torch.testing.assert_close(found.to_dense().double(), twin.weight.grad, rtol=1e-6, atol=1e-6)
+    optimizer = torch.optim.SparseAdam if gradient == "rows" else torch.optim.Adam
+    before = memory.weight.detach().clone()
+    optimizer(memory.parameters()).step()
+    assert not torch.equal(before, memory.weight)
+
+
+def test_decoding_gives_the_whole_text(device: torch.device) -> None:
+    memory, ids = pe.NgramEmbedding(SPEC, 12, device=device), make_ids().to(device)
+    step = torch.compile(memory, fullgraph=True, dynamic=True, backend="aot_eager")
+    for forward in (memory, step):
+        history = memory.next_history(ids[:, :0])
+        assert history.tolist() == [[2, 2], [2, 2]]
+        parts = []
+        for begin, end in [(0, 1), (1, 5), (5, 6), (6, 9)]:
+            parts.append(forward(ids[:, begin:end], history))
+            history.copy_(memory.next_history(ids[:, begin:end], history))
+        assert torch.equal(torch.cat(parts, 1), memory(ids))
+
+
+def test_specs_have_defaults_and_are_numbers() -> None:
+    spec = pe.NgramSpec([3, 5, 7], [[11, 13], [17, 19]])
+    assert spec == pe.NgramSpec((3, 5, 7), torch.tensor([[11, 13], [17, 19]]).tolist())
+    assert hash(spec) == hash(dataclasses.replace(spec))
+    assert (spec.offsets, spec.sizes, spec.ngram_size) == (((0, 11), (24, 41)), (2, 3), 3)
+    assert (spec.columns, spec.num_embeddings, spec.padding_token) == (4, 60, 0)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_as_qwen4_exp(layer: int) -> None:
+    qwen = pytest.importorskip("transformers.models.qwen4_exp.modeling_qwen4_exp")
+    config = qwen.Qwen4ExpTextConfig(
+        vocab_size=50,
+        hidden_size=32,
+        ple_layer_ids=[1, 2],
+        ngram_vocab_size_base=90,
+        eos_token_id=3,
+    )
+    theirs = qwen.Qwen4ExpTextNGramEmbedding(config, 32, layer, layer)
+    spec = pe.NgramSpec.qwen4_exp(50, boundary=3, layer=layer, rows=90)
+    ours = pe.NgramEmbedding.from_pretrained(theirs.ngram_embedding.weight, spec)
+    ids = make_ids(3, 20)
+    assert torch.equal(ours(ids), theirs(ids, None))
+
+
+def test_as_engram_is_published() -> None:
+    """DeepSeek-V4.1-Flash's tables: 24 heads of the primes after 16 million, 384,006,168 rows."""
+    first, second = (
+        pe.NgramSpec.engram(99_092, 2, layers=(1, 14), layer=layer, ngram_size=4)
+        for layer in (1, 14)
+    )
+    assert first.num_embeddings == 384_006_168
+    assert (first.ngram_size, first.columns, first.padding_token) == (4, 24, 2)
+    heads = [prime for spec in (first, second) for row in spec.moduli for prime in row]
+    assert heads == sorted(set(heads))
+    draws = np.random.default_rng(10007 * 14).integers(0, (2**63 - 1) // 99_092 // 2, 4)
+    assert second.multipliers == tuple((2 * draws + 1).tolist())
+
+
+def test_as_blt() -> None:
+    blt = pytest.importorskip("transformers.models.blt.modeling_blt")
+    table = nn.Embedding(2 * 3 * 50, 8)
+    spec = pe.NgramSpec.blt(heads=2, sizes=(3, 4, 6), rows=50)
+    memory = pe.NgramEmbedding.from_pretrained(table.weight, spec, summed=True)
+    ids = torch.randint(0, 260, (2, 12))
+
+    class Zeros(nn.Module):
+        def embed_tokens(self, ids: Tensor) -> Tensor:
+            return torch.zeros(*ids.shape, 8)
+
+    wanted = blt.compute_hash_embeddings(ids, Zeros(), table, 2, [3, 4, 6], 50)
+    torch.testing.assert_close(memory(ids), wanted)
+
+
+@pytest.mark.parametrize("shards", [0, 3, 12])
+def test_tables_of_qwen4_exp_in_files(shards: int, tmp_path: Path) -> None:
+    table = torch.randn(64, 3)
+    prefix = "model.layers.0.ple.ple_embedding.ngram_embedding"
+    parts = {f"{prefix}.weight": table}
+    if shards:
+        parts = {
+            f"{prefix}.shard_{i}.weight": part.clone()
+            for i, part in enumerate(table.tensor_split(shards))
+        }
+    other = {"model.embed_tokens.weight": torch.randn(5, 3)}
+    path = tmp_path / "model.safetensors"
+    save_file({**parts, **other}, path)
+    memory = pe.NgramEmbedding.from_file(path, SPEC)
+    assert torch.equal(memory.weight, table)
+    assert not memory.weight.requires_grad
+    assert torch.equal(pe.NgramEmbedding.from_file(path, SPEC, tensor=prefix).weight, table)
+    with pytest.raises(ValueError, match="tensor: expected a table, got 'x' for"):
+        pe.NgramEmbedding.from_file(path, SPEC, tensor="x")
+    if shards:
+        del parts[f"{prefix}.shard_1.weight"]
+        save_file(parts, path)
+        with pytest.raises(ValueError, match=r"expected all shards of .* got none of number 1"):
+            pe.NgramEmbedding.from_file(path, SPEC)
+
+
+def test_tables_of_engram_in_files(tmp_path: Path) -> None:
+    codes, scales = torch.randn(64, 64).to(torch.float8_e4m3fn), torch.rand(64, 2) + 0.5
+    path = tmp_path / "model.safetensors"
+    names = [f"layers.{layer}.engram.embed" for layer in (1, 14)]
+    codes_of = {f"{name}.weight": codes.clone() for name in names}
+    save_file(codes_of | {f"{name}.scale": scales.clone() for name in names}, path)
+    with pytest.raises(ValueError, match="tensor: expected the name of one table of n-grams"):
+        pe.NgramEmbedding.from_file(path, SPEC)
+    memory = pe.NgramEmbedding.from_file(path, SPEC, tensor=names[1])
+    assert torch.equal(memory.weight, codes.float() * scales.repeat_interleave(32, 1))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: pe.NgramEmbedding(SPEC, 6), "embedding_dim: expected a multiple of 4"),
+        (lambda: pe.NgramEmbedding(SPEC, 8, gradient="sparse"), "gradient: expected 'dense' or"),
+        (lambda: dataclasses.replace(SPEC, num_embeddings=59), "num_embeddings: expected 60 or"),
+        (lambda: dataclasses.replace(SPEC, offsets=((0,), (1,))), "offsets: expected 4, as many"),
+        (lambda: pe.NgramSpec((1, 2), ((0,),)), "moduli: expected 1 or more, got 0"),
+        (lambda: pe.NgramSpec((1, 2), ()), r"moduli: expected \[1, heads\] numbers"),
+        (lambda: pe.NgramSpec.qwen4_exp(50, 1, heads=0), "ngram_size, heads: expected at least"),
+        (lambda: pe.NgramSpec.engram(50, 1, (1,), 2), "layer: expected one of"),
+        (
+            lambda: pe.NgramEmbedding.from_pretrained(torch.zeros(63, 2), SPEC),
+            r"weight: expected \[64, components\], got \[63, 2\]",
+        ),
+        (lambda: pe.PerLayerEmbedding(5, 0, 2), "num_layers: expected 1 or more, got 0"),
+    ],
+)
+def test_bad_options(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_per_layer_rows_as_gemma(dtype: torch.dtype, device: torch.device) -> None:
+    gemma = pytest.importorskip("transformers.models.gemma3n.modeling_gemma3n")
+    theirs = gemma.Gemma3nTextScaledWordEmbedding(20, 3 * 16, 0, embed_scale=4.0).to(device, dtype)
+    table = pe.PerLayerEmbedding(20, 3, 16, scale="sqrt_dim", device=device, dtype=dtype)
+    table.load_state_dict(theirs.state_dict())
+    ids = torch.randint(0, 20, (2, 5), device=device)
+    assert torch.equal(table(ids), theirs(ids).reshape(2, 5, 3, 16))
+    for layer in range(-3, 3):
+        assert torch.equal(table.layer(ids, layer), table(ids)[:, :, layer])
+    table.layer(ids, 1).sum().backward()
+    assert bool((table.weight.grad != 0).any(0).view(3, 16)[1].all())
+    assert not bool((table.weight.grad != 0).any(0).view(3, 16)[::2].any())
+    with pytest.raises(IndexError, match="index: expected -3 to 2, got 3"):
+        table.layer(ids, 3)

@@ -1,0 +1,275 @@
+"""Tests of functional.ngram_ids beside its definition in Python's integers and models' programs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import posembed as pe
+import pytest
+import torch
+from posembed import functional
+from posembed._decompositions import decompositions
+from support.ngram import reference
+from torch import Tensor
+
+ngram_ids = functional.ngram_ids
+PRODUCTS: dict[str, Any] = {
+    "multipliers": (0x7654_3210_FEDC_BA99, -3, 2**62 + 1),
+    "moduli": ((11, 2**61 - 1, 1), (20_000_003, 2**63 - 1, 7)),
+    "offsets": ((0, 11, 12), (13, 0, 5)),
+}
+ROLLING: dict[str, Any] = {
+    "multipliers": (1_000_000_007, 5_915_587_277),
+    "moduli": ((30_000, 2**40), (7, 9), (1, 12)),
+    "sizes": (2, 4, 7),
+    "rule": "rolling",
+}
+CASES: dict[str, dict[str, Any]] = {
+    "products": PRODUCTS,
+    "boundary": {**PRODUCTS, "boundary": 2},
+    "padding": {**PRODUCTS, "boundary": 2, "padding": -1},
+    "history": {**PRODUCTS, "boundary": 2, "history": torch.tensor([[4, 2], [3, 1]])},
+    "one history": {**PRODUCTS, "history": torch.tensor([[4, 2]], dtype=torch.int32)},
+    "documents": {**PRODUCTS, "boundary": 2, "cu_seqlens": torch.tensor([0, 3, 3, 4, 9])},
+    "documents, history": {
+        **PRODUCTS,
+        "cu_seqlens": torch.tensor([0, 3, 9], dtype=torch.int32),
+        "history": torch.arange(8).view(4, 2),
+    },
+    "rolling": ROLLING,
+    "rolling, history": {**ROLLING, "history": torch.arange(6).view(1, 6), "boundary": 2},
+    "single tokens": {"multipliers": (5,), "moduli": ((3, 7),), "sizes": (1,)},
+}
+every = pytest.mark.parametrize("name", CASES)
+
+
+def make_ids(batch: int = 2, seq: int = 9) -> Tensor:
+    return torch.randint(-1, 5, (batch, seq), generator=torch.Generator().manual_seed(0))
+
+
+def flat(options: dict[str, Any]) -> dict[str, Any]:
+    """The options as the operator takes them."""
+    tables = {"moduli", "offsets"} & options.keys()
+    return {**options, **{name: [x for row in options[name] for x in row] for name in tables}}
+
+
+def call(name: str) -> Callable[[Tensor], Tensor]:
+    return lambda ids: ngram_ids(ids, **CASES[name])
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_the_definition(name: str, dtype: torch.dtype, device: torch.device) -> None:
+    options = {
+        key: value.to(device) if isinstance(value, Tensor) else value
+        for key, value in CASES[name].items()
+    }
+    ids = make_ids().to(device, dtype)
+    expected = reference(ids, **options)
+    for view in (ids, ids.t().contiguous().t()):
+        assert torch.equal(ngram_ids(view, **options), expected)
+    if "history" not in options:
+        assert torch.equal(ngram_ids(ids[1], **options), expected[1])
+    assert ngram_ids(ids[:0], **{**options, "history": None}).shape == (0, *expected.shape[1:])
+
+
+def test_numbers_of_64_bits(device: torch.device) -> None:
+    draw = random.Random(0)
+    edges = [0, 1, -1, 2**63 - 1, -(2**63), 2**62, 20_000_003 * 461_168_000_000, 5]
+    ids = torch.tensor([edges + [draw.getrandbits(64) - 2**63 for _ in range(200)]], device=device)
+    moduli = [[1, 2, 3, 20_000_003, 2**31 - 1, 2**32 + 15, 2**62, 2**62 + 1, 2**63 - 1]]
+    for multiplier in (1, -1, 2**63 - 1):
+        options = {"multipliers": (multiplier,), "moduli": moduli, "sizes": (1,)}
+        assert torch.equal(ngram_ids(ids, **options), reference(ids, **options))
+
+
+def test_numbers_may_be_tensors() -> None:
+    tensors = {name: torch.tensor(numbers) for name, numbers in PRODUCTS.items()}
+    assert torch.equal(ngram_ids(make_ids(), **tensors), ngram_ids(make_ids(), **PRODUCTS))
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_as_qwen4_exp(layer: int) -> None:
+    qwen = pytest.importorskip("transformers.models.qwen4_exp.modeling_qwen4_exp")
+    config = qwen.Qwen4ExpTextConfig(
+        vocab_size=50,
+        hidden_size=24,
+        ple_layer_ids=[1, 2],
+        heads_per_ngram=4,
+        ngram_vocab_size_base=90,
+        eos_token_id=3,
+    )
+    theirs = qwen.Qwen4ExpTextNGramEmbedding(config, 24, layer, layer)
+    found: list[Tensor] = []
+    theirs.ngram_embedding.register_forward_pre_hook(lambda _, given: found.append(given[0]))
+    hash = {
+        "multipliers": torch.ops.posembed.ngram_multipliers(3, 50, layer),
+        "moduli": theirs.ngram_heads_vocab_sizes.view(2, 4).tolist(),
+        "offsets": theirs.ngram_heads_offsets.view(2, 4).tolist(),
+        "boundary": 3,
+    }
+    assert hash["multipliers"] == theirs.layer_multipliers.tolist()
+    assert torch.ops.posembed.ngram_primes(8, 90, 8 * layer) == theirs.head_vocab_sizes
+    ids = torch.randint(0, 50, (3, 40)) % 7
+    theirs(ids, None)
+    assert torch.equal(ngram_ids(ids, **hash), found.pop())
+
+    cache = qwen.DynamicCache(config=config)
+    for begin, end in [(0, 1), (1, 3), (3, 4), (4, 20), (20, 21), (21, 40)]:
+        theirs(ids[:, begin:end], cache)
+        history = torch.nn.functional.pad(ids, (2, 0), value=3)[:, begin : begin + 2]
+        assert torch.equal(ngram_ids(ids[:, begin:end], history=history, **hash), found.pop())
+
+
+def test_as_engram_is_published() -> None:
+    """Cheng et al., arXiv:2601.07372: products of shifted ids, with padding before the text."""
+    multipliers, padding = np.random.default_rng(10007).integers(0, 2**40, 4) * 2 + 1, 2
+    moduli = [[101, 103], [107, 109], [113, 127]]
+    ids = np.random.default_rng(1).integers(0, 9, (2, 30))
+    shifted = [np.pad(ids, ((0, 0), (k, 0)), constant_values=padding)[:, :30] for k in range(4)]
+    columns, mix = [], shifted[0] * multipliers[0]
+    for k in range(1, 4):
+        mix = np.bitwise_xor(mix, shifted[k] * multipliers[k])
+        columns += [mix % modulus for modulus in moduli[k - 1]]
+    found = ngram_ids(
+        torch.from_numpy(ids), multipliers=multipliers.tolist(), moduli=moduli, padding=padding
+    )
+    assert np.array_equal(found.numpy(), np.stack(columns, -1))
+
+
+def test_as_blt() -> None:
+    blt = pytest.importorskip("transformers.models.blt.modeling_blt")
+    ids, primes, sizes = torch.randint(0, 260, (2, 20)), (1_000_000_007, 5_915_587_277), (3, 5, 8)
+    found = ngram_ids(
+        ids,
+        multipliers=primes,
+        moduli=[[30_000] * 2] * 3,
+        offsets=[[30_000 * (3 * head + i) for head in range(2)] for i in range(3)],
+        sizes=sizes,
+        rule="rolling",
+    )
+    for i, size in enumerate(sizes):
+        for head, prime in enumerate(primes):
+            expected = blt.byte_group_hash_function(ids, size, prime, 30_000)
+            assert torch.equal(found[..., 2 * i + head], expected + 30_000 * (3 * head + i))
+
+
+@every
+@pytest.mark.no_stand_in
+def test_tracers(name: str) -> None:
+    torch._dynamo.reset()
+    ids, function = make_ids(), call(name)
+    torch.library.opcheck(torch.ops.posembed.ngram_ids.default, (ids,), flat(CASES[name]))
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
+    assert torch.equal(compiled(ids), function(ids))
+    program = torch.export.export(Called(name), (ids,), dynamic_shapes=None)
+    assert torch.equal(program.module()(ids), function(ids))
+    assert torch.equal(pe.decompose(program).module()(ids), function(ids))
+    on_meta = {k: v.to("meta") if isinstance(v, Tensor) else v for k, v in CASES[name].items()}
+    assert ngram_ids(ids.to("meta"), **on_meta).shape == function(ids).shape
+
+
+class Called(torch.nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return call(self.name)(ids)
+
+
+@every
+def test_decomposition(name: str, device: torch.device) -> None:
+    options = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in CASES[name].items()}
+    ids = make_ids().to(device)
+    replaced = decompositions()[torch.ops.posembed.ngram_ids.default]
+    assert torch.equal(replaced(ids, **flat(options)), ngram_ids(ids, **options))
+
+
+def test_vmap() -> None:
+    ids, history = torch.randint(0, 5, (4, 2, 9)), torch.randint(0, 5, (4, 2, 2))
+    options = {**PRODUCTS, "boundary": 2}
+    cu_seqlens = torch.tensor([0, 4, 9])
+
+    def check(
+        function: Callable[..., Tensor], dims: tuple[int | None, ...], *given: Tensor
+    ) -> None:
+        expected = torch.stack(
+            [
+                function(
+                    *(x if d is None else x.select(d, i) for x, d in zip(given, dims, strict=True))
+                )
+                for i in range(4)
+            ]
+        )
+        assert torch.equal(torch.vmap(function, dims)(*given), expected)
+
+    check(lambda x: ngram_ids(x, **options), (0,), ids)
+    check(lambda x: ngram_ids(x, **options), (0,), ids[:, 0])
+    check(lambda x, h: ngram_ids(x, history=h, **options), (0, 0), ids, history)
+    check(lambda x, h: ngram_ids(x, history=h, **options), (0, None), ids, history[0])
+    check(lambda x, h: ngram_ids(x, history=h, **options), (None, 0), ids[0], history)
+    check(lambda x, h: ngram_ids(x, history=h, **options), (0, 0), ids[:, 0], history[:, 0])
+    check(lambda x: ngram_ids(x, cu_seqlens=cu_seqlens, **options), (0,), ids[:, 0])
+    check(
+        lambda x, h: ngram_ids(x, history=h, cu_seqlens=cu_seqlens, **options),
+        (0, 0),
+        ids[:, 0],
+        history,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"ids": torch.zeros(1, 1, 1, dtype=torch.int64)}, ValueError, r"ids: expected \[seq\] or"),
+        ({"ids": torch.zeros(2)}, TypeError, "ids: expected int32 or int64"),
+        ({"multipliers": (1,)}, ValueError, "multipliers: expected 2 to 64 numbers, got 1"),
+        ({"moduli": ((2, 0, 3), (4, 5, 6))}, ValueError, "moduli: expected 1 or more, got 0 at"),
+        ({"moduli": ((2, 3), (4, 5, 6))}, ValueError, r"moduli: expected \[2, heads\] numbers"),
+        ({"moduli": ((2, 3), (4, 5), (6, 7))}, ValueError, r"moduli: expected \[2, heads\]"),
+        ({"moduli": (2, 3, 4, 5, 6, 7)}, ValueError, r"moduli: expected \[2, heads\] numbers"),
+        ({"moduli": ((9,) * 65,) * 2, "offsets": None}, ValueError, "moduli: expected 1 to 128"),
+        ({"offsets": ((0, 1), (2, 3))}, ValueError, "offsets: expected 6, as many as moduli"),
+        ({"offsets": ((0, 1, -2), (2, 3, 4))}, ValueError, "offsets: expected 0 to .* at index 2"),
+        ({"offsets": ((0, 0, 0), (0, 2, 0))}, ValueError, "offsets: expected 0 to 1, got 2 at"),
+        ({"sizes": (3, 2)}, ValueError, r"sizes: expected ascending numbers from 1 to 64, got \[3"),
+        ({"sizes": (2, 4)}, ValueError, "multipliers: expected 4, one for each token"),
+        ({"rule": "sum"}, ValueError, "rule: expected 'xor' or 'rolling', got 'sum'"),
+        ({"rule": "rolling", "multipliers": (5, 7)}, ValueError, r"moduli: expected \[sizes, 2\]"),
+        ({"history": torch.zeros(2, 3).long()}, ValueError, r"history: expected \[2, 2\], the"),
+        ({"history": torch.zeros(2, 2)}, TypeError, "history: expected int32 or int64"),
+        ({"cu_seqlens": torch.tensor([0, 3])}, ValueError, "cu_seqlens: expected the number of"),
+        ({"cu_seqlens": torch.tensor([[0]])}, ValueError, r"cu_seqlens: expected \[documents"),
+    ],
+)
+def test_bad_arguments(changed: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        ngram_ids(**{"ids": make_ids(), **PRODUCTS, **changed})
+
+
+def test_the_operator_checks_lists_of_numbers() -> None:
+    with pytest.raises(ValueError, match="as many for each of 2 sizes, got 5"):
+        torch.ops.posembed.ngram_ids(make_ids(), (1, 2, 3), (4, 5, 6, 7, 8))
+    with pytest.raises(ValueError, match="moduli: expected one for each of 2 sizes and 2 heads"):
+        torch.ops.posembed.ngram_ids(make_ids(), (1, 2), (4,) * 6, sizes=(2, 3), rule="rolling")
+
+
+def test_derived_numbers_are_checked() -> None:
+    for arguments, message in {
+        (0, 50): "count: expected 1 to 64, got 0",
+        (3, 0): "vocab_size: expected 1 or more, got 0",
+        (3, 50, -1): "layer: expected 0 or more, got -1",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            torch.ops.posembed.ngram_multipliers(*arguments)
+    for arguments, message in {
+        (129, 5): "count: expected 0 to 128, got 129",
+        (2, -1): "start: expected 0 to",
+        (2, 5, -1): "skip: expected 0 to",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            torch.ops.posembed.ngram_primes(*arguments)

@@ -1,0 +1,216 @@
+"""Tests of tables of codes: the operator, QuantizedTable, and modules that use one."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import posembed as pe
+import pytest
+import torch
+from posembed import functional
+from posembed._decompositions import decompositions
+from torch import Tensor
+
+OPERATOR = torch.ops.posembed.embedding_quantized.default
+ROWS, COLUMNS = 20, 64
+FORMATS = ("float8", "int8", "int4")
+IDS = torch.tensor([[3, 19, 0], [7, 7, 1]])
+
+
+def table(format: Any = "float8", block: int | None = 32, device: Any = "cpu") -> Tensor:
+    return functional.quantize_rows(torch.randn(ROWS, COLUMNS, device=device), format, block)
+
+
+def dequantized(
+    codes: Tensor, scales: Tensor, biases: Tensor | None, rows: int = 1, columns: int = 32
+) -> Tensor:
+    """The table in float64."""
+    if codes.dtype == torch.uint8:
+        codes = torch.stack([codes & 15, codes >> 4], -1).flatten(1)
+    spread = [
+        values.double().repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+        for values in (scales, biases)
+        if values is not None
+    ]
+    result = codes.double() * spread[0][: codes.shape[0], : codes.shape[1]]
+    return result if biases is None else result + spread[1][: codes.shape[0], : codes.shape[1]]
+
+
+def rounded(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """As the operator rounds: to float32, then to the dtype."""
+    return numbers if dtype == torch.float64 else numbers.float().to(dtype)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_rows(format: Any, dtype: torch.dtype, device: torch.device) -> None:
+    codes, scales, biases = table(format, device=device)
+    exact = dequantized(codes, scales, biases)[IDS.to(device)]
+    for ids in (IDS, IDS.int()):
+        found = functional.embedding_quantized(ids.to(device), codes, scales, biases, dtype=dtype)
+        assert found.dtype == dtype
+        if biases is None or dtype != torch.float64:
+            assert torch.equal(found, rounded(exact, dtype))
+        else:
+            torch.testing.assert_close(found, exact, rtol=1e-15, atol=1e-15)
+
+
+def test_blocks_of_rows_and_exponents(device: torch.device) -> None:
+    """As DeepSeek's: blocks of 128 x 128 of which the last are cut, and scales in ue8m0."""
+    codes = torch.randn(ROWS, COLUMNS, device=device).to(torch.float8_e4m3fn)
+    scales = torch.rand(3, 2, device=device) + 0.5
+    options = {"block_rows": 8, "block_columns": 48}
+    found = functional.embedding_quantized(IDS.to(device), codes, scales, **options)
+    assert torch.equal(found, dequantized(codes, scales, None, 8, 48)[IDS.to(device)].float())
+    powers = scales.to(torch.float8_e8m0fnu)
+    found = functional.embedding_quantized(IDS.to(device), codes, powers, **options)
+    expected = dequantized(codes, powers.float(), None, 8, 48)
+    assert torch.equal(found, expected[IDS.to(device)].float())
+
+
+def test_views_and_scale(device: torch.device) -> None:
+    codes, scales, _ = table("int8", None, device)
+    wide = torch.cat([codes, codes], 1)[:, :COLUMNS]
+    ids = IDS.to(device)
+    for view in (wide, codes.t().contiguous().t()):
+        found = functional.embedding_quantized(ids, view, scales, scale=8.0)
+        assert torch.equal(found, 8 * functional.embedding_quantized(ids, codes, scales))
+    assert functional.embedding_quantized(ids[:0], codes, scales).shape == (0, 3, COLUMNS)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("block", [None, 16])
+def test_quantising_is_as_exact_as_the_codes(format: Any, block: int | None) -> None:
+    weight = torch.randn(ROWS, COLUMNS)
+    weight[3] = 0
+    quantized = pe.QuantizedTable.quantize(weight, format, block)
+    blocks = weight.view(ROWS, -1, block or COLUMNS)
+    largest = blocks.abs().amax(-1, keepdim=True)
+    if format == "float8":  # 4 significant bits, or a step of the smallest codes
+        allowed = torch.maximum(blocks.abs() / 16, largest / 448 * 2**-10)
+    elif format == "int8":
+        allowed = largest / 127 / 2
+    else:
+        allowed = (blocks.amax(-1, keepdim=True) - blocks.amin(-1, keepdim=True)) / 15 / 2
+    error = (quantized.dequantize().view_as(blocks) - blocks).abs()
+    assert bool((error <= allowed * 1.0001).all())
+    assert not quantized.dequantize()[3].any()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.no_stand_in
+def test_tracers(format: Any) -> None:
+    codes, scales, biases = table(format)
+    given = (codes, scales, IDS, biases)
+    torch.library.opcheck(OPERATOR, given)
+    torch._dynamo.reset()
+    quantized = pe.QuantizedTable(codes, scales, biases)
+    compiled = torch.compile(quantized, fullgraph=True, dynamic=True, backend="aot_eager")
+    assert torch.equal(compiled(IDS), quantized(IDS))
+    program = torch.export.export(quantized, (IDS,))
+    assert torch.equal(program.module()(IDS), quantized(IDS))
+    torch.testing.assert_close(pe.decompose(program).module()(IDS), quantized(IDS))
+    torch.testing.assert_close(decompositions()[OPERATOR](*given), OPERATOR(*given))
+    many = torch.stack([IDS, IDS + 0, IDS.flip(0)])
+    assert torch.equal(torch.vmap(quantized)(many), quantized(many))
+    assert OPERATOR(*(x if x is None else x.to("meta") for x in given)).shape == (2, 3, COLUMNS)
+
+
+def test_conversions_keep_every_bit(device: torch.device) -> None:
+    token = pe.TokenEmbedding(ROWS, COLUMNS, scale=3.0, device=device)
+    token.quantize("float8", block=32)
+    codes, scales = token.quantized.codes.clone(), token.quantized.scales.clone()
+    before = token(IDS.to(device))
+    for module in (token.bfloat16(), copy.deepcopy(token).half().bfloat16()):
+        assert torch.equal(module.quantized.codes.view(torch.uint8), codes.view(torch.uint8))
+        assert torch.equal(module.quantized.scales, scales)
+        found = module(IDS.to(device))
+        assert found.dtype == torch.bfloat16
+        assert torch.equal(found, before.bfloat16())
+    file = io.BytesIO()
+    torch.save(token.state_dict(), file)
+    file.seek(0)
+    other = pe.TokenEmbedding(ROWS, COLUMNS, scale=3.0, device=device)
+    other.quantize("float8", block=32)
+    other.load_state_dict(torch.load(file))
+    assert torch.equal(other(IDS.to(device)), before)
+
+
+def test_token_embedding(device: torch.device) -> None:
+    token = pe.TokenEmbedding(ROWS, COLUMNS, device=device)
+    whole = token.memory()
+    token.quantize("int8")
+    assert whole == {str(token.quantized.codes.device): ROWS * COLUMNS * 4}
+    assert token.memory() == {next(iter(whole)): ROWS * (COLUMNS + 4)}
+    assert not list(token.parameters())
+    assert not token(IDS.to(device)).requires_grad
+    assert torch.equal(token(IDS.to(device)), token.quantized.dequantize()[IDS.to(device)])
+    for call in (lambda: token.logits(torch.ones(COLUMNS)), lambda: token.resize(30)):
+        with pytest.raises(
+            TypeError, match="weight: expected a table of numbers, got one of codes"
+        ):
+            call()
+    with pytest.raises(ValueError, match="weight: expected a table of numbers, got one of codes"):
+        token.quantize()
+    with pytest.raises(ValueError, match="max_norm: expected none for a table of codes, got 1"):
+        pe.TokenEmbedding(3, 4, max_norm=1.0).quantize()
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_token_bag(mode: Any, device: torch.device) -> None:
+    bag = pe.TokenBag(ROWS, COLUMNS, mode, padding_idx=7, device=device)
+    bag.quantize("int4", block=16)
+    plain = pe.TokenBag.from_pretrained(bag.quantized.dequantize(), mode=mode, padding_idx=7)
+    ids, offsets = torch.tensor([3, 7, 7, 1, 2]).to(device), torch.tensor([0, 2, 3]).to(device)
+    assert torch.equal(bag(ids, offsets), plain(ids, offsets))
+    assert torch.equal(bag(IDS.to(device)), plain(IDS.to(device)))
+    if mode == "sum":
+        weights = torch.rand(5, device=device)
+        assert torch.equal(bag(ids, offsets, weights), plain(ids, offsets, weights))
+
+
+@pytest.mark.parametrize("summed", [False, True])
+def test_ngram_embedding(summed: bool, device: torch.device) -> None:
+    spec = pe.NgramSpec((3, 5), ((11, 13),))
+    memory = pe.NgramEmbedding(spec, 16, summed=summed, device=device)
+    memory.quantize("float8", block=4)
+    plain = pe.NgramEmbedding.from_pretrained(memory.quantized.dequantize(), spec, summed=summed)
+    assert torch.equal(memory(IDS.to(device)), plain(IDS.to(device)))
+
+
+def call(**changed: Any) -> Callable[[], Tensor]:
+    codes, scales, _ = table("int8")
+    given = {"ids": IDS, "codes": codes, "scales": scales, **changed}
+    return lambda: functional.embedding_quantized(**given)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (call(codes=torch.ones(3, 4)), TypeError, "codes: expected float8_e4m3fn, int8, or uint8"),
+        (call(codes=torch.ones(3, dtype=torch.int8)), ValueError, "codes: expected .num_emb"),
+        (call(scales=torch.ones(ROWS, 2).half()), TypeError, "scales: expected float32 or"),
+        (call(scales=torch.ones(ROWS, 3)), ValueError, "scales: expected columns that divide 64"),
+        (call(scales=torch.ones(7, 2)), ValueError, "scales: expected 20 rows, one for each 1 of"),
+        (call(scales=torch.ones(3, 2), block_rows=8, block_columns=20), ValueError, "4 columns"),
+        (call(block_rows=0), ValueError, "block_rows: expected 1 or more, got 0"),
+        (call(biases=torch.ones(1)), ValueError, "biases: expected the shape of scales"),
+        (call(dtype=torch.int32), TypeError, "dtype: expected float32, float64, bfloat16 or"),
+        (call(ids=torch.tensor([20])), IndexError, "ids: expected 0 to 19, .* got 20 at index 0"),
+        (call(ids=IDS.float()), TypeError, "ids: expected int32 or int64"),
+        (call(scales=torch.ones(ROWS, 2).requires_grad_()), ValueError, "scales: expected a ten"),
+        (
+            call(codes=torch.zeros(ROWS, 3, dtype=torch.uint8), scales=torch.ones(ROWS, 2)),
+            ValueError,
+            "block_columns: expected an even number for codes of 4 bits, got 3",
+        ),
+        (lambda: table("int2"), ValueError, "format: expected 'float8', 'int8' or 'int4'"),
+        (lambda: table("int8", 7), ValueError, "block: expected a divisor of 64, .* got 7"),
+    ],
+)
+def test_bad_arguments(make: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()
