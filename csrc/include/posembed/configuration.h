@@ -20,11 +20,13 @@ struct POSEMBED_API ConfigurationOptions {
   /// on.
   TORCH_ARG(std::optional<std::string>, layer_type) = std::nullopt;
   /// A nested configuration, such as "vision_config" or "talker_config.text_config"; default: that
-  /// of the text model, or the top level.
+  /// of the text model, or the top level. Also a part of a layer that rotates in its own way, alone
+  /// or after a dot: "indexer", "linear_attention".
   TORCH_ARG(std::optional<std::string>, part) = std::nullopt;
-  /// The pairing, for unknown model types, because configurations do not contain it.
+  /// The pairing, to check it; where rope_interleave is null, to state it.
   TORCH_ARG(std::optional<bool>, interleaved) = std::nullopt;
-  /// The base, for configurations without rope_theta.
+  /// The base of params.json without rope_theta; or the layers of one base, where layer_rope_theta
+  /// has several.
   TORCH_ARG(std::optional<double>, base) = std::nullopt;
   /// Unknown keys to ignore, because they do not affect rotary positions.
   TORCH_ARG(std::vector<std::string>, ignore);

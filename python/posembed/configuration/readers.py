@@ -133,5 +133,5 @@ def typed(fields: Fields, part: str | None) -> Fields:
 
 @functools.cache
 def tables() -> dict[str, Any]:
-    """How each model type rotates, by table name in csrc/configuration/conventions.h."""
+    """What the readers know of models: the JSON files of csrc/configuration."""
     return json.loads(torch.ops.posembed.configuration_tables.default())  # type: ignore[no-any-return]
