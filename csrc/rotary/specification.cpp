@@ -133,7 +133,8 @@ RotarySpec RotarySpec::from_json(const std::string& text) {
 
 bool RotarySpec::operator==(const RotarySpec& other) const {
   RotarySpec ours = *this, theirs = other;
-  ours.score_scale = theirs.score_scale = std::nullopt;
+  ours.score_scale.reset();
+  theirs.score_scale.reset();
   return ours.to_json() == theirs.to_json();
 }
 
