@@ -148,7 +148,11 @@ void set_series(RotarySpec& spec, double base, const Widths& widths) {
 
 /// The widths of a part of a layer: that of its head is a key of its own.
 Widths widths_of_part(Keys& config, Keys& rope, const json& rules) {
-  const std::string key = text_of(get(rules, "head"));
+  std::string key;
+  for (const json& name : get(rules, "head")) {  // the first that the configuration has
+    key = text_of(name);
+    if (config.has(key)) break;
+  }
   const int64_t head_dim = whole(key, config.need(key));
   if (!rules.contains("partial")) return {head_dim, widths_of(config, rope, rules).rotary_dim};
   const json part = same("partial_rotary_factor", {rope.take("partial_rotary_factor"),
