@@ -154,10 +154,12 @@ def read_spec(path: str, arguments: argparse.Namespace, *, compared: bool = Fals
         raise ValueError(f"{file}: {message}") from error
 
 
-def read_kinds(path: str, arguments: argparse.Namespace) -> dict[str, RotarySpec]:
+def read_kinds(
+    path: str, arguments: argparse.Namespace, *, compared: bool = False
+) -> dict[str, RotarySpec]:
     """The specification of each kind of layers, by name; "" if layers are alike or one is named."""
     try:
-        return {"": read_spec(path, arguments, compared=arguments.layer_type is not None)}
+        return {"": read_spec(path, arguments, compared=compared)}
     except ValueError as error:
         if arguments.layer_type is not None or ": layer_type: " not in str(error):
             raise

@@ -29,7 +29,9 @@ def add(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the differences, of each kind of layers."""
-    a, b = (common.read_kinds(path, arguments) for path in (arguments.a, arguments.b))
+    a, b = (
+        common.read_kinds(path, arguments, compared=True) for path in (arguments.a, arguments.b)
+    )
     kinds = dict.fromkeys(kind for kind in (*a, *b) if kind or len(a) == len(b) == 1)
     pairs = {kind: (a.get(kind, a.get("")), b.get(kind, b.get(""))) for kind in kinds}
     found = {kind: compared(*pair) for kind, pair in pairs.items()}
