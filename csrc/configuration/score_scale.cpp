@@ -17,6 +17,15 @@ constexpr std::array<std::string_view, 6> scaled_by_one = {
     "diffusion_gemma_text", "embedding_gemma2_text", "gemma3n_text",
     "gemma4_text",          "gemma4_unified_text",   "gemma4_vision"};
 
+// Latent attention whose code passes over mscale_all_dim.
+constexpr std::array<std::string_view, 6> without_mscale = {
+    "deepseek_v4", "dots3_note", "dots3_note_text", "glm5_next", "glm5_next_text", "kimi_linear"};
+
+template <size_t count>
+bool holds(const std::array<std::string_view, count>& types, const std::string& type) {
+  return std::find(types.begin(), types.end(), type) != types.end();
+}
+
 /// The block about rotation, of one kind of layers if it names kinds.
 const json& rotation_of(const Fields& fields, const std::optional<std::string>& kind) {
   for (const char* key : {"rope_parameters", "rope_scaling"}) {
@@ -98,7 +107,9 @@ std::optional<ScoreScale> score_scale_of(const Fields& fields, const RotarySpec&
   const std::string type = text_of(get(fields, "model_type"));
   const json &rotation = rotation_of(fields, kind), &scaling = get(fields, "llama_4_scaling");
   const char *original = "original_max_position_embeddings", *beta = "llama_4_scaling_beta";
-  if (truthy(get(fields, "qk_rope_head_dim"))) add_mscale(scale, spec);
+  if (truthy(get(fields, "qk_rope_head_dim")) && !holds(without_mscale, type)) {
+    add_mscale(scale, spec);
+  }
   if (rotation.is_object()) scale.grow(get(rotation, beta), get(rotation, original), beta);
   if (scaling.is_object()) {
     scale.grow(get(scaling, "beta"), get(scaling, original), "llama_4_scaling");
@@ -106,7 +117,7 @@ std::optional<ScoreScale> score_scale_of(const Fields& fields, const RotarySpec&
   if (truthy(get(fields, "use_logn_attn"))) {
     scale.set_logn(get(fields, "seq_length"), "use_logn_attn");
   }
-  if (std::find(scaled_by_one.begin(), scaled_by_one.end(), type) != scaled_by_one.end()) {
+  if (holds(scaled_by_one, type)) {
     scale.replace(1.0, spec.head_dim, "the code of '" + type + "'");
     return scale.done();
   }

@@ -76,6 +76,16 @@ def test_factors_of_models(kind: str) -> None:
         assert scale is None or scale.is_constant
 
 
+def test_latent_attention_without_the_factor() -> None:
+    """DeepSeek V4's attention multiplies by 1 / sqrt(head_dim) whatever the configuration says."""
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    config = transformers.CONFIG_MAPPING["deepseek_v4"]()
+    config.rope_parameters = YARN
+    specs = pe.RotarySpec.for_layers(config)
+    assert all(spec is not None and spec.scaling is not None for spec in specs)
+    assert set(pe.ScoreScale.for_layers(config)) == {None}
+
+
 def test_the_factor_of_deepseek_v3() -> None:
     fields = {"model_type": "deepseek_v3", "hidden_size": 7168, "num_attention_heads": 128}
     fields |= {"max_position_embeddings": 163840, "qk_rope_head_dim": 64, "rope_theta": 10000}
