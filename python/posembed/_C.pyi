@@ -333,6 +333,20 @@ class PerLayerEmbedding(ModuleWrapper):
     def forward(self, ids: Tensor) -> Tensor: ...
     def layer(self, ids: Tensor, index: int) -> Tensor: ...
 
+class QuantizedTable(ModuleWrapper):
+    def __init__(
+        self,
+        codes: Tensor,
+        scales: Tensor,
+        biases: Tensor | None = None,
+        *,
+        block_rows: int = 1,
+        block_columns: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None: ...
+    def forward(self, ids: Tensor, scale: float = 1.0) -> Tensor: ...
+    def dequantize(self) -> Tensor: ...
+
 class TokenBag(ModuleWrapper):
     def __init__(
         self,

@@ -22,7 +22,7 @@ from posembed._memory import prefer_huge_pages
 from posembed._validation import flag, whole
 from posembed.functional import Device, Gradient, NgramRule
 from posembed.functional._bag import pooled
-from posembed.functional._ngram import hashed, lists
+from posembed.functional._ngram import derived_multipliers, derived_primes, hashed, lists
 from posembed.functional._token import looked_up
 from posembed.quantized import Quantizable
 from posembed.token import TokenEmbedding, check_sizes, check_table_options, scale_number
@@ -144,9 +144,9 @@ class NgramSpec:
         Examples:
             >>> import posembed as pe
             >>> pe.NgramSpec.qwen4_exp(248_320, boundary=248_046).num_embeddings
-            320003200
+            320001536
         """
-        multipliers = torch.ops.posembed.ngram_multipliers(ngram_size, vocab_size, layer, seed)
+        multipliers = derived_multipliers(ngram_size, vocab_size, layer, seed)
         moduli = _primes(ngram_size, heads, rows, layer)
         needed = sum(map(sum, moduli))
         padded = -(-needed // divisor) * divisor
@@ -186,7 +186,7 @@ class NgramSpec:
         Examples:
             >>> import posembed as pe
             >>> pe.NgramSpec.engram(1000, 2, layers=(1, 14), layer=14, rows=100).moduli[1][:3]
-            ((223, 227, 229))
+            (229, 233, 239)
         """
         import numpy as np
 
@@ -223,7 +223,7 @@ def _primes(ngram_size: int, heads: int, rows: int, layer: int) -> list[list[int
             f"ngram_size, heads: expected at least 2 and 1, got {ngram_size} and {heads}"
         )
     count = (ngram_size - 1) * heads
-    primes = torch.ops.posembed.ngram_primes(count, rows, layer * count)
+    primes = derived_primes(count, rows, layer * count)
     return [primes[i : i + heads] for i in range(0, count, heads)]
 
 

@@ -114,6 +114,17 @@ MODULES = [
         call=lambda m: m.forward(ids(2, 5), m.next_history(ids(2, 1)), torch.tensor([0, 5])),
     ),
     twins(
+        "QuantizedTable",
+        *pe.functional.quantize_rows(numbers(12, 8), "int4", 4),
+        call=lambda m: (m.forward(ids(2, 5)), m.forward(ids(3), 2.0), m.dequantize()),
+    ),
+    twins(
+        "QuantizedTable",
+        *pe.functional.quantize_rows(numbers(12, 8), "float8"),
+        dtype=torch.bfloat16,
+        call=lambda m: m.forward(ids(2, 5)),
+    ),
+    twins(
         "PerLayerEmbedding",
         12,
         3,
@@ -365,7 +376,8 @@ def test_twins(case: Twins) -> None:
     if getattr(python, "mlp", None) is None:
         assert repr(python).replace("affine=True, bias=True", "affine=True") == repr(cpp)
     # state_dict() of a bound module lacks its submodules; its parameters' names include them.
-    assert list(python.state_dict()) == cpp.cpp_module.named_parameters(True).keys()
+    names = cpp.cpp_module.named_parameters(True).keys() + cpp.cpp_module.named_buffers(True).keys()
+    assert list(python.state_dict()) == names
     for ours, theirs in zip(python.parameters(), cpp.parameters(), strict=True):
         assert torch.equal(ours, theirs)
         assert ours.dtype == theirs.dtype

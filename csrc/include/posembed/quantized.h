@@ -1,6 +1,9 @@
 /// Frozen tables of 8- or 4-bit codes with scales, which are widened as they are looked up.
 #pragma once
 
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
+#include <torch/nn/pimpl.h>
 #include <torch/types.h>
 
 #include <cstdint>
@@ -50,4 +53,37 @@ POSEMBED_API torch::Tensor embedding(const torch::Tensor& ids, const QuantizedRo
                                      double scale = 1.0, torch::Dtype dtype = torch::kFloat);
 
 }  // namespace functional
+
+/// A frozen table of codes as a module; its buffers are codes, scales and biases. Converting it to
+/// another dtype changes that of its results, never a bit of the buffers.
+///
+///     posembed::QuantizedTable table(posembed::functional::quantize_rows(weight, "int8"));
+///     auto vectors = table->forward(ids);  // [...] -> [..., embedding_dim]
+class POSEMBED_API QuantizedTableImpl : public torch::nn::Cloneable<QuantizedTableImpl> {
+ public:
+  /// @param dtype  of the results
+  /// @throws c10::ValueError shapes that do not fit together; c10::TypeError dtypes
+  explicit QuantizedTableImpl(QuantizedRows rows, torch::Dtype dtype = torch::kFloat);
+
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+  void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
+  void to(torch::Dtype dtype, bool non_blocking = false) override;
+  void to(torch::Device device, bool non_blocking = false) override;
+
+  /// ids [...] -> scale * rows [..., embedding_dim]; see functional::embedding.
+  torch::Tensor forward(const torch::Tensor& ids, double scale = 1.0);
+  /// The whole table [num_embeddings, embedding_dim] as numbers.
+  torch::Tensor dequantize();
+
+  /// The buffers.
+  QuantizedRows rows;
+  torch::Dtype dtype;
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(1.0)})
+};
+
+TORCH_MODULE(QuantizedTable);
+
 }  // namespace posembed

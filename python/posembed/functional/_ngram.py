@@ -70,7 +70,7 @@ def ngram_ids(
         >>> import torch, posembed as pe
         >>> hash = dict(multipliers=(3, 5), moduli=((11, 13),), offsets=((0, 11),), boundary=0)
         >>> pe.functional.ngram_ids(torch.tensor([[7, 2, 0, 4]]), **hash).tolist()
-        [[[10, 19], [4, 19], [10, 21], [1, 23]]]
+        [[[10, 19], [4, 22], [10, 21], [1, 23]]]
         >>> last = torch.tensor([[2]])  # the token before: a call for one token more
         >>> pe.functional.ngram_ids(torch.tensor([[0]]), history=last, **hash).tolist()
         [[[10, 21]]]
@@ -114,3 +114,13 @@ def _flattened(name: str, table: Table, rows: int, heads: int) -> Sequence[int]:
             f"{name}: expected [{rows or 'sizes'}, {heads or 'heads'}] numbers, got {nested!s:.200}"
         )
     return [number for row in nested for number in row]
+
+
+def derived_multipliers(count: int, vocab_size: int, layer: int, seed: int) -> list[int]:
+    """The multipliers of a layer of qwen4_exp."""
+    return torch.ops.posembed.ngram_multipliers.default(count, vocab_size, layer, seed)  # type: ignore[no-any-return]
+
+
+def derived_primes(count: int, start: int, skip: int) -> list[int]:
+    """The primes from ``start`` on, without the first ``skip``."""
+    return torch.ops.posembed.ngram_primes.default(count, start, skip)  # type: ignore[no-any-return]

@@ -195,4 +195,18 @@ TEST(QuantizedRows, AreLookedUpAsTheirNumbers) {
   EXPECT_THROW(posembed::functional::quantize_rows(weight, "float8", 7), c10::ValueError);
 }
 
+TEST(QuantizedTable, ConversionsAndClonesKeepEveryBit) {
+  const torch::Tensor weight = torch::randn({9, 64}), ids = torch::tensor({8, 0});
+  posembed::QuantizedTable table(posembed::functional::quantize_rows(weight, "float8", 32));
+  const torch::Tensor before = table->forward(ids), scales = table->rows.scales.clone();
+  const auto copy = std::dynamic_pointer_cast<posembed::QuantizedTableImpl>(table->clone());
+  EXPECT_NE(copy->rows.codes.data_ptr(), table->rows.codes.data_ptr());
+  EXPECT_TRUE(torch::equal(copy->forward(ids), before));
+  table->to(torch::kBFloat16);
+  EXPECT_TRUE(torch::equal(table->rows.scales, scales));
+  EXPECT_EQ(table->rows.codes.dtype(), torch::kFloat8_e4m3fn);
+  EXPECT_TRUE(torch::equal(table->forward(ids), before.to(torch::kBFloat16)));
+  EXPECT_TRUE(torch::equal(copy->dequantize().index({ids}), before));
+}
+
 }  // namespace

@@ -105,7 +105,10 @@ def test_quantising_is_as_exact_as_the_codes(format: Any, block: int | None) -> 
 def test_tracers(format: Any) -> None:
     codes, scales, biases = table(format)
     given = (codes, scales, IDS, biases)
-    torch.library.opcheck(OPERATOR, given)
+    # torch cannot compare float8 tensors, which the test of the schema does.
+    float8 = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    tests = {"test_utils": float8} if format == "float8" else {}
+    torch.library.opcheck(OPERATOR, given, **tests)
     torch._dynamo.reset()
     quantized = pe.QuantizedTable(codes, scales, biases)
     compiled = torch.compile(quantized, fullgraph=True, dynamic=True, backend="aot_eager")
