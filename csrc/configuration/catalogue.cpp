@@ -52,7 +52,9 @@ rope_scaling
 std::set<std::string> stated_keys(const Fields& fields) {
   std::set<std::string> stated;
   for (const auto& each : fields.items()) {
-    if (!each.value().is_null() || !defaults_to_none.has(each.key())) stated.insert(each.key());
+    const bool is_none =
+        each.value().is_null() || (each.key() == "no_rope_layers" && each.value().empty());
+    if (!is_none || !defaults_to_none.has(each.key())) stated.insert(each.key());
   }
   for (const char* name : {"rope_parameters", "rope_scaling"}) {
     const json& rope = get(fields, name);
@@ -100,6 +102,16 @@ void check_needs(const Fields& fields, const json& needs) {
 
 // ------------------------------------------------------------------------- kinds of layers' blocks
 
+/// A flat rope_scaling, with what the class adds to it.
+json with_added(json scaling, const json& added) {
+  const json& type =
+      scaling.contains("rope_type") ? get(scaling, "rope_type") : get(scaling, "type");
+  if (type != "yarn" || !added.is_object()) return scaling;
+  json found = added;
+  found.update(scaling);
+  return found;
+}
+
 /// Writes a flat key into the blocks of the kinds that take it.
 void write(json& blocks, const std::string& key, const json& value, const json& kinds) {
   for (const json& kind : kinds) {
@@ -114,7 +126,7 @@ void write(json& blocks, const std::string& key, const json& value, const json& 
 }
 
 /// rope_parameters of a class with an entry for each kind of layer.
-void complete_kinds(Fields& fields, const json& blocks, const json& takers) {
+void complete_kinds(Fields& fields, const json& blocks, const json& takers, const json& added) {
   const json& given = get(fields, "rope_parameters");
   if (truthy(given) && (!given.is_object() || is_nested(given))) return;
   json found = blocks;
@@ -125,7 +137,7 @@ void complete_kinds(Fields& fields, const json& blocks, const json& takers) {
                       ": expected an entry for each of ", repr(keys_of(blocks)), ", got ",
                       repr(value));
     if (is_nested(value)) return;
-    write(found, name, value, takers[name]);
+    write(found, name, with_added(value, added), takers[name]);
     if (takers.contains("older_type") && value.contains("type")) {
       write(found, name, {{"rope_type", value["type"]}}, takers[name]);
     }
@@ -266,6 +278,27 @@ json default_of(const Fields& fields, const std::string& key, const json& value,
   return kind == of_head ? times(fields, value["times"]) : layers_of(fields, key, value);
 }
 
+/// Whether a key is the number of layers.
+bool is_count(const std::string& key) {
+  return std::find(std::begin(layer_counts), std::end(layer_counts), key) != std::end(layer_counts);
+}
+
+/// The keys of a text model beside the configurations of other parts, as in older files.
+Fields without_parts(const Fields& fields) {
+  Fields flat = Fields::object();
+  for (const auto& each : fields.items()) {
+    if (!each.value().is_object() || each.key().rfind("rope_", 0) == 0) {
+      flat[each.key()] = each.value();
+    }
+  }
+  flat.erase("model_type");
+  return flat;
+}
+
+bool has_sizes(const Fields& flat) {
+  return !get(flat, "hidden_size").is_null() && !get(flat, "num_attention_heads").is_null();
+}
+
 }  // namespace
 
 const json& types() {
@@ -290,7 +323,7 @@ Fields completed(Fields fields) {
   rename(fields, get(own, "names"));
   check_needs(fields, get(own, "needs"));
   if (own.contains("kinds")) {
-    complete_kinds(fields, defaults["rope_parameters"], own["kinds"]);
+    complete_kinds(fields, defaults["rope_parameters"], own["kinds"], get(own, "with_yarn"));
   } else if (defaults.contains("rope_parameters") &&
              (own.contains("passed_over") || !is_stated(stated_keys(fields), "rope_parameters"))) {
     json& rope = fields["rope_parameters"];
@@ -300,6 +333,7 @@ Fields completed(Fields fields) {
   for (const Default kind : {constant, of_head, list, following_list}) {
     for (const auto& each : defaults.items()) {
       if (order_of(each.key(), each.value()) != kind || is_stated(stated, each.key())) continue;
+      if (has_lists(fields) && is_count(each.key())) continue;  // the lists have their own length
       const json value = default_of(fields, each.key(), each.value(), kind);
       if (!value.is_null()) fields[each.key()] = value;
     }
@@ -323,8 +357,10 @@ std::set<std::string> known(const Fields& fields) {
 }
 
 Fields with_parts(Fields fields) {
+  const Fields flat = without_parts(fields);
   for (const auto& part : get(of(fields), "parts").items()) {
     json& nested = fields[part.key()];
+    if (nested.is_null() && part.key() == "text_config" && has_sizes(flat)) nested = flat;
     if (nested.is_null()) nested = part.value();
     if (nested.is_object() && get(nested, "model_type").is_null()) {
       nested["model_type"] = part.value()["model_type"];

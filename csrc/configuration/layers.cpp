@@ -71,11 +71,6 @@ std::vector<std::string> nested_kinds(const Fields& fields) {
   return kinds;
 }
 
-bool has_lists(const Fields& fields) {
-  return std::any_of(std::begin(by_layer), std::end(by_layer),
-                     [&](const auto& keys) { return get(fields, keys.first).is_array(); });
-}
-
 size_t layer_number(const std::string& text) {
   size_t place = 0;
   const char* end = text.data() + text.size();
@@ -109,6 +104,11 @@ void check_type(std::vector<std::string> kinds, const std::string& layer_type) {
   const bool known = std::find(kinds.begin(), kinds.end(), layer_type) != kinds.end();
   TORCH_CHECK_VALUE(known, "layer_type: expected one of ", repr(kinds), ", got ",
                     repr(json(layer_type)));
+}
+
+bool has_lists(const Fields& fields) {
+  return std::any_of(std::begin(by_layer), std::end(by_layer),
+                     [&](const auto& keys) { return get(fields, keys.first).is_array(); });
 }
 
 std::optional<size_t> count_of_layers(const Fields& fields) {

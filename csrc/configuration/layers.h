@@ -37,6 +37,9 @@ void check_type(std::vector<std::string> kinds, const std::string& layer_type);
 /// The number of layers, if the configuration has it.
 std::optional<size_t> count_of_layers(const Fields& fields);
 
+/// Whether a key lists a value for each layer.
+bool has_lists(const Fields& fields);
+
 /// The layers in order. Throws c10::ValueError if the configuration does not list them.
 std::vector<Layer> every_layer(const Fields& fields);
 
