@@ -25,7 +25,7 @@ constexpr const char* kept_by_hand =
 json all_types() {
   json types = json::parse(generated)["types"];
   const json own = json::parse(kept_by_hand)["types"];
-  for (const auto& each : own.items()) types[each.key()].update(each.value());
+  for (const auto& each : own.items()) types[each.key()].merge_patch(each.value());
   return types;
 }
 
@@ -323,7 +323,10 @@ Fields completed(Fields fields) {
   rename(fields, get(own, "names"));
   check_needs(fields, get(own, "needs"));
   if (own.contains("kinds")) {
-    complete_kinds(fields, defaults["rope_parameters"], own["kinds"], get(own, "with_yarn"));
+    const bool is_by_layer = get(fields, "rope_theta").is_array();  // has each layer's base already
+    if (!is_by_layer) {
+      complete_kinds(fields, defaults["rope_parameters"], own["kinds"], get(own, "with_yarn"));
+    }
   } else if (defaults.contains("rope_parameters") &&
              (own.contains("passed_over") || !is_stated(stated_keys(fields), "rope_parameters"))) {
     json& rope = fields["rope_parameters"];

@@ -13,7 +13,6 @@ import torch
 from posembed.configuration import completion, tables
 from support.catalogue import TYPES, having
 
-KINDS = {"full_attention", "sliding_attention"}
 LING: dict[str, Any] = {
     "model_type": "bailing_hybrid", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 8,
     "head_dim": 128, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "kv_lora_rank": 512,
@@ -195,7 +194,9 @@ def test_indexers(either: None, model_type: str) -> None:
     if model_type == "mistral_large4_text":
         fields["rotary_emb.alpha"] = [0.0] * (config.qk_rope_head_dim // 2)
     if model_type == "qwen4_exp_text":
-        fields["indexer_head_dim"] = 128
+        sizes = {"n_heads": 4, "kv_heads": 1, "head_dim": 128, "budget": 64, "compress_ratio": 4}
+        fields |= {f"indexer_{name}": size for name, size in sizes.items()}
+        fields["partial_rotary_factor"] = 0.25
     spec = pe.RotarySpec.from_huggingface(fields, kinds[0], part="indexer")
     package = {"dots3_note_text": "dots3_note", "mistral_large4_text": "mistral_large4", "qwen4_exp_text": "qwen4_exp"}  # fmt: skip
     name = package.get(model_type, model_type)
@@ -225,7 +226,7 @@ def theirs(code: Any, model_type: str) -> Any:
     """The function by which a model's indexer rotates, as its code names it."""
     interleaved = TYPES[model_type]["layer_parts"]["indexer"]["pairing"] == "interleaved"
     name = "apply_rotary_pos_emb_interleave" if interleaved else "apply_rotary_pos_emb"
-    return getattr(code, name, code.apply_rotary_pos_emb)
+    return getattr(code, name) if hasattr(code, name) else code.apply_rotary_pos_emb
 
 
 def test_a_part_that_a_layer_does_not_have(either: None) -> None:
