@@ -76,9 +76,9 @@ def kernel_call(module: Any, given: Arguments) -> Arguments | None:
     """
     parts = _parts(module)
     ids, vectors = given.get("ids"), given.get("vectors")
-    if parts is None or (ids is None) == (vectors is None):
+    tokens = vectors if ids is None else ids
+    if parts is None or tokens is None or (ids is None) == (vectors is None):
         return None
-    tokens: Tensor = vectors if ids is None else ids
     device = tokens.device.type
     if device not in KERNEL_DEVICES or torch.is_autocast_enabled(device):
         return None
@@ -185,7 +185,10 @@ def _values(module: Any) -> dict[str, tuple[Any, Any]]:
     if token.padding_idx is not None:
         ids[0, -1] = ids[1, 0] = token.padding_idx
     vectors = torch.randn(2, 3, token.embedding_dim, generator=random, device="cpu")
-    values = {"ids": (ids, None), "vectors": (vectors.to(token.weight), None)}
+    values: dict[str, tuple[Any, Any]] = {
+        "ids": (ids, None),
+        "vectors": (vectors.to(token.weight), None),
+    }
     places = module.position_embeddings.num_embeddings
     values["positions"] = (numbers(min(4, places)), torch.full_like(ids, places))
     kind = getattr(module, TYPES, None)

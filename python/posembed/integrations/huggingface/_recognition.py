@@ -146,7 +146,7 @@ def _numbers_of(function: Callable[..., Any]) -> set[str]:
 def packings(roles: Roles) -> Iterator[Roles]:
     """The roles with every form of tables."""
     for packing in ("separate",) if roles.sin else PACKINGS:
-        yield dataclasses.replace(roles, packing=packing)  # type: ignore[arg-type]
+        yield dataclasses.replace(roles, packing=packing)
 
 
 def other_options(function: Any, roles: Roles) -> Iterator[Roles]:
@@ -320,7 +320,7 @@ def _packed(packing: Packing, tables: list[Tensor]) -> Any:
         case "angles":
             return first
         case "matrices":
-            return torch.stack((first, -second, second, first), -1).unflatten(-1, (2, 2))
+            return torch.stack((first, -second, second, first), -1).view(*first.shape, 2, 2)
     double = first.dtype == torch.float64
     return torch.complex(*tables) if double else torch.complex(first.float(), second.float())
 
