@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/brief.h"
+#include "dispatcher/first_use.h"
 #include "dispatcher/json.h"
 #include "dispatcher/text_cache.h"
 #include "positions/operator.h"
@@ -54,8 +55,8 @@ constexpr const char* rules_text = R"({
 })";
 
 const json& table() {
-  static const json& rules = *new json(json::parse(rules_text));
-  return rules;
+  static dispatcher::FirstUse<json> rules;
+  return rules.get([] { return json::parse(rules_text); });
 }
 
 /// Calls visit(name, field) for each field of a rule.

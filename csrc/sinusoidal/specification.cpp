@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "core/brief.h"
+#include "dispatcher/first_use.h"
 #include "dispatcher/json.h"
 #include "dispatcher/text_cache.h"
 #include "sinusoidal/frequencies.h"
@@ -101,15 +102,17 @@ constexpr double two_pi = 6.283185307179586;
 /// Each as the program of its name has it: transformers' Detr, Sam2 and ViTMAE, diffusers'
 /// PatchEmbed with the sizes of SD 3 and PixArt, and CogVideoXPatchEmbed.
 const std::vector<AxesPreset>& axes_presets() {
-  static const std::vector<AxesPreset> presets = {
-      {"detr", "vaswani", {0, 1}, {1, 1}, {1.0, two_pi, 1e-6, 0, {1, 1}}},
-      {"sam2", "vaswani", {0, 1}, {1, 1}, {1.0, two_pi, 1e-6, 0, {1, 1}}},
-      {"mae", "marian", {1, 0}, {1, 1}, {0.0, 0.0, 0.0, 0, {1, 1}}},
-      {"sd3", "marian", {1, 0}, {1, 1}, {0.0, 64.0, 0.0, 192, {1, 1}}},
-      {"pixart", "marian", {1, 0}, {1, 1}, {0.0, 32.0, 0.0, 0, {1, 1}}},
-      {"cogvideox", "marian", {0, 2, 1}, {2, 3, 3}, {0.0, 0.0, 0.0, 0, {1, 1.875, 1.875}}},
-  };
-  return presets;
+  static dispatcher::FirstUse<std::vector<AxesPreset>> presets;
+  return presets.get([] {
+    return std::vector<AxesPreset>{
+        {"detr", "vaswani", {0, 1}, {1, 1}, {1.0, two_pi, 1e-6, 0, {1, 1}}},
+        {"sam2", "vaswani", {0, 1}, {1, 1}, {1.0, two_pi, 1e-6, 0, {1, 1}}},
+        {"mae", "marian", {1, 0}, {1, 1}, {0.0, 0.0, 0.0, 0, {1, 1}}},
+        {"sd3", "marian", {1, 0}, {1, 1}, {0.0, 64.0, 0.0, 192, {1, 1}}},
+        {"pixart", "marian", {1, 0}, {1, 1}, {0.0, 32.0, 0.0, 0, {1, 1}}},
+        {"cogvideox", "marian", {0, 2, 1}, {2, 3, 3}, {0.0, 0.0, 0.0, 0, {1, 1.875, 1.875}}},
+    };
+  });
 }
 
 const AxesPreset* find_axes_preset(const std::string& name) {

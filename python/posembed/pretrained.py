@@ -11,7 +11,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,12 +19,10 @@ from torch import Tensor
 from posembed._library import bindings
 from posembed._validation import shown, whole
 
-if TYPE_CHECKING:
-    from posembed import _C
-
 Format = Literal["safetensors", "word2vec-binary", "word2vec-text", "glove"]
 Missing = Literal["mean", "zero", "error"]
 OnBadRow = Literal["raise", "skip"]
+_Progress = Callable[[int, int], None] | None
 
 # Rows without a word that a mapping may leave between its words; tokenizers leave a few. Each takes
 # memory for a row of the result.
@@ -119,6 +117,32 @@ class Skipped:
     rows: list[SkippedRow]
 
 
+class _File(Protocol):
+    """VectorFile of posembed._C, whose import torch.package would follow, even for types only."""
+
+    def format(self) -> Format: ...
+    def names(self) -> list[str]: ...
+    def shape(self, name: str) -> list[int]: ...
+    def dtype(self, name: str) -> torch.dtype: ...
+    def words(self) -> list[str]: ...
+    def skipped(self) -> tuple[int, list[tuple[int, int, str, str]]]: ...
+    def tensor(
+        self, name: str, dtype: torch.dtype | None, progress: _Progress, copy: bool
+    ) -> Tensor: ...
+    def table(self, tensor: str, dtype: torch.dtype | None, progress: _Progress) -> Tensor: ...
+    def rows(
+        self,
+        vocabulary: Any,
+        tensor: str,
+        dtype: torch.dtype | None,
+        missing: str,
+        progress: _Progress,
+    ) -> tuple[Tensor, tuple[int, list[str], list[str]]]: ...
+    def coverage(
+        self, vocabulary: Any, progress: _Progress
+    ) -> tuple[int, list[str], list[str]]: ...
+
+
 class VectorFile:
     """An open file of vectors, as :func:`open_vectors` returns it.
 
@@ -140,7 +164,7 @@ class VectorFile:
         given = [] if words is None else words_of(words, "words", may_share=True)
         self._first = first_words(words, given)
         strict = unicode_errors == "strict"
-        self._file: _C.VectorFile = bindings().open_vectors(path, given, strict, on_bad_row)
+        self._file: _File = bindings().open_vectors(path, given, strict, on_bad_row)
         self._size = os.path.getsize(path)  # read now: the file may be moved while it is in use
 
     @property

@@ -51,6 +51,7 @@ class ModuleOptions(TypedDict, total=False):
 
     layout: Layout
     learned_frequencies: bool
+    frequency_sizes: Sequence[int]
     device: Device | None
     dtype: torch.dtype | None
 
@@ -124,6 +125,7 @@ class RotaryEmbedding(Leaf, nn.Module):
     """
 
     frequencies: nn.Parameter | None
+    frequency_sizes: tuple[int, ...] = ()  # of modules that an earlier version has pickled
 
     @overload
     def __init__(self, head_dim: int, **options: Unpack[SizedOptions]) -> None: ...

@@ -17,6 +17,7 @@ from posembed.rotary import SizedOptions
 from posembed.specification import RotaryFields
 
 SPEC, WAVES = pe.RotarySpec(4), pe.SinusoidalSpec(4)
+GRIDS, MASK = pe.SinusoidalSpec(8, preset="detr"), torch.ones(1, 1, 3, dtype=torch.bool)
 SLOPES, SCORES, TABLE = torch.ones(2), torch.ones(2, 3, 3), torch.ones(5, 4)
 IDS, ROWS, HEADS = torch.tensor([[0, 1, 2]]), torch.ones(1, 3, 4), torch.ones(1, 3, 2, 4)
 PAGES, SLOTS, TOKENS = torch.zeros(2, 4, 2, 4), torch.tensor([0, 1, 2]), torch.ones(3, 2, 4)
@@ -38,12 +39,19 @@ CALLS: dict[str, dict[str, Any]] = {
     "alibi_softmax": {"scores": SCORES, "slopes": SLOPES, "cu_seqlens": torch.tensor([0, 3])},
     "alibi_softmax_": {"scores": SCORES.clone(), "slopes": SLOPES},
     "embedding": {"ids": IDS, "weight": TABLE, "padding_idx": 0},
+    "embedding_quantized": {
+        "ids": IDS,
+        "codes": torch.ones(5, 4, dtype=torch.int8),
+        "scales": torch.ones(5, 1),
+        "biases": torch.zeros(5, 1),
+    },
     "embedding_resize": {"weight": TABLE, "num_embeddings": 7},
     "fairseq_positions": {"ids": IDS, "padding_idx": 1},
     "input_embedding": {"ids": IDS, "token": TABLE, "positions": IDS, "position": TABLE},
     "learned_add": {"x": ROWS, "weight": TABLE, "positions": IDS},
     "learned_encode": {"weight": TABLE, "positions": IDS},
     "learned_extend": {"weight": TABLE, "max_positions": 9},
+    "learned_resample": {"weight": TABLE[:4], "grid": (2, 2), "new_grid": (3, 3)},
     "mla_rotary": {**LATENT, "layout": "thd"},
     "mla_rotary_cache_": {
         **LATENT,
@@ -51,11 +59,19 @@ CALLS: dict[str, dict[str, Any]] = {
         "cache": torch.zeros(2, 4, 6),
         "slot_mapping": SLOTS,
     },
+    "ngram_ids": {"ids": IDS, "multipliers": (3, 5), "moduli": ((7,),), "history": IDS[:, :1]},
     "norm_rotary": NORMED,
     "norm_rotary_": NORMED,
     "opt_positions": {"attention_mask": IDS},
+    "quantize_rows": {"weight": TABLE, "format": "int8"},
     "relative_bias": {"weight": torch.ones(32, 2), "query_length": 3, "key_length": 3},
     "relative_buckets": {"distances": SLOTS},
+    "relative_window_bias": {"weight": torch.ones(9, 2), "window": (2, 2)},
+    "relative_window_resample": {
+        "weight": torch.ones(9, 2),
+        "window": (2, 2),
+        "new_window": (3, 3),
+    },
     "rerotate_": {
         "key": HEADS.clone(),
         "old_positions": SLOTS,
@@ -79,6 +95,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "rotary_tables_": {**QUERIES, **ANGLES},
     "sinusoidal": {"x": ROWS, "positions": IDS, "scale": torch.ones(1), "spec": WAVES},
     "sinusoidal_encode": {"positions": IDS, "scale": torch.ones(1), "spec": WAVES},
+    "sinusoidal_grid_positions": {"grid": (1, 3), "mask": MASK, "spec": GRIDS},
     "token_bag": {"ids": SLOTS, "weight": TABLE, "offsets": SLOTS[:1]},
 }
 

@@ -64,7 +64,6 @@ def other_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _library.load()
 
 
-# In the order of the page.
 def shortened(folder: Path) -> None:
     path = folder / "words.txt"
     path.write_text("the 0.5 0.25\n")
@@ -73,6 +72,7 @@ def shortened(folder: Path) -> None:
     words.table()
 
 
+# In the order of the page.
 PROVOKED: dict[type[Exception], tuple[Callable[..., object], ...]] = {
     IndexError: (
         lambda: pe.TokenEmbedding(4, 2)(torch.tensor([7])),
@@ -124,6 +124,7 @@ PROVOKED: dict[type[Exception], tuple[Callable[..., object], ...]] = {
         overlapping,
         in_training,
         lambda: read(model_type="mine"),
+        lambda: read(model_type="bert"),
         lambda: read(rope_theta=None),
         lambda: read(rope_parameters={"rope_type": "default", "rope_theta": 2e4}),
         lambda: read(rope_scaling={"rope_type": "linear", "factor": 2.0, "fctor": 2.0}),

@@ -91,11 +91,21 @@ OTHERS: dict[str, Callable[[], Arguments]] = {
     "norm_rotary_forward": norm,
     "prefer_huge_pages": lambda: {"table": x(3, 4)},
     "relative_buckets": lambda: {"distances": torch.arange(-3, 4), "num_buckets": 8},
+    "relative_log_distances": lambda: {
+        "like": x(1),
+        "window": (2, 3),
+        "scale_window": (2, 3),
+    },
     "rotary_rerotate_": lambda: {
         "key": x(1, 3, 1, 4),
         "old_positions": torch.arange(3),
         "new_positions": torch.arange(3) + 2,
         "spec": SPEC,
+    },
+    "sinusoidal_grid_positions": lambda: {
+        "like": x(1),
+        "spec": pe.SinusoidalSpec(8, preset="detr").to_json(),
+        "grid": (1, 3),
     },
     "token_bag_backward_rows": lambda: {**rows_backward(), "gradient": x(1, 4)},
 }

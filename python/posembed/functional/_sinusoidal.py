@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from posembed.functional._gate import gated
+from posembed.functional._gate import check_tensors, gated
 from posembed.functional._options import Device, sinusoidal_text
 from posembed.sharding import call, is_sharded
 from posembed.specification import SinusoidalSpec
@@ -15,7 +15,7 @@ from posembed.specification import SinusoidalSpec
 _SINUSOIDAL_ENCODE = gated(torch.ops.posembed.sinusoidal_encode.default)
 _SINUSOIDAL_SHIFT_MATRIX = gated(torch.ops.posembed.sinusoidal_shift_matrix.default)
 _SINUSOIDAL_ADD = gated(torch.ops.posembed.sinusoidal_add.default)
-_GRID_POSITIONS = gated(torch.ops.posembed.sinusoidal_grid_positions.default)
+_GRID_POSITIONS = gated(torch.ops.posembed.sinusoidal_grid_positions.default, like="x")
 
 
 def sinusoidal(
@@ -92,6 +92,8 @@ def sinusoidal_grid_positions(
         <BLANKLINE>
                 [[0., 1., 2., 0., 1., 2.]]], dtype=torch.float64)
     """
+    if mask is not None:
+        check_tensors(mask=mask)
     like = torch.empty(0, device=device) if mask is None else mask
     return cells(like, grid, mask, sinusoidal_text(spec))
 

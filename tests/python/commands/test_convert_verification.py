@@ -79,7 +79,7 @@ def test_a_conversion_that_changes_outputs_is_refused(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mystery"}, "transformers has no small model to try"),
+        ({"model_type": "mystery"}, "model_type 'mystery' is not known"),
         ({"model_type": "llama"}, "k_norm.weight: transformers' own model has no such weight"),
         ({"model_type": "wav2vec2-bert", "position_embeddings_type": "rotary"}, "cannot be tried"),
         ({"hidden_act": "no such function"}, "transformers has no small model to try"),

@@ -203,10 +203,16 @@ class Builder:
             rotation.__qualname__ = name
             self.found.rotations[name] = rotation
         elif BIASES.match(function.__name__):
-            self.found.biases[name] = function
+            if not self._calls_bias(function):
+                self.found.biases[name] = function
         elif ROTATES.match(function.__name__) or (not bound and roles_of(function)):
             self.found.unknown[name] = function
         return rotation
+
+    def _calls_bias(self, function: Any) -> bool:
+        """Whether a builder of biases leaves that to another, which has a row of its own."""
+        biases = self.found.biases.keys()
+        return any(names_in(part.__code__) & biases for part in inner(function))
 
     def _spread(self, functions: list[tuple[str, types.FunctionType]]) -> None:
         """Rebuilds functions that reach a changed name, until none is left."""
