@@ -317,6 +317,18 @@ def test_diff_of_all_kinds_of_layers(
     assert both.count("head_dim: 8 against ") == 2
 
 
+def test_diff_of_scores_alone(
+    gemma: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(
+        gemma.read_text().replace('"query_pre_attn_scalar": 8', '"query_pre_attn_scalar": 32')
+    )
+    said = output(capsys, "diff", gemma, other, "--layer-type", "full_attention", code=1)
+    assert said.startswith("score_scale: null against {")
+    assert said.endswith("angles are equal\n")
+
+
 def test_diff(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = write(tmp_path / "longer" / "config.json", LONGER)
     assert output(capsys, "diff", config, config) == "equal\n"

@@ -111,6 +111,7 @@ def test_queries_that_grow(kind: str) -> None:
     assert scale is not None
     assert torch.allclose(scale.at(positions[0]).float(), expected, rtol=1e-6)
     assert not scale.is_constant
+    assert scale.at(torch.tensor([-1])).item() == 1.0  # padding
 
 
 def test_llama_4_grows_where_it_does_not_rotate() -> None:
