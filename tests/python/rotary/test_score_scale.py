@@ -80,7 +80,7 @@ def test_latent_attention_without_the_factor() -> None:
     """DeepSeek V4's attention multiplies by 1 / sqrt(head_dim) whatever the configuration says."""
     transformers = pytest.importorskip("transformers", minversion="5.0")
     config = transformers.CONFIG_MAPPING["deepseek_v4"]()
-    config.rope_parameters = YARN
+    config.rope_parameters = {"main": YARN, "compress": {**YARN, "rope_theta": 160000.0}}
     specs = pe.RotarySpec.for_layers(config)
     assert all(spec is not None and spec.scaling is not None for spec in specs)
     assert set(pe.ScoreScale.for_layers(config)) == {None}
