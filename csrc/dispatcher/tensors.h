@@ -12,7 +12,9 @@
 namespace posembed::dispatcher {
 
 /// "int64" for at::kLong: the name under which Python has a dtype.
-inline std::string dtype_name(at::ScalarType type) { return c10::getDtypeNames(type).first; }
+inline std::string dtype_name(at::ScalarType type) {
+  return std::string(c10::getDtypeNames(type).first);
+}
 
 /// The kernel's type for a dtype that check_floating() accepts.
 inline core::Scalar scalar_of(const at::Tensor& tensor) {
