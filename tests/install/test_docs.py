@@ -84,7 +84,7 @@ def test_the_example_reads_folders(tmp_path: Path) -> None:
     assert run(program, "input", tmp_path).endswith("[2, 8] -> [2, 8, 4]\n")
     failed = subprocess.run([program, "rotary", tmp_path], capture_output=True, text=True)
     assert failed.returncode == 1
-    assert failed.stderr.startswith("checkpoint: num_hidden_layers: missing in the configuration")
+    assert failed.stderr.startswith("checkpoint: model_type 'gpt2'")
 
 
 def test_the_example_continues_texts(tmp_path: Path) -> None:
