@@ -31,6 +31,14 @@ Texts as_texts(const std::vector<std::string>& words) {
   return texts;
 }
 
+/// The JSON text of what each layer has; empty for a layer that has nothing.
+template <typename Value>
+Texts as_texts(const std::vector<std::optional<Value>>& layers) {
+  Texts texts;
+  for (const auto& value : layers) texts.push_back(value.has_value() ? value->to_json() : "");
+  return texts;
+}
+
 std::optional<Completed> completed_by_class(OptionalText fields, const Texts& known) {
   if (!fields.has_value()) return std::nullopt;
   return Completed{parse(std::string(*fields)), {known.begin(), known.end()}};
@@ -59,12 +67,7 @@ Texts rotary_layers_from_configuration(Text config, const Texts& ignore, const T
                                        std::optional<double> base, OptionalText completed) {
   const ConfigurationOptions options = options_of(part, interleaved, base, ignore);
   const Fields fields = parse(std::string(config));
-  Texts texts;
-  for (const auto& spec :
-       read_rotary_layers(fields, options, completed_by_class(completed, known))) {
-    texts.push_back(spec.has_value() ? spec->to_json() : std::string());
-  }
-  return texts;
+  return as_texts(read_rotary_layers(fields, options, completed_by_class(completed, known)));
 }
 
 /// An empty text stands for a scale of 1.
@@ -73,12 +76,7 @@ Texts score_scales_from_configuration(Text config, const Texts& ignore, const Te
                                       std::optional<double> base, OptionalText completed) {
   const ConfigurationOptions options = options_of(part, interleaved, base, ignore);
   const Fields fields = parse(std::string(config));
-  Texts texts;
-  for (const auto& scale :
-       read_score_scales(fields, options, completed_by_class(completed, known))) {
-    texts.push_back(scale.has_value() ? scale->to_json() : std::string());
-  }
-  return texts;
+  return as_texts(read_score_scales(fields, options, completed_by_class(completed, known)));
 }
 
 std::string alibi_from_configuration(Text config) {

@@ -2,29 +2,13 @@
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-#include <array>
 #include <cmath>
-#include <string_view>
 
+#include "configuration/catalogue.h"
 #include "configuration/keys.h"
 
 namespace posembed::configuration {
 namespace {
-
-// Whose code in transformers multiplies scores by 1, whatever the width of a head.
-constexpr std::array<std::string_view, 6> scaled_by_one = {
-    "diffusion_gemma_text", "embedding_gemma2_text", "gemma3n_text",
-    "gemma4_text",          "gemma4_unified_text",   "gemma4_vision"};
-
-// Latent attention whose code passes over mscale_all_dim.
-constexpr std::array<std::string_view, 6> without_mscale = {
-    "deepseek_v4", "dots3_note", "dots3_note_text", "glm5_next", "glm5_next_text", "kimi_linear"};
-
-template <size_t count>
-bool holds(const std::array<std::string_view, count>& types, const std::string& type) {
-  return std::find(types.begin(), types.end(), type) != types.end();
-}
 
 /// The block about rotation, of one kind of layers if it names kinds.
 const json& rotation_of(const Fields& fields, const std::optional<std::string>& kind) {
@@ -104,10 +88,10 @@ std::optional<ScoreScale> score_scale_of(const Fields& fields, const RotarySpec&
                                          const std::optional<std::string>& kind) {
   if (fields.contains("general.architecture")) return of_metadata(fields, spec);
   Scale scale;
-  const std::string type = text_of(get(fields, "model_type"));
+  const json& rules = catalogue::of(fields);
   const json &rotation = rotation_of(fields, kind), &scaling = get(fields, "llama_4_scaling");
   const char *original = "original_max_position_embeddings", *beta = "llama_4_scaling_beta";
-  if (truthy(get(fields, "qk_rope_head_dim")) && !holds(without_mscale, type)) {
+  if (truthy(get(fields, "qk_rope_head_dim")) && !rules.contains("without_mscale")) {
     add_mscale(scale, spec);
   }
   if (rotation.is_object()) scale.grow(get(rotation, beta), get(rotation, original), beta);
@@ -117,8 +101,9 @@ std::optional<ScoreScale> score_scale_of(const Fields& fields, const RotarySpec&
   if (truthy(get(fields, "use_logn_attn"))) {
     scale.set_logn(get(fields, "seq_length"), "use_logn_attn");
   }
-  if (holds(scaled_by_one, type)) {
-    scale.replace(1.0, spec.head_dim, "the code of '" + type + "'");
+  if (rules.contains("score_scale")) {
+    scale.replace(real("score_scale", rules["score_scale"]), spec.head_dim,
+                  "the code of " + repr(get(fields, "model_type")));
     return scale.done();
   }
   const char *scalar = "query_pre_attn_scalar", *multiplier = "attention_multiplier";
@@ -133,13 +118,14 @@ std::optional<ScoreScale> score_scale_of(const Fields& fields, const RotarySpec&
 
 std::optional<ScoreScale> score_scale_without_rotation(const Fields& fields) {
   const std::string key = "attn_temperature_tuning";
-  if (text_of(get(fields, "model_type")) != "llama4_text") return std::nullopt;
+  const json& otherwise = get(catalogue::of(fields), "temperature");
+  if (otherwise.is_null()) return std::nullopt;
   if (fields.contains(key) && !truthy(get(fields, key))) return std::nullopt;
-  const auto number = [&](const char* name, double otherwise) {
-    return fields.contains(name) ? get(fields, name) : json(otherwise);
+  const auto number = [&](const char* name) {
+    return fields.contains(name) ? get(fields, name) : otherwise[name];
   };
   Scale scale;
-  scale.grow(number("attn_scale", 0.1), number("floor_scale", 8192.0), key);
+  scale.grow(number("attn_scale"), number("floor_scale"), key);
   std::optional<ScoreScale> found = scale.done();
   if (found.has_value()) found->offset = 1;
   return found;

@@ -1,4 +1,4 @@
-// The table of rules, and rules as JSON.
+// Rules as JSON; mrope_rules.json has those of published models.
 #include "positions/rule.h"
 
 #include <c10/util/Exception.h>
@@ -21,38 +21,9 @@ using nlohmann::json;
 /// MropeRule's default. Ids are those of its configuration classes, except that Qwen2.5-VL's 2
 /// positions per second and Qwen3-Omni's 13 and its audio id are the checkpoints', and that
 /// MiniCPM-V has none: they come from a configuration.
-constexpr const char* rules_text = R"({
-  "qwen2_vl":        {"image_token": 151655, "video_token": 151656},
-  "qwen2_5_vl":      {"image_token": 151655, "video_token": 151656,
-                      "time": "interval", "positions_per_second": 2},
-  "qwen3_vl":        {"image_token": 151655, "video_token": 151656, "separate_frames": true},
-  "qwen3_vl_moe":    {"image_token": 151655, "video_token": 151656, "separate_frames": true},
-  "qwen3_5":         {"image_token": 248056, "video_token": 248057, "separate_frames": true},
-  "qwen3_5_moe":     {"image_token": 248056, "video_token": 248057, "separate_frames": true},
-  "qwen4_exp":       {"image_token": 248056, "video_token": 248057, "separate_frames": true},
-  "qwen2_5_omni":    {"image_token": 151655, "video_token": 151656, "audio_token": 151646,
-                      "time": "elapsed", "positions_per_second": 25, "time_advances": true,
-                      "shared": [[151652, 151647], [151648, 151653]], "padding": 1},
-  "qwen3_omni_moe":  {"image_token": 151655, "video_token": 151656, "audio_token": 151675,
-                      "time": "exact", "positions_per_second": 13, "time_advances": true,
-                      "audio_chunk": 100},
-  "glm4v":           {"image_token": 151343, "video_start": 151341, "video_end": 151342,
-                      "separate_frames": true},
-  "glm4v_moe":       {"image_token": 151363, "video_start": 151341, "video_end": 151342,
-                      "separate_frames": true},
-  "glm46v":          {"image_token": 151343, "video_start": 151361, "video_end": 151362,
-                      "separate_frames": true},
-  "glm_ocr":         {"image_token": 59280, "video_start": 59258, "video_end": 59259,
-                      "separate_frames": true},
-  "glm_image":       {"image_token": 167855, "spatial_merge": 1, "padding": 1},
-  "ernie4_5_vl_moe": {"image_token": 100295, "video_token": 103367, "temporal_merge": 2},
-  "paddleocr_vl":    {"image_token": 100295, "video_token": 100296},
-  "cohere_compass":  {"image_token": 255031, "video_token": 255032, "separate_frames": true},
-  "cosmos3_edge":    {"image_token": 19, "video_token": 18, "separate_frames": true},
-  "cosmos3_omni":    {"image_token": 151655, "video_token": 151656, "separate_frames": true},
-  "hunyuan_vl":      {"image_token": 120120, "pages": true, "margin": 1, "axes": 4},
-  "minicpmv4_7":     {"spatial_merge": 4, "canvas": [-1, -1, -1, -1, -1]}
-})";
+constexpr const char* rules_text =
+#include "positions/mrope_rules.inc"
+    ;
 
 const json& table() {
   static dispatcher::FirstUse<json> rules;

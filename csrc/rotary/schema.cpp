@@ -49,5 +49,13 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
   define(m, "rotary_difference(str spec, str other) -> str");
   define(m, "rotary_axial(str[] axes, bool within_axes=True) -> str");
   define(m, "rotary_preset(str name, int? head_dim=None) -> str");
+  define(m,
+         "score_scale("
+         "Tensor positions, "
+         "float factor, "
+         "float growth, "
+         "float length, "
+         "int offset, "
+         "bool logn) -> Tensor");
   define(m, "rotary_sections(int[] sizes, bool interleaved) -> int[]");
 }

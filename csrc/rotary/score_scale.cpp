@@ -1,15 +1,19 @@
 #include "posembed/score_scale.h"
 
 #include <c10/util/Exception.h>
+#include <torch/library.h>
 
 #include <cmath>
 #include <sstream>
+
+#include "dispatcher/tensors.h"
 
 namespace posembed {
 
 torch::Tensor ScoreScale::at(const torch::Tensor& positions) const {
   TORCH_CHECK_TYPE(at::isIntegralType(positions.scalar_type(), /*includeBool=*/false),
-                   "positions: expected integers, got ", positions.scalar_type());
+                   "positions: expected integers, got ",
+                   dispatcher::dtype_name(positions.scalar_type()));
   const torch::Tensor position = positions.to(torch::kDouble).clamp_min(0.0);  // -1 is padding
   if (logn) return ((position + 1.0).log() / std::log(length)).clamp_min(1.0) * factor;
   return (((position + offset) / length).floor().log1p() * growth + 1.0) * factor;
@@ -41,4 +45,17 @@ void ScoreScale::check() const {
                     growth);
 }
 
+namespace rotary {
+namespace {
+
+torch::Tensor score_scale(const torch::Tensor& positions, double factor, double growth,
+                          double length, int64_t offset, bool logn) {
+  return ScoreScale{factor, growth, length, offset, logn, ""}.at(positions);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) { m.impl("score_scale", score_scale); }
+
+}  // namespace rotary
 }  // namespace posembed

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posembed._file_format import FileFormatError, in_dtype
 from posembed._validation import shown
-from posembed.pretrained import FileFormatError, in_dtype
 
 MAGIC = b"GGUF"
 TABLE = "token_embd.weight"

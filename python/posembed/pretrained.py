@@ -11,18 +11,22 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from posembed._file_format import FileFormatError as FileFormatError
+from posembed._file_format import in_dtype
 from posembed._library import bindings
 from posembed._validation import shown, whole
+
+if TYPE_CHECKING:
+    from posembed import _C
 
 Format = Literal["safetensors", "word2vec-binary", "word2vec-text", "glove"]
 Missing = Literal["mean", "zero", "error"]
 OnBadRow = Literal["raise", "skip"]
-_Progress = Callable[[int, int], None] | None
 
 # Rows without a word that a mapping may leave between its words; tokenizers leave a few. Each takes
 # memory for a row of the result.
@@ -30,25 +34,6 @@ MOST_GAPS = 1 << 18
 
 # Smaller files load so fast that they get no progress bar.
 BAR_FROM_BYTES = 64 << 20
-
-
-class FileFormatError(ValueError):
-    """A malformed file: truncated, inconsistent, or with text that is not a number.
-
-    Args:
-        path: The file.
-        offset: Byte offset of the error.
-        reason: What is wrong.
-    """
-
-    def __init__(self, path: str, offset: int, reason: str) -> None:
-        super().__init__(path, offset, reason)
-        self.path = path
-        self.offset = offset
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"{self.path}: byte {self.offset}: {self.reason}"
 
 
 class Tokenizer(Protocol):
@@ -117,32 +102,6 @@ class Skipped:
     rows: list[SkippedRow]
 
 
-class _File(Protocol):
-    """VectorFile of posembed._C, whose import torch.package would follow, even for types only."""
-
-    def format(self) -> Format: ...
-    def names(self) -> list[str]: ...
-    def shape(self, name: str) -> list[int]: ...
-    def dtype(self, name: str) -> torch.dtype: ...
-    def words(self) -> list[str]: ...
-    def skipped(self) -> tuple[int, list[tuple[int, int, str, str]]]: ...
-    def tensor(
-        self, name: str, dtype: torch.dtype | None, progress: _Progress, copy: bool
-    ) -> Tensor: ...
-    def table(self, tensor: str, dtype: torch.dtype | None, progress: _Progress) -> Tensor: ...
-    def rows(
-        self,
-        vocabulary: Any,
-        tensor: str,
-        dtype: torch.dtype | None,
-        missing: str,
-        progress: _Progress,
-    ) -> tuple[Tensor, tuple[int, list[str], list[str]]]: ...
-    def coverage(
-        self, vocabulary: Any, progress: _Progress
-    ) -> tuple[int, list[str], list[str]]: ...
-
-
 class VectorFile:
     """An open file of vectors, as :func:`open_vectors` returns it.
 
@@ -164,7 +123,7 @@ class VectorFile:
         given = [] if words is None else words_of(words, "words", may_share=True)
         self._first = first_words(words, given)
         strict = unicode_errors == "strict"
-        self._file: _File = bindings().open_vectors(path, given, strict, on_bad_row)
+        self._file: _C.VectorFile = bindings().open_vectors(path, given, strict, on_bad_row)
         self._size = os.path.getsize(path)  # read now: the file may be moved while it is in use
 
     @property
@@ -430,18 +389,6 @@ def token_table(
         own = rows.dtype if rows.is_floating_point() else torch.float32
         rows = (rows.double() * weights.double()[:, None]).to(own)
     return in_dtype(file.path, name, rows, dtype)
-
-
-def in_dtype(path: str, name: str, numbers: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Numbers of a file in another dtype.
-
-    Raises:
-        FileFormatError: A finite number is not finite in ``dtype``.
-    """
-    result = numbers if dtype is None else numbers.to(dtype)
-    if result is not numbers and not bool(result.isfinite().eq(numbers.isfinite()).all()):
-        raise FileFormatError(path, 0, f"{name} has numbers too large for {dtype}")
-    return result
 
 
 def words_of(vocabulary: Vocabulary, argument: str, may_share: bool = False) -> list[str]:

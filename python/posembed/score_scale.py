@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -66,13 +65,8 @@ class ScoreScale:
         Raises:
             TypeError: Positions are no integers.
         """
-        if positions.is_floating_point() or positions.is_complex():
-            raise TypeError(f"positions: expected integers, got {positions.dtype}")
-        position = positions.to(torch.float64).clamp_min(0.0)  # -1 is padding
-        if self.logn:
-            return ((position + 1.0).log() / math.log(self.length)).clamp_min(1.0) * self.factor
-        steps = ((position + self.offset) / self.length).floor()
-        return (steps.log1p() * self.growth + 1.0) * self.factor
+        numbers = (self.factor, self.growth, self.length, self.offset, self.logn)
+        return torch.ops.posembed.score_scale.default(positions, *numbers)  # type: ignore[no-any-return]
 
     @classmethod
     def for_layers(

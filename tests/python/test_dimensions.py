@@ -40,6 +40,7 @@ NOT_IN_TABLE = {
     "zigzag_positions": "a composition",
     "learned_extend": "a composition, for whole tables alone",
     "relative_log_distances": "a composition",
+    "score_scale": "a composition",
     "sinusoidal_grid_positions": "a composition",
     "quantize_rows": "a composition, for whole tables alone",
     "rotary_permute_weight": "a composition, for whole weights alone",

@@ -102,6 +102,14 @@ OTHERS: dict[str, Callable[[], Arguments]] = {
         "new_positions": torch.arange(3) + 2,
         "spec": SPEC,
     },
+    "score_scale": lambda: {
+        "positions": torch.arange(3),
+        "factor": 1.0,
+        "growth": 0.1,
+        "length": 2.0,
+        "offset": 0,
+        "logn": False,
+    },
     "sinusoidal_grid_positions": lambda: {
         "like": x(1),
         "spec": pe.SinusoidalSpec(8, preset="detr").to_json(),

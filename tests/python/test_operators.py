@@ -36,6 +36,7 @@ WITHOUT_CASE = {
     "alibi_check_attention": "returns nothing; alibi/test_alibi.py",
     "alibi_scaled_slopes": "may return its argument; alibi/test_alibi.py",
     "relative_buckets": "from integers to integers; relative_bias/test_relative_bias.py",
+    "score_scale": "a composition of torch's; rotary/test_score_scale.py",
     "relative_log_distances": "reads a dtype and a device; relative_bias/test_window.py",
     "sinusoidal_grid_positions": "reads a device; sinusoidal/test_grid.py",
     "alibi_positions": "from integers to integers; alibi/test_alibi.py",

@@ -208,5 +208,5 @@ def test_specifications_with_a_scale() -> None:
 def test_refusals(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pe.RotarySpec(8, score_scale=pe.ScoreScale(**options))
-    with pytest.raises(TypeError, match=r"positions: expected integers, got torch.float32"):
+    with pytest.raises(TypeError, match=r"positions: expected integers, got float32"):
         pe.ScoreScale().at(torch.rand(2))
