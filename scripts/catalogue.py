@@ -297,6 +297,7 @@ def rope(own: Class) -> Fields:
 
 def of_kinds(own: Class, block: Fields) -> Fields:
     """Which kinds of layers take a base or a scaling that stands outside of rope_parameters."""
+    block = {kind: block[kind] for kind in sorted(block)}  # classes may make them from a set
     found: Fields = {}
     for key in BASES:
         other = own.value("rope_parameters", **{key: BASE}) or {}
@@ -464,7 +465,9 @@ def main() -> None:
     print("{")
     print(f' "source": {{"library": "transformers", "version": "{transformers.__version__}"}},')
     print(' "types": {')
-    lines = [f"  {json.dumps(name)}: {json.dumps(own)}" for name, own in types.items()]
+    lines = [
+        f"  {json.dumps(name)}: {json.dumps(own, sort_keys=True)}" for name, own in types.items()
+    ]
     print(",\n".join(lines))
     print(" }")
     print("}")

@@ -329,3 +329,59 @@ def test_what_stays_has_a_row_with_its_reason() -> None:
     assert row.action == "it rotates in the code of a method, and posembed replaces functions"
     report = patch(nn.Linear(2, 2))
     assert str(report).startswith("nothing to replace")
+
+
+def fused(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    """As LTX-2's split form: addcmul rounds a sum of products once."""
+    return torch.addcmul(x * c, half(x), s)
+
+
+def contiguous(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    """Its result is contiguous, whatever the memory order of x."""
+    return (x * c + half(x) * s).contiguous()
+
+
+class Effects:
+    calls = 0
+
+
+def counts(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    Effects.calls += 1
+    return x * c + half(x) * s
+
+
+def noisy(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    return x * c + half(x) * s + torch.randn_like(x)
+
+
+class Calls(nn.Module):
+    """Calls a function of this file."""
+
+    def forward(self, form: str, *given: Tensor) -> Tensor:
+        forms = {"short_names": short_names, "contiguous": contiguous, "fused": fused}
+        forms |= {"counts": counts, "noisy": noisy}
+        return forms[form](*given)
+
+
+@pytest.mark.parametrize("form", ["short_names", "contiguous"])
+def test_results_have_the_functions_memory_order(form: str) -> None:
+    x = torch.randn(BATCH, TOKENS, HEADS, HEAD).transpose(1, 2)
+    calls, given = Calls(), (x, *tables("short_names"))
+    expected = calls(form, *given)
+    patch(calls)
+    found = calls(form, *given)
+    assert equal(found, expected)
+    assert found.stride() == expected.stride()
+
+
+def test_functions_with_effects_are_not_run() -> None:
+    before = Effects.calls, torch.get_rng_state()
+    patched = {row.function for row in patch(Calls()).patched}
+    assert Effects.calls == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
+    assert patched.isdisjoint({"counts", "noisy"})
+
+
+def test_rotations_that_round_otherwise_say_so() -> None:
+    rows = {row.function: row for row in patch(Calls()).left}
+    assert rows["fused"].action.startswith("it rotates, but rounds its products")

@@ -60,7 +60,7 @@ def is_arithmetic(function: Any, owner: type | None = None) -> bool:
 def compared(function: Any) -> list[Any]:
     """Constants that a function's code compares something with."""
     code = getattr(function, "__code__", None)
-    steps = list(_instructions(code)) if code is not None else []
+    steps = list(dis.get_instructions(code)) if code is not None else []
     return list(
         dict.fromkeys(
             first.argval
@@ -84,11 +84,13 @@ class _Reader:
         self.seen.add(function)
         values = {**vars(builtins), **function.__globals__}
         codes = list(_codes(function.__code__))
-        stores = any(x.opname == "STORE_SUBSCR" for code in codes for x in _instructions(code))
+        stores = any(
+            x.opname == "STORE_SUBSCR" for code in codes for x in dis.get_instructions(code)
+        )
         for code in codes:
             attributes = set(code.co_names)
             stores = stores or not MUTATORS.isdisjoint(attributes)
-            for x in _instructions(code):
+            for x in dis.get_instructions(code):
                 if x.opname in CHANGES or x.opname.startswith("IMPORT"):
                     return False
                 if x.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
@@ -135,15 +137,11 @@ def _contents(function: types.FunctionType) -> Iterator[Any]:
             yield object()
 
 
-def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
-    return dis.get_instructions(code)
-
-
 def _multiplies(code: types.CodeType) -> bool:
     codes = list(_codes(code))
     if any(not PRODUCTS.isdisjoint(part.co_names) for part in codes):
         return True
-    return any(_is_product(x) for part in codes for x in _instructions(part))
+    return any(_is_product(x) for part in codes for x in dis.get_instructions(part))
 
 
 def _is_product(x: dis.Instruction) -> bool:

@@ -328,7 +328,7 @@ def _packed(packing: Packing, tables: list[Tensor]) -> Any:
 def _arguments(roles: Roles, rule: Rule, sample: Sample) -> dict[str, Any]:
     random = _Numbers()
     tables = _tables(rule, sample, random)
-    pair = [tables[name] for name in (("sin", "cos") if rule.sine_first else ("cos", "sin"))]
+    pair = list(tables.values())  # of random numbers, so that either may be the sine
     arguments: dict[str, Any] = dict(roles.options)
     if roles.packing == "separate":
         arguments |= {roles.cos: pair[0], roles.sin or "": pair[1]}
@@ -616,7 +616,7 @@ class _Trial:
     @staticmethod
     def _key(rule: Rule, at: int) -> tuple[Any, ...]:
         neighbours = rule.tables == "whole" and rule.pairs == "adjacent"
-        return rule.tables, neighbours, rule.gathers, rule.sine_first, at
+        return rule.tables, neighbours, rule.gathers, at
 
 
 def recognise(
@@ -645,9 +645,14 @@ def recognise(
 _rounds_otherwise: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
+def rounds_otherwise(function: Any) -> bool:
+    """Whether a function was seen to rotate with other roundings than the kernel's."""
+    return isinstance(function, types.FunctionType) and function in _rounds_otherwise
+
+
 def refusal(function: Any) -> str:
     """Why a function was not recognised, as far as it is known."""
-    if function in _rounds_otherwise:
+    if rounds_otherwise(function):
         return "it rotates, but rounds its products in a way that the kernel has not"
     return "computes no known rotation"
 

@@ -31,6 +31,7 @@ from posembed.integrations.huggingface._recognition import (
     plain,
     recognise,
     roles_of,
+    rounds_otherwise,
 )
 from posembed.integrations.huggingface._report import Counter
 from posembed.integrations.huggingface._rotation import Rotation
@@ -205,9 +206,14 @@ class Builder:
         elif BIASES.match(function.__name__):
             if not self._calls_bias(function):
                 self.found.biases[name] = function
-        elif ROTATES.match(function.__name__) or (not bound and roles_of(function)):
+        elif self._looks_like_rotation(function, bound):
             self.found.unknown[name] = function
         return rotation
+
+    @staticmethod
+    def _looks_like_rotation(function: Any, bound: bool) -> bool:
+        named = ROTATES.match(function.__name__) is not None
+        return named or rounds_otherwise(function) or (not bound and bool(roles_of(function)))
 
     def _calls_bias(self, function: Any) -> bool:
         """Whether a builder of biases leaves that to another, which has a row of its own."""
