@@ -54,11 +54,6 @@ Tensor extend(const Tensor& weight, int64_t max_positions, int64_t first_row,
   return at::cat({weight.narrow(0, 0, first_row), longer}).contiguous();
 }
 
-void check_grid(c10::SymIntArrayRef grid, const char* argument) {
-  TORCH_CHECK_VALUE(grid.size() == 2 && grid[0] >= 1 && grid[1] >= 1, argument,
-                    ": expected the numbers of rows and columns, each 1 or more, got ", grid);
-}
-
 /// torch.nn.functional.interpolate for an image [1, embedding_dim, rows, columns].
 Tensor interpolate(const Tensor& image, c10::SymIntArrayRef size, const Resampling& how) {
   // Without an offset, torch divides the sizes itself.
@@ -82,15 +77,11 @@ Tensor interpolate(const Tensor& image, c10::SymIntArrayRef size, const Resampli
 Tensor resample(const Tensor& weight, c10::SymIntArrayRef grid, c10::SymIntArrayRef new_grid,
                 const Resample& call) {
   const Resampling& how = call.how;
-  check_table(weight, "weight", 0);
-  check_grid(grid, "grid");
+  const c10::SymInt first = prefix_of(weight, grid), dim = weight.sym_size(1);
   check_grid(new_grid, "new_grid");
   check_resampling(how);
-  const c10::SymInt rows = weight.sym_size(0), dim = weight.sym_size(1);
-  TORCH_CHECK_VALUE(grid[0] <= rows && grid[1] <= rows && grid[0] * grid[1] <= rows,
-                    "grid: expected at most ", rows, " cells, the rows of weight, got ", grid);
   dispatcher::check_result({new_grid[0], new_grid[1], dim}, at::kDouble, "new_grid");
-  const c10::SymInt first = rows - grid[0] * grid[1], count = new_grid[0] * new_grid[1];
+  const c10::SymInt count = new_grid[0] * new_grid[1];
   if (dim == 0) return weight.new_empty_symint({first + count, dim});  // torch refuses no channels
   const Tensor cells = weight.narrow_symint(0, first, grid[0] * grid[1])
                            .to(dispatcher::compute_type(weight))
@@ -121,6 +112,20 @@ Tensor positions_of_mask(const Tensor& mask, c10::SymInt past, c10::SymInt skip)
 }
 
 }  // namespace
+
+void check_grid(c10::SymIntArrayRef grid, const char* argument) {
+  TORCH_CHECK_VALUE(grid.size() == 2 && grid[0] >= 1 && grid[1] >= 1, argument,
+                    ": expected the numbers of rows and columns, each 1 or more, got ", grid);
+}
+
+c10::SymInt prefix_of(const Tensor& weight, c10::SymIntArrayRef grid) {
+  check_table(weight, "weight", 0);
+  check_grid(grid, "grid");
+  const c10::SymInt rows = weight.sym_size(0);
+  TORCH_CHECK_VALUE(grid[0] <= rows && grid[1] <= rows && grid[0] * grid[1] <= rows,
+                    "grid: expected at most ", rows, " cells, the rows of weight, got ", grid);
+  return rows - grid[0] * grid[1];
+}
 
 void check_resampling(const Resampling& how) {
   TORCH_CHECK_VALUE(how.method() == "bicubic" || how.method() == "bilinear",

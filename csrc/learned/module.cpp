@@ -116,6 +116,13 @@ torch::Tensor learned_resample(const torch::Tensor& weight, const std::vector<in
                                    c10::fromIntArrayRefSlow(new_grid), {how});
 }
 
+torch::Tensor learned_packed(const torch::Tensor& weight, const std::vector<int64_t>& grid,
+                             const torch::Tensor& grids, const PackedPictures& pictures,
+                             const Resampling& how) {
+  return learned::learned_packed(weight, c10::fromIntArrayRefSlow(grid), grids, pictures.merge(),
+                                 pictures.num_tokens(), {how});
+}
+
 torch::Tensor roberta_positions(const torch::Tensor& ids, int64_t padding_idx,
                                 int64_t past_length) {
   dispatcher::check_integers(ids, "ids");
@@ -174,6 +181,12 @@ torch::Tensor LearnedPositionalEmbeddingImpl::resampled(const std::vector<int64_
   TORCH_CHECK_VALUE(!options.grid().empty(),
                     "grid: expected none, because the table has none, got ", grid);
   return functional::learned_resample(weight, options.grid(), grid, options.resampling());
+}
+
+torch::Tensor LearnedPositionalEmbeddingImpl::packed(const torch::Tensor& grids,
+                                                     const PackedPictures& pictures) {
+  TORCH_CHECK_VALUE(!options.grid().empty(), "grids: expected none, because the table has no grid");
+  return functional::learned_packed(weight, options.grid(), grids, pictures, options.resampling());
 }
 
 torch::Tensor LearnedPositionalEmbeddingImpl::encode(const torch::Tensor& positions) {

@@ -52,6 +52,13 @@ inline const dispatcher::Operator<Tensor(const Tensor&, c10::SymIntArrayRef, c10
                                   Resample>
     learned_resample{"learned_resample"};
 
+/// The rows of packed pictures' tokens: the table's grid, grids [pictures, 2 or 3], merge, number
+/// of tokens.
+inline const dispatcher::Operator<Tensor(const Tensor&, c10::SymIntArrayRef, const Tensor&, int64_t,
+                                         std::optional<c10::SymInt>),
+                                  Resample>
+    learned_packed{"learned_packed"};
+
 /// The positions of tokens in padded sequences, from a mask.
 inline const dispatcher::Operator<Tensor(const Tensor&, c10::SymInt, c10::SymInt)>
     learned_positions{"learned_positions"};
@@ -62,6 +69,12 @@ void check_table(const Tensor& weight, const char* argument, int64_t first_row);
 /// positions: int [seq], [1, seq] or [batch, seq], or none. Rejects an offset given with them.
 void check_positions(const MaybeTensor& positions, const c10::SymInt& batch, const c10::SymInt& seq,
                      const c10::SymInt& offset);
+
+/// grid: {rows, columns}
+void check_grid(c10::SymIntArrayRef grid, const char* argument);
+
+/// Checks the table of a grid; returns the number of rows before the grid's.
+c10::SymInt prefix_of(const Tensor& weight, c10::SymIntArrayRef grid);
 
 void check_resampling(const Resampling& how);
 

@@ -21,5 +21,16 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
          "bool align_corners=False, "
          "bool antialias=False, "
          "float scale_offset=0.0) -> Tensor");
+  define(m,
+         "learned_packed("
+         "Tensor weight, "
+         "SymInt[] grid, "
+         "Tensor grids, "
+         "int merge=1, "
+         "SymInt? num_tokens=None, "
+         "str method=\"bicubic\", "
+         "bool align_corners=False, "
+         "bool antialias=False, "
+         "float scale_offset=0.0) -> Tensor");
   define(m, "learned_positions(Tensor mask, SymInt past=0, SymInt skip=0) -> Tensor");
 }

@@ -51,6 +51,11 @@ inline Tensor taken(const Tensor& column, const Tensor& indices) {
   return column.index_select(0, indices.flatten()).view_as(indices);
 }
 
+/// Sizes along time, height and width; grids without time have one frame.
+inline Tensor with_time(const Tensor& grids) {
+  return grids.sym_size(1) == 2 ? at::constant_pad_nd(grids, {1, 0}, 1) : grids;
+}
+
 /// Whether values can be read without waiting for a device or breaking a graph.
 inline bool readable(const Tensor& tensor) {
   return tensor.is_cpu() && !at::isTensorSubclassLike(tensor);

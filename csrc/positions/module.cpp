@@ -15,6 +15,10 @@ torch::Tensor grid(const GridOptions& options) {
                         options.device());
 }
 
+torch::Tensor packed_grids(const torch::Tensor& grids, const PackedGridOptions& options) {
+  return packed_grid_positions(grids, options.order(), options.merge(), options.num_tokens());
+}
+
 torch::Tensor packed(const torch::Tensor& cu_seqlens, std::optional<int64_t> num_tokens) {
   return packed_positions(cu_seqlens, num_tokens);
 }

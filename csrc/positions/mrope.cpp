@@ -14,6 +14,7 @@
 #include <torch/library.h>
 
 #include "dispatcher/checks.h"
+#include "positions/grids.h"
 #include "positions/items.h"
 #include "positions/operator.h"
 #include "positions/rule.h"
@@ -30,13 +31,6 @@ void check_shape_of_ids(const Tensor& ids, const MaybeTensor& tensor, const char
   dispatcher::check_same_shape(*tensor, argument, ids, "ids");
 }
 
-void check_grids(const MaybeTensor& grids, const char* argument) {
-  if (!grids.has_value()) return;
-  dispatcher::check_integers(*grids, argument);
-  TORCH_CHECK_VALUE(grids->dim() == 2 && (grids->sym_size(1) == 3 || grids->sym_size(1) == 2),
-                    argument, ": expected [items, 3] or [items, 2], got ", grids->sym_sizes());
-}
-
 void check(const Tensor& ids, const MropeRule& rule, const MropeCall& call) {
   // ids: [batch, seq]
   dispatcher::check_integers(ids, "ids");
@@ -46,8 +40,8 @@ void check(const Tensor& ids, const MropeRule& rule, const MropeCall& call) {
                     "(MropeRule.from_huggingface)");
   check_shape_of_ids(ids, call.attention_mask(), "attention_mask");
   check_shape_of_ids(ids, call.token_types(), "token_types");
-  check_grids(call.image_grids(), "image_grids");
-  check_grids(call.video_grids(), "video_grids");
+  if (call.image_grids().has_value()) check_grids(*call.image_grids(), "image_grids");
+  if (call.video_grids().has_value()) check_grids(*call.video_grids(), "video_grids");
   if (const MaybeTensor& seconds = call.seconds_per_grid(); seconds.has_value()) {
     TORCH_CHECK_VALUE(rule.time != MropeTime::index,
                       "seconds_per_grid: expected none, because the rule counts frames");
@@ -111,9 +105,9 @@ Sequence sequence_of(const Tensor& ids, const MropeRule& rule, const MropeCall& 
 
 // -------------------------------------------------------------------------------------- items
 
-/// Tokens of images or videos along time, height and width. Grids without time have one frame.
+/// Tokens of images or videos along time, height and width.
 Tensor sizes_of_grids(const Tensor& given, const MropeRule& rule, int64_t temporal_merge) {
-  const Tensor grids = given.sym_size(1) == 2 ? at::constant_pad_nd(given, {1, 0}, 1) : given;
+  const Tensor grids = with_time(given);
   const auto along = [&](int64_t axis, int64_t merge) {
     return grids.select(1, axis).to(at::kLong).div(merge, "floor");
   };

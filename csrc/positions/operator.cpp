@@ -42,15 +42,6 @@ std::array<double, 3> of_axes(at::ArrayRef<double> numbers, double otherwise,
 
 bool counts(double offset) { return offset >= 0 && offset == std::floor(offset); }
 
-void check_order(Text order) {
-  bool known = !order.empty();
-  for (size_t i = 0; i < order.size(); ++i) {
-    known = known && axis_names.find(order[i]) != Text::npos && order.rfind(order[i]) == i;
-  }
-  TORCH_CHECK_VALUE(known, "order: expected 't', 'h' and 'w', each at most once, got '",
-                    core::brief(order), "'");
-}
-
 Tensor compute_grid(c10::SymInt frames, c10::SymInt height, c10::SymInt width, bool centred,
                     at::ArrayRef<double> scale, at::ArrayRef<double> offset, Text order,
                     c10::SymInt merge, std::optional<at::Device> device) {
@@ -184,6 +175,15 @@ std::tuple<Tensor, Tensor, Tensor> compute_zigzag(const Tensor& cu_seqlens, int6
 }
 
 }  // namespace
+
+void check_order(Text order) {
+  bool known = !order.empty();
+  for (size_t i = 0; i < order.size(); ++i) {
+    known = known && axis_names.find(order[i]) != Text::npos && order.rfind(order[i]) == i;
+  }
+  TORCH_CHECK_VALUE(known, "order: expected 't', 'h' and 'w', each at most once, got '",
+                    core::brief(order), "'");
+}
 
 TORCH_LIBRARY_FRAGMENT(posembed, m) {
   grid_positions.compose<compute_grid>(m);

@@ -48,6 +48,10 @@ inline const dispatcher::Operator<Tensor(c10::SymInt, c10::SymInt, c10::SymInt, 
                                          c10::SymInt, std::optional<at::Device>)>
     grid_positions{"grid_positions"};
 
+/// Of the tokens of several grids: order, merge, number of tokens.
+inline const dispatcher::Operator<Tensor(const Tensor&, Text, int64_t, MaybeSize)>
+    packed_grid_positions{"packed_grid_positions"};
+
 inline const dispatcher::Operator<Tensor(const Tensor&, MaybeSize)> packed_positions{
     "packed_positions"};
 
@@ -57,5 +61,8 @@ inline const dispatcher::Operator<Tensor(const Tensor&)> document_positions{"doc
 inline const dispatcher::Operator<std::tuple<Tensor, Tensor, Tensor>(const Tensor&, int64_t,
                                                                      int64_t, MaybeSize)>
     zigzag_positions{"zigzag_positions"};
+
+/// order: axes among "thw", each at most once
+void check_order(Text order);
 
 }  // namespace posembed::positions

@@ -26,6 +26,12 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
          "str order=\"thw\", "
          "SymInt merge=1, "
          "Device? device=None) -> Tensor");
+  define(m,
+         "packed_grid_positions("
+         "Tensor grids, "
+         "str order=\"hw\", "
+         "int merge=1, "
+         "SymInt? num_tokens=None) -> Tensor");
   define(m, "packed_positions(Tensor cu_seqlens, SymInt? num_tokens=None) -> Tensor");
   define(m, "document_positions(Tensor documents) -> Tensor");
   define(m,

@@ -36,8 +36,44 @@ namespace {
 
 /// The call with positions in place of an offset for each sample.
 RotaryCall with_positions(RotaryCall call, const torch::Tensor& query) {
+  TORCH_CHECK_VALUE(!call.seq_len().has_value(),
+                    "seq_len: expected none, because only rotary() and forward() take it");
   call.positions(positions_of(call, query));
   return call.offset(call.offset().number());
+}
+
+Two choose(const Tensor& condition, const Two& a, const Two& b) {
+  return {torch::where(condition, std::get<0>(a), std::get<0>(b)),
+          torch::where(condition, std::get<1>(a), std::get<1>(b))};
+}
+
+Tensor choose(const Tensor& condition, const Tensor& a, const Tensor& b) {
+  return torch::where(condition, a, b);
+}
+
+/// Rotates with LongRoPE's form for each sample's length. `rotate` takes a specification and a call
+/// for one length.
+template <typename Rotate>
+auto by_length(const Tensor& query, const RotarySpec& spec, RotaryCall call, Rotate rotate) {
+  using std::get_if;
+  const int64_t batch = call.layout() == Layout::sbhd ? 1 : 0;
+  const Tensor lengths = *call.seq_len();
+  TORCH_CHECK_TYPE(lengths.scalar_type() == torch::kInt || lengths.scalar_type() == torch::kLong,
+                   "seq_len: expected int32 or int64, got ", lengths.scalar_type());
+  TORCH_CHECK_VALUE(
+      query.dim() > batch && lengths.dim() == 1 && lengths.size(0) == query.size(batch),
+      "seq_len: expected a length for each sample, got ", lengths.sizes());
+  TORCH_CHECK_VALUE(
+      get_if<DynamicNtkScaling>(&spec.scaling) == nullptr,
+      "seq_len: expected RotarySpec::resolve for each length, because dynamic NTK has "
+      "other frequencies for every one");
+  call.seq_len(std::nullopt);
+  const auto* longrope = get_if<LongRopeScaling>(&spec.scaling);
+  const int64_t original = longrope == nullptr ? 0 : longrope->original_max_positions;
+  std::vector<int64_t> shape(static_cast<size_t>(query.dim()), 1);
+  shape[static_cast<size_t>(batch)] = -1;
+  return choose((lengths <= original).view(shape), rotate(spec.resolve(original), call),
+                rotate(spec.resolve(original + 1), call));
 }
 
 }  // namespace
@@ -45,6 +81,11 @@ RotaryCall with_positions(RotaryCall call, const torch::Tensor& query) {
 
 torch::Tensor functional::rotary(const torch::Tensor& query, const RotarySpec& spec,
                                  const RotaryCall& call) {
+  if (call.seq_len().has_value()) {
+    return rotary::by_length(query, spec, call, [&](const RotarySpec& one, const RotaryCall& rest) {
+      return rotary(query, one, rest);
+    });
+  }
   return rotary::rotary(query, {spec.to_json(), rotary::with_positions(call, query)});
 }
 
@@ -52,6 +93,11 @@ std::tuple<torch::Tensor, torch::Tensor> functional::rotary(const torch::Tensor&
                                                             const torch::Tensor& key,
                                                             const RotarySpec& spec,
                                                             const RotaryCall& call) {
+  if (call.seq_len().has_value()) {
+    return rotary::by_length(query, spec, call, [&](const RotarySpec& one, const RotaryCall& rest) {
+      return rotary(query, key, one, rest);
+    });
+  }
   return rotary::rotary_pair(query, key, {spec.to_json(), rotary::with_positions(call, query)});
 }
 
@@ -133,7 +179,7 @@ void RotaryEmbeddingImpl::reset() {
   frequencies = register_parameter("frequencies", values);
 }
 
-RotaryCall RotaryEmbeddingImpl::own_call(RotaryCall call, const torch::Tensor& query) const {
+RotaryCall RotaryEmbeddingImpl::own_options(RotaryCall call) const {
   TORCH_CHECK_VALUE(!call.layout().contradicts(options.layout()), "layout: expected the module's, ",
                     posembed::name(options.layout()), ", got ", posembed::name(call.layout()));
   TORCH_CHECK_VALUE(!call.frequencies().has_value(),
@@ -141,7 +187,11 @@ RotaryCall RotaryEmbeddingImpl::own_call(RotaryCall call, const torch::Tensor& q
                     "functional::rotary takes them");
   call.layout(options.layout());
   call.frequencies(frequencies.defined() ? std::optional(frequencies) : std::nullopt);
-  return rotary::with_positions(std::move(call), query);
+  return call;
+}
+
+RotaryCall RotaryEmbeddingImpl::own_call(const RotaryCall& call, const torch::Tensor& query) const {
+  return rotary::with_positions(own_options(call), query);
 }
 
 torch::Dtype RotaryEmbeddingImpl::wide(torch::Dtype dtype) const {
@@ -179,12 +229,14 @@ torch::Tensor RotaryEmbeddingImpl::forward(const torch::Tensor& query) {
 }
 
 torch::Tensor RotaryEmbeddingImpl::forward(const torch::Tensor& query, const RotaryCall& call) {
+  if (call.seq_len()) return functional::rotary(query, options.spec(), own_options(call));
   return rotary::rotary(query, {text_, own_call(call, query)});
 }
 
 std::tuple<torch::Tensor, torch::Tensor> RotaryEmbeddingImpl::forward(const torch::Tensor& query,
                                                                       const torch::Tensor& key,
                                                                       const RotaryCall& call) {
+  if (call.seq_len()) return functional::rotary(query, key, options.spec(), own_options(call));
   return rotary::rotary_pair(query, key, {text_, own_call(call, query)});
 }
 

@@ -39,8 +39,8 @@ std::tuple<torch::Tensor, torch::Tensor> functional::mla_rotary(const torch::Ten
                                                                 const torch::Tensor& key_rope,
                                                                 const RotarySpec& spec,
                                                                 const RotaryCall& call) {
-  TORCH_CHECK_VALUE(!call.cu_seqlens() && !call.frequencies(),
-                    "call: expected neither cu_seqlens nor frequencies for mla_rotary");
+  TORCH_CHECK_VALUE(!call.cu_seqlens() && !call.frequencies() && !call.seq_len(),
+                    "call: expected no cu_seqlens, frequencies or seq_len for mla_rotary");
   RotaryCall rotary_call = call;
   rotary_call.positions(rotary::positions_of(call, query)).offset(call.offset().number());
   return rotary_cache::mla_rotary(query, key_rope, {spec.to_json(), std::move(rotary_call)});

@@ -100,6 +100,7 @@ TABLE = {
     "learned_add": Dimensions({"x": "bsD"}, {"weight": ".D", **_POSITIONS}, ("x",)),
     "learned_backward": Dimensions({"gradient": "bsD"}, _POSITIONS, (".D",)),
     "learned_encode": Dimensions({"positions": "*"}, {"weight": ".D"}, ("*D",)),
+    "learned_packed": Dimensions({"weight": ".D"}, {"grids": ".."}, (".D",)),
     "learned_resample": Dimensions({"weight": ".D"}, {}, (".D",)),
     "sinusoidal_add": Dimensions({"x": "b?s."}, {"positions": ".?b?s", "scale": "."}, ("x",)),
     "sinusoidal_encode": Dimensions({"positions": "*"}, {"scale": "."}, ("*.",)),

@@ -264,13 +264,13 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
     def resampled(self, grid: Grid) -> Tensor:
         """The table for another grid: [first_row + prefix_tokens + rows * columns, embedding_dim].
 
-        Join the results for the pictures of a packed batch. Gradients flow to ``weight``.
+        Gradients flow to ``weight``.
 
         Examples:
             >>> import torch, posembed as pe
             >>> position = pe.LearnedPositionalEmbedding(grid=(16, 16), embedding_dim=8)
-            >>> torch.cat([position.resampled(grid) for grid in ((4, 6), (10, 8))]).shape
-            torch.Size([104, 8])
+            >>> position.resampled((4, 6)).shape
+            torch.Size([24, 8])
         """
         if self.grid is None:
             raise ValueError(f"grid: expected None, because the table has none, got {grid}")
@@ -279,6 +279,50 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
         if tuple(grid) == self.grid if self.scale_offset else same_grid(grid, self.grid):
             return weight
         return functional.learned_resample(weight, self.grid, grid, **self._resampling())
+
+    def packed(self, grids: Tensor, *, merge: int = 1, num_tokens: int | None = None) -> Tensor:
+        """The rows of pictures of any sizes that are packed one after another.
+
+        Args:
+            grids: int32 or int64 [pictures, 3]: frames, rows and columns of patches, as
+                ``image_grid_thw`` of processors; or [pictures, 2].
+            merge: The tokens of a frame are ordered by squares of ``merge`` x ``merge``, which a
+                vision tower merges later.
+            num_tokens: The number of tokens, if known; otherwise it is read, for which a GPU is
+                waited for and which a compiled program does not know.
+
+        Returns:
+            [tokens, embedding_dim], without prefix tokens. Gradients flow to ``weight``.
+
+        Raises:
+            ValueError: The table has no grid or averages (``antialias``), or ``grids`` do not fit
+                ``merge`` or ``num_tokens`` (checked on the CPU).
+            IndexError: On CUDA, ``grids`` do not fit.
+
+        Examples:
+            >>> import torch, posembed as pe
+            >>> position = pe.LearnedPositionalEmbedding(grid=(16, 16), embedding_dim=8)
+            >>> grids = torch.tensor([[1, 4, 6], [3, 10, 8]])  # a picture, and a video of 3 frames
+            >>> position.packed(grids, merge=2).shape
+            torch.Size([264, 8])
+        """
+        if self.grid is None:
+            raise ValueError("grids: expected none, because the table has no grid")
+        if self.antialias:
+            raise ValueError(
+                "antialias: expected False for packed pictures; join the tables of resampled(grid) "
+                "instead"
+            )
+        options = {"method": self.resampling, "align_corners": self.align_corners}
+        return functional.learned_packed(
+            self._parameter("weight"),
+            self.grid,
+            grids,
+            merge=merge,
+            num_tokens=num_tokens,
+            scale_offset=self.scale_offset,
+            **options,
+        )
 
     def _resampling(self) -> dict[str, Any]:
         return {

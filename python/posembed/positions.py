@@ -11,6 +11,7 @@ from posembed.functional._positions import (
     grid,
     mrope,
     packed,
+    packed_grids,
     rules,
     zigzag,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "grid",
     "mrope",
     "packed",
+    "packed_grids",
     "rules",
     "zigzag",
 ]

@@ -51,6 +51,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "learned_add": {"x": ROWS, "weight": TABLE, "positions": IDS},
     "learned_encode": {"weight": TABLE, "positions": IDS},
     "learned_extend": {"weight": TABLE, "max_positions": 9},
+    "learned_packed": {"weight": TABLE[:4], "grid": (2, 2), "grids": torch.ones(1, 3).long()},
     "learned_resample": {"weight": TABLE[:4], "grid": (2, 2), "new_grid": (3, 3)},
     "mla_rotary": {**LATENT, "layout": "thd"},
     "mla_rotary_cache_": {

@@ -84,6 +84,7 @@ OTHERS: dict[str, Callable[[], Arguments]] = {
         "moduli": (7,),
     },
     "mrope_positions": lambda: {"ids": torch.tensor([[0, 1, 1]]), "rule": "qwen2_vl"},
+    "packed_grid_positions": lambda: {"grids": torch.tensor([[1, 2, 3]])},
     "packed_positions": lambda: {"cu_seqlens": torch.tensor([0, 3])},
     "document_positions": lambda: {"documents": torch.tensor([[0, 1, 1]])},
     "zigzag_positions": lambda: {"cu_seqlens": torch.tensor([0, 4]), "rank": 0, "world_size": 2},

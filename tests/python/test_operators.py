@@ -46,6 +46,7 @@ WITHOUT_CASE = {
     "input_embedding_backward": "the backward pass of input_embedding, which has cases",
     "input_embedding_backward_rows": "the same with rows; input/test_row_gradients.py",
     "mrope_positions": "from integers to integers; positions/test_mrope.py",
+    "packed_grid_positions": "from integers to integers; positions/test_positions.py",
     "packed_positions": "from integers to integers; positions/test_positions.py",
     "document_positions": "from integers to integers; positions/test_positions.py",
     "zigzag_positions": "from integers to integers; positions/test_positions.py",
@@ -523,7 +524,9 @@ def error_of(case: OperatorCase, args: list[Any], options: dict[str, Any]) -> st
         case.operator(*args, **options)
     except (ValueError, TypeError, RuntimeError) as error:
         text = str(error).splitlines()[0]
-        of_values = " at index " in text or ", last, got " in text
+        of_values = any(
+            part in text for part in (" at index ", ", last, got ", ", num_tokens, got ")
+        )
         return "values" if of_values else f"{type(error).__name__}: {text}"
     except IndexError:
         return "values"

@@ -34,6 +34,14 @@ struct POSEMBED_API Resampling {
   TORCH_ARG(double, scale_offset) = 0.0;
 };
 
+/// How pictures are packed one after another.
+struct POSEMBED_API PackedPictures {
+  /// The tokens of a frame are ordered by squares of merge x merge, which a vision tower merges.
+  TORCH_ARG(int64_t, merge) = 1;
+  /// The number of tokens; default: that of the grids, for which a GPU is waited for.
+  TORCH_ARG(std::optional<int64_t>, num_tokens) = std::nullopt;
+};
+
 namespace functional {
 
 /// x plus rows of a table; gradients flow to both.
@@ -66,6 +74,21 @@ POSEMBED_API torch::Tensor learned_resample(const torch::Tensor& weight,
                                             const std::vector<int64_t>& grid,
                                             const std::vector<int64_t>& new_grid,
                                             const Resampling& how = {});
+
+/// The rows of pictures of any sizes that are packed one after another: [tokens, embedding_dim].
+/// Each picture's are those of learned_resample(), in the tokens' order, for each of its frames.
+/// Gradients flow to `weight`. 16-bit tables are interpolated in float32 and rounded once.
+/// @param weight  floating [prefix_tokens + rows * columns, embedding_dim]
+/// @param grid  {rows, columns} of the table
+/// @param grids  int32/int64 [pictures, 3]: frames, rows and columns; or [pictures, 2]
+/// @param how  without antialias
+/// @throws c10::ValueError shapes, grids and options; c10::TypeError dtypes; c10::IndexError, on
+///     CUDA, grids that do not fit
+POSEMBED_API torch::Tensor learned_packed(const torch::Tensor& weight,
+                                          const std::vector<int64_t>& grid,
+                                          const torch::Tensor& grids,
+                                          const PackedPictures& pictures = {},
+                                          const Resampling& how = {});
 
 /// Positions as RoBERTa counts them, for a table with first_row = padding_idx + 1: 0, 1, … for
 /// tokens, and -1 for padding, which is the row before position 0.
@@ -142,6 +165,10 @@ class POSEMBED_API LearnedPositionalEmbeddingImpl
   /// The table for another grid, [first_row + prefix_tokens + rows * columns, embedding_dim];
   /// itself if `grid` is empty or its own.
   torch::Tensor resampled(const std::vector<int64_t>& grid);
+  /// The rows of packed pictures: see functional::learned_packed().
+  ///
+  ///     x = x + position->packed(image_grid_thw, posembed::PackedPictures().merge(2));
+  torch::Tensor packed(const torch::Tensor& grids, const PackedPictures& pictures = {});
   /// Looks up the rows without adding them: int32/int64 [...] -> [..., embedding_dim].
   torch::Tensor encode(const torch::Tensor& positions);
 

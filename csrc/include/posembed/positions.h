@@ -117,6 +117,16 @@ struct POSEMBED_API GridOptions {
   TORCH_ARG(torch::Device, device) = torch::kCPU;
 };
 
+/// Options of positions::packed_grids.
+struct POSEMBED_API PackedGridOptions {
+  /// The axes of the result: a choice of t, h and w in any order.
+  TORCH_ARG(std::string, order) = "hw";
+  /// Order the tokens of a frame by squares of merge x merge, which a vision tower merges later.
+  TORCH_ARG(int64_t, merge) = 1;
+  /// Default: that of the grids, for which a GPU is waited for.
+  TORCH_ARG(std::optional<int64_t>, num_tokens) = std::nullopt;
+};
+
 /// A process's part of packed documents; see positions::zigzag.
 struct ZigzagPart {
   torch::Tensor indices;     ///< int64 [tokens]: each token's index in the whole sequence
@@ -144,6 +154,16 @@ POSEMBED_API MropePositions mrope(const torch::Tensor& ids, const MropeRule& rul
 /// float32 with `centred`, a scale, or an offset that is negative or no whole number; else int64.
 /// @throws c10::ValueError sizes, options
 POSEMBED_API torch::Tensor grid(const GridOptions& options);
+
+/// Positions of the tokens of pictures packed one after another: int64 [axes, tokens].
+///
+///     const auto places = posembed::positions::packed_grids(
+///         image_grid_thw, posembed::PackedGridOptions().merge(2));  // of a tower of Qwen
+///
+/// @param grids  int32/int64 [pictures, 3]: frames, rows and columns; or [pictures, 2]
+/// @throws c10::ValueError grids, options; on CUDA, grids that do not fit give the least int32
+POSEMBED_API torch::Tensor packed_grids(const torch::Tensor& grids,
+                                        const PackedGridOptions& options = {});
 
 /// Positions of documents packed one after another: int64 [tokens], from 0 in each.
 /// @param cu_seqlens  int32/int64 [documents + 1], from 0 to the number of tokens

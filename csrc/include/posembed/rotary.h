@@ -92,6 +92,10 @@ struct POSEMBED_API RotaryCall {
   /// angle of a pair is the sum of position times frequency over all axes. A module has its own and
   /// refuses others.
   TORCH_ARG(std::optional<torch::Tensor>, frequencies) = std::nullopt;
+  /// The length of each sample's sequence, by which LongRoPE chooses one of its two forms: int32/
+  /// int64 [batch], or [tokens] with Layout::thd. Both forms are computed. Only rotary() and
+  /// RotaryEmbedding::forward() take it. For one length of all: RotarySpec::resolve.
+  TORCH_ARG(std::optional<torch::Tensor>, seq_len) = std::nullopt;
 };
 
 namespace functional {
@@ -243,7 +247,8 @@ class POSEMBED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbed
   torch::Tensor frequencies;
 
  private:
-  RotaryCall own_call(RotaryCall call, const torch::Tensor& query) const;
+  RotaryCall own_options(RotaryCall call) const;
+  RotaryCall own_call(const RotaryCall& call, const torch::Tensor& query) const;
   torch::Dtype wide(torch::Dtype dtype) const;
 
   std::string text_;  // options.spec().to_json(), which the operator reads

@@ -18,6 +18,7 @@ _LEARNED_ENCODE = gated(torch.ops.posembed.learned_encode.default)
 _LEARNED_EXTEND = gated(torch.ops.posembed.learned_extend.default)
 _LEARNED_POSITIONS = gated(torch.ops.posembed.learned_positions.default, past="past_length")
 _LEARNED_ADD = gated(torch.ops.posembed.learned_add.default)
+_LEARNED_PACKED = gated(torch.ops.posembed.learned_packed.default)
 _LEARNED_RESAMPLE = gated(torch.ops.posembed.learned_resample.default)
 
 Grid = tuple[int, int]  # rows and columns
@@ -185,6 +186,56 @@ def learned_resample(
     if is_sharded(weight):
         return call("learned_resample", weight, grid, new_grid, *how)  # type: ignore[no-any-return]
     return _LEARNED_RESAMPLE(weight, grid, new_grid, *how)  # type: ignore[no-any-return]
+
+
+def learned_packed(
+    weight: Tensor,
+    grid: Grid,
+    grids: Tensor,
+    *,
+    merge: int = 1,
+    num_tokens: int | None = None,
+    method: ResamplingMethod = "bicubic",
+    align_corners: bool = False,
+    scale_offset: float = 0.0,
+) -> Tensor:
+    """Rows of pictures of any sizes that are packed one after another, with gradients.
+
+    Each picture's are those of :func:`learned_resample`, in the order of its tokens, for each of
+    its frames. 16-bit tables are interpolated in float32 and rounded once.
+
+    Args:
+        weight: float32, float64, bfloat16 or float16 [prefix + rows * columns, embedding_dim].
+        grid: Rows and columns of the table.
+        grids: int32 or int64 [pictures, 3]: frames, rows and columns of patches, as
+            ``image_grid_thw`` of processors; or [pictures, 2].
+        merge: The tokens of a frame are ordered by squares of ``merge`` x ``merge``.
+        num_tokens: The number of tokens, if known; otherwise it is read, for which a GPU is waited
+            for and which a compiled program does not know.
+        method: "bicubic" or "bilinear".
+        align_corners: The corners of both grids are the same points.
+        scale_offset: As in :func:`learned_resample`.
+
+    Returns:
+        [tokens, embedding_dim].
+
+    Raises:
+        ValueError: A grid is not one, or ``grids`` do not fit ``merge`` or ``num_tokens`` (checked
+            on the CPU).
+        TypeError: A dtype is not supported.
+        IndexError: On CUDA, ``grids`` do not fit.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> table = torch.tensor([[0.0], [2.0]])  # a grid of 1 x 2
+        >>> grids = torch.tensor([[1, 1, 3], [2, 1, 2]])  # a picture, and two frames
+        >>> pe.functional.learned_packed(table, (1, 2), grids, method="bilinear").T
+        tensor([[0., 1., 2., 0., 2., 0., 2.]])
+    """
+    how = (method, align_corners, False, scale_offset)
+    if is_sharded(weight):
+        return call("learned_packed", weight, grid, grids, merge, num_tokens, *how)  # type: ignore[no-any-return]
+    return _LEARNED_PACKED(weight, grid, grids, merge, num_tokens, *how)  # type: ignore[no-any-return]
 
 
 def roberta_positions(ids: Tensor, padding_idx: int, *, past_length: int = 0) -> Tensor:

@@ -15,6 +15,7 @@ from posembed.specification import MropeRule
 _DOCUMENT_POSITIONS = gated(torch.ops.posembed.document_positions.default)
 _GRID_POSITIONS = gated(torch.ops.posembed.grid_positions.default)
 _MROPE_POSITIONS = gated(torch.ops.posembed.mrope_positions.default)
+_PACKED_GRID_POSITIONS = gated(torch.ops.posembed.packed_grid_positions.default)
 _PACKED_POSITIONS = gated(torch.ops.posembed.packed_positions.default)
 _ZIGZAG_POSITIONS = gated(torch.ops.posembed.zigzag_positions.default)
 
@@ -180,6 +181,41 @@ def _numbers(value: float | Sequence[float] | None) -> list[float]:
     if value is None:
         return []
     return [float(value)] if isinstance(value, (int, float)) else [float(each) for each in value]
+
+
+def packed_grids(
+    grids: Tensor, *, order: str = "hw", merge: int = 1, num_tokens: int | None = None
+) -> Tensor:
+    """Positions of the tokens of pictures that are packed one after another.
+
+    Args:
+        grids: int32 or int64 [pictures, 3]: frames, rows and columns of patches, as
+            ``image_grid_thw`` of processors; or [pictures, 2].
+        order: The axes of the result: "hw", "wh", "thw", and so on.
+        merge: The tokens of a frame are ordered by squares of ``merge`` x ``merge``, which a vision
+            tower merges later.
+        num_tokens: The number of tokens, if known; otherwise it is read, for which a GPU is waited
+            for and which a compiled program does not know.
+
+    Returns:
+        int64 [axes, tokens].
+
+    Raises:
+        ValueError: ``grids`` do not fit ``merge`` or ``num_tokens``, or an axis is unknown. On
+            CUDA and in compiled programs, grids that do not fit give positions less than -1, which
+            RotaryEmbedding rejects.
+        TypeError: ``grids`` are not int32 or int64.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> pe.positions.packed_grids(torch.tensor([[1, 2, 4], [2, 1, 2]]))
+        tensor([[0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0],
+                [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 0, 1]])
+        >>> pe.positions.packed_grids(torch.tensor([[1, 2, 4]]), merge=2)
+        tensor([[0, 0, 1, 1, 0, 0, 1, 1],
+                [0, 1, 0, 1, 2, 3, 2, 3]])
+    """
+    return _PACKED_GRID_POSITIONS(grids, order, merge, num_tokens)  # type: ignore[no-any-return]
 
 
 def packed(

@@ -110,6 +110,24 @@ TEST(LearnedModule, ReadsAGridOfATable) {
   EXPECT_THROW(plain->extend(40), c10::ValueError);
 }
 
+TEST(LearnedModule, PacksPicturesOfAnySize) {
+  LearnedPositionalEmbedding position(LearnedOptions({3, 4}, 8).prefix_tokens(1));
+  const torch::Tensor grids = torch::tensor({{1, 3, 4}, {2, 6, 2}}, torch::kInt);
+  const torch::Tensor own = position->weight.slice(0, 1), other = position->resampled({6, 2});
+  const torch::Tensor frame = other.slice(0, 1);
+  const torch::Tensor packed = position->packed(grids);
+  EXPECT_TRUE(torch::allclose(packed, torch::cat({own, frame, frame}), 1e-5, 1e-7));
+  packed.sum().backward();
+  EXPECT_NEAR(position->weight.grad().sum().item<double>(), 36 * 8, 1e-3);
+  EXPECT_EQ(position->weight.grad()[0].abs().sum().item<double>(), 0.0);
+  const auto merged = posembed::PackedPictures().merge(2).num_tokens(24);
+  const torch::Tensor squares = position->packed(grids.slice(0, 1), merged);
+  const torch::Tensor order = torch::tensor({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11});  // 2 columns
+  EXPECT_TRUE(torch::allclose(squares.slice(0, 0, 12), frame.index_select(0, order), 1e-5, 1e-7));
+  EXPECT_THROW(position->packed(grids, merged), c10::ValueError);
+  EXPECT_THROW(LearnedPositionalEmbedding(17, 8)->packed(grids), c10::ValueError);
+}
+
 TEST(LearnedModule, CountsTokensAmongPadding) {
   const torch::Tensor ids = torch::tensor({{1, 5, 1, 7}}, torch::kInt);
   const torch::Tensor expected = torch::tensor({{-1, 0, -1, 1}}, torch::kLong);

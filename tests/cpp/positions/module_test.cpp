@@ -66,6 +66,18 @@ TEST(Positions, GridsGoByRowsOrBySquares) {
   EXPECT_THROW(positions::grid(GridOptions(1, 2, 2).order("hh")), c10::ValueError);
 }
 
+TEST(Positions, PicturesArePacked) {
+  const torch::Tensor grids = whole({1, 2, 4, 2, 2, 2}).view({2, 3});
+  const auto options = posembed::PackedGridOptions().merge(2).order("wh").num_tokens(16);
+  const torch::Tensor expected =
+      torch::cat({positions::grid(GridOptions(1, 2, 4).merge(2).order("wh")),
+                  positions::grid(GridOptions(2, 2, 2).merge(2).order("wh"))},
+                 1);
+  EXPECT_TRUE(torch::equal(positions::packed_grids(grids, options), expected));
+  EXPECT_THROW(positions::packed_grids(grids, posembed::PackedGridOptions().merge(3)),
+               c10::ValueError);
+}
+
 TEST(Positions, DocumentsRestartAndSplit) {
   const torch::Tensor boundaries = whole({0, 4, 12}).to(torch::kInt);
   EXPECT_TRUE(torch::equal(positions::packed(boundaries, 12),

@@ -236,6 +236,41 @@ TEST(RotaryModule, EachSampleHasItsOffset) {
   EXPECT_THROW(rope(query, RotaryCall(torch::arange(3)).offset(starts)), c10::ValueError);
 }
 
+TEST(RotaryModule, EachSampleHasItsLength) {
+  RotarySpec spec(8);
+  posembed::LongRopeScaling scaling;
+  scaling.factor = 4;
+  scaling.original_max_positions = 10;
+  scaling.short_factor = {1, 1, 1, 1};
+  scaling.long_factor = {1, 2, 3, 4};
+  spec.scaling = scaling;
+  const torch::Tensor lengths = torch::tensor({10, 11, 3});
+  for (const Layout layout : {Layout::bshd, Layout::sbhd}) {
+    RotaryEmbedding rope(RotaryOptions(spec).layout(layout));
+    const int64_t batch = layout == Layout::bshd ? 0 : 1;
+    const torch::Tensor query = torch::randn({3, 3, 2, 8}), key = torch::randn({3, 3, 1, 8});
+    const torch::Tensor offset = torch::tensor({1, 2, 3});
+    const auto call = RotaryCall().seq_len(lengths).offset(offset);
+    const auto [rotated, rotated_key] = rope->forward(query, key, call);
+    EXPECT_TRUE(torch::equal(rope->forward(query, call), rotated));
+    for (int64_t sample = 0; sample < 3; ++sample) {
+      RotaryEmbedding own = rope->resolve(lengths[sample].item<int64_t>());
+      const auto at_offset = RotaryCall().offset(offset[sample].item<int64_t>());
+      const auto of = [&](const torch::Tensor& all) { return all.narrow(batch, sample, 1); };
+      EXPECT_TRUE(torch::equal(of(rotated), own->forward(of(query), at_offset)));
+      EXPECT_TRUE(torch::equal(of(rotated_key), own->forward(of(key), at_offset)));
+    }
+    EXPECT_THROW(rope->rotate_(query, RotaryCall().seq_len(lengths)), c10::ValueError);
+    EXPECT_THROW(rope->forward(query, RotaryCall().seq_len(lengths.slice(0, 1))), c10::ValueError);
+    EXPECT_THROW(rope->forward(query, RotaryCall().seq_len(lengths.to(torch::kFloat))),
+                 c10::TypeError);
+  }
+  spec.scaling = posembed::DynamicNtkScaling{2.0, 10};
+  EXPECT_THROW(
+      RotaryEmbedding(spec)->forward(torch::randn({3, 3, 2, 8}), RotaryCall().seq_len(lengths)),
+      c10::ValueError);
+}
+
 TEST(RotaryModule, PrintsItsOptions) {
   std::ostringstream text;
   text << RotaryEmbedding(RotaryOptions(128).base(500000.0).rotary_dim(64).layout(Layout::bhsd));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable
 from pathlib import Path
@@ -107,6 +108,126 @@ def test_siglip2_pads_pictures_of_a_batch() -> None:
     expected = resize(table, torch.tensor(grids), 16)
     for row, (height, width) in zip(expected, grids, strict=True):
         assert torch.equal(position.resampled((height, width)), row[: height * width])
+
+
+PACKED = torch.tensor([[1, 4, 6], [3, 2, 2], [1, 12, 2], [2, 6, 8]])
+
+
+def of_each(position: pe.LearnedPositionalEmbedding, grids: Tensor, merge: int) -> Tensor:
+    """Rows of packed pictures, one picture at a time."""
+    rows = []
+    for frames, height, width in grids.tolist():
+        table = position.resampled((height, width))[position.prefix_tokens :]
+        squares = table.view(height // merge, merge, width // merge, merge, DIM).transpose(1, 2)
+        rows.append(squares.reshape(-1, DIM).repeat(frames, 1))
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("method", ["bicubic", "bilinear"])
+@pytest.mark.parametrize("align_corners", [False, True])
+def test_packed_pictures_are_those_of_each(
+    method: Any, align_corners: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    for prefix, merge, offset in ((0, 1, 0.0), (1, 2, 0.0), (1, 2, 0.1)):
+        options = {"resampling": method, "align_corners": align_corners, "scale_offset": offset}
+        position = pe.LearnedPositionalEmbedding(
+            grid=(5, 7),
+            prefix_tokens=prefix,
+            embedding_dim=DIM,
+            device=device,
+            dtype=dtype,
+            **options,
+        )
+        nn.init.normal_(position.weight)
+        grids = PACKED.to(device)
+        exact = copy.deepcopy(position).double()  # interpolate's float32 weights lose digits
+        expected = of_each(exact, PACKED, merge)
+        found = position.packed(grids, merge=merge)
+        assert found.dtype == dtype
+        assert_close(found, expected, TOLERANCE[dtype])
+        gradient = torch.randn_like(found)
+        (own,) = torch.autograd.grad(found, position.weight, gradient)
+        (theirs,) = torch.autograd.grad(expected, exact.weight, gradient.double())
+        assert_close(own, theirs, 8 * TOLERANCE[dtype])
+    unchanged = position.packed(torch.tensor([[5, 7]], device=device))
+    if offset == 0:
+        assert torch.equal(unchanged, position.weight[1:])
+
+
+def test_packed_pictures_of_transformers() -> None:
+    """Qwen3-VL weighs two rows and columns between corners, GLM-4V four around centres."""
+    utilities = pytest.importorskip("transformers.vision_utils")
+    table = torch.randn(48 * 48, DIM)
+    for method, align_corners in (("bilinear", True), ("bicubic", False)):
+        indices, weights = utilities.get_vision_interpolation_indices_and_weights(
+            PACKED, 48, mode=method, align_corners=align_corners, spatial_merge_size=2
+        )
+        expected = (table[indices] * weights[:, :, None]).sum(1)
+        position = pe.LearnedPositionalEmbedding.from_pretrained(
+            table, grid=(48, 48), resampling=method, align_corners=align_corners
+        )
+        torch.testing.assert_close(position.packed(PACKED, merge=2), expected, rtol=0, atol=2e-5)
+
+
+def test_glm4vs_samples() -> None:
+    """GLM-4V calls grid_sample with the coordinates of the patches' centres."""
+    glm4v = pytest.importorskip("transformers.models.glm4v.modeling_glm4v")
+    configuration = glm4v.Glm4vVisionConfig(hidden_size=DIM, image_size=70, patch_size=14)
+    theirs = glm4v.Glm4vVisionEmbeddings(configuration)
+    nn.init.normal_(theirs.position_embedding.weight)
+    places = pe.positions.packed_grids(PACKED, merge=2)
+    tokens, sizes = places.shape[1], PACKED.prod(1)
+    expected = theirs(torch.zeros(tokens, DIM), sizes, PACKED, *places)
+    ours = pe.LearnedPositionalEmbedding.from_pretrained(
+        theirs.position_embedding.weight, grid=(5, 5)
+    )
+    torch.testing.assert_close(ours.packed(PACKED, merge=2), expected, rtol=0, atol=2e-5)
+
+
+def test_packed_pictures_compile_and_export() -> None:
+    position = pe.LearnedPositionalEmbedding(grid=(5, 7), embedding_dim=DIM, resampling="bilinear")
+    counter = torch._dynamo.testing.CompileCounter()
+    torch._dynamo.reset()
+
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.position = position
+
+        def forward(self, x: Tensor, grids: Tensor) -> Tensor:
+            return x + self.position.packed(grids, num_tokens=x.shape[0])
+
+    module = Packed()
+    compiled = torch.compile(module, backend=counter, fullgraph=True, dynamic=True)
+    batches = [PACKED, torch.tensor([[1, 9, 3], [2, 4, 4]])]
+    sizes = {"x": {0: torch.export.Dim("tokens")}, "grids": {0: torch.export.Dim("pictures")}}
+    tokens = [torch.randn(int(grids.prod(1).sum()), DIM) for grids in batches]
+    exported = torch.export.export(module, (tokens[0], PACKED), dynamic_shapes=sizes).module()
+    for x, grids in zip(tokens, batches, strict=True):
+        expected = x + position.packed(grids)
+        assert_close(compiled(x, grids), expected.double(), 1e-6)
+        assert_close(exported(x, grids), expected.double(), 1e-6)
+    assert counter.frame_count == 1
+    traced = torch.compile(module, backend="aot_eager", fullgraph=True)  # reads no values
+    with pytest.raises(IndexError):
+        traced(tokens[1], batches[1][:1])
+
+
+def test_packed_pictures_that_do_not_fit() -> None:
+    position = pe.LearnedPositionalEmbedding(grid=(5, 5), embedding_dim=DIM)
+    grids = torch.tensor([[1, 2, 3]])
+    with pytest.raises(ValueError, match="grids: expected heights and widths that merge 2 divides"):
+        position.packed(grids, merge=2)
+    with pytest.raises(ValueError, match="grids: expected 7 tokens, num_tokens, got 6"):
+        position.packed(grids, num_tokens=7)
+    averaging = pe.LearnedPositionalEmbedding(grid=(5, 5), embedding_dim=DIM, antialias=True)
+    with pytest.raises(ValueError, match="antialias: expected False for packed pictures"):
+        averaging.packed(grids)
+    with pytest.raises(ValueError, match="antialias: expected False for packed pictures"):
+        torch.ops.posembed.learned_packed(averaging.weight, (5, 5), grids, antialias=True)
+    with pytest.raises(ValueError, match="grids: expected none, because the table has no grid"):
+        pe.LearnedPositionalEmbedding(25, DIM).packed(grids)
 
 
 @pytest.mark.parametrize("antialias", [False, True])

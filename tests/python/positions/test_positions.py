@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import posembed as pe
 import pytest
 import torch
@@ -24,6 +26,65 @@ def test_squares_are_those_of_qwen2_vl() -> None:
     modeling = pytest.importorskip("transformers.models.qwen2_vl.modeling_qwen2_vl")
     expected = modeling.get_vision_position_ids(torch.tensor([[2, 4, 6]]), 2)
     assert torch.equal(pe.positions.grid(2, 4, 6, order="hw", merge=2).T, expected)
+
+
+def test_packed_grids_are_those_of_vision_towers() -> None:
+    utilities = pytest.importorskip("transformers.vision_utils")
+    generator = torch.Generator().manual_seed(0)
+    for merge in (1, 2, 3):
+        squares = torch.randint(0, 4, (60, 3), generator=generator)
+        squares[::5, 0] = 1
+        for count in (1, 2, 30, 60):
+            grids = squares[:count] * torch.tensor([1, merge, merge])
+            # transformers divides by the sizes of pictures without tokens.
+            shown = grids[grids.prod(1) > 0]
+            expected = utilities.get_vision_position_ids(shown, merge, True) if len(shown) else None
+            found = pe.positions.packed_grids(grids, order="thw", merge=merge)
+            assert found.dtype == torch.int64
+            assert found.shape == (3, grids.prod(1).sum())
+            assert expected is None or torch.equal(found.T, expected)
+            columns = pe.positions.packed_grids(grids.int(), order="w", merge=merge)
+            assert torch.equal(columns, found[2:])
+    assert pe.positions.packed_grids(torch.zeros(0, 3).long()).shape == (2, 0)
+    flat = torch.tensor([[2, 4], [1, 3]])  # height and width of single frames
+    timed = torch.tensor([[1, 2, 4], [1, 1, 3]])
+    assert torch.equal(pe.positions.packed_grids(flat), pe.positions.packed_grids(timed))
+
+
+def test_packed_grids_compile_without_reading_them() -> None:
+    torch._dynamo.reset()
+    function = torch.compile(pe.positions.packed_grids, fullgraph=True, dynamic=True)
+    for sizes in ([[1, 2, 4], [3, 4, 2]], [[2, 6, 6]], [[1, 2, 2]] * 3):
+        grids = torch.tensor(sizes)
+        tokens = int(grids.prod(1).sum())
+        found = function(grids, merge=2, num_tokens=tokens)
+        assert torch.equal(found, pe.positions.packed_grids(grids, merge=2))
+        # What does not fit becomes positions that rotations reject.
+        assert (function(grids, merge=2, num_tokens=tokens + 1) < -1).all()
+    assert (function(torch.tensor([[1, 4, 1]]), merge=2, num_tokens=4) < -1).all()
+
+
+@pytest.mark.parametrize(
+    ("grids", "options", "message"),
+    [
+        (torch.tensor([[1, 4]]), {"merge": 2}, "merge 2 divides, and no size below 0, got 1 x 4"),
+        (torch.tensor([[1, 2, 2], [1, 4, -4]]), {"merge": 2}, "got 4 x -4 for picture 1"),
+        (
+            torch.tensor([[1, 2, 2]]),
+            {"num_tokens": 5},
+            "grids: expected 5 tokens, num_tokens, got 4",
+        ),
+        (torch.tensor([[1, 2, 2]]), {"num_tokens": -1}, "num_tokens: expected 0 to"),
+        (torch.tensor([[1, 2, 2]]), {"merge": 0}, "merge: expected 1 or more, got 0"),
+        (torch.tensor([[1, 2, 2]]), {"order": "hh"}, "order: expected 't', 'h' and 'w'"),
+        (torch.tensor([1, 2, 2]), {}, r"grids: expected \[items, 3\] or \[items, 2\], got \[3\]"),
+    ],
+)
+def test_packed_grids_refuse(grids: torch.Tensor, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pe.positions.packed_grids(grids, **options)
+    with pytest.raises(TypeError, match="grids: expected int32 or int64, got float32"):
+        pe.positions.packed_grids(grids.float())
 
 
 def test_floating_grids() -> None:

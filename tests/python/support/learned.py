@@ -116,6 +116,29 @@ def resample_sample(method: str, antialias: bool) -> Any:
     return make
 
 
+def reference_packed(
+    weight: Tensor,
+    grid: list[int],
+    grids: Tensor,
+    num_tokens: int,
+    method: str = "bicubic",
+) -> Tensor:
+    pictures = [
+        reference_resample(weight, grid, [height, width], method)[2:].repeat(frames, 1)
+        for frames, height, width in grids.tolist()
+    ]
+    return torch.cat(pictures)
+
+
+def packed_sample(method: str) -> Any:
+    def make(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
+        weight = torch.randn(14, COLUMNS, device=device, dtype=dtype)
+        grids = torch.tensor([[1, 5, 2], [2, 3, 7]], device=device)
+        return Sample((weight, [3, 4], grids), {"num_tokens": 52, "method": method})
+
+    return make
+
+
 CASES = in_schema_order(
     [
         OperatorCase("learned_add", torch.ops.posembed.learned_add.default, sample(), reference),
@@ -162,6 +185,18 @@ CASES = in_schema_order(
             reference_resample,
         ),
         OperatorCase(
+            "learned_packed",
+            torch.ops.posembed.learned_packed.default,
+            packed_sample("bicubic"),
+            reference_packed,
+        ),
+        OperatorCase(
+            "learned_packed-bilinear",
+            torch.ops.posembed.learned_packed.default,
+            packed_sample("bilinear"),
+            reference_packed,
+        ),
+        OperatorCase(
             "learned_backward",
             torch.ops.posembed.learned_backward.default,
             backward_sample(offset=1),
@@ -181,4 +216,5 @@ CASES = in_schema_order(
     "max_positions",
     "grid",
     "new_grid",
+    "grids",
 )
