@@ -454,23 +454,32 @@ def entry(model_type: str) -> Fields:
     return found
 
 
+def written(types: Fields) -> str:
+    """The catalogue's text: models without a rotation by what they have instead, then the others."""
+    without: dict[str, list[str]] = {}
+    for name, own in types.items():
+        if "instead" in own:
+            without.setdefault(own["instead"], []).append(name)
+    lists = [f"  {json.dumps(kind)}: {json.dumps(without[kind])}" for kind in sorted(without)]
+    rotating = [
+        f"  {json.dumps(name)}: {json.dumps(own, sort_keys=True)}"
+        for name, own in types.items()
+        if "instead" not in own
+    ]
+    source = {"library": "transformers", "version": transformers.__version__}
+    return "\n".join(
+        [
+            *("{", f' "source": {json.dumps(source)},', ' "instead": {', ",\n".join(lists), " },"),
+            *(' "types": {', ",\n".join(rotating), " }", "}"),
+        ]
+    )
+
+
 def main() -> None:
     """Prints the catalogue."""
     logging.set_verbosity(50)
-    types = {}
-    for model_type in sorted(CONFIG_MAPPING):
-        found = entry(model_type)
-        if found:
-            types[model_type] = found
-    print("{")
-    print(f' "source": {{"library": "transformers", "version": "{transformers.__version__}"}},')
-    print(' "types": {')
-    lines = [
-        f"  {json.dumps(name)}: {json.dumps(own, sort_keys=True)}" for name, own in types.items()
-    ]
-    print(",\n".join(lines))
-    print(" }")
-    print("}")
+    found = {model_type: entry(model_type) for model_type in sorted(CONFIG_MAPPING)}
+    print(written({model_type: own for model_type, own in found.items() if own}))
 
 
 if __name__ == "__main__":

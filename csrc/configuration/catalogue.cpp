@@ -23,7 +23,11 @@ constexpr const char* kept_by_hand =
     ;
 
 json all_types() {
-  json types = json::parse(generated)["types"];
+  const json found = json::parse(generated);
+  json types = found["types"];
+  for (const auto& each : found["instead"].items()) {
+    for (const std::string name : each.value()) types[name]["instead"] = each.key();
+  }
   const json own = json::parse(kept_by_hand)["types"];
   for (const auto& each : own.items()) types[each.key()].merge_patch(each.value());
   return types;

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
+import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import posembed as pe
@@ -77,10 +80,74 @@ def test_files_as_transformers_saves_them() -> None:
     assert count > 310
 
 
+KEPT = {name: own for name, own in TYPES.items() if "source" in own}
+# What a line says that is named as the source of a key.
+CLAIMS = {
+    "axes": r"mrope_section|class NeoMMERotaryEmbedding",
+    "base": r"10000",
+    "compressed": r"compress",
+    "grid": r"class \w*(Rotary|RopePosition)Embedding",
+    "layer_parts": r"class \w*Indexer",
+    "learned_scale": r"self\.alpha",
+    "needs": r"num_hidden_layers",
+    "pairing": r"[Rr]ota|LlamaModel",
+    "refused": r"[Rr]otary|global_config|timestamps|projector",
+    "reversed": r"def rotate_half",
+    "rotates": r"sliding|local",
+    "scaled": r"update\(rope_scaling\)",
+    "score_scale": r"self\.scaling = 1\.0",
+    "temperature": r"floor_scale",
+    "text": r"text_config|text_params",
+    "trailing": r"def apply_rotary_pos_emb",
+    "unrotated": r"class \w*Attention",
+    "width": r"partial_rotary_factor|projection_dim",
+    "with_yarn": r"attention_factor",
+    "without_mscale": r"self\.scaling = self\.\w*head_dim",
+}
+FORMS = (
+    r"models/[\w/]+\.py:\d+",  # in transformers
+    r"vLLM \d+\.\d+\.\d+, [\w/]+\.py:\d+",
+    r"[\w-]+/[\w.-]+, \w+\.(py|json): .+",  # in a model's own repository
+)
+
+
 def test_entries_by_hand_name_their_sources() -> None:
-    kept = [own for own in TYPES.values() if "source" in own]
-    assert len(kept) > 80
-    assert all(":" in line for own in kept for line in own["source"])
+    assert len(KEPT) > 120
+    lines = [line for own in KEPT.values() for line in own["source"]]
+    assert [line for line in lines if not any(re.fullmatch(form, line) for form in FORMS)] == []
+
+
+def test_sources_say_what_entries_claim() -> None:
+    """The lines of the installed transformers."""
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    if transformers.__version__ != tables()["source"]["version"]:
+        pytest.skip("another transformers than that of the catalogue")
+    folder = Path(transformers.__file__).parent
+    generated = json.loads(
+        Path(__file__).parents[3].joinpath("csrc/configuration/models.json").read_text("utf-8")
+    )["types"]
+    unsaid = []
+    for name, own in generated.items():
+        if not all(source.startswith("models/") for source in own["source"]):
+            continue
+        said = []
+        for source in own["source"]:
+            file, number = source.rsplit(":", 1)
+            said.append(text_of(folder / file)[int(number) - 1])
+        claims = {key: CLAIMS[key] for key in own if key in CLAIMS}
+        claims |= {key: key for key in own.get("defaults", {})}
+        if "switch" in own:
+            claims["switch"] = own["switch"]["key"]
+        unsaid += [
+            (name, key) for key, claim in claims.items() if not re.search(claim, "\n".join(said))
+        ]
+        assert set(own) <= {*CLAIMS, "defaults", "switch", "source"}, name
+    assert unsaid == []
+
+
+@functools.cache
+def text_of(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8").splitlines()
 
 
 # ------------------------------------------------------------------------------- kinds of layers

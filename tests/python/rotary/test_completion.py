@@ -17,6 +17,7 @@ from posembed.configuration import completion
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
+from support.catalogue import TYPES  # noqa: E402
 from support.transformers_models import COMPLETED, ROTARY_KEY  # noqa: E402
 
 # Its class gives sliding layers the default base, whatever rope_theta is.
@@ -44,8 +45,24 @@ def without_nesting(fields: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def steered(own: dict[str, Any], layers: int) -> Iterator[tuple[str, Any]]:
+    """Keys that lay out a model's layers, with values that differ from the usual ones."""
+    for rule in own.get("defaults", {}).values():
+        if not isinstance(rule, dict):
+            continue
+        yield from ((key, 3) for key in rule.get("period", []))
+        yield from ((key, [1, 2]) for key in rule.get("listed", {}))
+        yield from ((key, 2) for key in rule.get("leading", {}))
+        for key, values in rule.get("each", {}).items():
+            numbers = sorted(int(number) for number in values)
+            yield key, [numbers[place % len(numbers)] for place in range(layers)]
+
+
 def published(model_type: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Files that say the least, that name sizes, that have a scaling, and of transformers 4."""
+    """Files that say the least, that name sizes, that have a scaling, and of transformers 4.
+
+    And files that use what the catalogue knows: other names of keys, and keys that lay out layers.
+    """
     minimal = {"model_type": model_type, **COMPLETED.get(model_type, {})}
     whole = transformers.CONFIG_MAPPING[model_type](**copy.deepcopy(minimal)).to_dict()
     whole = json.loads(json.dumps(whole, default=str))
@@ -61,7 +78,14 @@ def published(model_type: str) -> Iterator[tuple[str, dict[str, Any]]]:
     if model_type not in BASE_PASSED_OVER:
         scaling = {"rope_scaling": {"type": "linear", "factor": 3.0}}
         yield "scaled", {**minimal, **sizes, "rope_theta": 123456.0, **scaling}
+    yield "dynamic", {**minimal, "rope_scaling": {"type": "dynamic", "factor": 3.0}}
     yield "transformers 4", without_nesting(whole)
+    own = TYPES.get(model_type, {})
+    for alias, name in own.get("names", {}).items():
+        if isinstance(whole.get(name), int):
+            yield f"named {alias}", {**minimal, alias: 2 * whole[name]}
+    for key, value in steered(own, whole.get("num_hidden_layers") or 0):
+        yield f"steered by {key}", {**minimal, key: value}
 
 
 Outcome = pe.RotarySpec | list[pe.RotarySpec | None] | str

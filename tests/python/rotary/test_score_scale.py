@@ -98,6 +98,26 @@ def test_the_factor_of_deepseek_v3() -> None:
     assert "\nscore scale: 1.87385 (mscale_all_dim)\n" in spec.explain()
 
 
+@pytest.mark.parametrize("apply_scale", [True, False])
+def test_latent_attention_of_params_json(apply_scale: bool) -> None:
+    """As vLLM's configs/mistral.py and deepseek_v2.py: DeepSeek's, with mscale_all_dim = 1."""
+    yarn = {"original_max_position_embeddings": 8192, "factor": 36, "apply_scale": apply_scale}
+    fields = {"dim": 7168, "n_heads": 128, "n_layers": 2, "rope_theta": 1e4, "yarn": yarn}
+    fields |= {"head_dim": 192, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128}
+    spec = pe.RotarySpec.from_huggingface(fields)
+    assert (spec.head_dim, spec.rotary_dim, spec.interleaved) == (64, 64, True)
+    assert spec.attention_factor == 1.0
+    ramp = ((torch.arange(32.0, dtype=torch.float64) - 12) / (25 - 12)).clamp(0, 1)
+    plain = 1e4 ** -(torch.arange(32.0, dtype=torch.float64) / 32)
+    assert torch.allclose(spec.frequencies(), plain * (1 - ramp + ramp / 36), rtol=1e-14)
+    factors = [scale and scale.factor for scale in pe.ScoreScale.for_layers(fields)]
+    expected = pytest.approx((0.1 * math.log(36) + 1) ** 2, rel=1e-15) if apply_scale else None
+    assert factors == [expected] * 2
+    del fields["qk_rope_head_dim"]
+    with pytest.raises(ValueError, match=r"qk_rope_head_dim: missing in params.json"):
+        pe.RotarySpec.from_huggingface(fields)
+
+
 @pytest.mark.parametrize("kind", ["ministral3", "mistral4"])
 def test_queries_that_grow(kind: str) -> None:
     transformers = pytest.importorskip("transformers", minversion="5.0")

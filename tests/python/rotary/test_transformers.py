@@ -37,6 +37,12 @@ def axes_of(spec: pe.RotarySpec) -> int:
     return 1 + max(spec.sections.axis_of_pair) if spec.sections else 0
 
 
+def has_axes(model: Model, rotary: torch.nn.Module) -> bool:
+    """Whether the model's code gives pairs to axes, for this configuration."""
+    sections = getattr(rotary, "mrope_section", None)
+    return bool(sections.get(model.layer_type) if isinstance(sections, dict) else sections)
+
+
 def frequencies_agree(model: Model, spec: pe.RotarySpec, rotary: torch.nn.Module) -> bool:
     theirs = of_layer(rotary, "inv_freq", model.layer_type).double().flatten()
     ours = spec.frequencies()
@@ -96,6 +102,8 @@ def verdict(model: Model) -> str:
         return "no such layer"
     if not frequencies_agree(model, spec, rotary):
         return "other frequencies"
+    if has_axes(model, rotary) and spec.sections is None:
+        return "another rotation"
     if model.model_type in FREQUENCIES_ONLY:
         return "agrees"
     ways = [(name, whole) for name in model.apply_functions() for whole in (True, False)]
