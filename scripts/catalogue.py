@@ -35,7 +35,8 @@ COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth", "en
 # Keys that the readers take: numbers and words, lists with an entry for each layer, and bases.
 SINGLE = (
     *(*HEADS, *WIDTHS, *COUNTS),
-    *("alibi", "attention_head_dim", "attn_rotary_emb", "cross_attention_layers"),
+    *("alibi", "attention_head_dim", "attention_multiplier", "attn_rotary_emb"),
+    *("cross_attention_layers", "query_pre_attn_scalar"),
     *("global_head_dim", "head_dim", "image_size", "index_head_dim", "indexer_head_dim"),
     *("kv_channels", "max_position_embeddings", "memory_attention_downsample_rate"),
     *("memory_attention_hidden_size", "memory_attention_num_attention_heads"),
@@ -455,7 +456,7 @@ def entry(model_type: str) -> Fields:
 
 
 def written(types: Fields) -> str:
-    """The catalogue's text: models without a rotation by what they have instead, then the others."""
+    """The text: models without a rotation, by what they have instead, and the others."""
     without: dict[str, list[str]] = {}
     for name, own in types.items():
         if "instead" in own:

@@ -355,6 +355,14 @@ void check_kinds(const Fields& fields) {
   TORCH_CHECK_VALUE(!rope.is_object() || is_nested(rope), "rope_parameters: expected an entry for ",
                     "each of ", repr(keys_of(own["defaults"]["rope_parameters"])), ", got ",
                     repr(rope));
+  if (!rope.is_object()) return;
+  const json& kinds = get(fields, "layer_types");
+  for (const auto& each : own["defaults"]["rope_parameters"].items()) {
+    const bool is_used = each.value().is_object() &&
+                         std::find(kinds.begin(), kinds.end(), json(each.key())) != kinds.end();
+    TORCH_CHECK_VALUE(!is_used || rope.contains(each.key()), "rope_parameters: expected an entry ",
+                      "for ", repr(json(each.key())), ", got ", repr(keys_of(rope)));
+  }
 }
 
 std::set<std::string> known(const Fields& fields) {

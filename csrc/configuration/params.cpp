@@ -62,7 +62,8 @@ bool is_latent(Keys& keys) {
 /// Llama 3's scaling, whose other numbers are only in Meta's code, or Mistral's YaRN.
 RotaryScaling scaling_of(Keys& keys) {
   const json high = keys.take("rope_high_freq_factor", 4.0);
-  const bool scaled = truthy(keys.take("use_scaled_rope")), named = truthy(keys.take("use_scaled"));
+  const bool scaled = flag("use_scaled_rope", keys.take("use_scaled_rope", false));
+  const bool named = flag("use_scaled", keys.take("use_scaled", false));
   const json yarn = keys.take("yarn");
   const bool llama3 = scaled || named;
   TORCH_CHECK_VALUE(!llama3 || !truthy(yarn), "yarn: expected none beside use_scaled_rope");
@@ -87,7 +88,7 @@ double base_of(Keys& keys, const ConfigurationOptions& options) {
   const json theta = same("rope_theta", {keys.take("rope_theta"), stated});
   TORCH_CHECK_VALUE(!theta.is_null(),
                     "rope_theta: missing in params.json: pass base= (Llama 1 and 2: 10000)");
-  return real("rope_theta", theta);
+  return base_number("rope_theta", theta);
 }
 
 }  // namespace

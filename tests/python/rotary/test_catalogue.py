@@ -95,6 +95,7 @@ CLAIMS = {
     "reversed": r"def rotate_half",
     "rotates": r"sliding|local",
     "scaled": r"update\(rope_scaling\)",
+    "score_factor": r"self\.scaling = ",
     "score_scale": r"self\.scaling = 1\.0",
     "temperature": r"floor_scale",
     "text": r"text_config|text_params",

@@ -22,6 +22,7 @@ def test_layers(model_type: str, fields: dict[str, Any], turns: dict[int, Turn |
             continue
         assert spec is not None
         assert spec.head_dim == turn.head
+        spec = spec.resolve(position + 1)
         query = torch.randn(turn.head, dtype=torch.float64)
         found = pe.functional.rotary(
             query.view(1, 1, 1, -1), positions=torch.tensor([position]), spec=spec
