@@ -244,7 +244,7 @@ def single(own: Class) -> Fields:
     values = own.defaults
     found = {key: values[key] for key in SINGLE if values.get(key) not in (None, [], {})}
     sizes = [next((key for key in keys if key in found), None) for keys in (WIDTHS, HEADS)]
-    for key in (*filter(None, sizes), "qk_rope_head_dim", "num_hidden_layers"):
+    for key in (*filter(None, sizes), "head_dim", "qk_rope_head_dim", "num_hidden_layers"):
         if not isinstance(found.get(key), int):
             continue
         for times in (2, 4):

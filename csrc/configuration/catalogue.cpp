@@ -134,6 +134,11 @@ void complete_kinds(Fields& fields, const json& blocks, const json& takers, cons
   const json& given = get(fields, "rope_parameters");
   if (truthy(given) && (!given.is_object() || is_nested(given))) return;
   json found = blocks;
+  if (truthy(get(fields, "qk_rope_head_dim")) || !get(fields, "partial_rotary_factor").is_null()) {
+    for (json& block : found) {  // the file's own width
+      if (block.is_object()) block.erase("partial_rotary_factor");
+    }
+  }
   for (const std::string name : {"rope_parameters", "rope_scaling"}) {
     const json value = get(fields, name);
     if (!truthy(value)) continue;

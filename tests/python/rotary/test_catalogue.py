@@ -183,6 +183,34 @@ def test_layers_from_a_list_of_numbers(either: None) -> None:
     assert bases == [1e4, 1.6e5, 1.6e5, 1e4]
 
 
+@pytest.mark.parametrize(
+    ("widths", "expected"),
+    [
+        ({}, (512, 64)),
+        ({"qk_rope_head_dim": 128}, (512, 128)),
+        ({"head_dim": 256}, (256, 32)),
+        ({"head_dim": 256, "qk_rope_head_dim": 64}, (256, 64)),
+        ({"partial_rotary_factor": 0.25}, (512, 128)),
+    ],
+)
+def test_widths_of_deepseek_v4(
+    either: None, widths: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    """The default of its blocks is a part of the head, unless the file has a width."""
+    fields = {"model_type": "deepseek_v4", "num_hidden_layers": 2, **widths}
+    for spec in pe.RotarySpec.for_layers(fields):
+        assert spec is not None
+        assert (spec.head_dim, spec.rotary_dim) == expected
+
+
+def test_a_block_that_lacks_a_kind(alone: None) -> None:
+    """Gemma 3's class fills it in, which the catalogue does not know of every class."""
+    blocks = {"full_attention": {"rope_type": "default", "rope_theta": 1e6}}
+    fields = {"model_type": "gemma3_text", "num_hidden_layers": 6, "rope_parameters": blocks}
+    with pytest.raises(ValueError, match=r"rope_parameters: expected an entry for 'sliding_att"):
+        pe.RotarySpec.for_layers(fields)
+
+
 def test_bases_of_kinds(either: None) -> None:
     fields = {"model_type": "gemma3_text", "num_hidden_layers": 6, "rope_theta": 5e5}
     scaling = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}

@@ -50,7 +50,8 @@ def steered(own: dict[str, Any], layers: int) -> Iterator[tuple[str, Any]]:
     for rule in own.get("defaults", {}).values():
         if not isinstance(rule, dict):
             continue
-        yield from ((key, 3) for key in rule.get("period", []))
+        yield from ((key, 3 if len(rule["cycle"]) != 3 else 5) for key in rule.get("period", []))
+        yield from ((key, value) for key in rule.get("unless", {}) for value in (True, 2))
         yield from ((key, [1, 2]) for key in rule.get("listed", {}))
         yield from ((key, 2) for key in rule.get("leading", {}))
         for key, values in rule.get("each", {}).items():
@@ -76,14 +77,18 @@ def published(model_type: str) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "minimal", minimal
     yield "sizes", {**minimal, **sizes}
     if model_type not in BASE_PASSED_OVER:
-        scaling = {"rope_scaling": {"type": "linear", "factor": 3.0}}
-        yield "scaled", {**minimal, **sizes, "rope_theta": 123456.0, **scaling}
-    yield "dynamic", {**minimal, "rope_scaling": {"type": "dynamic", "factor": 3.0}}
+        for name in ("type", "rope_type"):
+            scaling = {"rope_scaling": {name: "linear", "factor": 3.0}}
+            yield f"scaled by {name}", {**minimal, **sizes, "rope_theta": 123456.0, **scaling}
+    yield "dynamic", {**minimal, "rope_scaling": {"rope_type": "dynamic", "factor": 3.0}}
     yield "transformers 4", without_nesting(whole)
     own = TYPES.get(model_type, {})
     for alias, name in own.get("names", {}).items():
         if isinstance(whole.get(name), int):
             yield f"named {alias}", {**minimal, alias: 2 * whole[name]}
+    for key in own.get("kinds", {}):
+        if key.endswith(("theta", "freq")):
+            yield f"with {key}", {**minimal, key: 123456.0}
     for key, value in steered(own, whole.get("num_hidden_layers") or 0):
         yield f"steered by {key}", {**minimal, key: value}
 
