@@ -88,8 +88,8 @@ void check_numerics(const RotarySpec& spec) {
 /// Checks the results, because they may overflow even if each number is valid.
 void check_results(const rotary::Scaled& numbers) {
   for (const core::DoubleDouble& frequency : numbers.frequencies) {
-    TORCH_CHECK_VALUE(std::isfinite(frequency.high),
-                      "base or scaling: expected finite frequencies, got ", frequency.high);
+    TORCH_CHECK_VALUE(std::isfinite(frequency.high), "scaling: expected finite frequencies, got ",
+                      frequency.high);
   }
   TORCH_CHECK_VALUE(std::isfinite(numbers.attention_factor) && numbers.attention_factor > 0.0,
                     "attention_factor: expected a finite positive number, got ",

@@ -40,6 +40,8 @@ def axes_of(spec: pe.RotarySpec) -> int:
 def has_axes(model: Model, rotary: torch.nn.Module) -> bool:
     """Whether the model's code gives pairs to axes, for this configuration."""
     sections = getattr(rotary, "mrope_section", None)
+    if model.model_type == "neomme":  # its module has no sizes: axes alternate
+        return True
     return bool(sections.get(model.layer_type) if isinstance(sections, dict) else sections)
 
 
