@@ -38,11 +38,14 @@ VALUES: tuple[Any, ...] = (
 )
 # What these keys become in a specification, whose checks name it.
 BECOMES = {
+    "freq_base": "scaling",
     "hidden_size": "head_dim rotary_dim sections",
     "key_length": "head_dim rotary_dim",
     "kv_channels": "head_dim rotary_dim",
     "n_heads": "model_type",  # which is how params.json is known
     "num_attention_heads": "head_dim rotary_dim sections",
+    "rope_theta": "scaling",
+    "rotary_emb_base": "rope_theta scaling",
     "rotary_pct": "rotary_dim",
 }
 # Keys by which params.json is known.

@@ -44,7 +44,10 @@ STATED: dict[str, dict[str, Any]] = {
     "gemma4_text": {"head_dim": 16, "global_head_dim": 32},
     "gemma4_unified_text": {"head_dim": 16, "global_head_dim": 32},
     "gemma4_vision": {"head_dim": 16},
-    "diffusion_gemma_text": {"head_dim": 16, "global_head_dim": 32},
+    "diffusion_gemma_text": {
+        **{"head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 1},
+        **{"moe_intermediate_size": 32, "num_experts": 2},
+    },
     "embedding_gemma2_text": {"head_dim": 16, "global_head_dim": 32},
     "granite": {"attention_multiplier": 0.0078125},
     "granitemoe": {"attention_multiplier": 0.015625},
