@@ -42,6 +42,8 @@ def has_axes(model: Model, rotary: torch.nn.Module) -> bool:
     sections = getattr(rotary, "mrope_section", None)
     if model.model_type == "neomme":  # its module has no sizes: axes alternate
         return True
+    if model.model_type.endswith("code_predictor"):  # its own module, of another name, has none
+        return False
     return bool(sections.get(model.layer_type) if isinstance(sections, dict) else sections)
 
 
