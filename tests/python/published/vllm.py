@@ -85,7 +85,7 @@ FAMILIES: list[tuple[str, dict[str, Any], dict[int, Turn | None]]] = [
     ("deepseek", llama(2048, 16, rope_theta=1e4), {0: Turn(128, 128)}),
     (
         "dory",
-        {"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}}},
+        {"rope_parameters": {"sliding_attention": {"rope_type": "default"}, "full_attention": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}}},
         {0: Turn(256, 256), 1: None, 6: Turn(256, 128, 1e6), 70: Turn(256, 128, 1e6), 71: None},
     ),
     (
@@ -127,7 +127,7 @@ FAMILIES: list[tuple[str, dict[str, Any], dict[int, Turn | None]]] = [
     ("stablelm_epoch", llama(2560, 32, rope_pct=0.25, rope_theta=1e4), {0: Turn(80, 20)}),
     (
         "step3_text",
-        {"hidden_size": 7168, "num_attention_heads": 64, "num_hidden_layers": 61, "rope_theta": 5e5, "max_position_embedding": 65536},
+        {"hidden_size": 7168, "num_attention_heads": 64, "num_hidden_layers": 61, "max_position_embedding": 65536},
         {0: Turn(256, 256, 5e5), 60: Turn(256, 256, 5e5)},
     ),
     ("telechat3", llama(6144, 48, rope_theta=1e6), {0: Turn(128, 128, 1e6)}),
