@@ -16,7 +16,7 @@ from torch import Tensor
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
-from support.catalogue import having  # noqa: E402
+from support.catalogue import TYPES, having  # noqa: E402
 from support.transformers_models import Model, models, of_layer, rotate  # noqa: E402
 
 TOKENS = 7
@@ -158,6 +158,24 @@ def test_every_model() -> None:
     } == {}
     assert set(refused) <= set(having("refused"))
     assert len(agreeing) >= 246
+
+
+def test_default_axes() -> None:
+    """Files with rope_parameters, but without mrope_section: the sizes are in the models' code."""
+    torch.manual_seed(0)
+    verdicts = {}
+    for model in models():
+        if "sizes" not in TYPES[model.model_type].get("axes", {}):
+            continue
+        if model.layer_type is not None and is_without(model):
+            continue
+        blocks = model.config.rope_parameters
+        for block in (blocks, *blocks.values()):
+            if isinstance(block, dict):
+                block.pop("mrope_section", None)
+        verdicts[str(model)] = verdict(model)
+    assert {*verdicts.values()} == {"agrees"}, verdicts
+    assert len(verdicts) >= 18
 
 
 def test_nobody_is_left_out() -> None:
