@@ -38,15 +38,21 @@ VALUES: tuple[Any, ...] = (
 )
 # What these keys become in a specification, whose checks name it.
 BECOMES = {
+    "architecture": "model_type",
+    "beta_slow": "beta_fast",
     "freq_base": "scaling",
+    "head_dim": "rotary_dim",
     "hidden_size": "head_dim rotary_dim sections",
     "key_length": "head_dim rotary_dim",
     "kv_channels": "head_dim rotary_dim",
     "n_heads": "model_type",  # which is how params.json is known
     "num_attention_heads": "head_dim rotary_dim sections",
+    "original_max_position_embeddings": "original_max_positions",
+    "original_rope": "interleaved",
+    "rope_scaling": "original_max_position_embeddings",
     "rope_theta": "scaling",
     "rotary_emb_base": "rope_theta scaling",
-    "rotary_pct": "rotary_dim",
+    "rotary_pct": "partial_rotary_factor rotary_dim",
 }
 # Keys by which params.json is known.
 IDENTIFYING = {"dim", "n_heads"}
