@@ -47,7 +47,8 @@ second bases, widths, defaults. `csrc/configuration/catalogue.json` has that as 
 classes of transformers {version} by `scripts/catalogue.py`; C++ and Python fill in the same. Where
 transformers is installed and knows the model type, its class completes the file instead, with the
 same result: nothing is downloaded, no code of the file's repository runs. A number of the file that
-the class passes over raises.
+the class passes over raises. Families whose code is in their own repositories are in
+`csrc/configuration/models.json`, with the lines of vLLM that say how they rotate.
 
 A key that concerns positions is read, or known to the class; any other raises until `ignore=` has
 it. So do two keys that contradict each other, and an argument that has no effect.

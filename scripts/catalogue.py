@@ -35,7 +35,8 @@ COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth", "en
 # Keys that the readers take: numbers and words, lists with an entry for each layer, and bases.
 SINGLE = (
     *(*HEADS, *WIDTHS, *COUNTS),
-    *("alibi", "attention_head_dim", "attn_rotary_emb", "cross_attention_layers"),
+    *("alibi", "attention_head_dim", "attention_multiplier", "attn_rotary_emb"),
+    *("cross_attention_layers", "query_pre_attn_scalar"),
     *("global_head_dim", "head_dim", "image_size", "index_head_dim", "indexer_head_dim"),
     *("kv_channels", "max_position_embeddings", "memory_attention_downsample_rate"),
     *("memory_attention_hidden_size", "memory_attention_num_attention_heads"),
@@ -243,7 +244,7 @@ def single(own: Class) -> Fields:
     values = own.defaults
     found = {key: values[key] for key in SINGLE if values.get(key) not in (None, [], {})}
     sizes = [next((key for key in keys if key in found), None) for keys in (WIDTHS, HEADS)]
-    for key in (*filter(None, sizes), "qk_rope_head_dim", "num_hidden_layers"):
+    for key in (*filter(None, sizes), "head_dim", "qk_rope_head_dim", "num_hidden_layers"):
         if not isinstance(found.get(key), int):
             continue
         for times in (2, 4):
@@ -454,23 +455,32 @@ def entry(model_type: str) -> Fields:
     return found
 
 
+def written(types: Fields) -> str:
+    """The text: models without a rotation, by what they have instead, and the others."""
+    without: dict[str, list[str]] = {}
+    for name, own in types.items():
+        if "instead" in own:
+            without.setdefault(own["instead"], []).append(name)
+    lists = [f"  {json.dumps(kind)}: {json.dumps(without[kind])}" for kind in sorted(without)]
+    rotating = [
+        f"  {json.dumps(name)}: {json.dumps(own, sort_keys=True)}"
+        for name, own in types.items()
+        if "instead" not in own
+    ]
+    source = {"library": "transformers", "version": transformers.__version__}
+    return "\n".join(
+        [
+            *("{", f' "source": {json.dumps(source)},', ' "instead": {', ",\n".join(lists), " },"),
+            *(' "types": {', ",\n".join(rotating), " }", "}"),
+        ]
+    )
+
+
 def main() -> None:
     """Prints the catalogue."""
     logging.set_verbosity(50)
-    types = {}
-    for model_type in sorted(CONFIG_MAPPING):
-        found = entry(model_type)
-        if found:
-            types[model_type] = found
-    print("{")
-    print(f' "source": {{"library": "transformers", "version": "{transformers.__version__}"}},')
-    print(' "types": {')
-    lines = [
-        f"  {json.dumps(name)}: {json.dumps(own, sort_keys=True)}" for name, own in types.items()
-    ]
-    print(",\n".join(lines))
-    print(" }")
-    print("}")
+    found = {model_type: entry(model_type) for model_type in sorted(CONFIG_MAPPING)}
+    print(written({model_type: own for model_type, own in found.items() if own}))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@
 
 #include "bindings.h"
 #include "path.h"
+#include "pretrained/token_rows.h"
 
 namespace posembed::binding {
 namespace {
@@ -106,6 +107,12 @@ torch::Tensor table(const VectorFile& file, const std::string& tensor,
   return unlocked([&] { return file.table(options); });
 }
 
+std::optional<torch::Tensor> token_rows(const VectorFile& file, const std::string& tensor,
+                                        std::optional<torch::Dtype> dtype, bool by_word) {
+  const ReadOptions options = read_options(tensor, dtype, "mean", py::none());
+  return unlocked([&] { return pretrained::token_rows(file, options, by_word); });
+}
+
 torch::Tensor whole(const VectorFile& file, const std::string& name,
                     std::optional<torch::Dtype> dtype, const py::object& progress, bool copy) {
   const Progress told = progress_of(progress);
@@ -166,6 +173,7 @@ const Binding binding_of_pretrained([](py::module_& module) {
       .def("tensor", &whole, py::arg("name"), py::arg("dtype"), py::arg("progress"),
            py::arg("copy"))
       .def("table", &table, py::arg("tensor"), py::arg("dtype"), py::arg("progress"))
+      .def("token_rows", &token_rows, py::arg("tensor"), py::arg("dtype"), py::arg("by_word"))
       .def("rows", &rows, py::arg("vocabulary"), py::arg("tensor"), py::arg("dtype"),
            py::arg("missing"), py::arg("progress"))
       .def("coverage", &coverage, py::arg("vocabulary"), py::arg("progress"));

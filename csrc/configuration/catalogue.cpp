@@ -23,7 +23,11 @@ constexpr const char* kept_by_hand =
     ;
 
 json all_types() {
-  json types = json::parse(generated)["types"];
+  const json found = json::parse(generated);
+  json types = found["types"];
+  for (const auto& each : found["instead"].items()) {
+    for (const std::string name : each.value()) types[name]["instead"] = each.key();
+  }
   const json own = json::parse(kept_by_hand)["types"];
   for (const auto& each : own.items()) types[each.key()].merge_patch(each.value());
   return types;
@@ -130,6 +134,11 @@ void complete_kinds(Fields& fields, const json& blocks, const json& takers, cons
   const json& given = get(fields, "rope_parameters");
   if (truthy(given) && (!given.is_object() || is_nested(given))) return;
   json found = blocks;
+  if (truthy(get(fields, "qk_rope_head_dim")) || !get(fields, "partial_rotary_factor").is_null()) {
+    for (json& block : found) {  // the file's own width
+      if (block.is_object()) block.erase("partial_rotary_factor");
+    }
+  }
   for (const std::string name : {"rope_parameters", "rope_scaling"}) {
     const json value = get(fields, name);
     if (!truthy(value)) continue;
@@ -351,6 +360,14 @@ void check_kinds(const Fields& fields) {
   TORCH_CHECK_VALUE(!rope.is_object() || is_nested(rope), "rope_parameters: expected an entry for ",
                     "each of ", repr(keys_of(own["defaults"]["rope_parameters"])), ", got ",
                     repr(rope));
+  if (!rope.is_object()) return;
+  const json& kinds = get(fields, "layer_types");
+  for (const auto& each : own["defaults"]["rope_parameters"].items()) {
+    const bool is_used = each.value().is_object() &&
+                         std::find(kinds.begin(), kinds.end(), json(each.key())) != kinds.end();
+    TORCH_CHECK_VALUE(!is_used || rope.contains(each.key()), "rope_parameters: expected an entry ",
+                      "for ", repr(json(each.key())), ", got ", repr(keys_of(rope)));
+  }
 }
 
 std::set<std::string> known(const Fields& fields) {

@@ -86,17 +86,17 @@ double base_of(Metadata& file, const std::optional<double>& stated, bool slides)
   const json own = file.rope.take(key);
   TORCH_CHECK_VALUE(!rule.is_null() || own.is_null(), key, ": not understood for '",
                     file.architecture, "', whose layers are alike");
-  if (!slides && rule != "shared") return real("freq_base", shared_base(file, stated));
+  if (!slides && rule != "shared") return base_number("freq_base", shared_base(file, stated));
   if (rule == "shared") {
     const json base = shared_base(file, stated);
     TORCH_CHECK_VALUE(own.is_null() || equal(own, base), key, ": expected ", repr(base),
                       ", the base that llama.cpp has for all layers of '", file.architecture,
                       "', got ", repr(own));
-    return real("freq_base", base);
+    return base_number("freq_base", base);
   }
-  if (!own.is_null()) return real(key, own);
-  if (rule == "stated") return real(key, file.rope.need(key));
-  return real(key, rule.is_number() ? rule : shared_base(file, stated));
+  if (!own.is_null()) return base_number(key, own);
+  if (rule == "stated") return base_number(key, file.rope.need(key));
+  return base_number(key, rule.is_number() ? rule : shared_base(file, stated));
 }
 
 /// The sizes of the sections if positions have axes: four numbers, of which models use three. A

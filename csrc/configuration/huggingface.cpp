@@ -53,10 +53,10 @@ bool rotates_beside_window(Keys& config, const json& rules) {
   return dense && equal(config.take("prefix_dense_sliding_window_pattern"), 1);
 }
 
-/// Kinds of layers that rotate in no model.
-constexpr Words without_rotation_of = R"(
-conv cross_attention linear_attention mamba mlp moe recurrent
-)";
+/// Whether layers of a kind rotate in no model.
+bool never_rotates(const Kind& kind) {
+  return kind.has_value() && (kind == "cross_attention" || without_attention.has(*kind));
+}
 
 /// Whether a layer rotates at all.
 bool rotates(Keys& config, const json& rules, const Kind& kind) {
@@ -67,7 +67,7 @@ bool rotates(Keys& config, const json& rules, const Kind& kind) {
   }
   if (!truthy(config.take("use_rotary_embedding", true))) return false;
   const bool is_part = rules.contains("head");
-  if (kind.has_value() && without_rotation_of.has(*kind) && !is_part) return false;
+  if (never_rotates(kind) && !is_part) return false;
   if (equal(config.take("use_rope_layers", true), 0)) return false;
   if (equal(config.take("no_rope_layers"), 0)) return false;  // 1: rotated
   if (equal(own_base(config), 0)) return false;
@@ -79,7 +79,7 @@ bool rotates(Keys& config, const json& rules, const Kind& kind) {
 double base_of(Keys& config, Keys& rope, const json& rules, const std::optional<double>& stated) {
   const json theta = rope.take("rope_theta"), own = own_base(config);
   const json base = same("rope_theta", {own.is_null() ? theta : own, as_json(stated)});
-  if (!base.is_null()) return real("rope_theta", base);
+  if (!base.is_null()) return base_number("rope_theta", base);
   if (rules.contains("base")) return real("base", get(rules, "base"));
   std::vector<std::string> parts;
   for (const std::string& key : keys_of(config.fields())) {

@@ -124,6 +124,13 @@ double real(const std::string& key, const json& value) {
   return value.get<double>();
 }
 
+double base_number(const std::string& key, const json& value) {
+  const double base = real(key, value);
+  TORCH_CHECK_VALUE(std::isfinite(base) && base >= 1.0, key,
+                    ": expected a finite number of at least 1, got ", repr(value));
+  return base;
+}
+
 std::optional<double> optional_real(const std::string& key, const json& value) {
   return value.is_null() ? std::nullopt : std::optional<double>(real(key, value));
 }

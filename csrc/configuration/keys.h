@@ -59,6 +59,8 @@ void check_effect(const std::string& name, const json& value, const std::string&
 void check_number(const std::string& key, const json& value);
 /// A number as a double.
 double real(const std::string& key, const json& value);
+/// The base of a geometric series: a finite number of at least 1.
+double base_number(const std::string& key, const json& value);
 /// The same; std::nullopt for null.
 std::optional<double> optional_real(const std::string& key, const json& value);
 /// A list of numbers.

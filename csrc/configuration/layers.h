@@ -7,8 +7,12 @@
 #include <vector>
 
 #include "configuration/fields.h"
+#include "configuration/words.h"
 
 namespace posembed::configuration {
+
+/// Kinds of layers without attention, in any model.
+inline constexpr Words without_attention = "conv linear_attention mamba mlp moe recurrent";
 
 /// Keys with one value for each layer, and the key for the value of a single layer.
 inline constexpr std::pair<const char*, const char*> by_layer[] = {

@@ -2,6 +2,9 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "configuration/keys.h"
 #include "configuration/layers.h"
 #include "configuration/unknown_keys.h"
@@ -17,15 +20,21 @@ causal llama_4_scaling moe multimodal n_kv_heads n_layers q_lora_rank quantizati
 tied_embeddings use_biases v_head_dim vision_encoder
 )";
 
-/// YaRN with Mistral's names; apply_scale: whether queries and keys are multiplied.
-YarnScaling mistral_yarn(Keys yarn) {
+/// YaRN with Mistral's names. apply_scale: whether queries and keys are multiplied; in latent
+/// attention, as DeepSeek-V3 does it: the scores instead of the rotated components (vLLM's
+/// deepseek_v2.py, with mscale_all_dim = 1 from its transformers_utils/configs/mistral.py).
+YarnScaling mistral_yarn(Keys yarn, bool is_latent) {
   const char* length = "original_max_position_embeddings";
   YarnScaling scaling;
   scaling.factor = real("factor", yarn.need("factor"));
   scaling.original_max_positions = whole(length, yarn.need(length));
   scaling.beta_fast = real("beta", yarn.take("beta", 32.0));
   scaling.beta_slow = real("alpha", yarn.take("alpha", 1.0));
-  if (!truthy(yarn.take("apply_scale", true))) scaling.attention_factor = 1.0;
+  if (!truthy(yarn.take("apply_scale", true))) {
+    scaling.attention_factor = 1.0;
+  } else if (is_latent) {
+    scaling.mscale = scaling.mscale_all_dim = 1.0;
+  }
   yarn.done();
   return scaling;
 }
@@ -43,21 +52,30 @@ double llama3_factor(Keys& keys) {
   return 8.0;
 }
 
+/// Whether rotated components are a head apart.
+bool is_latent(Keys& keys) {
+  const char* names[] = {"qk_rope_head_dim", "qk_nope_head_dim", "kv_lora_rank"};
+  return std::count_if(std::begin(names), std::end(names),
+                       [&](const char* name) { return truthy(keys.take(name)); }) > 0;
+}
+
 /// Llama 3's scaling, whose other numbers are only in Meta's code, or Mistral's YaRN.
 RotaryScaling scaling_of(Keys& keys) {
   const json high = keys.take("rope_high_freq_factor", 4.0);
-  const bool scaled = truthy(keys.take("use_scaled_rope")), named = truthy(keys.take("use_scaled"));
+  const bool scaled = flag("use_scaled_rope", keys.take("use_scaled_rope", false));
+  const bool named = flag("use_scaled", keys.take("use_scaled", false));
   const json yarn = keys.take("yarn");
   const bool llama3 = scaled || named;
   TORCH_CHECK_VALUE(!llama3 || !truthy(yarn), "yarn: expected none beside use_scaled_rope");
   if (llama3) return Llama3Scaling{llama3_factor(keys), 1.0, real("factor", high), 8192};
   keys.ignore({"rope_scaling_factor"});
   if (yarn.is_null()) return {};
-  return mistral_yarn(Keys(yarn, "yarn"));
+  return mistral_yarn(Keys(yarn, "yarn"), is_latent(keys));
 }
 
 int64_t head_dim_of(Keys& keys) {
-  const json given = keys.first({"qk_rope_head_dim", "head_dim"});
+  if (is_latent(keys)) return whole("qk_rope_head_dim", keys.need("qk_rope_head_dim"));
+  const json given = keys.first({"head_dim"});
   if (!given.is_null()) return whole("head_dim", given);
   const int64_t width = whole("dim", keys.need("dim"));
   const int64_t heads = whole("n_heads", keys.need("n_heads"));
@@ -70,13 +88,15 @@ double base_of(Keys& keys, const ConfigurationOptions& options) {
   const json theta = same("rope_theta", {keys.take("rope_theta"), stated});
   TORCH_CHECK_VALUE(!theta.is_null(),
                     "rope_theta: missing in params.json: pass base= (Llama 1 and 2: 10000)");
-  return real("rope_theta", theta);
+  return base_number("rope_theta", theta);
 }
 
 }  // namespace
 
 bool is_params(const Fields& fields) {
-  return fields.contains("n_heads") && fields.contains("dim") && !fields.contains("model_type");
+  const std::string type = text_of(get(fields, "model_type"));
+  const bool is_named = fields.contains("model_type") && type != "transformer";
+  return fields.contains("n_heads") && fields.contains("dim") && !is_named;
 }
 
 RotarySpec read(const Fields& fields, const ConfigurationOptions& options) {
@@ -88,7 +108,7 @@ RotarySpec read(const Fields& fields, const ConfigurationOptions& options) {
   spec.base = base;
   spec.scaling = scaling;
   spec.interleaved = true;
-  keys.ignore({"dim", "n_heads", "head_dim", "qk_nope_head_dim"});
+  keys.ignore({"dim", "n_heads", "head_dim"});
   keys.ignore(no_bearing.list());
   check_understood(keys, {}, options.ignore());
   spec.check();

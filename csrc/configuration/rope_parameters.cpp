@@ -28,7 +28,8 @@ void check_nested(const Fields& fields, const Fields& rope) {
                                    [&](const json& base) { return equal(base, given); });
     json all = json::array({given});
     for (const json& base : nested) all.push_back(base);
-    TORCH_CHECK_VALUE(known, key, ": the configuration contradicts itself: ", repr(all));
+    TORCH_CHECK_VALUE(known, key, ": the configuration contradicts itself: ", repr(all), ", with ",
+                      repr(keys_of(rope)));
   }
 }
 
@@ -115,6 +116,10 @@ Fields legacy(const Fields& fields) {
   const json given = same("rope_scaling", {parameters, scaling});
   const Fields rope = given.is_null() ? Fields::object() : given;
   if (!is_nested(rope)) return from_bases(fields, rope);
+  for (const std::string& key : shared_keys.list()) {
+    const json& value = get(rope, key);
+    TORCH_CHECK_VALUE(!value.is_object(), key, ": expected a number or a name, got ", repr(value));
+  }
   check_nested(fields, rope);
   return rope;
 }

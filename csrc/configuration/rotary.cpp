@@ -87,9 +87,11 @@ Completed configuration_of(const Fields& fields, const ConfigurationOptions& opt
 
 /// The kind of a layer, if the configuration lists kinds.
 std::optional<std::string> kind_of(const Fields& fields, size_t layer) {
-  const json& kinds = get(fields, "layer_types");
-  if (!kinds.is_array() || layer >= kinds.size()) return std::nullopt;
-  return text_of(kinds[layer]);
+  for (const char* key : {"layer_types", "layers_block_type"}) {
+    const json& kinds = get(fields, key);
+    if (kinds.is_array() && layer < kinds.size()) return text_of(kinds[layer]);
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -121,8 +123,9 @@ std::vector<std::optional<ScoreScale>> read_score_scales(
   const Completed part = configuration_of(fields, options, completed);
   std::vector<std::optional<ScoreScale>> scales;
   for (const auto& spec : read_rotary_layers(fields, options, completed)) {
+    const std::optional<std::string> kind = kind_of(part.fields, scales.size());
     scales.push_back(spec.has_value() ? spec->score_scale
-                                      : score_scale_without_rotation(part.fields));
+                                      : score_scale_without_rotation(part.fields, kind));
   }
   return scales;
 }

@@ -6,6 +6,8 @@
 
 #include "configuration/catalogue.h"
 #include "configuration/keys.h"
+#include "configuration/layers.h"
+#include "configuration/widths.h"
 
 namespace posembed::configuration {
 namespace {
@@ -67,6 +69,41 @@ void add_mscale(Scale& scale, const RotarySpec& spec) {
   scale.multiply(mscale * mscale, "mscale_all_dim");
 }
 
+/// Llama 4's attention temperature, in layers without rotation.
+std::optional<ScoreScale> temperature_of(const Fields& fields) {
+  const std::string key = "attn_temperature_tuning";
+  const json& otherwise = get(catalogue::of(fields), "temperature");
+  if (otherwise.is_null()) return std::nullopt;
+  if (fields.contains(key) && !truthy(get(fields, key))) return std::nullopt;
+  const auto number = [&](const char* name) {
+    return fields.contains(name) ? get(fields, name) : otherwise[name];
+  };
+  Scale scale;
+  scale.grow(number("attn_scale"), number("floor_scale"), key);
+  std::optional<ScoreScale> found = scale.done();
+  if (found.has_value()) found->offset = 1;
+  return found;
+}
+
+/// What replaces 1 / sqrt(width) in all layers, or multiplies it.
+void add_constant(Scale& scale, const Fields& fields, int64_t head_dim) {
+  const json& rules = catalogue::of(fields);
+  const std::string code = "the code of " + repr(get(fields, "model_type"));
+  if (rules.contains("score_scale")) {
+    return scale.replace(real("score_scale", rules["score_scale"]), head_dim, code);
+  }
+  if (rules.contains("score_factor")) {
+    scale.multiply(real("score_factor", rules["score_factor"]), code);
+  }
+  const char *scalar = "query_pre_attn_scalar", *multiplier = "attention_multiplier";
+  if (truthy(get(fields, scalar))) {
+    scale.replace(1.0 / std::sqrt(real(scalar, get(fields, scalar))), head_dim, scalar);
+  }
+  if (truthy(get(fields, multiplier))) {
+    scale.replace(real(multiplier, get(fields, multiplier)), head_dim, multiplier);
+  }
+}
+
 std::optional<ScoreScale> of_metadata(const Fields& fields, const RotarySpec& spec) {
   const std::string model = text_of(get(fields, "general.architecture")) + ".";
   const std::string attention = model + "attention.";
@@ -101,34 +138,23 @@ std::optional<ScoreScale> score_scale_of(const Fields& fields, const RotarySpec&
   if (truthy(get(fields, "use_logn_attn"))) {
     scale.set_logn(get(fields, "seq_length"), "use_logn_attn");
   }
-  if (rules.contains("score_scale")) {
-    scale.replace(real("score_scale", rules["score_scale"]), spec.head_dim,
-                  "the code of " + repr(get(fields, "model_type")));
-    return scale.done();
-  }
-  const char *scalar = "query_pre_attn_scalar", *multiplier = "attention_multiplier";
-  if (truthy(get(fields, scalar))) {
-    scale.replace(1.0 / std::sqrt(real(scalar, get(fields, scalar))), spec.head_dim, scalar);
-  }
-  if (truthy(get(fields, multiplier))) {
-    scale.replace(real(multiplier, get(fields, multiplier)), spec.head_dim, multiplier);
-  }
+  add_constant(scale, fields, spec.head_dim);
   return scale.done();
 }
 
-std::optional<ScoreScale> score_scale_without_rotation(const Fields& fields) {
-  const std::string key = "attn_temperature_tuning";
-  const json& otherwise = get(catalogue::of(fields), "temperature");
-  if (otherwise.is_null()) return std::nullopt;
-  if (fields.contains(key) && !truthy(get(fields, key))) return std::nullopt;
-  const auto number = [&](const char* name) {
-    return fields.contains(name) ? get(fields, name) : otherwise[name];
-  };
+std::optional<ScoreScale> score_scale_without_rotation(const Fields& fields,
+                                                       const std::optional<std::string>& kind) {
+  if (const auto temperature = temperature_of(fields); temperature.has_value()) return temperature;
+  if (kind.has_value() && without_attention.has(*kind)) return std::nullopt;
+  const json& rules = catalogue::of(fields);
   Scale scale;
-  scale.grow(number("attn_scale"), number("floor_scale"), key);
-  std::optional<ScoreScale> found = scale.done();
-  if (found.has_value()) found->offset = 1;
-  return found;
+  const bool is_stated = rules.contains("score_scale") || rules.contains("score_factor") ||
+                         truthy(get(fields, "query_pre_attn_scalar")) ||
+                         truthy(get(fields, "attention_multiplier"));
+  if (!is_stated) return std::nullopt;
+  Keys config(fields, "the configuration");
+  add_constant(scale, fields, head_width(config));
+  return scale.done();
 }
 
 }  // namespace posembed::configuration

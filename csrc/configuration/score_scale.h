@@ -15,7 +15,9 @@ namespace posembed::configuration {
 std::optional<ScoreScale> score_scale_of(const Fields& fields, const RotarySpec& spec,
                                          const std::optional<std::string>& kind);
 
-/// The scale of scores in layers without rotation: Llama 4's attention temperature.
-std::optional<ScoreScale> score_scale_without_rotation(const Fields& fields);
+/// The scale of scores in layers of a kind that do not rotate; std::nullopt if it is 1, or if they
+/// have no attention.
+std::optional<ScoreScale> score_scale_without_rotation(const Fields& fields,
+                                                       const std::optional<std::string>& kind);
 
 }  // namespace posembed::configuration

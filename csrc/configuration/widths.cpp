@@ -124,7 +124,7 @@ Widths widths_of(Keys& config, Keys& rope, const json& rules) {
   const int64_t head_dim = head_width(config);
   if (is_apart && part.is_null()) return {head_dim, own};  // a window of the head, DeepSeek-V4's
   if (rope_type(rope) == "proportional") return {head_dim, head_dim};
-  return {head_dim, rotary_width(head_dim, part, stated, rules)};
+  return {head_dim, rotary_width(head_dim, part, is_apart ? json(own) : stated, rules)};
 }
 
 }  // namespace posembed::configuration

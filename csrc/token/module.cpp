@@ -14,6 +14,7 @@
 #include "dispatcher/cuda_scope.h"
 #include "posembed/pretrained.h"
 #include "posembed/token.h"
+#include "pretrained/token_rows.h"
 #include "token/operator.h"
 #include "token/table_module.h"
 
@@ -106,23 +107,6 @@ TokenEmbedding TokenEmbedding::from_pretrained(const torch::Tensor& weight, bool
   return token::over_table<TokenEmbedding>(weight, freeze, std::move(options));
 }
 
-namespace {
-
-/// Throws for files of model2vec whose rows are not those of token ids: Python reads them.
-void check_rows_are_tokens(const pretrained::VectorFile& file) {
-  const std::vector<std::string> names = file.names();
-  const auto has = [&](const char* name) {
-    return std::find(names.begin(), names.end(), name) != names.end();
-  };
-  if (!has("embeddings") && !has("embedding.weight")) return;
-  for (const char* name : {"mapping", "weights"}) {
-    TORCH_CHECK_VALUE(!has(name) || file.shape(name).size() != 1, "path: expected no '", name,
-                      "' of token ids beside the table, which only Python's from_file applies");
-  }
-}
-
-}  // namespace
-
 TokenEmbedding TokenEmbedding::from_file(
     const std::string& path, const std::optional<std::vector<std::string>>& vocabulary) {
   return from_file(path, vocabulary, pretrained::ReadOptions());
@@ -141,9 +125,11 @@ TokenEmbedding TokenEmbedding::from_file(const std::string& path,
                                          TokenOptions options,
                                          const pretrained::OpenOptions& open) {
   const pretrained::VectorFile file = pretrained::open(path, open);
-  if (!vocabulary.has_value()) check_rows_are_tokens(file);
-  const torch::Tensor table =
-      vocabulary.has_value() ? file.rows(*vocabulary, read).vectors : file.table(read);
+  const std::optional<torch::Tensor> by_id =
+      pretrained::token_rows(file, read, vocabulary.has_value());
+  const torch::Tensor table = by_id.has_value()        ? *by_id
+                              : vocabulary.has_value() ? file.rows(*vocabulary, read).vectors
+                                                       : file.table(read);
   if (const int64_t skipped = file.skipped().count; skipped > 0) {
     TORCH_WARN(path, ": skipped ", skipped, " rows that cannot be read, the first of them row ",
                file.skipped().rows[0].row, ": ", file.skipped().rows[0].reason);

@@ -30,6 +30,9 @@ class VectorFile:
         self, name: str, dtype: torch.dtype | None, progress: _Progress, copy: bool
     ) -> Tensor: ...
     def table(self, tensor: str, dtype: torch.dtype | None, progress: _Progress) -> Tensor: ...
+    def token_rows(
+        self, tensor: str, dtype: torch.dtype | None, by_word: bool
+    ) -> Tensor | None: ...
     def rows(
         self,
         vocabulary: Vocabulary,

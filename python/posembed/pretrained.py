@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from posembed._file_format import FileFormatError as FileFormatError
-from posembed._file_format import in_dtype
 from posembed._library import bindings
 from posembed._validation import shown, whole
 
@@ -349,12 +348,10 @@ def open_vectors(
     return VectorFile(path, words, unicode_errors, on_bad_row)
 
 
-def token_table(
+def token_rows(
     file: VectorFile, tensor: str | None, dtype: torch.dtype | None, *, by_word: bool
 ) -> Tensor | None:
     """The rows of a model2vec file by token id, table[mapping] * weights; None for other files.
-
-    Source: StaticModel._encode_helper in MinishLab/model2vec.
 
     Args:
         file: The file.
@@ -365,30 +362,7 @@ def token_table(
     Raises:
         ValueError: ``by_word``, and the rows have weights by token id; or the mapping does not fit.
     """
-    beside = {name for name in ("mapping", "weights") if name in file.names}
-    beside = {name for name in beside if len(file.shape(name)) == 1}
-    name = next((x for x in ("embeddings", "embedding.weight") if x in file.names), None)
-    if not beside or name is None or tensor not in (None, name):
-        return None
-    rows = file.table(name)
-    weights = file.tensor("weights", copy=True) if "weights" in beside else None
-    if by_word:
-        if weights is not None and bool((weights != 1).any()):
-            raise ValueError("words: expected none for a file with weights by token id, 'weights'")
-        return None
-    if "mapping" in beside:
-        mapping = file.tensor("mapping", copy=True).long()
-        if mapping.numel() and not 0 <= int(mapping.min()) <= int(mapping.max()) < len(rows):
-            raise ValueError(f"mapping: expected rows of {name!r}, which has {len(rows)}")
-        rows = rows[mapping]
-    if weights is not None:
-        if len(weights) != len(rows):
-            raise ValueError(
-                f"weights: expected {len(rows)}, one for each token, got {len(weights)}"
-            )
-        own = rows.dtype if rows.is_floating_point() else torch.float32
-        rows = (rows.double() * weights.double()[:, None]).to(own)
-    return in_dtype(file.path, name, rows, dtype)
+    return file._file.token_rows(tensor or "", dtype, by_word)
 
 
 def words_of(vocabulary: Vocabulary, argument: str, may_share: bool = False) -> list[str]:

@@ -71,7 +71,7 @@ def table_from_file(
         path, words=words, unicode_errors=unicode_errors, on_bad_row=on_bad_row
     )
     by_word = vocabulary is not None or words is not None
-    by_id = pretrained.token_table(file, tensor, dtype, by_word=by_word)
+    by_id = pretrained.token_rows(file, tensor, dtype, by_word=by_word)
     if by_id is not None:
         table = by_id
     elif vocabulary is None:

@@ -113,7 +113,7 @@ def try_on(
     Raises:
         UnverifiedError: No small model can be built, or its rotation cannot be observed.
     """
-    if "n_heads" in fields and "model_type" not in fields:
+    if "n_heads" in fields and fields.get("model_type", "transformer") == "transformer":
         whole = fields = llama_of(fields)
     with telling("transformers has no small model to try"):
         large = small_model.completed(fields)

@@ -62,7 +62,9 @@ def complete(fields: Fields) -> Any | None:
         return None
     with quiet():
         try:
-            return own(**copy.deepcopy(normalised(fields)))
+            made = own(**copy.deepcopy(normalised(fields)))
+            made.to_dict()  # which refuses some values that the class takes
+            return made
         except Exception as error:  # classes may raise anything
             return error
 

@@ -133,6 +133,34 @@ TEST_F(VectorFiles, OneTensorNeedsOneShard) {
   EXPECT_TRUE(torch::equal(token->weight, counted(2)));
 }
 
+/// A model2vec file: two rows, of three tokens with weights.
+std::string model2vec(const char* mapping_and_weights, size_t size) {
+  const std::string header = R"({"embeddings":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},)"
+                             R"("mapping":{"dtype":"I64","shape":[3],"data_offsets":[8,32]},)"
+                             R"("weights":{"dtype":"F32","shape":[3],"data_offsets":[32,44]}})";
+  std::string text(8, '\0');
+  text[0] = static_cast<char>(header.size());
+  const float rows[] = {2.0f, 4.0f};
+  text += header + std::string(reinterpret_cast<const char*>(rows), sizeof(rows));
+  return text + std::string(mapping_and_weights, size);
+}
+
+TEST_F(VectorFiles, RowsOfModel2VecAreThoseOfTokens) {
+  struct {
+    int64_t mapping[3] = {1, 0, 1};
+    float weights[3] = {0.5f, 1.0f, 3.0f};
+  } tokens;
+  constexpr size_t size = sizeof(tokens.mapping) + sizeof(tokens.weights);
+  const auto bytes = [&] { return reinterpret_cast<const char*>(&tokens); };
+  const std::string path = write("model.safetensors", model2vec(bytes(), size));
+  const auto token = TokenEmbedding::from_file(path, std::nullopt);
+  EXPECT_TRUE(torch::equal(token->weight, torch::tensor({{2.f}, {2.f}, {12.f}})));
+  EXPECT_THROW(TokenEmbedding::from_file(path, {{"a"}}), c10::ValueError);
+  tokens.mapping[2] = 2;
+  const std::string wrong = write("wrong.safetensors", model2vec(bytes(), size));
+  EXPECT_THROW(TokenEmbedding::from_file(wrong, std::nullopt), c10::ValueError);
+}
+
 TEST_F(VectorFiles, SkipRowsThatCannotBeRead) {
   const std::string path = write("odd.vec", "4 2\na 1 2\nb 1 nan\nc 1\nd 3 4\n");
   const OpenOptions options = OpenOptions().on_bad_row(OnBadRow::skip);

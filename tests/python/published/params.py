@@ -55,4 +55,12 @@ ROWS = [
         yarn={"original_max_position_embeddings": 16384, "factor": 16, "apply_scale": False, "beta": 32, "alpha": 1},
         llama_4_scaling={"original_max_position_embeddings": 16384, "beta": 0.1},
     ),
+    mistral(
+        "Mistral-Large-3-675B-Instruct-2512", (7168, 128, 61),
+        Spec(64, base=1e4, interleaved=True, scaling=pe.YarnScaling(36, 8192, attention_factor=1.0)),
+        rope_theta=1e4, model_type="transformer", q_lora_rank=1536, kv_lora_rank=512,
+        qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128,
+        yarn={"original_max_position_embeddings": 8192, "factor": 36, "apply_scale": False, "beta": 32, "alpha": 1},
+        llama_4_scaling={"original_max_position_embeddings": 8192, "beta": 0.1},
+    ),
 ]  # fmt: skip

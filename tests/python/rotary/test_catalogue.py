@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
+import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import posembed as pe
@@ -77,10 +80,75 @@ def test_files_as_transformers_saves_them() -> None:
     assert count > 310
 
 
+KEPT = {name: own for name, own in TYPES.items() if "source" in own}
+# What a line says that is named as the source of a key.
+CLAIMS = {
+    "axes": r"mrope_section|class NeoMMERotaryEmbedding",
+    "base": r"10000",
+    "compressed": r"compress",
+    "grid": r"class \w*(Rotary|RopePosition)Embedding",
+    "layer_parts": r"class \w*Indexer",
+    "learned_scale": r"self\.alpha",
+    "needs": r"num_hidden_layers",
+    "pairing": r"[Rr]ota|LlamaModel",
+    "refused": r"[Rr]otary|global_config|timestamps|projector",
+    "reversed": r"def rotate_half",
+    "rotates": r"sliding|local",
+    "scaled": r"update\(rope_scaling\)",
+    "score_factor": r"self\.scaling = ",
+    "score_scale": r"self\.scaling = 1\.0",
+    "temperature": r"floor_scale",
+    "text": r"text_config|text_params",
+    "trailing": r"def apply_rotary_pos_emb",
+    "unrotated": r"class \w*Attention",
+    "width": r"partial_rotary_factor|projection_dim",
+    "with_yarn": r"attention_factor",
+    "without_mscale": r"self\.scaling = self\.\w*head_dim",
+}
+FORMS = (
+    r"models/[\w/]+\.py:\d+",  # in transformers
+    r"vLLM \d+\.\d+\.\d+, [\w/]+\.py:\d+",
+    r"[\w-]+/[\w.-]+, \w+\.(py|json): .+",  # in a model's own repository
+)
+
+
 def test_entries_by_hand_name_their_sources() -> None:
-    kept = [own for own in TYPES.values() if "source" in own]
-    assert len(kept) > 80
-    assert all(":" in line for own in kept for line in own["source"])
+    assert len(KEPT) > 120
+    lines = [line for own in KEPT.values() for line in own["source"]]
+    assert [line for line in lines if not any(re.fullmatch(form, line) for form in FORMS)] == []
+
+
+def test_sources_say_what_entries_claim() -> None:
+    """The lines of the installed transformers."""
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    if transformers.__version__ != tables()["source"]["version"]:
+        pytest.skip("another transformers than that of the catalogue")
+    folder = Path(transformers.__file__).parent
+    generated = json.loads(
+        Path(__file__).parents[3].joinpath("csrc/configuration/models.json").read_text("utf-8")
+    )["types"]
+    unsaid = []
+    for name, own in generated.items():
+        if not all(source.startswith("models/") for source in own["source"]):
+            continue
+        said = []
+        for source in own["source"]:
+            file, number = source.rsplit(":", 1)
+            said.append(text_of(folder / file)[int(number) - 1])
+        claims = {key: CLAIMS[key] for key in own if key in CLAIMS}
+        claims |= {key: key for key in own.get("defaults", {})}
+        if "switch" in own:
+            claims["switch"] = own["switch"]["key"]
+        unsaid += [
+            (name, key) for key, claim in claims.items() if not re.search(claim, "\n".join(said))
+        ]
+        assert set(own) <= {*CLAIMS, "defaults", "switch", "source"}, name
+    assert unsaid == []
+
+
+@functools.cache
+def text_of(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8").splitlines()
 
 
 # ------------------------------------------------------------------------------- kinds of layers
@@ -113,6 +181,34 @@ def test_layers_from_a_list_of_numbers(either: None) -> None:
     }
     bases = [spec and spec.base for spec in pe.RotarySpec.for_layers(fields)]
     assert bases == [1e4, 1.6e5, 1.6e5, 1e4]
+
+
+@pytest.mark.parametrize(
+    ("widths", "expected"),
+    [
+        ({}, (512, 64)),
+        ({"qk_rope_head_dim": 128}, (512, 128)),
+        ({"head_dim": 256}, (256, 32)),
+        ({"head_dim": 256, "qk_rope_head_dim": 64}, (256, 64)),
+        ({"partial_rotary_factor": 0.25}, (512, 128)),
+    ],
+)
+def test_widths_of_deepseek_v4(
+    either: None, widths: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    """The default of its blocks is a part of the head, unless the file has a width."""
+    fields = {"model_type": "deepseek_v4", "num_hidden_layers": 2, **widths}
+    for spec in pe.RotarySpec.for_layers(fields):
+        assert spec is not None
+        assert (spec.head_dim, spec.rotary_dim) == expected
+
+
+def test_a_block_that_lacks_a_kind(alone: None) -> None:
+    """Gemma 3's class fills it in, which the catalogue does not know of every class."""
+    blocks = {"full_attention": {"rope_type": "default", "rope_theta": 1e6}}
+    fields = {"model_type": "gemma3_text", "num_hidden_layers": 6, "rope_parameters": blocks}
+    with pytest.raises(ValueError, match=r"rope_parameters: expected an entry for 'sliding_att"):
+        pe.RotarySpec.for_layers(fields)
 
 
 def test_bases_of_kinds(either: None) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import posembed as pe
 import pytest
 import torch
+from support.catalogue import having
 from torch import Tensor
 
 YARN = {
@@ -41,6 +42,13 @@ STATED: dict[str, dict[str, Any]] = {
     "vaultgemma": {"head_dim": 16, "query_pre_attn_scalar": 100},
     "gemma3n_text": {"head_dim": 16, "num_kv_shared_layers": 0},
     "gemma4_text": {"head_dim": 16, "global_head_dim": 32},
+    "gemma4_unified_text": {"head_dim": 16, "global_head_dim": 32},
+    "gemma4_vision": {"head_dim": 16},
+    "diffusion_gemma_text": {
+        **{"head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 1},
+        **{"moe_intermediate_size": 32, "num_experts": 2},
+    },
+    "embedding_gemma2_text": {"head_dim": 16, "global_head_dim": 32},
     "granite": {"attention_multiplier": 0.0078125},
     "granitemoe": {"attention_multiplier": 0.015625},
     "hyperclovax": {"attention_multiplier": 0.1},
@@ -52,8 +60,14 @@ STATED: dict[str, dict[str, Any]] = {
 def scales_of_code(config: Any) -> list[float]:
     """What the model's attention multiplies scores by, times the root of the query's width."""
     transformers = pytest.importorskip("transformers")
+    make = transformers.AutoModel.from_config
+    if (
+        config.model_type == "diffusion_gemma_text"
+    ):  # part of a model, which AutoModel does not make
+        name = "transformers.models.diffusion_gemma.modeling_diffusion_gemma"
+        make = importlib.import_module(name).DiffusionGemmaEncoderTextModel
     with torch.device("meta"):
-        model = transformers.AutoModel.from_config(config)
+        model = make(config)
     found = []
     for module in model.modules():
         scaling = getattr(module, "scaling", None)
@@ -76,6 +90,39 @@ def test_factors_of_models(kind: str) -> None:
         assert scale is None or scale.is_constant
 
 
+def test_every_entry_about_scores_is_tested() -> None:
+    assert {*having("score_scale")} <= {*STATED}
+    assert having("score_factor") == ["zamba2"]
+    assert having("without_mscale") == ["deepseek_v4", "dots3_note_text"]
+
+
+@pytest.mark.parametrize("rotates", [True, False])
+def test_zamba2_divides_by_the_root_of_half_the_width(rotates: bool) -> None:
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    config = transformers.CONFIG_MAPPING["zamba2"](use_mem_rope=rotates)
+    scales = pe.ScoreScale.for_layers(config)
+    expected = set(scales_of_code(config))
+    attends = [kind != "linear_attention" for kind in config.layers_block_type]
+    assert [scale is not None for scale in scales] == attends
+    found = {scale.factor for scale in scales if scale is not None}
+    assert [*found] == pytest.approx([*expected], rel=1e-12)
+
+
+def test_layers_without_rotation_have_a_scale() -> None:
+    """Granite 4's hybrids: attention_multiplier, with and without rotation."""
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    kinds = ["linear_attention", "full_attention"]
+    for positions in ("nope", "rope"):
+        config = transformers.CONFIG_MAPPING["granitemoehybrid"](
+            hidden_size=64, num_attention_heads=4, num_hidden_layers=2, layer_types=kinds,
+            attention_multiplier=0.125, position_embedding_type=positions,
+        )  # fmt: skip
+        mamba, attention = pe.ScoreScale.for_layers(config)
+        assert mamba is None
+        assert attention is not None
+        assert attention.factor == pytest.approx(0.125 * math.sqrt(16), rel=1e-12)
+
+
 def test_latent_attention_without_the_factor() -> None:
     """DeepSeek V4's attention multiplies by 1 / sqrt(head_dim) whatever the configuration says."""
     transformers = pytest.importorskip("transformers", minversion="5.0")
@@ -96,6 +143,26 @@ def test_the_factor_of_deepseek_v3() -> None:
     assert spec.score_scale.factor == pytest.approx((0.1 * math.log(40) + 1) ** 2, rel=1e-15)
     assert spec.attention_factor == 1.0
     assert "\nscore scale: 1.87385 (mscale_all_dim)\n" in spec.explain()
+
+
+@pytest.mark.parametrize("apply_scale", [True, False])
+def test_latent_attention_of_params_json(apply_scale: bool) -> None:
+    """As vLLM's configs/mistral.py and deepseek_v2.py: DeepSeek's, with mscale_all_dim = 1."""
+    yarn = {"original_max_position_embeddings": 8192, "factor": 36, "apply_scale": apply_scale}
+    fields = {"dim": 7168, "n_heads": 128, "n_layers": 2, "rope_theta": 1e4, "yarn": yarn}
+    fields |= {"head_dim": 192, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128}
+    spec = pe.RotarySpec.from_huggingface(fields)
+    assert (spec.head_dim, spec.rotary_dim, spec.interleaved) == (64, 64, True)
+    assert spec.attention_factor == 1.0
+    ramp = ((torch.arange(32.0, dtype=torch.float64) - 12) / (25 - 12)).clamp(0, 1)
+    plain = 1e4 ** -(torch.arange(32.0, dtype=torch.float64) / 32)
+    assert torch.allclose(spec.frequencies(), plain * (1 - ramp + ramp / 36), rtol=1e-14)
+    factors = [scale and scale.factor for scale in pe.ScoreScale.for_layers(fields)]
+    expected = pytest.approx((0.1 * math.log(36) + 1) ** 2, rel=1e-15) if apply_scale else None
+    assert factors == [expected] * 2
+    del fields["qk_rope_head_dim"]
+    with pytest.raises(ValueError, match=r"qk_rope_head_dim: missing in params.json"):
+        pe.RotarySpec.from_huggingface(fields)
 
 
 @pytest.mark.parametrize("kind", ["ministral3", "mistral4"])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
-from support.catalogue import having  # noqa: E402
+from support.catalogue import TYPES, having  # noqa: E402
 from support.transformers_models import Model, models, of_layer, rotate  # noqa: E402
 
 TOKENS = 7
@@ -35,6 +35,16 @@ FREQUENCIES_ONLY = {"hunyuan_vl_text", "seamless_m4t", "wav2vec2-bert", "wav2vec
 
 def axes_of(spec: pe.RotarySpec) -> int:
     return 1 + max(spec.sections.axis_of_pair) if spec.sections else 0
+
+
+def has_axes(model: Model, rotary: torch.nn.Module) -> bool:
+    """Whether the model's code gives pairs to axes, for this configuration."""
+    sections = getattr(rotary, "mrope_section", None)
+    if model.model_type == "neomme":  # its module has no sizes: axes alternate
+        return True
+    if model.model_type.endswith("code_predictor"):  # its own module, of another name, has none
+        return False
+    return bool(sections.get(model.layer_type) if isinstance(sections, dict) else sections)
 
 
 def frequencies_agree(model: Model, spec: pe.RotarySpec, rotary: torch.nn.Module) -> bool:
@@ -96,6 +106,8 @@ def verdict(model: Model) -> str:
         return "no such layer"
     if not frequencies_agree(model, spec, rotary):
         return "other frequencies"
+    if has_axes(model, rotary) and spec.sections is None:
+        return "another rotation"
     if model.model_type in FREQUENCIES_ONLY:
         return "agrees"
     ways = [(name, whole) for name in model.apply_functions() for whole in (True, False)]
@@ -146,6 +158,24 @@ def test_every_model() -> None:
     } == {}
     assert set(refused) <= set(having("refused"))
     assert len(agreeing) >= 246
+
+
+def test_default_axes() -> None:
+    """Files with rope_parameters, but without mrope_section: the sizes are in the models' code."""
+    torch.manual_seed(0)
+    verdicts = {}
+    for model in models():
+        if "sizes" not in TYPES[model.model_type].get("axes", {}):
+            continue
+        if model.layer_type is not None and is_without(model):
+            continue
+        blocks = model.config.rope_parameters
+        for block in (blocks, *blocks.values()):
+            if isinstance(block, dict):
+                block.pop("mrope_section", None)
+        verdicts[str(model)] = verdict(model)
+    assert {*verdicts.values()} == {"agrees"}, verdicts
+    assert len(verdicts) >= 18
 
 
 def test_nobody_is_left_out() -> None:
