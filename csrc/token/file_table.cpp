@@ -94,7 +94,7 @@ class FileRows::Implementation {
 
   torch::Tensor scales_of(const torch::Tensor& ids) const {
     if (!scale_rows.has_value()) {
-      const torch::Tensor blocks = ids.flatten().to(at::kLong).floor_divide_(block_rows);
+      const torch::Tensor blocks = ids.flatten().to(at::kLong).floor_divide(block_rows);
       return scales.index_select(0, blocks);
     }
     torch::Tensor found = at::empty({ids.numel(), scale_rows->columns()}, scale_rows->dtype());

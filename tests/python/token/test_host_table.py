@@ -130,6 +130,18 @@ def test_memory_is_pinned_while_a_view_lives() -> None:
     assert not table.is_pinned()
 
 
+def test_a_view_keeps_the_memory(device: torch.device) -> None:
+    """Under the stand-in, memory is pinned and unpinned as on a device."""
+    table = torch.randn(ROWS, COLUMNS)
+    expected = table.clone()
+    views = [torch.ops.posembed.mapped(table, device) for _ in range(2)]
+    del table
+    views.pop()
+    assert torch.equal(pe.functional.embedding(IDS.to(device), views[0]).cpu(), expected[IDS])
+    for empty in (torch.zeros(0, 4), torch.zeros(3, 0)):
+        assert torch.ops.posembed.mapped(empty, device).shape == empty.shape
+
+
 def test_bad_arguments() -> None:
     mapped = torch.ops.posembed.mapped.default
     with pytest.raises(ValueError, match="table: expected a contiguous tensor on the CPU"):

@@ -283,7 +283,7 @@ def test_cpp_modules_quantise() -> None:
         (pe.NgramEmbedding(spec, 64, summed=True), pe.cpp.NgramEmbedding(spec, 64, summed=True)),
     ):
         with torch.no_grad():
-            next(theirs.parameters()).copy_(ours.weight)
+            theirs.parameters()[0].copy_(ours.weight)
         ours.quantize("int4", 16)
         theirs.quantize("int4", 16)
         assert torch.equal(theirs.forward(IDS), ours(IDS))
