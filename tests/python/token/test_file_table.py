@@ -261,6 +261,16 @@ def test_copies_open_the_file_again(path: Path) -> None:
         torch.ops.posembed.file_rows(IDS, handle)
 
 
+def test_the_cpp_module_is_its_twin(path: Path) -> None:
+    weight = torch.randn(ROWS, COLUMNS)
+    save_file({"a": weight, "b": weight}, path)
+    for dtype in (None, torch.bfloat16):
+        ours = pe.FileTable(path, "a", dtype=dtype)
+        theirs = pe.cpp.FileTable(ours._file, dtype)
+        assert repr(theirs) == repr(ours)
+        assert torch.equal(theirs.forward(IDS, 2.0), ours(IDS, 2.0))
+
+
 def test_tracers(path: Path) -> None:
     weight = torch.randn(ROWS, COLUMNS)
     save_file({"weight": weight}, path)
