@@ -263,7 +263,7 @@ def test_copies_open_the_file_again(path: Path) -> None:
 
 def test_the_cpp_module_is_its_twin(path: Path) -> None:
     weight = torch.randn(ROWS, COLUMNS)
-    save_file({"a": weight, "b": weight}, path)
+    save_file({"a": weight, "b": weight + 1}, path)
     for dtype in (None, torch.bfloat16):
         ours = pe.FileTable(path, "a", dtype=dtype)
         theirs = pe.cpp.FileTable(ours._file, dtype)
