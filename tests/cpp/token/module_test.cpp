@@ -217,11 +217,9 @@ TEST(QuantizedTable, ConversionsAndClonesKeepEveryBit) {
   EXPECT_TRUE(torch::equal(copy->dequantize().index({ids}), before));
 }
 
-template <typename Module>
-void check_quantised(Module& module, const std::vector<torch::Tensor>& call) {
-  const auto forward = [&call](auto& each) {
-    return call.size() == 1 ? each->forward(call[0]) : each->forward(call[0], call[1]);
-  };
+template <typename Module, typename... Call>
+void check_quantised(Module& module, const Call&... call) {
+  const auto forward = [&](auto& each) { return each->forward(call...); };
   const torch::Tensor before = forward(module).detach();
   const int64_t bytes = module->memory();
   module->quantize("int8", 4);
@@ -239,17 +237,17 @@ void check_quantised(Module& module, const std::vector<torch::Tensor>& call) {
 
 TEST(Quantised, ModulesKeepTheirResultsNearly) {
   TokenEmbedding token(TokenOptions(9, 64).scale(2.0));
-  check_quantised(token, {some_ids()});
+  check_quantised(token, some_ids());
   EXPECT_THROW(token->logits(torch::ones({64})), c10::TypeError);
   EXPECT_THROW(token->resize(12), c10::TypeError);
   TokenEmbedding clipped(TokenOptions(9, 64).max_norm(1.0));
   EXPECT_THROW(clipped->quantize(), c10::ValueError);
   posembed::TokenBag bag(posembed::TokenBagOptions(9, 64).padding_idx(1));
-  check_quantised(bag, {some_ids().flatten(), torch::tensor({0, 2, 2})});
+  check_quantised(bag, some_ids().flatten(), torch::tensor({0, 2, 2}));
   for (const bool summed : {false, true}) {
     const auto spec = posembed::NgramSpec().multipliers({3, 5}).moduli({11, 13});
     posembed::NgramEmbedding memory(posembed::NgramOptions(spec, 64).summed(summed));
-    check_quantised(memory, {some_ids()});
+    check_quantised(memory, some_ids());
   }
 }
 
