@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posembed import _gguf, _mlx, functional
 from posembed._library import bindings
+from posembed._memory import prefer_huge_pages
 from posembed._validation import whole
 from posembed.functional import CodeFormat
 from posembed.tables import Hosted, Table
@@ -75,7 +76,10 @@ class QuantizedTable(Hosted, Table):
             format: "float8", "int8" or "int4".
             block: Columns that share a scale; default: all.
         """
-        codes, scales, biases = functional.quantize_rows(weight, format, block)
+        made, scales, biases = functional.quantize_rows(weight, format, block)
+        codes = torch.empty_like(made)
+        prefer_huge_pages(codes)  # before its first value is written
+        codes.copy_(made)
         return cls(codes, scales, biases, block_columns=block, dtype=weight.dtype)
 
     @classmethod
