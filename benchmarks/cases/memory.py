@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import itertools
-from collections.abc import Iterator
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import posembed as pe
 import torch
 from measure import Case, Goal
 from plan import Plan, plan
+from safetensors.torch import save_file
 from setting import Setting
 from torch import Tensor, nn
 
@@ -19,6 +26,7 @@ except ImportError:
 
 VOCABULARY, BOUNDARY, ROWS, DIM = 50257, 50256, 100_000, 2048
 CODE_ROWS, CODE_DIM, TOKENS = 1_000_000, 256, 8192
+FILE_ROWS, FILE_DIM = 250_000, 256
 
 
 class Eager(nn.Module):
@@ -80,6 +88,55 @@ def codes(name: str, format: str, dtype: torch.dtype, setting: Setting) -> Case:
     )
 
 
+PREADS = """
+#include <stdint.h>
+#include <unistd.h>
+int64_t preads(int file, int64_t begin, int64_t size, const int64_t* ids, int64_t count,
+               char* out) {
+  for (int64_t i = 0; i < count; ++i)
+    if (pread(file, out + i * size, size, begin + ids[i] * size) != size) return i;
+  return count;
+}
+"""
+
+
+@functools.cache
+def preads() -> Callable[..., int] | None:
+    """As many system calls as a look-up makes, in a loop in C; None without a compiler."""
+    folder = Path(tempfile.mkdtemp())
+    (folder / "preads.c").write_text(PREADS)
+    command = ["cc", "-O2", "-shared", "-fPIC", "-o", folder / "preads.so", folder / "preads.c"]
+    try:
+        subprocess.run(command, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    function = ctypes.CDLL(str(folder / "preads.so")).preads
+    pointer, size = ctypes.c_void_p, ctypes.c_int64
+    function.argtypes = (ctypes.c_int, size, size, pointer, size, pointer)
+    function.restype = size
+    return function  # type: ignore[no-any-return]
+
+
+def file_rows(name: str, count: int, setting: Setting) -> Case:
+    """Random rows of a table of 256 MB, which the page cache holds."""
+    folder = tempfile.TemporaryDirectory()
+    path = Path(folder.name, "table.safetensors")
+    weight = torch.randn(FILE_ROWS, FILE_DIM)
+    save_file({"weight": weight}, path)
+    table, ids = pe.FileTable(path), torch.randint(FILE_ROWS, (count,))
+    out = torch.empty(count, FILE_DIM)
+    file, size = os.open(path, os.O_RDONLY), FILE_DIM * 4
+    begin = path.stat().st_size - weight.nbytes
+    candidates: dict[str, Callable[[], object]] = {"posembed": lambda: table(ids)}
+    loop = preads()
+    if loop is not None:
+        arguments = (file, begin, size, ids.data_ptr(), count, out.data_ptr())
+        candidates["preads in C"] = lambda: loop(*arguments)
+    candidates["F.embedding of the table in memory"] = lambda: nn.functional.embedding(ids, weight)
+    vars(table)["kept"] = folder, out  # until the case ends
+    return Case(name, candidates, goals=(Goal("posembed", "preads in C", 0.8),) * bool(loop))
+
+
 def plans(setting: Setting) -> Iterator[Plan]:
     for batch, seq in ((1, 1), (32, 1), (1, 4096)):
         yield plan(f"ngram rows, {batch} x {seq} tokens", ngrams, batch, seq, setting)
@@ -88,3 +145,8 @@ def plans(setting: Setting) -> Iterator[Plan]:
         kind = str(dtype).removeprefix("torch.")
         name = f"rows of codes, {TOKENS} x {CODE_DIM} {format} to {kind}"
         yield plan(name, codes, format, dtype, setting)
+    if setting.device == "cpu":
+        for count in (16, 1024, 65536):
+            yield plan(
+                f"rows of a file in the page cache, {count} x 1 KiB", file_rows, count, setting
+            )

@@ -31,6 +31,9 @@ const Binding binding_of_bag([](py::module_& module) {
       .def(py::init(&make_bag), py::arg("num_embeddings"), py::arg("embedding_dim"),
            py::arg("mode") = "sum", py::arg("padding_idx") = py::none(), py::kw_only(),
            py::arg("include_last_offset") = false, py::arg("gradient") = "dense")
+      .def("quantize", &TokenBagImpl::quantize, py::arg("format") = "float8", py::arg("block") = 0,
+           without_gil())
+      .def("memory", &TokenBagImpl::memory)
       .def("forward", &TokenBagImpl::forward, py::arg("ids"), py::arg("offsets") = py::none(),
            py::arg("weights") = py::none(), without_gil());
 });

@@ -50,6 +50,9 @@ const Binding binding_of_ngram([](py::module_& module) {
   bind<NgramEmbeddingImpl>(module, "NgramEmbedding")
       .def(py::init(&make_ngram), py::arg("spec"), py::arg("embedding_dim"), py::kw_only(),
            py::arg("summed") = false, py::arg("gradient") = "dense")
+      .def("quantize", &NgramEmbeddingImpl::quantize, py::arg("format") = "float8",
+           py::arg("block") = 0, without_gil())
+      .def("memory", &NgramEmbeddingImpl::memory)
       .def("forward", &NgramEmbeddingImpl::forward, py::arg("ids"), py::arg("history") = py::none(),
            py::arg("cu_seqlens") = py::none(), without_gil())
       .def("next_history", &NgramEmbeddingImpl::next_history, py::arg("ids"),

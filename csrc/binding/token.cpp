@@ -69,6 +69,9 @@ const Binding binding_of_token([](py::module_& module) {
       .def("resize", &resize, py::arg("num_embeddings"), py::arg("initialization") = "mean",
            py::kw_only(), py::arg("covariance_scale") = 1e-9, py::arg("generator") = py::none(),
            without_gil())
+      .def("quantize", &TokenEmbeddingImpl::quantize, py::arg("format") = "float8",
+           py::arg("block") = 0, without_gil())
+      .def("memory", &TokenEmbeddingImpl::memory)
       .def("forward", &TokenEmbeddingImpl::forward, py::arg("ids"), without_gil())
       .def("logits", &TokenEmbeddingImpl::logits, py::arg("hidden"), without_gil());
   def_maker(module, "TokenEmbedding", "from_file", &from_file, py::arg("path"), py::kw_only(),

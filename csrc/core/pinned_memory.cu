@@ -22,4 +22,22 @@ void* allocate_pinned(std::size_t bytes) {
   return memory;
 }
 
+Pinned pin(void* memory, std::size_t bytes) {
+  const unsigned flags = cudaHostRegisterPortable | cudaHostRegisterMapped;
+  cudaError_t error = cudaHostRegister(memory, bytes, flags);
+  const bool owned = error == cudaSuccess;
+  if (owned || error == cudaErrorHostMemoryAlreadyRegistered) {
+    void* on_device = nullptr;
+    error = cudaHostGetDevicePointer(&on_device, memory, 0);
+    if (error == cudaSuccess) return {on_device, owned, nullptr};
+    if (owned) unpin(memory);
+  }
+  cudaGetLastError();  // clears the error, or the next launch would report it
+  return {nullptr, false, cudaGetErrorString(error)};
+}
+
+void unpin(void* memory) {
+  if (cudaHostUnregister(memory) != cudaSuccess) cudaGetLastError();
+}
+
 }  // namespace posembed::core

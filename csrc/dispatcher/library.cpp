@@ -6,6 +6,7 @@
 #include "dispatcher/device_errors.h"
 #include "dispatcher/schema.h"
 #include "posembed/build_info.h"
+#include "posembed/mapped_memory.h"
 #include "posembed/memory.h"
 
 namespace posembed::dispatcher {
@@ -34,6 +35,7 @@ TORCH_LIBRARY(posembed, m) {
   define(m, "empty_cache() -> int");
   define(m, "set_cache_limit(int bytes) -> int");
   define(m, "prefer_huge_pages(Tensor table) -> ()");
+  define(m, "mapped(Tensor table, Device device) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
@@ -42,4 +44,5 @@ TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
   m.impl("empty_cache", posembed::empty_cache);
   m.impl("set_cache_limit", posembed::set_cache_limit);
   m.impl("prefer_huge_pages", posembed::prefer_huge_pages);
+  m.impl("mapped", posembed::mapped);
 }

@@ -33,21 +33,34 @@ POSEMBED_INLINE Unsigned multiply_high(Unsigned a, Unsigned b) {
   return multiply_lower(a_high, b_high) + (middle >> 32) + (other >> 32);
 }
 
+constexpr int64_t narrow_modulus = int64_t{1} << 31;
+
+/// number - quotient * modulus, of which it is known that it is below 2 * modulus.
+template <bool narrow>
+POSEMBED_INLINE Longs rest(Unsigned number, Unsigned quotient, Longs modulus) {
+  if constexpr (!narrow) return (Longs)(number - quotient * (Unsigned)modulus);
+  // It fits in 32 bits, and so do the numbers that it needs.
+  return (Longs)((number - multiply_lower(quotient, (Unsigned)modulus)) & 0xffffffffu);
+}
+
 /// The remainders of signed numbers, not negative: floor_remainder() of `width` columns.
+template <bool narrow>
 POSEMBED_INLINE Longs floor_remainders(Longs number, Longs modulus, Unsigned inverse) {
   const Longs negative = number < 0;
   const Unsigned size = (Unsigned)(number ^ negative);
   const Unsigned quotient = multiply_high(size, inverse);
-  const Longs excess = (Longs)(size - quotient * (Unsigned)modulus) - modulus;  // below modulus
+  const Longs excess = rest<narrow>(size, quotient, modulus) - modulus;  // below modulus
   const Longs remainder = excess + (modulus & (Longs)(excess < 0));
   return (remainder ^ negative) + (modulus & negative);
 }
 
 /// Writes the ids of the columns from `column` on: of one head for each hash.
+template <bool narrow>
 void write_ids(const IdsArguments& a, Unsigned hashes, int64_t column, int64_t columns,
                int64_t* out) {
-  const Longs id = floor_remainders((Longs)hashes, core::load_vector<Longs>(a.modulus + column),
-                                    core::load_vector<Unsigned>(a.inverse + column)) +
+  const auto modulus = core::load_vector<Longs>(a.modulus + column);
+  const auto inverse = core::load_vector<Unsigned>(a.inverse + column);
+  const Longs id = floor_remainders<narrow>((Longs)hashes, modulus, inverse) +
                    core::load_vector<Longs>(a.offset + column);
   if (column + width <= columns) {  // columns of the next size are written later
     memcpy(out + column, &id, sizeof id);
@@ -57,7 +70,7 @@ void write_ids(const IdsArguments& a, Unsigned hashes, int64_t column, int64_t c
 }
 
 /// The ids of the n-grams that end at `newest`, where the tokens before it precede it.
-template <bool rolling>
+template <bool rolling, bool narrow>
 void hash_token(const IdsArguments& a, const int64_t* newest, int64_t columns, int64_t* out) {
   // Products give all heads the same hash.
   Unsigned hashes[rolling ? max_multipliers / width + 1 : 1] = {};
@@ -78,14 +91,14 @@ void hash_token(const IdsArguments& a, const int64_t* newest, int64_t columns, i
         }
         hashes[head / width] = hash;
       }
-      write_ids(a, hash, size * a.heads + head, columns, out);
+      write_ids<narrow>(a, hash, size * a.heads + head, columns, out);
     }
     begin = end;
   }
 }
 
 /// Tokens of one document, with those before them in front.
-template <bool rolling>
+template <bool rolling, bool narrow>
 void hash_text(const IdsArguments& a, const Document& document, int64_t begin, int64_t end) {
   const int64_t columns = int64_t{a.num_sizes} * a.heads, before = a.longest - 1;
   int64_t text[max_multipliers + text_size];
@@ -94,20 +107,20 @@ void hash_text(const IdsArguments& a, const Document& document, int64_t begin, i
   for (int64_t i = begin; i < end; ++i) text[before + i - begin] = read(a.ids, i);
   for (int64_t i = begin; i < end; ++i) {
     int64_t* newest = text + before + i - begin;
-    hash_token<rolling>(a, newest, columns, a.out + i * columns);
+    hash_token<rolling, narrow>(a, newest, columns, a.out + i * columns);
     if (a.has_boundary && *newest == a.boundary) {
       std::fill(newest + 1 - before, newest + 1, a.padding);
     }
   }
 }
 
-template <bool rolling>
+template <bool rolling, bool narrow>
 void hash_range(const IdsArguments& a, int64_t begin, int64_t end) {
   while (begin < end) {
     const int64_t row = begin / a.seq;
     const Document document = document_of(a, begin % a.seq);
     const int64_t last = std::min(row * a.seq + std::min(document.end, a.seq), begin + text_size);
-    hash_text<rolling>(a, document, begin, std::min(end, last));
+    hash_text<rolling, narrow>(a, document, begin, std::min(end, last));
     begin = last;
   }
 }
@@ -115,8 +128,16 @@ void hash_range(const IdsArguments& a, int64_t begin, int64_t end) {
 }  // namespace
 
 void hash_tokens(const IdsArguments& arguments, int64_t begin, int64_t end) {
-  const auto range = arguments.rolling ? hash_range<true> : hash_range<false>;
-  range(arguments, begin, end);
+  const int64_t columns = int64_t{arguments.num_sizes} * arguments.heads;
+  const bool narrow = std::all_of(arguments.modulus, arguments.modulus + columns,
+                                  [](int64_t modulus) { return modulus < narrow_modulus; });
+  if (arguments.rolling) {
+    narrow ? hash_range<true, true>(arguments, begin, end)
+           : hash_range<true, false>(arguments, begin, end);
+  } else {
+    narrow ? hash_range<false, true>(arguments, begin, end)
+           : hash_range<false, false>(arguments, begin, end);
+  }
 }
 
 }  // namespace posembed::ngram::POSEMBED_ISA

@@ -12,6 +12,7 @@
 #include "posembed/bag.h"
 #include "posembed/memory.h"
 #include "posembed/ngram.h"
+#include "token/table_module.h"
 
 namespace posembed {
 
@@ -95,9 +96,21 @@ void NgramEmbeddingImpl::reset() {
       options.summed() ? int64_t{1} : static_cast<int64_t>(options.spec().moduli().size());
   TORCH_CHECK_VALUE(dim >= 0 && dim % parts == 0, "embedding_dim: expected a multiple of ", parts,
                     ", the sizes times heads whose rows are joined, got ", dim);
+  if (!table.is_empty()) {
+    table = register_module("table", token::same_codes(table));
+    return;
+  }
   weight = register_parameter("weight", torch::empty({rows, dim / parts}));
   reset_parameters();
 }
+
+void NgramEmbeddingImpl::quantize(const std::string& format, int64_t block) {
+  table = register_module("table", token::codes_of(*this, format, block));
+  parameters_.erase("weight");
+  weight = torch::Tensor();
+}
+
+int64_t NgramEmbeddingImpl::memory() const { return token::table_bytes(*this); }
 
 void NgramEmbeddingImpl::reset_parameters() {
   prefer_huge_pages(weight);
@@ -105,7 +118,7 @@ void NgramEmbeddingImpl::reset_parameters() {
 }
 
 void NgramEmbeddingImpl::pretty_print(std::ostream& stream) const {
-  stream << "NgramEmbedding(" << weight.size(0) << ", " << options.embedding_dim()
+  stream << "NgramEmbedding(" << options.spec().table_rows() << ", " << options.embedding_dim()
          << ", ngram_size=" << options.spec().ngram_size()
          << ", columns=" << options.spec().moduli().size();
   if (options.spec().rule() != NgramRule::products) {
@@ -120,11 +133,18 @@ torch::Tensor NgramEmbeddingImpl::forward(const torch::Tensor& ids,
                                           const std::optional<torch::Tensor>& history,
                                           const std::optional<torch::Tensor>& cu_seqlens) {
   const torch::Tensor rows = functional::ngram_ids(ids, options.spec(), history, cu_seqlens);
-  const auto call = EmbeddingCall().gradient(options.gradient());
-  if (!options.summed()) return functional::embedding(rows, weight, call).flatten(-2);
-  const auto bags = BagCall().gradient(options.gradient());
-  return functional::token_bag(rows.flatten(0, -2), weight, bags)
-      .unflatten(0, rows.sizes().slice(0, rows.dim() - 1));
+  if (!options.summed()) {
+    const auto call = EmbeddingCall().gradient(options.gradient());
+    const torch::Tensor found =
+        table.is_empty() ? functional::embedding(rows, weight, call) : table->forward(rows);
+    return found.flatten(-2);
+  }
+  const torch::Tensor bags = rows.flatten(0, -2);
+  const auto call = BagCall().gradient(options.gradient());
+  const torch::Tensor found = table.is_empty()
+                                  ? functional::token_bag(bags, weight, call)
+                                  : functional::token_bag(bags, table->rows, call, table->dtype);
+  return found.unflatten(0, rows.sizes().slice(0, rows.dim() - 1));
 }
 
 torch::Tensor NgramEmbeddingImpl::next_history(const torch::Tensor& ids,

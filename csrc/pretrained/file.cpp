@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -65,6 +66,22 @@ void File::read(int64_t begin, int64_t size, char* out) const {
     done += count;
   }
 }
+
+bool File::read_cached(int64_t begin, int64_t size, char* out) const {
+#ifdef RWF_NOWAIT
+  const iovec target{out, static_cast<size_t>(size)};
+  return preadv2(descriptor_, &target, 1, begin, RWF_NOWAIT) == size;
+#else
+  (void)begin, (void)size, (void)out;
+  return false;
+#endif
+}
+
+void File::prefetch(int64_t begin, int64_t size) const {
+  posix_fadvise(descriptor_, begin, size, POSIX_FADV_WILLNEED);
+}
+
+void File::read_at_random() const { posix_fadvise(descriptor_, 0, 0, POSIX_FADV_RANDOM); }
 
 std::string File::head(int64_t size) const {
   std::string text(static_cast<size_t>(std::min(size, this->size())), '\0');

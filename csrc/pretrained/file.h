@@ -38,6 +38,16 @@ class File {
   /// Copies [begin, begin + size) to `out`. Throws BadFile if the file has become shorter.
   void read(int64_t begin, int64_t size, char* out) const;
 
+  /// As read() if the system holds all of it in memory; otherwise false, and `out` has any bytes.
+  /// Where the system cannot tell, always false.
+  bool read_cached(int64_t begin, int64_t size, char* out) const;
+
+  /// Asks the system to load [begin, begin + size) into its memory, without waiting for it.
+  void prefetch(int64_t begin, int64_t size) const;
+
+  /// Tells the system that small parts will be read in any order, so that it reads no more.
+  void read_at_random() const;
+
   /// The first bytes, at most `size`.
   std::string head(int64_t size) const;
 

@@ -96,8 +96,9 @@ std::string scales_name(const TensorEntry& table, const Neighbours& neighbours) 
   return beside(table.name, neighbours, scale_ends);
 }
 
-Scales scales_of(const TensorEntry& table, const Neighbours& neighbours) {
-  const std::string name = scales_name(table, neighbours);
+Scales scales_without_values(const TensorEntry& table, const Neighbours& neighbours,
+                             std::string* found) {
+  const std::string name = *found = scales_name(table, neighbours);
   if (name.empty()) {
     const bool is_code = table.dtype[0] == 'I' || table.dtype[0] == 'U' || table.dtype == "F4";
     const std::string scales = is_code ? beside(table.name, neighbours, scale_ends) : "";
@@ -109,7 +110,13 @@ Scales scales_of(const TensorEntry& table, const Neighbours& neighbours) {
   const TensorEntry scale = neighbours.entry(name).value();
   TORCH_CHECK_TYPE(is_floating(scale) || is_float8(scale), "tensor ", in_quotes(name),
                    ": expected scales in a floating dtype, got ", scale.dtype);
-  Scales scales = fitted(table, scale);  // before anything is read
+  return fitted(table, scale);
+}
+
+Scales scales_of(const TensorEntry& table, const Neighbours& neighbours) {
+  std::string name;
+  Scales scales = scales_without_values(table, neighbours, &name);
+  if (name.empty()) return scales;
   const torch::Tensor values = neighbours.read(name).to(torch::kFloat);
   scales.values = values.dim() == 2 ? values : values.reshape({-1, 1});
   return scales;

@@ -36,8 +36,13 @@ struct Neighbours {
 /// codes.
 std::string scales_name(const TensorEntry& table, const Neighbours& neighbours);
 
-/// The scales beside a table. Throws c10::TypeError for codes that only the program that wrote them
-/// can turn into numbers: packed ones, and codes with zero points.
+/// The scales beside a table, without their values, and their name, which is empty if the numbers
+/// are no codes. Throws c10::TypeError for codes that only the program that wrote them can turn
+/// into numbers: packed ones, and codes with zero points.
+Scales scales_without_values(const TensorEntry& table, const Neighbours& neighbours,
+                             std::string* name);
+
+/// The scales beside a table.
 Scales scales_of(const TensorEntry& table, const Neighbours& neighbours);
 
 }  // namespace posembed::pretrained

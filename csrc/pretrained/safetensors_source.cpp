@@ -181,6 +181,21 @@ class TensorSource : public Source {
     return copy_rows(found, scales, every, options);
   }
 
+  StoredTable stored(const std::string& tensor) const override {
+    const Found found = find_table(tensor);
+    std::string name;
+    const Scales scales = pretrained::scales_without_values(*found.entry, neighbours(), &name);
+    StoredTable stored{place_of(found), std::nullopt, {}, scales.block_rows, scales.block_columns};
+    if (name.empty()) return stored;
+    const Found beside = find(name, /*to_read=*/true);
+    if (scales.block_rows == 1) {
+      stored.scale_rows = place_of(beside);
+    } else {
+      stored.scales = copy(beside, torch::kFloat, nullptr).reshape({-1, columns_of(beside)});
+    }
+    return stored;
+  }
+
   std::vector<std::string> words() const override { return checked_words(); }
 
   void look_up(Vocabulary& vocabulary, const Progress&) const override {
@@ -295,6 +310,19 @@ class TensorSource : public Source {
     TORCH_CHECK_VALUE(!words_.empty(), "words: ", readable(path_),
                       " has none; give the word of each row as words");
     return words_;
+  }
+
+  /// Those of a table or, for a column of scales, 1.
+  static int64_t columns_of(const Found& found) {
+    const std::vector<int64_t> shape = shape_of(*found.entry);
+    return shape.size() == 2 ? shape[1] : 1;
+  }
+
+  static Place place_of(const Found& found) {
+    const TensorEntry& entry = *found.entry;
+    const std::vector<int64_t> shape = shape_of(entry);
+    return {found.file, entry.begin, shape.empty() ? 1 : shape[0], columns_of(found),
+            dtype_of(entry)};
   }
 
   static torch::Tensor view(const Found& found) {

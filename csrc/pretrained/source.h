@@ -7,8 +7,25 @@
 
 #include "posembed/pretrained.h"
 #include "pretrained/bad_file.h"
+#include "pretrained/file.h"
 
 namespace posembed::pretrained {
+
+/// Where a table lies in a file.
+struct Place {
+  std::shared_ptr<const File> file;
+  int64_t begin = 0, rows = 0, columns = 0;
+  torch::Dtype dtype = torch::kFloat;
+};
+
+/// A table that is not read, and the scales of its codes if its numbers are codes: in memory, or in
+/// a file if each row has scales of its own.
+struct StoredTable {
+  Place table;
+  std::optional<Place> scale_rows;  ///< [rows, blocks]
+  torch::Tensor scales;             ///< [rows / block_rows, blocks], rounded up
+  int64_t block_rows = 1, block_columns = 1;
+};
 
 class Source {
  public:
@@ -21,6 +38,8 @@ class Source {
   virtual torch::Tensor tensor(const std::string& name, torch::Dtype dtype,
                                const Progress& progress, bool to_copy) const = 0;
   virtual torch::Tensor table(const ReadOptions& options) const = 0;
+  /// A table by its name; empty: the only one.
+  virtual StoredTable stored(const std::string& tensor) const;
   virtual std::vector<std::string> words() const = 0;
   virtual Skipped skipped() const { return {}; }
   /// Looks up the file's words.
@@ -41,6 +60,9 @@ auto with_path(const std::string& path, const Read& read) {
     throw FileFormatError(path, error.offset, error.what());
   }
 }
+
+/// The file's format is recognised as by open().
+std::shared_ptr<const Source> open_source(const std::string& path, const OpenOptions& options);
 
 std::shared_ptr<const Source> open_safetensors(const std::string& path, bool is_index,
                                                const OpenOptions& options);

@@ -72,6 +72,11 @@ void fill_missing(torch::Tensor& vectors, const Vocabulary& vocabulary, Missing 
 
 }  // namespace
 
+StoredTable Source::stored(const std::string&) const {
+  TORCH_CHECK_VALUE(false, "path: expected safetensors, whose rows can be read one by one, got ",
+                    readable(path()), ", which is ", name(format()));
+}
+
 void Vocabulary::refuse_twice(std::string_view word) {
   TORCH_CHECK_VALUE(false, "vocabulary: expected each word once, got ", in_quotes(word), " twice");
 }
@@ -96,11 +101,14 @@ const char* name(Format format) {
   }
 }
 
-VectorFile open(const std::string& path, const OpenOptions& options) {
+std::shared_ptr<const Source> open_source(const std::string& path, const OpenOptions& options) {
   const bool is_index = ends_with(path, ".json");
   const bool is_tensors = is_index || ends_with(path, ".safetensors") || begins_as_tensors(path);
-  return VectorFile(is_tensors ? open_safetensors(path, is_index, options)
-                               : open_words(path, options));
+  return is_tensors ? open_safetensors(path, is_index, options) : open_words(path, options);
+}
+
+VectorFile open(const std::string& path, const OpenOptions& options) {
+  return VectorFile(open_source(path, options));
 }
 
 const std::string& VectorFile::path() const { return source_->path(); }

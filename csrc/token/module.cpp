@@ -59,8 +59,22 @@ TokenEmbeddingImpl::TokenEmbeddingImpl(TokenOptions options_) : options(std::mov
 
 void TokenEmbeddingImpl::reset() {
   check(options);
-  token::reset_table(*this);
+  if (table.is_empty()) {
+    token::reset_table(*this);
+  } else {
+    table = register_module("table", token::same_codes(table));
+  }
 }
+
+void TokenEmbeddingImpl::quantize(const std::string& format, int64_t block) {
+  TORCH_CHECK_VALUE(!options.max_norm().has_value(), "max_norm: expected none for a frozen table, ",
+                    "got ", *options.max_norm());
+  table = register_module("table", token::codes_of(*this, format, block));
+  parameters_.erase("weight");
+  weight = torch::Tensor();
+}
+
+int64_t TokenEmbeddingImpl::memory() const { return token::table_bytes(*this); }
 
 void TokenEmbeddingImpl::reset_parameters() { token::reset_table_parameters(*this); }
 
@@ -76,6 +90,7 @@ void TokenEmbeddingImpl::pretty_print(std::ostream& stream) const {
 }
 
 torch::Tensor TokenEmbeddingImpl::forward(const torch::Tensor& ids) {
+  if (!table.is_empty()) return table->forward(ids, options.scale());
   if (options.max_norm().has_value()) {
     const torch::NoGradGuard no_grad;
     torch::Tensor table = weight.detach();
@@ -93,6 +108,8 @@ torch::Tensor TokenEmbeddingImpl::forward(const torch::Tensor& ids) {
 }
 
 torch::Tensor TokenEmbeddingImpl::logits(const torch::Tensor& hidden) {
+  TORCH_CHECK_TYPE(weight.defined(),
+                   "weight: expected a table of numbers, got none: ", "table->dequantize() it");
   TORCH_CHECK_VALUE(hidden.dim() > 0 && hidden.size(-1) == weight.size(1),
                     "hidden: expected [..., embedding_dim] with embedding_dim ", weight.size(1),
                     ", got ", hidden.sizes());

@@ -77,6 +77,7 @@ const char* name(Initialization initialization) {
 
 void TokenEmbeddingImpl::resize(int64_t num_embeddings, const ResizeOptions& how,
                                 torch::optim::Optimizer* optimizer) {
+  TORCH_CHECK_TYPE(weight.defined(), "weight: expected a table of numbers, got none");
   const torch::NoGradGuard no_grad;
   TORCH_CHECK_VALUE(options.padding_idx().value_or(-1) < num_embeddings,
                     "num_embeddings: expected more than padding_idx, ",

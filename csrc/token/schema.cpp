@@ -22,6 +22,7 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
          "int block_columns=0, "
          "float scale=1.0, "
          "ScalarType? dtype=None) -> Tensor");
+  define(m, "file_rows(Tensor ids, int file, float scale=1.0, ScalarType? dtype=None) -> Tensor");
   define(m, "quantize_rows(Tensor weight, str format, int block=0) -> (Tensor, Tensor, Tensor)");
   define(m,
          "embedding_resize("

@@ -4,11 +4,13 @@
 #include <torch/nn/init.h>
 #include <torch/types.h>
 
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "dispatcher/checks.h"
 #include "posembed/memory.h"
+#include "posembed/quantized.h"
 
 namespace posembed::token {
 
@@ -26,6 +28,26 @@ void check_table_options(Options& options) {
                       rows - 1, ", got ", *padding);
     if (*padding < 0) options.padding_idx(*padding + rows);
   }
+}
+
+/// The codes of module.weight.
+template <typename Module>
+QuantizedTable codes_of(const Module& module, const std::string& format, int64_t block) {
+  TORCH_CHECK_VALUE(module.weight.defined(), "weight: expected a table of numbers, got none");
+  return QuantizedTable(functional::quantize_rows(module.weight, format, block),
+                        module.weight.scalar_type());
+}
+
+/// A table over the same codes. A clone that is reset has the original's, which must stay as it is.
+inline QuantizedTable same_codes(const QuantizedTable& table) {
+  return QuantizedTable(table->rows, table->dtype);
+}
+
+/// The bytes of a module's table.
+template <typename Module>
+int64_t table_bytes(const Module& module) {
+  return module.weight.defined() ? static_cast<int64_t>(module.weight.nbytes())
+                                 : module.table->rows.memory();
 }
 
 /// Registers module.weight: the table of the options, or a new one with its initial values.

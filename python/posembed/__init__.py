@@ -15,6 +15,7 @@ from posembed._memory import empty_cache, prefer_huge_pages, set_cache_limit
 from posembed.alibi import ALiBi
 from posembed.bag import TokenBag
 from posembed.conversion import permute_rotary_weight
+from posembed.file_table import FileTable
 from posembed.functional import check_errors
 from posembed.input import InputEmbedding
 from posembed.learned import LearnedPositionalEmbedding
@@ -54,6 +55,7 @@ __all__ = [
     "ALiBi",
     "DynamicNtkScaling",
     "FileFormatError",
+    "FileTable",
     "InputEmbedding",
     "LearnedPositionalEmbedding",
     "LinearScaling",

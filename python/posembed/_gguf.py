@@ -76,14 +76,39 @@ class GgufFile:
             TypeError: The table's type is none that is read.
             FileFormatError: A finite number is not finite in ``dtype``.
         """
-        name = TABLE if name is None else name
-        if name not in self._tensors:
-            known = shown(sorted(self._tensors))
-            raise ValueError(f"tensor: expected one of {known}, got {name!r}")
+        name = self._named(name)
         numbers = self._numbers(name)
         if numbers.dim() != 2:
             raise ValueError(f"tensor: expected a table, got {name!r} of {list(numbers.shape)}")
         return in_dtype(self.path, name, numbers, dtype)
+
+    def codes(self, name: str | None = None) -> tuple[Tensor, Tensor]:
+        """The codes of a table in Q8_0, int8 [rows, dim], and float32 scales [rows, dim / 32].
+
+        Args:
+            name: As in :meth:`table`.
+
+        Raises:
+            ValueError: The file has no such table.
+            TypeError: The table's type is another.
+        """
+        name = self._named(name)
+        tensor = self._tensors[name]
+        if tensor.tensor_type.name != "Q8_0" or len(tensor.shape) != 2:
+            kind = tensor.tensor_type.name
+            raise TypeError(f"{self.path}: {name}: expected a table in Q8_0, got {kind}")
+        # A block of 32 numbers is a float16 scale and the codes.
+        columns, rows = (int(size) for size in tensor.shape)
+        blocks = torch.from_numpy(tensor.data.copy()).view(rows, columns // 32, 34)
+        scales = blocks[..., :2].contiguous().view(torch.float16).squeeze(-1).float()
+        return blocks[..., 2:].contiguous().view(torch.int8).view(rows, columns), scales
+
+    def _named(self, name: str | None) -> str:
+        name = TABLE if name is None else name
+        if name not in self._tensors:
+            known = shown(sorted(self._tensors))
+            raise ValueError(f"tensor: expected one of {known}, got {name!r}")
+        return name
 
     def _numbers(self, name: str) -> Tensor:
         """A tensor as a copy, in its own dtype or float32."""

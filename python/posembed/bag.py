@@ -10,17 +10,25 @@ from typing_extensions import Unpack
 
 from posembed._leaf import Leaf
 from posembed._memory import prefer_huge_pages
+from posembed._table_owner import TableOwner
 from posembed._validation import flag
 from posembed.functional import BagMode, Device, Gradient
 from posembed.functional._bag import pooled
 from posembed.functional._gate import check_tensors
 from posembed.functional._token import padding_row
-from posembed.quantized import Quantizable
 from posembed.sharding import zero_row
-from posembed.token import TableOptions, check_sizes, check_table_options, table_from_file
+from posembed.token import (
+    Keep,
+    TableOptions,
+    check_sizes,
+    check_table_options,
+    kept_table,
+    over_table,
+    table_from_file,
+)
 
 
-class TokenBag(Leaf, Quantizable, nn.EmbeddingBag):
+class TokenBag(Leaf, TableOwner, nn.EmbeddingBag):
     """``torch.nn.EmbeddingBag`` with checked ids and reproducible gradients.
 
     Rows of every dtype are summed in float32 and rounded once. Gradients are bitwise identical for
@@ -140,6 +148,7 @@ class TokenBag(Leaf, Quantizable, nn.EmbeddingBag):
         include_last_offset: bool = False,
         gradient: Gradient = "dense",
         freeze: bool = True,
+        keep: Keep = "numbers",
         **reading: Unpack[TableOptions],
     ) -> TokenBag:
         r"""A module with vectors from a file; see :meth:`posembed.TokenEmbedding.from_file`.
@@ -151,6 +160,7 @@ class TokenBag(Leaf, Quantizable, nn.EmbeddingBag):
             include_last_offset: Offsets have one more element: the number of ids.
             gradient: "dense" or "rows".
             freeze: Freeze the table: no gradient.
+            keep: As in :meth:`posembed.TokenEmbedding.from_file`.
             **reading: ``tensor``, ``vocabulary``, ``words``, ``unicode_errors``, ``on_bad_row``,
                 ``missing``, ``dtype`` and ``progress`` of
                 :meth:`posembed.TokenEmbedding.from_file`.
@@ -168,14 +178,20 @@ class TokenBag(Leaf, Quantizable, nn.EmbeddingBag):
             >>> bag(torch.tensor([[0, 1]]))
             tensor([[0.7500, 1.1250]])
         """
-        return cls.from_pretrained(
-            table_from_file(path, **reading),
-            freeze,
-            mode,
-            padding_idx,
-            include_last_offset=include_last_offset,
-            gradient=gradient,
-        )
+
+        def made(weight: Tensor) -> TokenBag:
+            return cls.from_pretrained(
+                weight,
+                freeze,
+                mode,
+                padding_idx,
+                include_last_offset=include_last_offset,
+                gradient=gradient,
+            )
+
+        others = {name: reading.get(name) for name in ("vocabulary", "words")}
+        kept = kept_table(path, keep, reading.get("tensor"), reading.get("dtype"), freeze, **others)
+        return made(table_from_file(path, **reading)) if kept is None else over_table(made, kept)
 
     def forward(  # type: ignore[override]
         self,
@@ -204,11 +220,11 @@ class TokenBag(Leaf, Quantizable, nn.EmbeddingBag):
         weight: Tensor | None = self._parameter("weight")
         if weight is None:
             padding = -1 if self.padding_idx is None else self.padding_idx
-            return self.quantized.pooled(
+            return self.table.pooled(
                 ids, offsets, padding, self.include_last_offset, self.mode, weights
             )
         return pooled(
-            weight,
+            self.near("weight", ids) if self.on_host else weight,
             ids,
             offsets,
             padding_row(self.padding_idx, weight),

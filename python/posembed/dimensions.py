@@ -93,6 +93,7 @@ TABLE = {
     "embedding_quantized": Dimensions(
         {"ids": "*"}, {"codes": "..", "scales": "..", "biases": ".."}, ("*.",)
     ),
+    "file_rows": Dimensions({"ids": "*"}, {}, ("*.",)),
     "embedding_backward": Dimensions({"gradient": "*D"}, {"ids": "*"}, ("VD",)),
     "token_bag": Dimensions(
         {"ids": "b?."}, {"weight": ".D", "offsets": ".", "weights": "b?."}, ("bD",)

@@ -19,13 +19,22 @@ from torch import Tensor, nn
 from posembed import pretrained
 from posembed._leaf import Leaf
 from posembed._memory import prefer_huge_pages
+from posembed._table_owner import Prefetching
 from posembed._validation import flag, whole
 from posembed.functional import Device, Gradient, NgramRule
 from posembed.functional._bag import pooled
 from posembed.functional._ngram import derived_multipliers, derived_primes, hashed, lists
 from posembed.functional._token import looked_up
-from posembed.quantized import Quantizable
-from posembed.token import TokenEmbedding, check_sizes, check_table_options, scale_number
+from posembed.sharding import is_sharded, summed_over_processes
+from posembed.token import (
+    Keep,
+    TokenEmbedding,
+    check_sizes,
+    check_table_options,
+    kept_table,
+    over_table,
+    scale_number,
+)
 
 # Multipliers of the heads of BLT's encoder: transformers, models/blt.
 _BLT_PRIMES = (
@@ -227,7 +236,7 @@ def _primes(ngram_size: int, heads: int, rows: int, layer: int) -> list[list[int
     return [primes[i : i + heads] for i in range(0, count, heads)]
 
 
-class NgramEmbedding(Leaf, Quantizable):
+class NgramEmbedding(Leaf, Prefetching):
     """A table of hashed n-grams: each token looks up the n-grams that end at it.
 
     ``weight`` is [spec.num_embeddings, components of a row], drawn from N(0, 1).
@@ -327,6 +336,7 @@ class NgramEmbedding(Leaf, Quantizable):
         dtype: torch.dtype | None = None,
         freeze: bool = True,
         summed: bool = False,
+        keep: Keep = "numbers",
     ) -> NgramEmbedding:
         """A module with a table of a model's safetensors, or their index.
 
@@ -340,6 +350,7 @@ class NgramEmbedding(Leaf, Quantizable):
             dtype: Dtype of the table; default: the file's, float32 with scales.
             freeze: Freeze the table: no gradient.
             summed: Add rows, as in the constructor.
+            keep: As in :meth:`posembed.TokenEmbedding.from_file`.
 
         Raises:
             FileFormatError: The file is broken.
@@ -348,6 +359,9 @@ class NgramEmbedding(Leaf, Quantizable):
         """
         file = pretrained.open_vectors(path)
         names = _shards(file.names, tensor)
+        kept = kept_table(path, keep, names, dtype, freeze)
+        if kept is not None:
+            return over_table(lambda weight: cls.from_pretrained(weight, spec, summed=summed), kept)
         parts = [file.table(name, dtype) for name in names]
         table = parts[0] if len(parts) == 1 else torch.cat(parts)
         return cls.from_pretrained(table, spec, freeze=freeze, summed=summed)
@@ -365,17 +379,33 @@ class NgramEmbedding(Leaf, Quantizable):
         Returns:
             [batch, seq, embedding_dim] in the dtype of the table.
         """
-        rows = hashed(ids, *self.spec.arguments, history, cu_seqlens)
+        return self.rows_at(self.row_ids(ids, history, cu_seqlens))
+
+    def row_ids(
+        self, ids: Tensor, history: Tensor | None = None, cu_seqlens: Tensor | None = None
+    ) -> Tensor:
+        """The rows that :meth:`forward` looks up: int64 [batch, seq, sizes * heads]."""
+        return hashed(ids, *self.spec.arguments, history, cu_seqlens)
+
+    def rows_at(self, rows: Tensor) -> Tensor:
+        """The result for rows of the table."""
         weight: Tensor | None = self._parameter("weight")
+        if self.on_host:
+            weight = self.near("weight", rows)
+        if self.summed and weight is not None and is_sharded(weight):
+            # Processes add up sums in float32, which are rounded once.
+            wide = torch.promote_types(weight.dtype, torch.float32)
+            found = looked_up(rows, weight, -1, 1.0, False, -1, self.gradient)
+            return summed_over_processes(found.sum(-2, dtype=wide)).to(weight.dtype)
         if self.summed:
             bags = rows.flatten(0, -2)
             if weight is None:
-                found = self.quantized.pooled(bags, None, -1, False, "sum", None)
+                found = self.table.pooled(bags, None, -1, False, "sum", None)
             else:
                 found = pooled(weight, bags, None, -1, False, "sum", None, self.gradient)
             return found.view(*rows.shape[:-1], self.embedding_dim)
         if weight is None:
-            return self.quantized(rows).flatten(-2)  # type: ignore[no-any-return]
+            return self.table(rows).flatten(-2)  # type: ignore[no-any-return]
         return looked_up(rows, weight, -1, 1.0, False, -1, self.gradient).flatten(-2)
 
     def next_history(self, ids: Tensor, history: Tensor | None = None) -> Tensor:
@@ -485,6 +515,33 @@ class PerLayerEmbedding(TokenEmbedding):
         self.num_layers = num_layers
         self.layer_dim = layer_dim
 
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        embeddings: Tensor,
+        freeze: bool = True,
+        *,
+        num_layers: int,
+        scale: float | Literal["sqrt_dim"] = 1.0,
+    ) -> PerLayerEmbedding:
+        """A module that shares ``embeddings`` [num_embeddings, num_layers * layer_dim].
+
+        Args:
+            embeddings: The table.
+            freeze: Freeze the table: no gradient.
+            num_layers: Layers that have rows.
+            scale: Multiplies the result.
+
+        Raises:
+            ValueError: ``num_layers`` does not divide a row.
+        """
+        rows, columns = embeddings.shape
+        if num_layers < 1 or columns % num_layers:
+            raise ValueError(f"num_layers: expected a divisor of {columns}, got {num_layers}")
+        made = cls(rows, num_layers, columns // num_layers, scale=scale, device="meta")
+        made.weight = nn.Parameter(embeddings, requires_grad=not freeze)
+        return made
+
     def forward(self, ids: Tensor) -> Tensor:
         """All layers' rows: int32 or int64 [...] -> [..., num_layers, layer_dim]."""
         return super().forward(ids).view(*ids.shape, self.num_layers, self.layer_dim)
@@ -504,7 +561,9 @@ class PerLayerEmbedding(TokenEmbedding):
             raise IndexError(f"index: expected {allowed}, got {index}")
         weight: Tensor | None = self._parameter("weight")
         if weight is None:
-            raise TypeError("weight: expected a table of numbers, got one of codes")
+            raise TypeError("weight: expected a table of numbers, got none")
+        if self.on_host:
+            weight = self.near("weight", ids)
         columns = weight.narrow(1, index % self.num_layers * self.layer_dim, self.layer_dim)
         return looked_up(ids, columns, -1, self.scale, False, -1, "dense")
 

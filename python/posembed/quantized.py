@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import os
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from posembed import functional
-from posembed._leaf import Leaf
+from posembed import _gguf, _mlx, functional
+from posembed._library import bindings
+from posembed._memory import prefer_huge_pages
 from posembed._validation import whole
 from posembed.functional import CodeFormat
+from posembed.tables import Hosted, Table
 
 
-class QuantizedTable(Leaf, nn.Module):
+class QuantizedTable(Hosted, Table):
     """Rows of codes, which are widened as they are looked up.
 
     ``codes``, ``scales`` and ``biases`` are buffers, which a checkpoint has. Converting the module
@@ -35,7 +37,7 @@ class QuantizedTable(Leaf, nn.Module):
         >>> table(torch.tensor([[1, 2]])).shape
         torch.Size([1, 2, 256])
         >>> table.memory()
-        264000
+        {'cpu': 264000}
     """
 
     codes: Tensor
@@ -74,79 +76,66 @@ class QuantizedTable(Leaf, nn.Module):
             format: "float8", "int8" or "int4".
             block: Columns that share a scale; default: all.
         """
-        codes, scales, biases = functional.quantize_rows(weight, format, block)
+        made, scales, biases = functional.quantize_rows(weight, format, block)
+        codes = torch.empty_like(made)
+        prefer_huge_pages(codes)  # before its first value is written
+        codes.copy_(made)
         return cls(codes, scales, biases, block_columns=block, dtype=weight.dtype)
 
-    def forward(self, ids: Tensor, scale: float = 1.0) -> Tensor:
-        """Looks up ids: int32 or int64 [...] -> [..., embedding_dim].
+    @classmethod
+    def from_file(
+        cls,
+        path: str | os.PathLike[str],
+        tensor: str | Sequence[str] | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> QuantizedTable:
+        """The codes of a file, which are not widened.
+
+        Reads float8 and int8 in safetensors with scales beside them, MLX's codes of 4 and 8 bits,
+        if a config.json beside the file says which, and Q8_0 in GGUF.
 
         Args:
-            ids: Each from 0 to num_embeddings - 1.
-            scale: Multiplies the result.
+            path: safetensors, or the index (.json) of several, or GGUF.
+            tensor: The table's name, or the names of its parts in order; default: the only table,
+                for GGUF "token_embd.weight".
+            dtype: Dtype of the results; default: torch's default dtype.
 
         Raises:
-            IndexError: An id is outside the table.
+            FileFormatError: The file is malformed.
+            ValueError: It has no such table.
+            TypeError: The table has no codes.
         """
-        return self.rows(ids, scale, self.dtype)
+        if _gguf.is_gguf(path):
+            if not (tensor is None or isinstance(tensor, str)):
+                raise TypeError(f"tensor: expected one name for a GGUF file, got {tensor!r}")
+            codes, scales = _gguf.GgufFile(path).codes(tensor)
+            return cls(codes, scales, dtype=dtype)
+        names = [tensor] if isinstance(tensor, str) else [*(tensor or ())]
+        if packed := _mlx.table(path, names):
+            return cls(*packed, dtype=dtype)
+        codes, scales, block_rows, block_columns = bindings().FileRows(path, names).codes()
+        return cls(codes, scales, block_rows=block_rows, block_columns=block_columns, dtype=dtype)
 
     def rows(self, ids: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
         """:meth:`forward` with results in ``dtype``."""
         return functional.embedding_quantized(
             ids,
-            self.codes,
-            self.scales,
-            self.biases,
+            self.near("codes", ids),
+            self.near("scales", ids),
+            self.near("biases", ids),
             block_rows=self.block_rows,
             block_columns=self.block_columns,
             scale=scale,
             dtype=dtype,
         )
 
-    def pooled(
-        self,
-        ids: Tensor,
-        offsets: Tensor | None,
-        padding: int,
-        include_last_offset: bool,
-        mode: Any,
-        weights: Tensor | None,
-    ) -> Tensor:
-        """One vector for each bag of ids, as :func:`posembed.functional.token_bag`.
-
-        Rows are summed in float32 and rounded once.
-        """
-        # The rows of all ids become a table of their own, with one more row for padding.
-        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
-        flat = ids.reshape(-1)
-        rows = self.rows(torch.cat([flat, flat.new_zeros(1)]), 1.0, wide)
-        places = torch.arange(flat.shape[0], device=ids.device)
-        places = torch.where(flat == padding, flat.shape[0], places).view(ids.shape)
-        found: Tensor = functional.token_bag(
-            places,
-            rows,
-            offsets,
-            None if weights is None else weights.to(wide),
-            mode=mode,
-            padding_idx=flat.shape[0],
-            include_last_offset=include_last_offset,
-        )
-        return found.to(self.dtype)
-
-    def dequantize(self) -> Tensor:
-        """The whole table [num_embeddings, embedding_dim] as numbers."""
-        ids = torch.arange(self.num_embeddings, device=self.codes.device)
-        return self.rows(ids, 1.0, self.dtype)
-
-    def memory(self) -> int:
-        """The bytes of the codes and their scales."""
-        return sum(buffer.nbytes for buffer in self.buffers())
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedTable:
         """Moves the buffers as integers, because conversions to a dtype would change their bits."""
         dtypes = {name: buffer.dtype for name, buffer in self.named_buffers()}
         for name, dtype in dtypes.items():
             self._buffers[name] = getattr(self, name).view(_INTEGERS[dtype.itemsize])
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         for name, dtype in dtypes.items():
             self._buffers[name] = getattr(self, name).view(dtype)
         self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.codes.device)).dtype
@@ -159,40 +148,3 @@ class QuantizedTable(Leaf, nn.Module):
 
 
 _INTEGERS = {1: torch.uint8, 4: torch.int32}
-
-
-class Quantizable(nn.Module):
-    """A module whose table ``weight`` can become a :class:`QuantizedTable`, ``quantized``."""
-
-    def quantize(self, format: CodeFormat = "float8", block: int | None = None) -> None:
-        """Replaces ``weight`` by codes in place: afterwards the table is frozen, and smaller.
-
-        ``weight`` becomes None, and ``quantized`` a :class:`posembed.QuantizedTable`.
-
-        Args:
-            format: "float8", "int8" or "int4"; see :func:`posembed.functional.quantize_rows`.
-            block: Columns that share a scale; default: all.
-
-        Raises:
-            ValueError: An unknown format, ``block`` does not divide a row, or the table is
-                quantised.
-        """
-        weight = self._parameters.get("weight")
-        if weight is None:
-            raise ValueError("weight: expected a table of numbers, got one of codes")
-        if (max_norm := getattr(self, "max_norm", None)) is not None:
-            raise ValueError(f"max_norm: expected none for a table of codes, got {max_norm:g}")
-        self.use_codes(QuantizedTable.quantize(weight, format, block))
-
-    def use_codes(self, table: QuantizedTable) -> None:
-        """Replaces ``weight`` by ``table``."""
-        self.register_parameter("weight", None)
-        self.quantized = table
-
-    def memory(self) -> dict[str, int]:
-        """The bytes of the table on each device: ``{"cpu": 1024}``."""
-        found: dict[str, int] = {}
-        for tensor in (*self.parameters(), *self.buffers()):
-            device = str(tensor.device)
-            found[device] = found.get(device, 0) + tensor.nbytes
-        return found

@@ -6,7 +6,8 @@ import inspect
 import math
 import os
 import warnings
-from typing import Any, Literal, TypedDict
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +15,19 @@ from torch import Tensor, nn
 from posembed import _gguf, functional, pretrained
 from posembed._leaf import Leaf
 from posembed._memory import prefer_huge_pages
+from posembed._table_owner import Prefetching, TableOwner
 from posembed._validation import finite, flag, whole
+from posembed.file_table import FileTable
 from posembed.functional import Device, Gradient, Initialization
 from posembed.functional._gate import check_tensors
 from posembed.functional._token import looked_up, padding_row
-from posembed.quantized import Quantizable
+from posembed.quantized import QuantizedTable
 from posembed.sharding import is_sharded, zero_row
+from posembed.tables import Table
+
+# How from_file keeps a table: as numbers, as codes, or in the file.
+Keep = Literal["numbers", "codes", "file"]
+Owner = TypeVar("Owner", bound=TableOwner)
 
 # The dtypes of tables.
 COMPUTED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -85,6 +93,39 @@ def table_from_file(
     return table
 
 
+def kept_table(
+    path: str | os.PathLike[str],
+    keep: Keep,
+    tensor: str | Sequence[str] | None,
+    dtype: torch.dtype | None,
+    freeze: bool,
+    **others: Any,
+) -> Table | None:
+    """The table of a file that is kept as codes or in the file; None for one of numbers.
+
+    ``others`` are options that only tables of numbers have, by their names.
+    """
+    if keep == "numbers":
+        return None
+    if keep not in ("codes", "file"):
+        raise ValueError(f"keep: expected 'numbers', 'codes' or 'file', got {keep!r}")
+    if not freeze:
+        raise ValueError(f"freeze: expected True with keep={keep!r}, got False")
+    for name, value in others.items():
+        if value is not None:
+            raise ValueError(f"{name}: expected none with keep={keep!r}")
+    kind = QuantizedTable.from_file if keep == "codes" else FileTable
+    return kind(path, tensor, dtype=dtype)
+
+
+def over_table(make: Callable[[Tensor], Owner], table: Table) -> Owner:
+    """The module that ``make`` returns for a table of numbers, with another table."""
+    shape = (table.num_embeddings, table.embedding_dim)
+    module = make(torch.empty(shape, dtype=table.dtype, device="meta"))
+    module.use_table(table)
+    return module
+
+
 def within(ids: Tensor, rows: int) -> Tensor:
     """Ids [count] with out-of-range ids replaced, because a CUDA call cannot reject them.
 
@@ -98,7 +139,7 @@ def within(ids: Tensor, rows: int) -> Tensor:
     return torch.where(valid, ids, (ids * valid).amax())
 
 
-class TokenEmbedding(Leaf, Quantizable, nn.Embedding):
+class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
     """``torch.nn.Embedding`` with reproducible gradients, a scale and a tied output head.
 
     Gradients of every dtype are summed in float32 and rounded once. They are bitwise identical for
@@ -251,6 +292,7 @@ class TokenEmbedding(Leaf, Quantizable, nn.Embedding):
         dtype: torch.dtype | None = None,
         freeze: bool = True,
         progress: bool | None = None,
+        keep: Keep = "numbers",
         **options: Any,
     ) -> TokenEmbedding:
         r"""A module with vectors from a file that :func:`posembed.pretrained.open_vectors` reads.
@@ -276,6 +318,9 @@ class TokenEmbedding(Leaf, Quantizable, nn.Embedding):
             dtype: Dtype of the table; default: the file's, float32 with scales.
             freeze: Freeze the table: no gradient.
             progress: Show a progress bar; default: for a large file, on a terminal.
+            keep: "numbers"; "codes" for a :class:`posembed.QuantizedTable` of the file's codes,
+                which are not widened; or "file" for a :class:`posembed.FileTable`, whose rows are
+                read when they are looked up. The last two are frozen, and take no vocabulary.
             options: Options of :meth:`from_pretrained`.
 
         Raises:
@@ -297,6 +342,9 @@ class TokenEmbedding(Leaf, Quantizable, nn.Embedding):
         """
         # Check options before reading a large file.
         inspect.signature(cls.from_pretrained).bind(None, freeze, **options)
+        kept = kept_table(path, keep, tensor, dtype, freeze, vocabulary=vocabulary, words=words)
+        if kept is not None:
+            return over_table(lambda weight: cls.from_pretrained(weight, True, **options), kept)
         table = table_from_file(
             path,
             tensor=tensor,
@@ -318,7 +366,7 @@ class TokenEmbedding(Leaf, Quantizable, nn.Embedding):
         """
         weight: Tensor | None = self._parameter("weight")
         if weight is None:
-            return self.quantized(ids, self.scale)  # type: ignore[no-any-return]
+            return self.table(ids, self.scale)  # type: ignore[no-any-return]
         if self.max_norm is not None:
             if is_sharded(self.weight):
                 raise ValueError(f"max_norm: expected none for a DTensor, got {self.max_norm:g}")
@@ -328,6 +376,8 @@ class TokenEmbedding(Leaf, Quantizable, nn.Embedding):
                 known = within(ids, self.num_embeddings)
                 if known.numel() > 0:
                     torch.embedding_renorm_(table, known, self.max_norm, self.norm_type)
+        if self.on_host:
+            weight = self.near("weight", ids)
         padding = padding_row(self.padding_idx, weight)
         return looked_up(
             ids, weight, padding, self.scale, self.scale_grad_by_freq, -1, self.gradient
@@ -377,7 +427,7 @@ class TokenEmbedding(Leaf, Quantizable, nn.Embedding):
             TokenEmbedding(30592, 768, padding_idx=0)
         """
         if self.weight is None:
-            raise TypeError("weight: expected a table of numbers, got one of codes")
+            raise TypeError("weight: expected a table of numbers, got none")
         num_embeddings = whole("num_embeddings", num_embeddings)
         if generator is not None and not isinstance(generator, torch.Generator):
             raise TypeError(f"generator: expected a torch.Generator or None, got {generator!r}")
@@ -420,7 +470,7 @@ class TokenEmbedding(Leaf, Quantizable, nn.Embedding):
 def tied_logits(token: TokenEmbedding, hidden: Tensor) -> Tensor:
     """:meth:`TokenEmbedding.logits` as a function, so that torch.fx keeps the call."""
     if token.weight is None:
-        raise TypeError("weight: expected a table of numbers, got one of codes: dequantize() it")
+        raise TypeError("weight: expected a table of numbers, got none: table.dequantize() it")
     if not token.weight.is_meta or hidden.is_meta:
         return _product(hidden, token.weight)
     # accelerate has offloaded the table, and its hook loads it only for calls of the module.

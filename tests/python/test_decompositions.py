@@ -25,6 +25,8 @@ CASES = [
 WITH_DROPOUT = {"input_embedding-bert", "input_embedding-plain-norm-dropout"}
 # Not in a program for inference, or not functions of tensors alone.
 OTHERS = {
+    "file_rows": "reads a file",
+    "mapped": "a view of memory",
     "input_dropout": "draws a mask",
     "rotary_tangent": "a derivative",
     "token_bag_max": "the maximum with its places, for the gradient",

@@ -82,6 +82,8 @@ NOT_SPLIT = {
     "embedding_resize": "replicated tables only, with_rows",
     "embedding_quantized": "refused by name",
     "quantize_rows": "for whole tables alone",
+    "file_rows": "reads a file for this process",
+    "mapped": "for local tables alone",
 }
 
 

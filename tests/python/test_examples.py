@@ -84,6 +84,23 @@ def test_word_vectors_reach_a_model() -> None:
     assert "1500 of 2000 words have a vector" in result.stdout
 
 
+def test_a_memory_of_ngrams_lowers_the_loss() -> None:
+    result = run(
+        sys.executable, EXAMPLES / "ngram_memory.py", "--steps", 60, "--width", 32, "--rows", 2000
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    without, with_one = map(float, re.findall(r"(\d\.\d+) bits per byte", result.stdout))
+    assert with_one < without - 0.1
+
+
+def test_a_memory_in_a_file_is_served() -> None:
+    result = run(
+        sys.executable, EXAMPLES / "file_memory.py", "--gigabytes", 0.01, "--tokens", 5, "--evict"
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert len(re.findall(r"ms a token, \d+ of 80 rows were waited for", result.stdout)) == 2
+
+
 def test_twins_have_the_same_losses(losses: Path) -> None:
     result = run(sys.executable, EXAMPLES / "language_model.py", *SHORT, "--compare", losses)
     assert result.returncode == 0, result.stdout + result.stderr

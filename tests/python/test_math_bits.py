@@ -73,6 +73,8 @@ OTHERS: dict[str, Callable[[], Arguments]] = {
         "ids": torch.tensor([0, 2]),
     },
     "quantize_rows": lambda: {"weight": x(3, 4), "format": "int8"},
+    "file_rows": lambda: {"ids": torch.tensor([0, 2]), "file": -1},
+    "mapped": lambda: {"table": x(3, 4), "device": torch.device("cpu")},
     "embedding_resize": lambda: {"weight": x(3, 4), "num_embeddings": 5, "rows": x(2, 4)},
     "input_embedding_backward": input_backward,
     "input_embedding_backward_rows": input_backward,

@@ -53,6 +53,8 @@ WITHOUT_CASE = {
     "rotary_rerotate_": "rotary_ twice, on a copy; rotary/test_conversion.py",
     "embedding_quantized": "of codes; token/test_quantized.py",
     "quantize_rows": "gives codes; token/test_quantized.py",
+    "file_rows": "reads a file; token/test_file_table.py",
+    "mapped": "a view of memory; token/test_host_table.py",
     "ngram_ids": "from integers to integers; ngram/test_ngram_ids.py",
 }
 

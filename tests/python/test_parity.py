@@ -398,4 +398,5 @@ def test_every_module_has_a_twin() -> None:
         if isinstance(getattr(pe, name), type) and issubclass(getattr(pe, name), nn.Module)
     }
     assert ours == set(pe.cpp.__all__)
-    assert ours == {parameter.values[0].name for parameter in MODULES}
+    # FileTable needs a file: token/test_file_table.py.
+    assert ours == {*(parameter.values[0].name for parameter in MODULES), "FileTable"}

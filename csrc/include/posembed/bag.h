@@ -54,6 +54,11 @@ namespace functional {
 POSEMBED_API torch::Tensor token_bag(const torch::Tensor& ids, const torch::Tensor& weight,
                                      const BagCall& call = {});
 
+/// The same for a table of codes, whose rows are summed in float32; no gradient.
+/// @param dtype  of the result
+POSEMBED_API torch::Tensor token_bag(const torch::Tensor& ids, const QuantizedRows& rows,
+                                     const BagCall& call = {}, torch::Dtype dtype = torch::kFloat);
+
 }  // namespace functional
 
 /// Options of TokenBag.
@@ -98,9 +103,15 @@ class POSEMBED_API TokenBagImpl : public torch::nn::Cloneable<TokenBagImpl> {
                         const std::optional<torch::Tensor>& offsets = std::nullopt,
                         const std::optional<torch::Tensor>& weights = std::nullopt);
 
+  /// As TokenEmbedding's.
+  void quantize(const std::string& format = "float8", int64_t block = 0);
+  int64_t memory() const;
+
   /// Read at construction, which converts a negative padding_idx to an index from the start.
   TokenBagOptions options;
   torch::Tensor weight;
+  /// Empty unless the table is quantised; `weight` is then undefined.
+  QuantizedTable table{nullptr};
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<torch::Tensor>())},

@@ -126,9 +126,15 @@ class POSEMBED_API NgramEmbeddingImpl : public torch::nn::Cloneable<NgramEmbeddi
   torch::Tensor next_history(const torch::Tensor& ids,
                              const std::optional<torch::Tensor>& history = std::nullopt) const;
 
+  /// As TokenEmbedding's.
+  void quantize(const std::string& format = "float8", int64_t block = 0);
+  int64_t memory() const;
+
   /// Read at construction.
   NgramOptions options;
   torch::Tensor weight;
+  /// Empty unless the table is quantised; `weight` is then undefined.
+  QuantizedTable table{nullptr};
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<torch::Tensor>())},

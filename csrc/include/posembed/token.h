@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "posembed/export.h"
+#include "posembed/quantized.h"
 
 namespace torch::optim {
 class Optimizer;
@@ -155,9 +156,18 @@ class POSEMBED_API TokenEmbeddingImpl : public torch::nn::Cloneable<TokenEmbeddi
   void resize(int64_t num_embeddings, const ResizeOptions& how = {},
               torch::optim::Optimizer* optimizer = nullptr);
 
+  /// Replaces `weight` by `table`, its codes: afterwards the table is frozen, and smaller.
+  /// See functional::quantize_rows.
+  /// @throws c10::ValueError options that do not fit, or there is no `weight`
+  void quantize(const std::string& format = "float8", int64_t block = 0);
+  /// The bytes of the table.
+  int64_t memory() const;
+
   /// Read at construction, which converts a negative padding_idx to an index from the start.
   TokenOptions options;
   torch::Tensor weight;
+  /// Empty unless the table is quantised; `weight` is then undefined.
+  QuantizedTable table{nullptr};
 };
 
 class TokenEmbedding : public torch::nn::ModuleHolder<TokenEmbeddingImpl> {

@@ -32,6 +32,14 @@ def call(name: str, *arguments: Any) -> Any:
     return calls.call(name, *arguments)
 
 
+def summed_over_processes(tensor: Any) -> Tensor:
+    """A DTensor whose partial sums are added up."""
+    from torch.distributed.tensor import Replicate
+
+    places = [Replicate() if place.is_partial() else place for place in tensor.placements]
+    return tensor.redistribute(placements=places)  # type: ignore[no-any-return]
+
+
 def refuse_sharded(**tensors: Tensor) -> None:
     """Raises ValueError for DTensors, where an operator takes local tensors."""
     for name, tensor in tensors.items():

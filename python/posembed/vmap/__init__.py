@@ -32,6 +32,7 @@ WITHOUT_RULE = {
     "input_embedding_backward_rows": "each copy has its own number of rows",
     "token_bag_backward_rows": "each copy has its own number of rows",
     "embedding_resize": "new rows are random",
+    "mapped": "a view of memory",
     "prefer_huge_pages": "advises the system and returns no tensor",
 }
 

@@ -14,6 +14,7 @@
 #include <mutex>
 #include <new>
 #include <numeric>
+#include <set>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -52,6 +53,7 @@ struct alignas(16) uint4 {
 using cudaError_t = int;
 using cudaStream_t = struct CUstream_st*;
 inline constexpr cudaError_t cudaSuccess = 0, cudaErrorInvalidConfiguration = 9;
+inline constexpr cudaError_t cudaErrorHostMemoryAlreadyRegistered = 712;
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount,
   cudaDevAttrComputeCapabilityMajor,
@@ -100,6 +102,19 @@ inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
 }
 inline cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
   return *memory = ::operator new(bytes), cudaSuccess;
+}
+/// Memory that is pinned, by its address.
+inline std::set<void*> pinned_memory;
+inline constexpr unsigned cudaHostRegisterPortable = 0, cudaHostRegisterMapped = 0;
+inline cudaError_t cudaHostRegister(void* memory, size_t, unsigned) {
+  const bool is_new = pinned_memory.insert(memory).second;
+  return is_new ? cudaSuccess : cudaErrorHostMemoryAlreadyRegistered;
+}
+inline cudaError_t cudaHostUnregister(void* memory) {
+  return pinned_memory.erase(memory) > 0 ? cudaSuccess : cudaErrorInvalidConfiguration;
+}
+inline cudaError_t cudaHostGetDevicePointer(void** on_device, void* memory, unsigned) {
+  return *on_device = memory, cudaSuccess;
 }
 
 inline cudaError_t last_error = cudaSuccess;

@@ -5,10 +5,18 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/serialize.h>
 
+#include <filesystem>
+#include <fstream>
 #include <sstream>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "posembed/bag.h"
+#include "posembed/file_table.h"
+#include "posembed/mapped_memory.h"
+#include "posembed/ngram.h"
+#include "posembed/pretrained.h"
 #include "posembed/quantized.h"
 #include "posembed/token.h"
 
@@ -207,6 +215,94 @@ TEST(QuantizedTable, ConversionsAndClonesKeepEveryBit) {
   EXPECT_EQ(table->rows.codes.dtype(), torch::kFloat8_e4m3fn);
   EXPECT_TRUE(torch::equal(table->forward(ids), before.to(torch::kBFloat16)));
   EXPECT_TRUE(torch::equal(copy->dequantize().index({ids}), before));
+}
+
+template <typename Module, typename... Call>
+void check_quantised(Module& module, const Call&... call) {
+  const auto forward = [&](auto& each) { return each->forward(call...); };
+  const torch::Tensor before = forward(module).detach();
+  const int64_t bytes = module->memory();
+  module->quantize("int8", 4);
+  EXPECT_FALSE(module->weight.defined());
+  EXPECT_TRUE(module->parameters().empty());
+  EXPECT_EQ(module->memory(), bytes / 2);  // a float32 scale for four codes
+  const torch::Tensor after = forward(module);
+  EXPECT_FALSE(torch::equal(after, before));
+  EXPECT_TRUE(torch::allclose(after, before, 0.1, 0.1));
+  const auto copy = std::dynamic_pointer_cast<typename Module::ContainedType>(module->clone());
+  EXPECT_TRUE(torch::equal(forward(copy), after));
+  EXPECT_NE(copy->table->rows.codes.data_ptr(), module->table->rows.codes.data_ptr());
+  EXPECT_THROW(module->quantize(), c10::ValueError);
+}
+
+TEST(Quantised, ModulesKeepTheirResultsNearly) {
+  TokenEmbedding token(TokenOptions(9, 64).scale(2.0));
+  check_quantised(token, some_ids());
+  EXPECT_THROW(token->logits(torch::ones({64})), c10::TypeError);
+  EXPECT_THROW(token->resize(12), c10::TypeError);
+  TokenEmbedding clipped(TokenOptions(9, 64).max_norm(1.0));
+  EXPECT_THROW(clipped->quantize(), c10::ValueError);
+  posembed::TokenBag bag(posembed::TokenBagOptions(9, 64).padding_idx(1));
+  check_quantised(bag, some_ids().flatten(), torch::tensor({0, 2, 2}));
+  for (const bool summed : {false, true}) {
+    const auto spec = posembed::NgramSpec().multipliers({3, 5}).moduli({11, 13});
+    posembed::NgramEmbedding memory(posembed::NgramOptions(spec, 64).summed(summed));
+    check_quantised(memory, some_ids());
+  }
+}
+
+TEST(Quantised, BagsSumRowsOfCodesInFloat32) {
+  const auto rows = posembed::functional::quantize_rows(torch::randn({9, 8}), "int4", 4);
+  const torch::Tensor numbers =
+      posembed::functional::embedding(torch::arange(9), rows, 1.0, torch::kFloat);
+  const auto call = posembed::BagCall().padding_idx(1).mode(posembed::BagMode::mean);
+  const torch::Tensor expected = posembed::functional::token_bag(some_ids(), numbers, call);
+  EXPECT_TRUE(torch::equal(posembed::functional::token_bag(some_ids(), rows, call), expected));
+  EXPECT_TRUE(
+      torch::equal(posembed::functional::token_bag(some_ids(), rows, call, torch::kBFloat16),
+                   expected.to(torch::kBFloat16)));
+}
+
+/// A file with a table "t" of float32 numbers.
+std::string safetensors_of(const torch::Tensor& weight) {
+  const std::string path = testing::TempDir() + "posembed_file_table.safetensors";
+  std::string header = R"({"t":{"dtype":"F32","shape":[)" + std::to_string(weight.size(0)) + "," +
+                       std::to_string(weight.size(1)) + R"(],"data_offsets":[0,)" +
+                       std::to_string(weight.nbytes()) + "]}}";
+  header.resize((header.size() + 7) / 8 * 8, ' ');
+  const uint64_t length = header.size();
+  std::ofstream file(path, std::ios::binary);
+  file.write(reinterpret_cast<const char*>(&length), sizeof length);
+  file << header;
+  file.write(static_cast<const char*>(weight.const_data_ptr()),
+             static_cast<std::streamsize>(weight.nbytes()));
+  return path;
+}
+
+TEST(FileTable, ReadsRowsAndRefusesAShorterFile) {
+  const torch::Tensor weight = torch::randn({90, 16}), ids = torch::tensor({{89, 0}, {3, 3}});
+  const std::string path = safetensors_of(weight);
+  const posembed::FileRows rows(path);
+  EXPECT_EQ(rows.num_embeddings(), 90);
+  EXPECT_EQ(rows.bytes_in_files(), 90 * 16 * 4);
+  EXPECT_EQ(rows.bytes_in_memory(), 0);
+  rows.prefetch(ids);
+  posembed::FileTable table(rows, torch::kFloat);
+  EXPECT_TRUE(torch::equal(table->forward(ids, 2.0), 2 * weight.index({ids})));
+  table->to(torch::kBFloat16);
+  EXPECT_TRUE(torch::equal(table->forward(ids), weight.index({ids}).to(torch::kBFloat16)));
+  EXPECT_THROW(rows.prefetch(torch::tensor({90})), c10::IndexError);
+  EXPECT_THROW(rows.codes(), c10::TypeError);
+  EXPECT_THROW(posembed::FileRows(path, {"t", "u"}), c10::ValueError);
+  std::filesystem::resize_file(path, 200);
+  EXPECT_THROW(table->forward(ids), posembed::pretrained::FileFormatError);
+}
+
+TEST(Mapped, IsTheTableItselfOnTheCpu) {
+  const torch::Tensor table = torch::randn({9, 4});
+  EXPECT_EQ(posembed::mapped(table, torch::kCPU).data_ptr(), table.data_ptr());
+  EXPECT_THROW(posembed::mapped(table.t(), torch::kCPU), c10::ValueError);
+  EXPECT_THROW(posembed::mapped(table, torch::kMeta), c10::ValueError);
 }
 
 }  // namespace

@@ -80,10 +80,12 @@ def test_numbers_of_64_bits(device: torch.device) -> None:
     draw = random.Random(0)
     edges = [0, 1, -1, 2**63 - 1, -(2**63), 2**62, 20_000_003 * 461_168_000_000, 5]
     ids = torch.tensor([edges + [draw.getrandbits(64) - 2**63 for _ in range(200)]], device=device)
-    moduli = [[1, 2, 3, 20_000_003, 2**31 - 1, 2**32 + 15, 2**62, 2**62 + 1, 2**63 - 1]]
-    for multiplier in (1, -1, 2**63 - 1):
-        options = {"multipliers": (multiplier,), "moduli": moduli, "sizes": (1,)}
-        assert torch.equal(ngram_ids(ids, **options), reference(ids, **options))
+    narrow = [1, 2, 3, 20_000_003, 2**31 - 1]
+    wide = [2**31, 2**32 - 5, 2**32 + 15, 3 * 2**31]
+    for moduli in ([narrow], [wide], [[*narrow, *wide, 2**62, 2**62 + 1, 2**63 - 1]]):
+        for multiplier in (1, -1, 2**63 - 1):
+            options = {"multipliers": (multiplier,), "moduli": moduli, "sizes": (1,)}
+            assert torch.equal(ngram_ids(ids, **options), reference(ids, **options))
 
 
 def test_numbers_may_be_tensors() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import posembed as pe
@@ -12,6 +14,7 @@ import pytest
 import torch
 from posembed import functional
 from posembed._decompositions import decompositions
+from safetensors.torch import save_file
 from torch import Tensor
 
 OPERATOR = torch.ops.posembed.embedding_quantized.default
@@ -125,11 +128,11 @@ def test_tracers(format: Any) -> None:
 def test_conversions_keep_every_bit(device: torch.device) -> None:
     token = pe.TokenEmbedding(ROWS, COLUMNS, scale=3.0, device=device)
     token.quantize("float8", block=32)
-    codes, scales = token.quantized.codes.clone(), token.quantized.scales.clone()
+    codes, scales = token.table.codes.clone(), token.table.scales.clone()
     before = token(IDS.to(device))
     for module in (token.bfloat16(), copy.deepcopy(token).half().bfloat16()):
-        assert torch.equal(module.quantized.codes.view(torch.uint8), codes.view(torch.uint8))
-        assert torch.equal(module.quantized.scales, scales)
+        assert torch.equal(module.table.codes.view(torch.uint8), codes.view(torch.uint8))
+        assert torch.equal(module.table.scales, scales)
         found = module(IDS.to(device))
         assert found.dtype == torch.bfloat16
         assert torch.equal(found, before.bfloat16())
@@ -146,19 +149,17 @@ def test_token_embedding(device: torch.device) -> None:
     token = pe.TokenEmbedding(ROWS, COLUMNS, device=device)
     whole = token.memory()
     token.quantize("int8")
-    assert whole == {str(token.quantized.codes.device): ROWS * COLUMNS * 4}
+    assert whole == {str(token.table.codes.device): ROWS * COLUMNS * 4}
     assert token.memory() == {next(iter(whole)): ROWS * (COLUMNS + 4)}
     assert not list(token.parameters())
     assert not token(IDS.to(device)).requires_grad
-    assert torch.equal(token(IDS.to(device)), token.quantized.dequantize()[IDS.to(device)])
+    assert torch.equal(token(IDS.to(device)), token.table.dequantize()[IDS.to(device)])
     for call in (lambda: token.logits(torch.ones(COLUMNS)), lambda: token.resize(30)):
-        with pytest.raises(
-            TypeError, match="weight: expected a table of numbers, got one of codes"
-        ):
+        with pytest.raises(TypeError, match="weight: expected a table of numbers, got none"):
             call()
-    with pytest.raises(ValueError, match="weight: expected a table of numbers, got one of codes"):
+    with pytest.raises(ValueError, match="weight: expected a table of numbers, got none"):
         token.quantize()
-    with pytest.raises(ValueError, match="max_norm: expected none for a table of codes, got 1"):
+    with pytest.raises(ValueError, match="max_norm: expected none for a frozen table, got 1"):
         pe.TokenEmbedding(3, 4, max_norm=1.0).quantize()
 
 
@@ -166,7 +167,7 @@ def test_token_embedding(device: torch.device) -> None:
 def test_token_bag(mode: Any, device: torch.device) -> None:
     bag = pe.TokenBag(ROWS, COLUMNS, mode, padding_idx=7, device=device)
     bag.quantize("int4", block=16)
-    plain = pe.TokenBag.from_pretrained(bag.quantized.dequantize(), mode=mode, padding_idx=7)
+    plain = pe.TokenBag.from_pretrained(bag.table.dequantize(), mode=mode, padding_idx=7)
     ids, offsets = torch.tensor([3, 7, 7, 1, 2]).to(device), torch.tensor([0, 2, 3]).to(device)
     assert torch.equal(bag(ids, offsets), plain(ids, offsets))
     assert torch.equal(bag(IDS.to(device)), plain(IDS.to(device)))
@@ -180,7 +181,7 @@ def test_ngram_embedding(summed: bool, device: torch.device) -> None:
     spec = pe.NgramSpec((3, 5), ((11, 13),))
     memory = pe.NgramEmbedding(spec, 16, summed=summed, device=device)
     memory.quantize("float8", block=4)
-    plain = pe.NgramEmbedding.from_pretrained(memory.quantized.dequantize(), spec, summed=summed)
+    plain = pe.NgramEmbedding.from_pretrained(memory.table.dequantize(), spec, summed=summed)
     assert torch.equal(memory(IDS.to(device)), plain(IDS.to(device)))
 
 
@@ -217,3 +218,73 @@ def call(**changed: Any) -> Callable[[], Tensor]:
 def test_bad_arguments(make: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_codes_of_mlx(bits: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    groups = 4
+    numbers = torch.randint(2**bits, (ROWS, COLUMNS))
+    scales = (torch.rand(ROWS, groups) / 16).to(dtype)
+    biases = (-8 * scales.double() * torch.rand(ROWS, groups)).to(dtype)
+    shifts = torch.arange(0, 32, bits)
+    words = (numbers.view(ROWS, -1, 32 // bits) << shifts).sum(-1)
+    signed = torch.where(words >= 2**31, words - 2**32, words).int()
+    save_file(
+        {
+            "t.weight": signed.view(torch.uint32),
+            "t.scales": scales,
+            "t.biases": biases,
+            "other": torch.zeros(3),
+        },
+        tmp_path / "model.safetensors",
+    )
+    path = tmp_path / "model.safetensors"
+    with pytest.raises(ValueError, match="expected a config\\.json beside it"):
+        pe.QuantizedTable.from_file(path)
+    config = {"quantization": {"group_size": 16, "bits": 2, "t": {"bits": bits}}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    wide = [x.double().repeat_interleave(COLUMNS // groups, 1) for x in (scales, biases)]
+    expected = (numbers * wide[0] + wide[1])[IDS]
+    for tensor in (None, "t.weight"):
+        found = pe.TokenEmbedding.from_file(path, tensor=tensor, keep="codes")(IDS)
+        torch.testing.assert_close(found.double(), expected, rtol=2e-7, atol=1e-7)
+
+
+def test_codes_of_gguf(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    weight = torch.randn(ROWS, COLUMNS)
+    data = gguf.quantize(weight.numpy(), gguf.GGMLQuantizationType.Q8_0)
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tensor("token_embd.weight", data, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.add_tensor("other", weight.numpy())
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file):
+        write()
+    writer.write_tensors_to_file()
+    writer.close()
+    path = tmp_path / "model.gguf"
+    whole = pe.TokenEmbedding.from_file(path)
+    kept = pe.TokenEmbedding.from_file(path, keep="codes")
+    assert kept.table.codes.dtype == torch.int8
+    assert torch.equal(kept(IDS), whole(IDS))
+    with pytest.raises(TypeError, match="other: expected a table in Q8_0, got F32"):
+        pe.QuantizedTable.from_file(path, "other")
+    with pytest.raises(ValueError, match="tensor: expected one of"):
+        pe.QuantizedTable.from_file(path, "none")
+
+
+def test_cpp_modules_quantise() -> None:
+    """The C++ modules give the same bits."""
+    spec = pe.NgramSpec((3, 5), ((11, 13),))
+    for ours, theirs in (
+        (pe.TokenEmbedding(ROWS, COLUMNS), pe.cpp.TokenEmbedding(ROWS, COLUMNS)),
+        (pe.TokenBag(ROWS, COLUMNS), pe.cpp.TokenBag(ROWS, COLUMNS)),
+        (pe.NgramEmbedding(spec, 64), pe.cpp.NgramEmbedding(spec, 64)),
+        (pe.NgramEmbedding(spec, 64, summed=True), pe.cpp.NgramEmbedding(spec, 64, summed=True)),
+    ):
+        with torch.no_grad():
+            theirs.parameters()[0].copy_(ours.weight)
+        ours.quantize("int4", 16)
+        theirs.quantize("int4", 16)
+        assert torch.equal(theirs.forward(IDS), ours(IDS))
+        assert theirs.memory() == ours.memory()["cpu"]

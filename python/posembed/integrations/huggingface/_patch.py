@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from posembed.integrations.huggingface import _embeddings, _exact, _shadow
+from posembed.integrations.huggingface import _embeddings, _exact, _shadow, _tables
 from posembed.integrations.huggingface._recognition import refusal
 from posembed.integrations.huggingface._report import Counter, Report, Row
 from posembed.integrations.huggingface._rotation import Rotation, repeats
@@ -28,10 +28,16 @@ ONE_PASS = "sum and norm in one pass"
 APART = "its tables turn the two components of a pair by different angles"
 UNREACHED = "tables stay: they are not made by a module from positions alone"
 SPECIFICATIONS = "posembed_specifications"
-ADDED = (SPECIFICATIONS, _embeddings.ROLES)  # to modules
+ADDED = (SPECIFICATIONS, _embeddings.ROLES, *_tables.ADDED)  # to modules
+TABLE = "one kernel; equal bits"
 
 
-def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") -> Report:
+def patch(
+    model: nn.Module,
+    *,
+    numerics: Literal["model", "exact"] = "model",
+    tables: _tables.Where = "stay",
+) -> Report:
     """Makes posembed rotate in a loaded model of transformers, diffusers, timm, or your own.
 
     Functions that rotate query and key are recognised by what they compute, so posembed does not
@@ -55,6 +61,11 @@ def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") ->
     says why. Integer positions below -1 raise, and -1 leaves a token unchanged. Input layers of the
     BERT family sum and normalize in one kernel, with one rounding of the result.
 
+    Tables whose rows are scaled (Gemma 3n, 4) or hashed from n-grams (qwen4_exp) are looked up in
+    one kernel, with equal bits. With ``tables="host"`` those that are no input table of the model
+    move to pinned memory of the host, frozen, where the GPU's kernels read their rows: a table may
+    then be larger than the GPU's memory. ``unpatch`` moves them back.
+
     Other threads may run the model meanwhile: each of their calls gives the results of one of the
     numerics, or layer by layer of both.
 
@@ -62,13 +73,14 @@ def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") ->
         model: The model; its modules change in place.
         numerics: "model" for results bitwise identical to the model's own code, "exact" for exact
             angles and input layers in one pass.
+        tables: "stay", or "host" to move tables of n-grams and of layers to the host's memory.
 
     Returns:
         A report of what was replaced and what was not, and why.
 
     Raises:
         TypeError: The model is not an ``nn.Module``.
-        ValueError: ``numerics`` is unknown.
+        ValueError: ``numerics`` or ``tables`` is unknown, or a table cannot be pinned.
 
     Examples:
         >>> import transformers
@@ -88,6 +100,8 @@ def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") ->
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if numerics not in ("model", "exact"):
         raise ValueError(f"numerics: expected 'model' or 'exact', got {numerics!r}")
+    if tables not in ("stay", "host"):
+        raise ValueError(f"tables: expected 'stay' or 'host', got {tables!r}")
     parts = list(_parts(model))
     classes = {type(part): None for part in parts}
     patched = {cls: _shadow.shadow_class(_shadow.original_of(cls)) for cls in classes}
@@ -115,7 +129,7 @@ def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") ->
             vars(decision.module)[SPECIFICATIONS] = decision.texts
             _become(decision.module, cls)
     report = _report(model, decisions)
-    rows = _input_layers(model, numerics == "exact")
+    rows = [*_input_layers(model, numerics == "exact"), *_placed(model, tables)]
     return Report((*report.rows, *rows), report.notes)
 
 
@@ -144,6 +158,16 @@ def _input_layers(model: nn.Module, exact: bool) -> list[Row]:
         names, where = (cls.__name__,), _location(cls.forward)
         row = Row("forward", where, names, count, not reason, reason or ONE_PASS, rotates=False)
         rows.append(_counted(row, _shadow.FUSED[cls].posembed_counter))
+    return rows
+
+
+def _placed(model: nn.Module, where: _tables.Where) -> list[Row]:
+    """Puts tables on the kernels, and says which."""
+    rows = []
+    for cls, count, reason in _tables.place(model, where, _become):
+        names, location = (cls.__name__,), _location(cls.forward)
+        row = Row("forward", location, names, count, not reason, reason or TABLE, rotates=False)
+        rows.append(_counted(row, _tables.class_of(cls).posembed_counter))
     return rows
 
 
@@ -180,6 +204,8 @@ def unpatch(model: nn.Module) -> None:
     modules = list(_parts(model))
     # The reverse of patch: rotary modules make tables again before the model's functions get them.
     for module in sorted(modules, key=lambda x: SPECIFICATIONS not in vars(x)):
+        if isinstance(module, nn.Module):
+            _tables.release(module)
         _become(module, _shadow.original_of(type(module)))
         for added in ADDED:
             vars(module).pop(added, None)

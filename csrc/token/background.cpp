@@ -1,0 +1,70 @@
+#include "token/background.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace posembed::token {
+namespace {
+
+constexpr int workers = 2;
+constexpr size_t most_waiting = 1024;
+
+/// The threads of one process. Never destroyed, as they outlive main().
+class Pool {
+ public:
+  Pool() {
+    for (int i = 0; i < workers; ++i) std::thread([this] { work(); }).detach();
+  }
+
+  void add(std::function<void()> task) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (tasks_.size() == most_waiting) return;
+      tasks_.push_back(std::move(task));
+    }
+    ready_.notify_one();
+  }
+
+  const pid_t process = getpid();
+
+ private:
+  [[noreturn]] void work() {
+    for (;;) {
+      std::function<void()> task;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        ready_.wait(lock, [this] { return !tasks_.empty(); });
+        task = std::move(tasks_.front());
+        tasks_.pop_front();
+      }
+      task();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable ready_;
+  std::deque<std::function<void()>> tasks_;
+};
+
+std::atomic<Pool*> current{nullptr};
+
+}  // namespace
+
+void run_in_background(std::function<void()> task) {
+  Pool* pool = current.load(std::memory_order_acquire);
+  if (pool == nullptr || pool->process != getpid()) {
+    // After a fork the parent's threads do not exist, and its lock may be closed.
+    Pool* const made = new Pool;
+    if (current.compare_exchange_strong(pool, made, std::memory_order_acq_rel)) pool = made;
+    // Otherwise another thread was first, and the threads of `made` sleep for good.
+  }
+  pool->add(std::move(task));
+}
+
+}  // namespace posembed::token

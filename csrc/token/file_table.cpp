@@ -1,0 +1,290 @@
+// FileRows, FileTable and the operator that looks up rows in files. Rows of numbers are read into
+// the result; codes with their scales become a small table of their own, which is widened.
+#include "posembed/file_table.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <ostream>
+#include <utility>
+
+#include "dispatcher/checks.h"
+#include "dispatcher/fork_mutex.h"
+#include "dispatcher/output_memory.h"
+#include "dispatcher/parallel.h"
+#include "posembed/memory.h"
+#include "pretrained/narrowing.h"
+#include "pretrained/source.h"
+#include "token/background.h"
+#include "token/operator.h"
+#include "token/stored_rows.h"
+
+namespace posembed {
+namespace {
+
+/// What a system call costs beside its copy, in bytes that are copied meanwhile.
+constexpr int64_t bytes_of_a_call = 4096;
+
+bool is_code(torch::Dtype dtype) { return dtype == at::kFloat8_e4m3fn || dtype == at::kChar; }
+
+/// The table of a file, or of several parts.
+std::vector<pretrained::StoredTable> tables_of(const std::string& path,
+                                               const std::vector<std::string>& tensors) {
+  const auto source = pretrained::open_source(path, pretrained::OpenOptions());
+  std::vector<pretrained::StoredTable> tables;
+  for (const std::string& name : tensors) tables.push_back(source->stored(name));
+  if (tensors.empty()) tables.push_back(source->stored(""));
+  return tables;
+}
+
+template <typename Get>
+token::StoredRows rows_of(const std::vector<pretrained::StoredTable>& tables, const Get& get) {
+  std::vector<pretrained::Place> parts;
+  for (const pretrained::StoredTable& table : tables) parts.push_back(get(table));
+  return token::StoredRows(parts);
+}
+
+}  // namespace
+
+class FileRows::Implementation {
+ public:
+  explicit Implementation(const std::vector<pretrained::StoredTable>& parts)
+      : table(rows_of(parts, [](const auto& part) { return part.table; })),
+        block_rows(parts[0].block_rows),
+        block_columns(parts[0].block_columns) {
+    has_codes = parts[0].scale_rows.has_value() || parts[0].scales.defined();
+    if (!has_codes) {
+      dispatcher::check_floating(table.dtype(), "tensors");
+      return;
+    }
+    TORCH_CHECK_TYPE(is_code(table.dtype()), "tensors: expected codes in float8_e4m3fn or int8, ",
+                     "got ", dispatcher::dtype_name(table.dtype()));
+    std::vector<torch::Tensor> scales_of_parts;
+    for (const pretrained::StoredTable& part : parts) {
+      // Blocks of rows must not reach over the end of a part.
+      const bool fits = part.scale_rows.has_value() == parts[0].scale_rows.has_value() &&
+                        part.block_rows == block_rows && part.block_columns == block_columns &&
+                        (&part == &parts.back() || part.table.rows % block_rows == 0);
+      TORCH_CHECK_VALUE(fits, "tensors: expected parts whose scales have the same blocks");
+      scales_of_parts.push_back(part.scales);
+    }
+    if (parts[0].scale_rows.has_value()) {
+      scale_rows.emplace(rows_of(parts, [](const auto& part) { return *part.scale_rows; }));
+    } else {
+      scales = at::cat(scales_of_parts);
+    }
+  }
+
+  int64_t read(const token::StoredRows& rows, const torch::Tensor& ids,
+               const torch::Tensor& out) const {
+    const core::IndexView view = dispatcher::index_view(ids);
+    auto* const bytes = static_cast<char*>(out.mutable_data_ptr());
+    std::atomic<int64_t> fetched = 0;
+    dispatcher::parallel_for(
+        ids.numel(), rows.row_bytes() + bytes_of_a_call,
+        [&](int64_t begin, int64_t end) { fetched += rows.read(view, begin, end, bytes); });
+    return fetched;
+  }
+
+  torch::Tensor scales_of(const torch::Tensor& ids) const {
+    if (!scale_rows.has_value()) {
+      const torch::Tensor blocks = ids.flatten().to(at::kLong).floor_divide(block_rows);
+      return scales.index_select(0, blocks);
+    }
+    torch::Tensor found = at::empty({ids.numel(), scale_rows->columns()}, scale_rows->dtype());
+    read(*scale_rows, ids, found);
+    return found.scalar_type() == at::kFloat8_e8m0fnu ? found : found.to(at::kFloat);
+  }
+
+  const token::StoredRows table;
+  std::optional<token::StoredRows> scale_rows;
+  torch::Tensor scales;
+  const int64_t block_rows, block_columns;
+  bool has_codes = false;
+  mutable std::atomic<int64_t> misses = 0;
+  int64_t handle = 0;
+};
+
+namespace {
+
+using Implementation = FileRows::Implementation;
+
+/// Open tables by their handles, which are never given twice.
+class OpenTables {
+ public:
+  int64_t add(const std::shared_ptr<const Implementation>& table) {
+    const std::unique_lock lock(mutex_);
+    tables_[++last_] = table;
+    return last_;
+  }
+
+  void remove(int64_t handle) {
+    const std::unique_lock lock(mutex_);
+    tables_.erase(handle);
+  }
+
+  std::shared_ptr<const Implementation> find(int64_t handle) {
+    std::shared_ptr<const Implementation> found;
+    {
+      const std::shared_lock lock(mutex_);
+      const auto entry = tables_.find(handle);
+      if (entry != tables_.end()) found = entry->second.lock();
+    }
+    TORCH_CHECK_VALUE(found, "file: expected the handle of an open table, got ", handle);
+    return found;
+  }
+
+ private:
+  dispatcher::ForkMutex mutex_;
+  std::map<int64_t, std::weak_ptr<const Implementation>> tables_;
+  int64_t last_ = 0;
+};
+
+OpenTables& open_tables = *new OpenTables;
+
+void check_on_cpu(const torch::Tensor& ids) {
+  dispatcher::check_integers(ids, "ids");
+  TORCH_CHECK_VALUE(ids.is_cpu() || ids.is_meta(),
+                    "ids: expected them on the CPU, which reads the ", "file, got ", ids.device());
+}
+
+dispatcher::Unallocated shape_of_rows(const torch::Tensor& ids, int64_t file, double,
+                                      std::optional<at::ScalarType> dtype) {
+  check_on_cpu(ids);
+  const auto rows = open_tables.find(file);
+  const at::ScalarType own = rows->has_codes ? at::kFloat : rows->table.dtype();
+  dispatcher::check_floating(dtype.value_or(own), "dtype");
+  c10::SymDimVector sizes(ids.sym_sizes().begin(), ids.sym_sizes().end());
+  sizes.emplace_back(rows->table.columns());
+  return {sizes, ids.options().dtype(dtype.value_or(own))};
+}
+
+/// Numbers in another dtype; throws FileFormatError if one becomes infinite.
+torch::Tensor converted(const torch::Tensor& numbers, at::ScalarType dtype) {
+  if (numbers.scalar_type() == dtype) return numbers;
+  torch::Tensor result = at::empty_like(numbers, numbers.options().dtype(dtype));
+  const auto lost = pretrained::convert(numbers, result);
+  TORCH_CHECK_VALUE(!lost.has_value(), "dtype: expected one in which the rows are finite, got ",
+                    dispatcher::dtype_name(dtype), " for ", lost->number);
+  return result;
+}
+
+torch::Tensor read_rows(const torch::Tensor& given, int64_t file, double scale,
+                        std::optional<at::ScalarType> dtype) {
+  const auto rows = open_tables.find(file);
+  const torch::Tensor ids = given.contiguous();
+  token::check_ids(ids, rows->table.rows());
+  std::vector<int64_t> shape = ids.sizes().vec();
+  shape.push_back(rows->table.columns());
+  torch::Tensor found = dispatcher::empty(shape, ids.options().dtype(rows->table.dtype()));
+  rows->misses += rows->read(rows->table, ids, found);
+  if (!rows->has_codes) {
+    found = converted(found, dtype.value_or(found.scalar_type()));
+    if (scale == 1.0) return found;
+  }
+  const torch::Tensor places = at::arange(ids.numel(), at::kLong).view(ids.sizes());
+  const torch::Tensor table = found.view({ids.numel(), rows->table.columns()});
+  if (!rows->has_codes) return token::look_up(table, {places, -1, scale});
+  return token::embedding_quantized(table, rows->scales_of(ids),
+                                    {places, std::nullopt, 1, rows->block_columns, scale, dtype});
+}
+
+const dispatcher::Operator<torch::Tensor(const torch::Tensor&, int64_t, double,
+                                         std::optional<at::ScalarType>)>
+    file_rows{"file_rows"};
+
+}  // namespace
+
+FileRows::FileRows(const std::string& path, const std::vector<std::string>& tensors) {
+  const auto close = [](const Implementation* table) {
+    open_tables.remove(table->handle);
+    delete table;
+  };
+  const std::shared_ptr<Implementation> made(new Implementation(tables_of(path, tensors)), close);
+  made->handle = open_tables.add(made);
+  implementation_ = made;
+}
+
+int64_t FileRows::num_embeddings() const { return implementation_->table.rows(); }
+int64_t FileRows::embedding_dim() const { return implementation_->table.columns(); }
+int64_t FileRows::misses() const { return implementation_->misses; }
+int64_t FileRows::handle() const { return implementation_->handle; }
+
+torch::Dtype FileRows::dtype() const {
+  return implementation_->has_codes ? at::kFloat : implementation_->table.dtype();
+}
+
+int64_t FileRows::bytes_in_files() const {
+  const auto& scales = implementation_->scale_rows;
+  const int64_t row = implementation_->table.row_bytes() + (scales ? scales->row_bytes() : 0);
+  return num_embeddings() * row;
+}
+
+int64_t FileRows::bytes_in_memory() const {
+  const torch::Tensor& scales = implementation_->scales;
+  return scales.defined() ? static_cast<int64_t>(scales.nbytes()) : 0;
+}
+
+QuantizedRows FileRows::codes() const {
+  const auto& table = *implementation_;
+  TORCH_CHECK_TYPE(table.has_codes, "tensors: expected codes with scales, got ",
+                   dispatcher::dtype_name(table.table.dtype()));
+  const auto whole = [](const token::StoredRows& rows) {
+    torch::Tensor tensor = at::empty({rows.rows(), rows.columns()}, rows.dtype());
+    prefer_huge_pages(tensor);
+    rows.read_all(static_cast<char*>(tensor.mutable_data_ptr()));
+    return tensor;
+  };
+  torch::Tensor scales = table.scale_rows.has_value() ? whole(*table.scale_rows) : table.scales;
+  if (scales.scalar_type() != at::kFloat8_e8m0fnu) scales = scales.to(at::kFloat);
+  return {whole(table.table), scales, std::nullopt, table.block_rows, table.block_columns};
+}
+
+void FileRows::prefetch(const torch::Tensor& ids) const {
+  check_on_cpu(ids);
+  const torch::Tensor own = ids.flatten().clone();  // the caller may write to the ids meanwhile
+  token::check_ids(own, num_embeddings());
+  token::run_in_background([own, table = implementation_] {
+    const core::IndexView view = dispatcher::index_view(own);
+    table->table.prefetch(view, own.numel());
+    if (table->scale_rows.has_value()) table->scale_rows->prefetch(view, own.numel());
+  });
+}
+
+torch::Tensor functional::embedding(const torch::Tensor& ids, const FileRows& rows, double scale,
+                                    std::optional<torch::Dtype> dtype) {
+  return file_rows(ids, rows.handle(), scale, dtype);
+}
+
+FileTableImpl::FileTableImpl(FileRows rows_, std::optional<torch::Dtype> dtype_)
+    : rows(std::move(rows_)), dtype(dtype_.value_or(rows.dtype())) {
+  dispatcher::check_floating(dtype, "dtype");
+}
+
+void FileTableImpl::pretty_print(std::ostream& stream) const {
+  stream << "FileTable(" << rows.num_embeddings() << ", " << rows.embedding_dim()
+         << ", dtype=torch." << c10::getDtypeNames(dtype).first << ")";
+}
+
+void FileTableImpl::to(torch::Device, torch::Dtype dtype, bool) { this->dtype = dtype; }
+void FileTableImpl::to(torch::Device, bool) {}
+void FileTableImpl::to(torch::Dtype dtype, bool) { this->dtype = dtype; }
+
+torch::Tensor FileTableImpl::forward(const torch::Tensor& ids, double scale) {
+  return functional::embedding(ids, rows, scale, dtype);
+}
+
+TORCH_LIBRARY_FRAGMENT(posembed, m) { file_rows.implement<shape_of_rows, read_rows>(m); }
+
+// Rows in files have no gradient.
+TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
+  m.impl("file_rows", torch::CppFunction::makeFallthrough());
+}
+
+}  // namespace posembed

@@ -1,0 +1,228 @@
+"""Tables of models on posembed's kernels: scaled rows in one pass, and rows of hashed n-grams.
+
+A table keeps its module, whose class becomes a subclass; it can be moved to the host's memory.
+Scaled tables are recognised by their results, those of n-grams by the names of their parts.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from posembed.functional._ngram import hashed
+from posembed.functional._token import looked_up, padding_row
+from posembed.integrations.huggingface import _shadow
+from posembed.integrations.huggingface._report import Counter
+from posembed.ngram import NgramSpec
+from posembed.tables import Hosted
+
+Where = Literal["stay", "host"]
+# qwen4_exp's, whose cache keeps the tokens before as one of its convolution's states.
+NGRAM_PARTS = {"layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets"}
+NGRAM_TABLE, NGRAM_STATE = "ngram_embedding", 2
+SPEC, SCALE, HOME = "posembed_ngrams", "posembed_scale", "posembed_home"
+ADDED = (SPEC, SCALE)  # to modules
+PROBED = 256  # rows
+
+
+class OnKernels(nn.Module):
+    """Base class of tables; a copy or pickle names the model's own class."""
+
+    posembed_counter: Counter
+
+    def _count(self) -> None:
+        if not torch.compiler.is_compiling():
+            self.posembed_counter.kernel += 1
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """The model's class, from which the subclass is made again."""
+        return _remade, (_shadow.original_of(type(self)),), self.__getstate__()  # type: ignore[no-untyped-call]
+
+
+class ScaledTable(Hosted, OnKernels):
+    """An ``nn.Embedding`` whose rows are multiplied by a number."""
+
+    weight: Tensor
+    padding_idx: int | None
+
+    def host_names(self) -> tuple[str, ...]:
+        """The table alone."""
+        return ("weight",)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """The rows of ids, times the scale."""
+        self._count()
+        return scaled(self, input_ids, vars(self)[SCALE])
+
+
+class NgramTable(OnKernels):
+    """A module that hashes n-grams and joins their rows."""
+
+    layer_idx: int
+    context_len: int
+
+    def forward(self, input_ids: Tensor, past_key_values: Any) -> Tensor:
+        """The joined rows, and the last tokens into the cache."""
+        self._count()
+        ids, spec = input_ids.long(), vars(self)[SPEC]
+        history = None
+        if past_key_values is not None:
+            history = past_key_values.get_conv_state(self.layer_idx, state_idx=NGRAM_STATE)
+            kept, short = ids, self.context_len - ids.shape[1]
+            if history is not None:
+                history = history[:, -self.context_len :].clone()  # the cache writes in place
+            elif short > 0:
+                kept = nn.functional.pad(ids, (short, 0), value=spec.padding_token)
+            past_key_values.update_conv_state(
+                kept, self.layer_idx, state_idx=NGRAM_STATE, conv_kernel_size=self.context_len
+            )
+        rows = hashed(ids, *spec.arguments, history)
+        return getattr(self, NGRAM_TABLE)(rows).flatten(-2)  # type: ignore[no-any-return]
+
+
+def scaled(module: Any, ids: Tensor, scale: float) -> Tensor:
+    """The rows of an ``nn.Embedding``, times a number, wherever its table is."""
+    weight = module.near("weight", ids) if getattr(module, "on_host", False) else module.weight
+    padding = padding_row(module.padding_idx, weight)
+    return looked_up(ids, weight, padding, scale, module.scale_grad_by_freq, -1, "dense")
+
+
+@functools.cache
+def class_of(original: type) -> type[Any]:
+    """The subclass of a model's class for tables."""
+    kind = ScaledTable if issubclass(original, nn.Embedding) else NgramTable
+    members = {"posembed_counter": Counter(), "__module__": original.__module__}
+    made = type(original.__name__, (kind, original), members)
+    _shadow.ORIGINALS[made] = original
+    return made
+
+
+def _remade(original: type) -> Any:
+    made: Any = class_of(original)
+    return made.__new__(made)
+
+
+def place(
+    model: nn.Module, where: Where, become: Callable[[nn.Module, type], None]
+) -> list[tuple[Any, int, str]]:
+    """Puts tables of layers and of n-grams on the kernels; no input table, which a head may share.
+
+    Args:
+        model: The model.
+        where: Where tables are afterwards.
+        become: Changes a module's class.
+
+    Returns:
+        Classes, how many modules have each, and why they were left, or ''.
+    """
+    shared = _shared(model)
+    counts: dict[tuple[Any, str], int] = collections.Counter()
+    for module in list(model.modules()):
+        original = _shadow.original_of(type(module))
+        own = module._parameters.get("weight")
+        reason = None if id(own) in shared else _added(module, original)
+        if reason is None:
+            continue
+        counts[original, reason] += 1
+        if reason:
+            continue
+        table = module
+        if SPEC in vars(module):
+            table = getattr(module, NGRAM_TABLE)
+            vars(table)[SCALE] = 1.0
+            become(table, class_of(_shadow.original_of(type(table))))
+        become(module, class_of(original))
+        if where == "host":
+            _move(table)
+    return [(cls, count, reason) for (cls, reason), count in counts.items()]
+
+
+def _shared(model: nn.Module) -> set[int]:
+    """Parameters of several modules, and the models' input tables, which the head may share."""
+    owners = collections.Counter(
+        id(parameter)
+        for module in model.modules()
+        for parameter in module.parameters(recurse=False)
+    )
+    inputs = set()
+    for module in model.modules():
+        try:
+            inputs.add(id(module.get_input_embeddings().weight))  # type: ignore[operator]
+        except (AttributeError, NotImplementedError, TypeError):
+            continue
+    return inputs | {parameter for parameter, count in owners.items() if count > 1}
+
+
+def _move(table: Any) -> None:
+    device = table.weight.device
+    vars(table).setdefault(HOME, device)
+    table.keep_on_host(device if device.type == "cuda" else None)
+
+
+def release(module: nn.Module) -> None:
+    """Moves a table from the host to where it was."""
+    home = vars(module).pop(HOME, None)
+    for name in ("on_host", "_mapped"):
+        vars(module).pop(name, None)
+    if home is not None:
+        weight: Any = module.weight
+        weight.data = weight.data.to(home)
+
+
+def _added(module: Any, original: type) -> str | None:
+    """Adds what a table's class needs; why it cannot, or None for modules that are no tables."""
+    if issubclass(original, nn.Embedding):
+        number = getattr(module, "embed_scale", None)
+        if original is nn.Embedding or not isinstance(number, float | Tensor):
+            return None
+        return _add_scale(module, original, number)
+    if not {*module._buffers} >= NGRAM_PARTS or not hasattr(module, NGRAM_TABLE):
+        return None
+    return _add_spec(module)
+
+
+def _add_scale(module: Any, original: Any, number: float | Tensor) -> str:
+    if module.weight.is_meta:
+        return "its table is not there yet (meta device)"
+    if module.max_norm is not None or module.sparse:
+        return "it has an option that the kernel lacks"
+    rows = module.num_embeddings
+    ids = torch.arange(min(rows, PROBED), device=module.weight.device) * max(1, rows // PROBED)
+    dtype = module.weight.dtype
+    if not dtype.is_floating_point or dtype.itemsize == 1:
+        return f"its table is in {dtype}"
+    scale = float(number)
+    with torch.no_grad():
+        expected = original.forward(module, ids)
+        for each in (float(torch.tensor(scale, dtype=dtype, device="cpu")), scale):
+            if torch.equal(scaled(module, ids, each), expected):
+                vars(module)[SCALE] = each
+                return ""
+    return "it computes something else than rows times a number"
+
+
+def _add_spec(module: Any) -> str:
+    table = getattr(module, NGRAM_TABLE)
+    if _shadow.original_of(type(table)) is not nn.Embedding or table.weight.is_meta:
+        return "its table is not there yet, or has another type"
+    size = module.ngram_size - 1
+    numbers = [getattr(module, name).tolist() for name in sorted(NGRAM_PARTS)]
+    multipliers, offsets, moduli = numbers
+
+    def by_size(flat: list[int]) -> list[list[int]]:
+        heads = len(flat) // size
+        return [flat[i : i + heads] for i in range(0, len(flat), heads)]
+
+    vars(module)[SPEC] = NgramSpec(
+        multipliers,
+        by_size(moduli),
+        offsets=by_size(offsets),
+        boundary=module.eos_token_id,
+        num_embeddings=table.num_embeddings,
+    )
+    return ""

@@ -1,0 +1,157 @@
+"""Tables that are kept elsewhere or otherwise than as a parameter, ``weight``."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from posembed import functional
+from posembed._leaf import Leaf
+from posembed.functional import BagMode
+from posembed.functional._stored import mapped
+
+
+class Hosted(nn.Module):
+    """A module that can keep its tensors in the host's memory, where devices read them."""
+
+    on_host = False
+    _mapped: dict[str, tuple[Tensor, Tensor]]  # tensors by their names, and views on a device
+
+    def keep_on_host(self, device: torch.device | str | int | None = None) -> None:
+        """Moves the table to pinned memory of the host, where CUDA kernels read it.
+
+        A look-up with ids on a CUDA device then moves the rows that it needs through the bus, and
+        no others. ``to(device)`` leaves the table where it is. It is frozen.
+
+        Args:
+            device: The device that ids will be on; default: the current CUDA device, if there is
+                one.
+
+        Raises:
+            ValueError: The memory cannot be pinned.
+        """
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        for name in self.host_names():
+            tensor = getattr(self, name)
+            if tensor is not None:
+                tensor.requires_grad_(False)
+                tensor.data = tensor.data.cpu().contiguous()
+        self.on_host = True
+        self._mapped = {}
+        at = torch.empty(0, device=device)
+        for name in self.host_names():
+            self.near(name, at)  # pins it now
+
+    def host_names(self) -> tuple[str, ...]:
+        """The tensors that may be on the host."""
+        return (*self._parameters, *self._buffers)
+
+    def near(self, name: str, ids: Tensor) -> Any:
+        """A tensor where ids are, by its name."""
+        tensor = getattr(self, name)
+        if not self.on_host or tensor is None or tensor.device == ids.device:
+            return tensor
+        kept, view = self._mapped.get(name, (None, None))
+        if kept is not tensor:
+            view = mapped(tensor, ids.device)
+            self._mapped[name] = tensor, view
+        return view
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Converts tensors on the host where they are."""
+        if self.on_host:
+            move, self._mapped = fn, {}
+
+            def fn(tensor: Tensor) -> Tensor:
+                return tensor.to(move(tensor.new_empty(0)).dtype)
+
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy makes views of its own."""
+        return {**self.__dict__, "_mapped": {}} if self.on_host else self.__dict__
+
+
+class Table(Leaf, nn.Module):
+    """A frozen table that looks up rows by a rule of its own."""
+
+    num_embeddings: int
+    embedding_dim: int
+    dtype: torch.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where results are."""
+        return next(iter(self.buffers())).device
+
+    def forward(self, ids: Tensor, scale: float = 1.0) -> Tensor:
+        """Looks up ids: int32 or int64 [...] -> [..., embedding_dim].
+
+        Args:
+            ids: Each from 0 to num_embeddings - 1.
+            scale: Multiplies the result.
+
+        Raises:
+            IndexError: An id is outside the table.
+        """
+        return self.rows(ids, scale, self.dtype)
+
+    def rows(self, ids: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+        """:meth:`forward` with results in ``dtype``."""
+        raise NotImplementedError
+
+    def prefetch(self, ids: Tensor) -> None:
+        """Says which ids will be looked up."""
+
+    def pooled(
+        self,
+        ids: Tensor,
+        offsets: Tensor | None,
+        padding: int,
+        include_last_offset: bool,
+        mode: BagMode,
+        weights: Tensor | None,
+    ) -> Tensor:
+        """One vector for each bag of ids, as :func:`posembed.functional.token_bag`.
+
+        Rows are summed in float32 and rounded once.
+        """
+        # The rows of all ids become a table of their own, with one more row for padding.
+        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
+        flat = ids.reshape(-1)
+        rows = self.rows(torch.cat([flat, flat.new_zeros(1)]), 1.0, wide)
+        places = torch.arange(flat.shape[0], device=ids.device)
+        places = torch.where(flat == padding, flat.shape[0], places).view(ids.shape)
+        found: Tensor = functional.token_bag(
+            places,
+            rows,
+            offsets,
+            None if weights is None else weights.to(wide),
+            mode=mode,
+            padding_idx=flat.shape[0],
+            include_last_offset=include_last_offset,
+        )
+        return found.to(self.dtype)
+
+    def dequantize(self) -> Tensor:
+        """The whole table [num_embeddings, embedding_dim] as numbers."""
+        ids = torch.arange(self.num_embeddings, device=self.device)
+        return self.rows(ids, 1.0, self.dtype)
+
+    def memory(self) -> dict[str, int]:
+        """The bytes of the table in each place: ``{"cpu": 1024}``."""
+        return bytes_of(self.buffers())
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> dict[str, int]:
+    """The bytes of tensors on each device."""
+    found: dict[str, int] = collections.Counter()
+    for tensor in tensors:
+        found[str(tensor.device)] += tensor.nbytes
+    return dict(found)

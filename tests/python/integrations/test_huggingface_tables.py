@@ -1,0 +1,147 @@
+"""Tests that patch puts tables of layers and of n-grams on the kernels, with equal bits."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from posembed.integrations.huggingface import _tables, patch, unpatch
+from torch import Tensor, nn
+
+transformers = pytest.importorskip("transformers")
+
+
+def gemma() -> Any:
+    config = transformers.Gemma3nTextConfig(
+        vocab_size=100,
+        vocab_size_per_layer_input=90,
+        hidden_size=32,
+        hidden_size_per_layer_input=7,
+        intermediate_size=16,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_kv_shared_layers=0,
+        head_dim=16,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        activation_sparsity_pattern=[0.0] * 4,
+        laurel_rank=4,
+    )
+    return transformers.Gemma3nForCausalLM(config)
+
+
+def qwen() -> Any:
+    modeling = pytest.importorskip("transformers.models.qwen4_exp.modeling_qwen4_exp")
+    config = modeling.Qwen4ExpTextConfig(
+        vocab_size=100, ple_layer_ids=[1], ngram_vocab_size_base=40, eos_token_id=3
+    )
+    return nn.ModuleList([modeling.Qwen4ExpTextNGramEmbedding(config, 64, 0)])
+
+
+class Cache:
+    """The part of transformers' cache that keeps the tokens before."""
+
+    def __init__(self) -> None:
+        self.kept: Tensor | None = None
+
+    def get_conv_state(self, layer: int, state_idx: int) -> Tensor | None:
+        assert (layer, state_idx) == (0, 2)
+        return self.kept
+
+    def update_conv_state(
+        self, ids: Tensor, layer: int, state_idx: int, conv_kernel_size: int
+    ) -> Tensor:
+        joined = ids if self.kept is None else torch.cat([self.kept, ids], 1)
+        last = joined[:, -conv_kernel_size:]
+        if self.kept is None:
+            self.kept = last.clone()
+        else:
+            self.kept.copy_(last)  # in place, as transformers does
+        return joined
+
+
+IDS = torch.tensor([[5, 7, 3, 9, 9, 64], [3, 3, 80, 1, 2, 5]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tables", ["stay", "host"])
+def test_layers_of_gemma(tables: Any, dtype: torch.dtype, device: torch.device) -> None:
+    model = gemma().to(device, dtype).eval()
+    table = model.model.embed_tokens_per_layer
+    ids = IDS.to(device)
+    expected = table(ids)
+    with torch.no_grad():
+        logits = model(ids).logits
+    report = patch(model, tables=tables)
+    assert "one kernel; equal bits" in [row.action for row in report.patched]
+    assert isinstance(table, _tables.ScaledTable)
+    assert isinstance(table, type(model.model.embed_tokens))
+    assert not isinstance(model.model.embed_tokens, _tables.ScaledTable)  # the head shares it
+    assert torch.equal(table(ids), expected)
+    assert table.weight.device.type == ("cpu" if tables == "host" else device.type)
+    assert table.weight.requires_grad == (tables == "stay")
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, logits)
+    calls = {each.function: each.kernel for each in report.calls()}
+    assert calls["forward"] == 2
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(again.model.embed_tokens_per_layer(ids), expected)
+    model.to(device)
+    assert torch.equal(table(ids), expected)
+    assert set(model.state_dict()) == set(gemma().state_dict())
+    unpatch(model)
+    assert type(table) is type(model.model.embed_tokens)
+    assert table.weight.device.type == device.type
+    assert torch.equal(table(ids), expected)
+
+
+@pytest.mark.parametrize("tables", ["stay", "host"])
+@pytest.mark.parametrize("first", [1, 2, 3, 5])
+def test_ngrams_of_qwen(tables: Any, first: int, device: torch.device) -> None:
+    model = qwen().to(device)
+    memory, ids = model[0], IDS.to(device)
+
+    def run() -> list[Tensor]:
+        cache = Cache()
+        whole = memory(ids, None)
+        parts = [memory(part, cache) for part in (ids[:, :first], ids[:, first:], ids[:, :1])]
+        assert cache.kept is not None
+        return [whole, *parts, cache.kept]
+
+    expected = run()
+    report = patch(model, tables=tables)
+    assert [row.action for row in report.patched] == ["one kernel; equal bits"]
+    assert isinstance(memory, _tables.NgramTable)
+    for found, wanted in zip(run(), expected, strict=True):
+        assert torch.equal(found, wanted)
+    assert memory.ngram_embedding.weight.device.type == ("cpu" if tables == "host" else device.type)
+    report = patch(model, tables=tables)  # a second time
+    for found, wanted in zip(run(), expected, strict=True):
+        assert torch.equal(found, wanted)
+    unpatch(model)
+    assert type(memory.ngram_embedding) is nn.Embedding
+    for found, wanted in zip(run(), expected, strict=True):
+        assert torch.equal(found, wanted)
+
+
+class Shifted(nn.Embedding):
+    """Computes something else than rows times a number."""
+
+    embed_scale = 2.0
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) * self.embed_scale + 1
+
+
+def test_other_tables_stay() -> None:
+    model = nn.ModuleList([Shifted(5, 4), nn.Embedding(5, 4)])
+    report = patch(model)
+    assert [row.action for row in report.left] == [
+        "it computes something else than rows times a number"
+    ]
+    assert type(model[0]) is Shifted
+    with pytest.raises(ValueError, match="tables: expected 'stay' or 'host', got 'disk'"):
+        patch(model, tables="disk")  # type: ignore[arg-type]

@@ -1,0 +1,347 @@
+"""Tests of tables that stay in their file: FileTable, and modules that use one."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import posembed as pe
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+pytestmark = pytest.mark.no_stand_in  # files are read on the CPU
+ROWS, COLUMNS = 500, 64
+IDS = torch.tensor([[3, 499, 0], [7, 7, 256]])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "table.safetensors"
+
+
+def evict(path: Path) -> None:
+    """Removes a file's pages from the page cache."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def tells_misses(path: Path) -> bool:
+    """Whether the file system tells what the page cache has, and evicts it."""
+    evict(path)
+    with open(path, "rb") as file:
+        try:
+            os.preadv(file.fileno(), [bytearray(256)], path.stat().st_size // 2, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return False
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_rows(path: Path, dtype: torch.dtype) -> None:
+    weight = torch.randn(ROWS, COLUMNS).to(dtype)
+    save_file({"weight": weight}, path)
+    table = pe.FileTable(path)
+    assert (table.num_embeddings, table.embedding_dim, table.dtype) == (ROWS, COLUMNS, dtype)
+    for ids in (IDS, IDS.int(), IDS.t(), IDS[:0], torch.tensor(5), torch.randint(ROWS, (3000,))):
+        assert torch.equal(table(ids), weight[ids.long()])
+    assert torch.equal(table(IDS, 8.0), pe.functional.embedding(IDS, weight, scale=8.0))
+    for other in (torch.float32, torch.float64):
+        assert torch.equal(pe.FileTable(path, dtype=other)(IDS), weight.to(other)[IDS])
+    assert torch.equal(table.dequantize(), weight)
+    assert table.memory() == {"file": weight.nbytes}
+
+
+def test_a_number_too_large_for_the_dtype_raises(path: Path) -> None:
+    save_file({"weight": torch.full((3, 4), 65520.0)}, path)
+    table = pe.FileTable(path, dtype=torch.float16)
+    with pytest.raises(ValueError, match="dtype: expected one in which the rows are finite"):
+        table(torch.tensor([1]))
+
+
+CODES: dict[str, Callable[[], tuple[Tensor, Tensor, int, int]]] = {
+    "blocks of 128 x 128": lambda: (
+        torch.randn(ROWS, 200).to(torch.float8_e4m3fn), torch.rand(4, 2) + 0.5, 128, 128
+    ),
+    "rows": lambda: (torch.randint(-128, 128, (ROWS, 64)).char(), torch.rand(ROWS, 1), 1, 64),
+    "a column": lambda: (torch.randint(-128, 128, (ROWS, 64)).char(), torch.rand(ROWS), 1, 64),
+    "groups": lambda: (torch.randn(ROWS, 64).to(torch.float8_e4m3fn), torch.rand(ROWS, 4), 1, 16),
+    "one": lambda: (torch.randn(ROWS, 64).to(torch.float8_e4m3fn), torch.tensor([0.5]), ROWS, 64),
+    "16 bits": lambda: (
+        torch.randn(ROWS, 64).to(torch.float8_e4m3fn), torch.rand(ROWS, 4).bfloat16(), 1, 16
+    ),
+    "exponents": lambda: (
+        torch.randn(ROWS, 64).to(torch.float8_e4m3fn),
+        (torch.rand(ROWS, 4) + 0.5).to(torch.float8_e8m0fnu),
+        1,
+        16,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CODES)
+def test_codes(path: Path, kind: str) -> None:
+    """The same bits as a table of codes in memory, and as the widened table."""
+    codes, scales, rows, columns = CODES[kind]()
+    save_file({"t.weight": codes, "t.weight_scale": scales}, path)
+    grid = scales if scales.dim() == 2 else scales.view(-1, 1)
+    grid = grid if grid.dtype == torch.float8_e8m0fnu else grid.float()
+    kept = pe.QuantizedTable(codes, grid, block_rows=rows, block_columns=columns)
+    read = pe.QuantizedTable.from_file(path)
+    assert torch.equal(read.codes.view(torch.uint8), codes.view(torch.uint8))
+    for dtype in (torch.float32, torch.bfloat16):
+        table = pe.FileTable(path, "t.weight", dtype=dtype)
+        assert torch.equal(table(IDS), kept.to(dtype)(IDS))
+        assert torch.equal(table(IDS), read.to(dtype)(IDS))
+        assert torch.equal(table(IDS, 2.0), 2 * kept(IDS))
+    whole = pe.TokenEmbedding.from_file(path, tensor="t.weight")
+    assert torch.equal(pe.FileTable(path)(IDS), whole(IDS))
+    places = pe.FileTable(path).memory()
+    assert set(places) == ({"file"} if rows == 1 else {"file", "cpu"})
+    table = pe.FileTable(path)
+    table.prefetch(IDS)
+    assert table(IDS).dtype == torch.float32
+
+
+def test_parts(tmp_path: Path) -> None:
+    """A table in shards of several files, as of qwen4_exp."""
+    weight = torch.randn(ROWS, COLUMNS)
+    parts = {f"ngram_embedding.shard_{i}.weight": weight[at : at + 200].clone()
+             for i, at in enumerate((0, 200, 400))}  # fmt: skip
+    files = {name: f"{i}.safetensors" for i, name in enumerate(parts)}
+    for name, file in files.items():
+        save_file({name: parts[name]}, tmp_path / file)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    assert torch.equal(pe.FileTable(index, list(parts)).dequantize(), weight)
+    spec = pe.NgramSpec((3, 5), ((240, 251),), num_embeddings=ROWS)
+    for keep in ("numbers", "file"):
+        memory = pe.NgramEmbedding.from_file(index, spec, keep=keep)
+        assert torch.equal(memory(IDS), pe.NgramEmbedding.from_pretrained(weight, spec)(IDS))
+    save_file({"b": torch.zeros(2, 3), "a": torch.zeros(2, 4)}, tmp_path / "two.safetensors")
+    with pytest.raises(ValueError, match="tensors: expected parts of one width and dtype"):
+        pe.FileTable(tmp_path / "two.safetensors", ["a", "b"])
+
+
+def test_modules(path: Path) -> None:
+    weight = torch.randn(ROWS, COLUMNS)
+    save_file({"weight": weight}, path)
+    token = pe.TokenEmbedding.from_file(path, keep="file", scale=3.0, padding_idx=1)
+    assert torch.equal(token(IDS), 3 * weight[IDS])
+    assert token.memory() == {"file": weight.nbytes}
+    assert not list(token.parameters())
+    token.prefetch(IDS)
+    token.prefetch(IDS + 0 * IDS)
+    assert torch.equal(token.take(), token(IDS))
+    token.take()
+    with pytest.raises(RuntimeError, match="take: expected a call of prefetch before"):
+        token.take()
+    bag = pe.TokenBag.from_file(path, mode="mean", keep="file", padding_idx=7)
+    plain = pe.TokenBag.from_pretrained(weight, mode="mean", padding_idx=7)
+    assert torch.equal(bag(IDS), plain(IDS))
+    layers = pe.PerLayerEmbedding.from_file(path, num_layers=4, keep="file", scale="sqrt_dim")
+    assert torch.equal(layers(IDS), 4 * weight[IDS].view(2, 3, 4, 16))
+    spec = pe.NgramSpec((3, 5), ((240, 251),), num_embeddings=ROWS)
+    for summed in (False, True):
+        memory = pe.NgramEmbedding.from_file(
+            path, spec, tensor="weight", keep="file", summed=summed
+        )
+        plain = pe.NgramEmbedding.from_pretrained(weight, spec, summed=summed)
+        memory.prefetch(IDS)
+        assert torch.equal(memory.take(), plain(IDS))
+
+
+def test_prefetch_brings_rows_and_misses_are_counted(path: Path) -> None:
+    weight = torch.randn(40_000, COLUMNS)
+    save_file({"weight": weight}, path)
+    if not tells_misses(path):
+        pytest.skip("this file system does not tell what the page cache has")
+    ids = torch.randperm(len(weight))[:300]
+    evict(path)
+    table = pe.FileTable(path)
+    assert torch.equal(table(ids), weight[ids])
+    assert table.misses > 100  # neighbours share a page
+    evict(path)
+    table = pe.FileTable(path)
+    table.prefetch(ids)
+    limit = time.monotonic() + 20
+    while time.monotonic() < limit:
+        before = table.misses
+        assert torch.equal(table(ids[:1]), weight[ids[:1]])
+        # The last row has arrived, and with it those before.
+        if torch.equal(table(ids[-1:]), weight[ids[-1:]]) and table.misses == before:
+            break
+        time.sleep(0.05)
+    time.sleep(0.2)
+    before = table.misses
+    assert torch.equal(table(ids), weight[ids])
+    assert table.misses == before
+
+
+def test_a_shortened_file_raises_and_names_the_file(path: Path) -> None:
+    weight = torch.randn(ROWS, COLUMNS)
+    save_file({"weight": weight}, path)
+    table = pe.FileTable(path)
+    os.truncate(path, path.stat().st_size - 256)
+    assert torch.equal(table(IDS[:, :1]), weight[IDS[:, :1]])
+    table.prefetch(torch.tensor([499]))  # asks for what is not there, which is no error
+    with pytest.raises(ValueError, match=f"{re.escape(str(path))}.*the file was shortened"):
+        table(IDS)
+    os.truncate(path, 0)
+    with pytest.raises(ValueError, match="the file was shortened while it was read"):
+        table(torch.randint(ROWS, (4000,)))  # on several threads
+
+
+def test_other_threads_of_python_go_on(path: Path) -> None:
+    save_file({"weight": torch.randn(20_000, COLUMNS)}, path)
+    table = pe.FileTable(path)
+    ids = torch.randint(20_000, (400_000,))
+    counted = [0]
+    done = threading.Event()
+
+    def count() -> None:
+        while not done.is_set():
+            counted[0] += 1
+
+    other = threading.Thread(target=count)
+    other.start()
+    try:
+        time.sleep(0.05)
+        before = counted[0]
+        table(ids)
+        during = counted[0] - before
+    finally:
+        done.set()
+        other.join()
+    assert during > 1000  # with Python's lock held, none
+
+
+def test_a_forked_child_prefetches(path: Path) -> None:
+    save_file({"weight": torch.arange(64.0).view(16, 4)}, path)
+    program = """
+import os, sys, torch, posembed as pe
+table = pe.FileTable(sys.argv[1])
+table.prefetch(torch.arange(16))
+child = os.fork()
+table.prefetch(torch.arange(16))
+right = torch.equal(table(torch.tensor([3])), torch.tensor([[12.0, 13, 14, 15]]))
+if child == 0:
+    os._exit(0 if right else 1)
+assert right and os.waitpid(child, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-c", program, path], check=True, timeout=120)
+
+
+def test_copies_open_the_file_again(path: Path) -> None:
+    weight = torch.randn(ROWS, COLUMNS)
+    save_file({"weight": weight}, path)
+    token = pe.TokenEmbedding.from_file(path, keep="file")
+    file = io.BytesIO()
+    torch.save(token, file)
+    file.seek(0)
+    copies = [copy.deepcopy(token), torch.load(file, weights_only=False)]
+    handle = token.table.handle
+    del token
+    for each in copies:
+        assert torch.equal(each(IDS), weight[IDS])
+        assert torch.equal(each.bfloat16()(IDS), weight.bfloat16()[IDS])
+    with pytest.raises(ValueError, match=f"file: expected the handle of an open .* got {handle}"):
+        torch.ops.posembed.file_rows(IDS, handle)
+
+
+def test_the_cpp_module_is_its_twin(path: Path) -> None:
+    weight = torch.randn(ROWS, COLUMNS)
+    save_file({"a": weight, "b": weight + 1}, path)
+    for dtype in (None, torch.bfloat16):
+        ours = pe.FileTable(path, "a", dtype=dtype)
+        theirs = pe.cpp.FileTable(ours._file, dtype)
+        assert repr(theirs) == repr(ours)
+        assert torch.equal(theirs.forward(IDS, 2.0), ours(IDS, 2.0))
+
+
+def test_tracers(path: Path) -> None:
+    weight = torch.randn(ROWS, COLUMNS)
+    save_file({"weight": weight}, path)
+    table = pe.FileTable(path)
+    torch.library.opcheck(torch.ops.posembed.file_rows.default, (IDS, table.handle))
+    torch._dynamo.reset()
+    compiled = torch.compile(table, fullgraph=True, dynamic=True, backend="aot_eager")
+    assert torch.equal(compiled(IDS), weight[IDS])
+    assert torch.equal(torch.export.export(table, (IDS,)).module()(IDS), weight[IDS])
+    assert torch.equal(torch.vmap(table)(IDS), weight[IDS])
+    assert table(IDS.to("meta")).shape == (2, 3, COLUMNS)
+
+
+def of(**tensors: Tensor) -> Callable[[Path], pe.FileTable]:
+    def make(path: Path) -> pe.FileTable:
+        save_file(tensors, path)
+        return pe.FileTable(path, dtype=torch.float32)
+
+    return make
+
+
+def text(path: Path) -> pe.FileTable:
+    path.write_text("the 0.5 0.25\ncat 1 2\n")
+    return pe.FileTable(path.rename(path.with_suffix(".txt")))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (of(a=torch.zeros(3, 4), b=torch.zeros(3, 4)), ValueError, "tensor: expected the name of"),
+        (of(a=torch.zeros(3)), ValueError, "tensor: expected a name"),
+        (of(a=torch.zeros(3, 4).to(torch.float8_e5m2)), TypeError, "tensors: expected float32"),
+        (of(a=torch.zeros(3, 4).to(torch.float8_e5m2), a_scale=torch.ones(3)), TypeError, "codes"),
+        (text, ValueError, "path: expected safetensors, whose rows can be read .* is glove"),
+        (lambda p: of(a=torch.zeros(3, 4))(p)(torch.tensor([3])), IndexError, "ids: expected 0 to"),
+        (
+            lambda p: of(a=torch.zeros(3, 4))(p).prefetch(torch.tensor([-1])),
+            IndexError,
+            "ids: expected 0 to 2",
+        ),
+        (lambda p: of(a=torch.zeros(3, 4))(p)(torch.ones(1)), TypeError, "ids: expected int32 or"),
+        (lambda p: of(a=torch.zeros(3, 4))(p).rows(IDS, 1, torch.int8), TypeError, "dtype: exp"),
+        (lambda p: pe.FileTable(p), OSError, "No such file"),
+        (lambda p: pe.TokenEmbedding.from_file(p, keep="disk"), ValueError, "keep: expected 'num"),  # type: ignore[arg-type]
+        (
+            lambda p: pe.TokenEmbedding.from_file(p, keep="file", freeze=False),
+            ValueError,
+            "freeze: expected True with keep='file', got False",
+        ),
+        (
+            lambda p: pe.TokenBag.from_file(p, keep="file", vocabulary=["a"]),
+            ValueError,
+            "vocabulary: expected none with keep='file'",
+        ),
+        (
+            lambda p: (of(a=torch.zeros(3, 4))(p), pe.QuantizedTable.from_file(p)),
+            TypeError,
+            "tensors: expected codes with scales, got float32",
+        ),
+        (
+            lambda p: (
+                of(a=torch.zeros(3, 4))(p),
+                pe.TokenEmbedding.from_file(p, keep="file", max_norm=1.0),
+            ),
+            ValueError,
+            "max_norm: expected none for a frozen table, got 1",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_arguments(path: Path, make: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make(path)
