@@ -385,3 +385,28 @@ def test_functions_with_effects_are_not_run() -> None:
 def test_rotations_that_round_otherwise_say_so() -> None:
     rows = {row.function: row for row in patch(Calls()).left}
     assert rows["fused"].action.startswith("it rotates, but rounds its products")
+
+
+class Scripted(nn.Module):
+    """Calls a function and a method in code that torch.jit.script takes."""
+
+    def turned(self, x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+        return x * c + half(x) * s
+
+    def forward(self, x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+        return short_names(x, c, s) + self.turned(x, c, s)
+
+
+def test_a_patched_model_is_scripted_as_the_models_own_code() -> None:
+    given = torch.randn(BATCH, HEADS, TOKENS, HEAD), *tables("short_names")
+    model = Scripted()
+    expected = model(*given)
+    report = patch(model)
+    scripted = torch.jit.script(model)
+    assert equal(scripted(*given), expected)
+    assert all((each.kernel, each.own) == (0, 0) for each in report.calls())
+    assert equal(model(*given), expected)
+    assert {each.function: each.kernel for each in report.calls()} == {
+        "short_names": 1,
+        "Scripted.turned": 1,
+    }

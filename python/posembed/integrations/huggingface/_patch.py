@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from posembed.integrations.huggingface import _embeddings, _exact, _shadow
 from posembed.integrations.huggingface._recognition import refusal
 from posembed.integrations.huggingface._report import Counter, Report, Row
-from posembed.integrations.huggingface._rotation import Rotation, repeats
+from posembed.integrations.huggingface._rotation import repeats, rotation_of
 
 EMBEDDINGS = (
     "nn.Embedding ({count}) stays: its lookup gives the same rows, and another class would change"
@@ -92,7 +92,7 @@ def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") ->
     classes = {type(part): None for part in parts}
     patched = {cls: _shadow.shadow_class(_shadow.original_of(cls)) for cls in classes}
     rotations = {
-        id(rotation.original): rotation
+        id(rotation.original): rotation.function()
         for shadow in _shadow.SHADOWS.values()
         for rotation in shadow.rotations.values()
     }
@@ -184,8 +184,9 @@ def unpatch(model: nn.Module) -> None:
         for added in ADDED:
             vars(module).pop(added, None)
         for name, value in list(vars(module).items()):
-            if isinstance(value, Rotation):
-                vars(module)[name] = value.original
+            rotation = rotation_of(value)
+            if rotation is not None:
+                vars(module)[name] = rotation.original
 
 
 def _check_axes(module: nn.Module) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from posembed.integrations.huggingface._arithmetic import compared, is_arithmetic
-from posembed.integrations.huggingface._rotation import Case, Rotation
+from posembed.integrations.huggingface._rotation import TOKENS_FIRST, Case, Rotation
 from posembed.integrations.huggingface._rule import Packing, Roles, Rule
 
 BATCH, HEADS, KEY_HEADS, TOKENS, ROWS, HEAD = 2, 3, 4, 5, 7, 12
@@ -266,6 +266,7 @@ def samples(inserted: bool) -> list[Sample]:
             ((b, "h", s), (b, "h", s), None),
             ((b, s), (b, s), None),
             ((b, s), (1, s), None),
+            ((s, b, "h"), (s, 1, 1), None),
         ]
     found = [Sample(*layout) for layout in layouts]
     found += [dataclasses.replace(x, narrow=True) for x in found]
@@ -400,7 +401,9 @@ def _layout(rule: Rule, sample: Sample) -> tuple[int, int, int | None]:
     """The sample's entry in ``Rule.layouts``."""
     by_head = sample.table in (("h", TOKENS), (1, "h", TOKENS), sample.tensors)
     dim = rule.unsqueeze if sample.unsqueeze is None else sample.unsqueeze
-    if dim is None and not by_head:  # the head dimension of the tensors
+    if sample.table == (TOKENS, 1, 1):
+        dim = TOKENS_FIRST
+    elif dim is None and not by_head:  # the head dimension of the tensors
         dim = -2 if sample.tensors[-1] == "h" else -3
     return len(sample.tensors) + 1, len(sample.table) + 1, dim
 

@@ -5,7 +5,8 @@ What depends only on shapes, dtypes, devices and options is decided once for eac
 
 from __future__ import annotations
 
-import importlib
+import inspect
+import types
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -24,6 +25,7 @@ KERNEL_DEVICES = {"cpu", "meta"} | ({"cuda"} if build_info()["cuda_version"] els
 ROUNDED = (torch.float32, torch.bfloat16, torch.float16)
 Numerics = Literal["float32", "float32_product"]
 MAX_WIDTH = 1024  # rotated components that the kernel takes
+TOKENS_FIRST = -4  # the place of heads in a layout whose tables are [tokens, 1, 1, width]
 PLANS = 512  # a rotation clears its plans beyond this number: prompt lengths are unbounded
 
 
@@ -52,29 +54,34 @@ class Rearrangement(NamedTuple):
     """Views of tensors and tables in which each table row belongs to all heads of a token.
 
     Args:
-        swaps: Whether to exchange batch and heads, for tables [heads, tokens, width]. Otherwise
+        kind: "by head" exchanges batch and heads, for tables [heads, tokens, width]. "tokens first"
+            moves tokens behind batch and heads, for tables [tokens, 1, 1, width]. For a "flat" one,
             tables are as large as the tensors: all dimensions but the last become tokens.
         parts: In how many parts to split the last dimension, if it is too wide for the kernel.
     """
 
-    swaps: bool
+    kind: Literal["by head", "tokens first", "flat"]
     parts: int = 1
 
     def of(self, x: Tensor) -> Tensor:
         """A tensor to rotate, rearranged."""
-        if self.swaps:
+        if self.kind == "by head":
             return x.transpose(0, 1)
+        if self.kind == "tokens first":
+            return x.movedim(0, -2)
         return x.reshape(1, 1, -1, x.shape[-1] // self.parts)
 
     def of_table(self, table: Tensor) -> Tensor:
         """A table, rearranged."""
-        if self.swaps:
+        if self.kind == "by head":
             return table.squeeze(0) if table.dim() == 4 else table
         return table.reshape(-1, table.shape[-1] // self.parts)
 
     def back(self, x: Tensor, shape: torch.Size) -> Tensor:
         """A result in its first shape."""
-        return x.transpose(0, 1) if self.swaps else x.view(shape)
+        if self.kind == "by head":
+            return x.transpose(0, 1)
+        return x.movedim(-2, 0) if self.kind == "tokens first" else x.view(shape)
 
 
 class Angles(NamedTuple):
@@ -328,27 +335,35 @@ class Case:
 
     @staticmethod
     def _layout_of(heads: int, dim: int | None, rearrangement: Rearrangement | None) -> int | None:
-        """The head dimension that tables have or get; None if they have a row for each head."""
+        """The head dimension that tables have or get; None if they have a row for each head.
+
+        TOKENS_FIRST stands for tables [tokens, 1, 1, width].
+        """
         if rearrangement is not None:
-            return None
+            return TOKENS_FIRST if rearrangement.kind == "tokens first" else None
         return heads if dim is None else dim
 
     def _rearrangement(
         self, tensors: list[Tensor], cos: Tensor, dim: int | None
     ) -> Rearrangement | None:
-        """How to rotate by tables with a row for each head; None if they have another shape."""
+        """How to rotate by tables with a row for each head, or tokens in the first dimension.
+
+        None if they have another shape.
+        """
         query, shape = tensors[0], cos.shape[:-1]
+        if dim is None and query.dim() == 4 and shape == (query.shape[0], 1, 1):
+            return Rearrangement("tokens first")
         if dim is not None or not all(x.shape == query.shape for x in tensors):
             return None
         if query.dim() == 4 and shape in (query.shape[1:-1], (1, *query.shape[1:-1])):
-            return Rearrangement(swaps=True)
+            return Rearrangement("by head")
         if shape != query.shape[:-1]:
             return None
         width = query.shape[-1]
         if width <= MAX_WIDTH or self.rule.pairs != "adjacent" or self.rule.window != "all":
-            return Rearrangement(swaps=False)
+            return Rearrangement("flat")
         parts = (n for n in range(2, width // 2 + 1) if width % (2 * n) == 0)
-        return Rearrangement(False, next(n for n in parts if width // n <= MAX_WIDTH))
+        return Rearrangement("flat", next(n for n in parts if width // n <= MAX_WIDTH))
 
     @staticmethod
     def _stays(query: Tensor, cos: Tensor) -> bool:
@@ -523,6 +538,12 @@ def layout_of(dimension: int | None) -> Layout | None:
     return places.get(dimension if dimension < 0 else dimension - 4)
 
 
+def rotation_of(function: Any) -> Rotation | None:
+    """The rotation that a function calls in place of a model's own; None for other functions."""
+    found = getattr(function, "posembed_rotation", None)
+    return found if isinstance(found, Rotation) else None
+
+
 class Rotation:
     """Calls ``rotary_tables`` in place of a model's function, or the function itself.
 
@@ -549,6 +570,34 @@ class Rotation:
         self.__doc__ = getattr(original, "__doc__", None)
         self.__wrapped__ = original
 
+    def function(self, *, bound: bool = False) -> types.FunctionType:
+        """A function that calls this, for the place of the model's own.
+
+        It has the globals of the model's function and names it as what it wraps. So
+        ``torch.jit.script``, which reads sources, compiles the model's function.
+
+        Args:
+            bound: Whether it is a method, whose instance the rotation does not need.
+        """
+
+        def rotate(*args: Any, **kwargs: Any) -> Any:
+            return self(*args, **kwargs)
+
+        def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
+            return self(*args, **kwargs)
+
+        written = method if bound else rotate
+        own = getattr(self.original, "__func__", self.original)
+        space = getattr(inspect.unwrap(own), "__globals__", {})
+        made = types.FunctionType(written.__code__, space, self.__name__, None, written.__closure__)
+        made.__module__, made.__qualname__, made.__doc__ = (
+            self.home,
+            self.__qualname__,
+            self.__doc__,
+        )
+        vars(made).update(__wrapped__=own, posembed_rotation=self)
+        return made
+
     def __str__(self) -> str:
         """What it computes, by default and with other options."""
         texts: dict[str, str] = {}
@@ -557,9 +606,6 @@ class Rotation:
             given = ", ".join(f"{name}={value!r}" for name, value in options)
             texts.setdefault(rule, f"{rule} with {given}" if given else rule)
         return "; ".join(texts.values())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _named, (self.home, self.__qualname__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Rotates like the model's function."""
@@ -606,11 +652,3 @@ class Rotation:
         """Runs the model's function from now on."""
         self.apart = True
         self.plans.clear()
-
-
-def _named(module: str, path: str) -> Any:
-    """The object of that name, for pickle."""
-    found: Any = importlib.import_module(module)
-    for name in path.split("."):
-        found = getattr(found, name)
-    return found

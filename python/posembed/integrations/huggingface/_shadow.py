@@ -172,7 +172,7 @@ class Builder:
                 return
             rotation = self._rotation(value, name)
             if rotation is not None:
-                self._set(name, rotation)
+                self._set(name, rotation.function())
                 return
         if module == self.original.__name__ or not isinstance(module, str):
             return
@@ -271,7 +271,7 @@ class Builder:
             return constant
         place = f"posembed_{constant.co_name}_{constant.co_firstlineno}"
         rotation.__qualname__ = place
-        self.space[place] = rotation
+        self.space[place] = rotation.function()
         return _calling(place, constant)
 
     def _imported(self, code: types.CodeType) -> tuple[tuple[str, ...], set[tuple[str, str]]]:
@@ -303,12 +303,12 @@ class Builder:
             if isinstance(value, staticmethod):
                 rotation = self._rotation(value.__func__, f"{name}.{key}", cls)
                 if rotation is not None:
-                    members[key] = staticmethod(rotation)
+                    members[key] = staticmethod(rotation.function())
                     continue
             if isinstance(value, types.FunctionType) and self._is_own(value, key):
                 rotation = self._rotation(value, f"{name}.{key}", cls, bound=True)
                 if rotation is not None:
-                    members[key] = staticmethod(rotation)
+                    members[key] = rotation.function(bound=True)
                     METHODS.setdefault(cls, {})[key] = value
                     continue
             if self.reaches(value):
