@@ -31,6 +31,7 @@ from cases import (
     additive,
     alibi,
     bag,
+    diffusion,
     fused_ops,
     memory,
     one_token,
@@ -67,6 +68,7 @@ FAMILIES = (
     one_token,
     pretrained,
     transformers,
+    diffusion,
 )
 
 

@@ -49,15 +49,21 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 def models(name: str, dtype: torch.dtype, device: str) -> dict[str, nn.Module]:
     """The model and its patched copy, which shares the weights."""
     import transformers
-    from posembed.integrations import huggingface
 
     config, model, options = MODELS[name]
     torch.manual_seed(0)
     original = getattr(transformers, model)(getattr(transformers, config)(**options))
-    original = original.to(device, dtype).eval()
+    numerics = "exact" if name.endswith("exact") else "model"
+    return beside_patched(original.to(device, dtype).eval(), numerics)
+
+
+def beside_patched(original: nn.Module, numerics: Any = "model") -> dict[str, nn.Module]:
+    """A model and its patched copy, which shares the weights."""
+    from posembed.integrations import huggingface
+
     shared = {id(tensor): tensor for tensor in original.parameters()}
     patched = copy.deepcopy(original, shared)
-    huggingface.patch(patched, numerics="exact" if name.endswith("exact") else "model")
+    huggingface.patch(patched, numerics=numerics)
     return {BEFORE: original, AFTER: patched}
 
 

@@ -321,11 +321,11 @@ def _reached(value: Any) -> set[tuple[str, str]]:
             continue
         seen.add(function)
         shadow = _shadow.SHADOWS.get(str(function.__globals__.get("__name__", "")))
-        if shadow is not None:
-            found |= shadow.uses.get(function.__code__, set())
-        for module, name, target in _globals_used(function):
-            shadow = _shadow.SHADOWS[module]
-            if shadow.function(name) is not None:
+        used = list(_globals_used(function))
+        for module, name in shadow.uses.get(function.__code__, ()) if shadow else ():
+            used.append((module, name, vars(_shadow.SHADOWS[module].original).get(name)))
+        for module, name, target in used:
+            if _shadow.SHADOWS[module].function(name) is not None:
                 found.add((module, name))
             else:
                 pending.extend(_shadow.inner(target))

@@ -225,11 +225,11 @@ class Case:
             return False
         if packing == "separate" and not isinstance(given.get(roles.sin or ""), Tensor):
             return False
+        ends = {"stacked": (2,), "matrices": (2, 2)}.get(packing, ())
         if self.rule.gathers and not (
-            table.dim() == 2 and isinstance(given.get(roles.positions or ""), Tensor)
+            table.dim() == 2 + len(ends) and isinstance(given.get(roles.positions or ""), Tensor)
         ):
             return False
-        ends = {"stacked": (2,), "matrices": (2, 2)}.get(packing, ())
         return table.dim() > len(ends) and table.shape[table.dim() - len(ends) :] == ends
 
     def dtypes(self, given: dict[str, Any]) -> tuple[torch.dtype, torch.dtype]:
@@ -405,7 +405,7 @@ class Case:
     def _lengths_fit(self, lengths: list[int], rows: int) -> bool:
         if self.rule.tokens == "last":
             return all(length >= rows for length in lengths)
-        if self.rule.tokens == "table's last":
+        if self.rule.tokens.startswith("table's"):
             return bool(lengths[0] <= rows) and all(length == rows for length in lengths[1:])
         return all(length == rows for length in lengths)
 
@@ -460,11 +460,11 @@ class Case:
         if rule.pairs == "regrouped":
             tensors = [_regroup(x) for x in tensors]
         first = _tokens(tensors[0], plan.heads)
-        if rule.tokens == "table's last" and first != rows:
-            axis = cos.dim() - 2
-            last_cos = cos.narrow(axis, rows - first, first)
-            last_sin = None if sin is None else sin.narrow(axis, rows - first, first)
-            rotated = [self._call(tensors[0], None, last_cos, last_sin, plan)]
+        if rule.tokens.startswith("table's") and first != rows:
+            axis, start = cos.dim() - 2, 0 if rule.tokens == "table's first" else rows - first
+            some_cos = cos.narrow(axis, start, first)
+            some_sin = None if sin is None else sin.narrow(axis, start, first)
+            rotated = [self._call(tensors[0], None, some_cos, some_sin, plan)]
             rotated += [self._call(x, None, cos, sin, plan) for x in tensors[1:]]
         elif rule.tokens == "last" and first != rows:
             axis = -2 if plan.heads == -3 else -3
@@ -584,10 +584,12 @@ class Rotation:
             return self(*args, **kwargs)
 
         def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
-            return self(*args, **kwargs)
+            return self(*args, **kwargs, **{name: getattr(instance, name) for name in attributes})
 
+        attributes: tuple[str, ...] = getattr(self.original, "attributes", ())
         written = method if bound else rotate
         own = getattr(self.original, "__func__", self.original)
+        own = own.__wrapped__ if attributes else own
         space = getattr(inspect.unwrap(own), "__globals__", {})
         made = types.FunctionType(written.__code__, space, self.__name__, None, written.__closure__)
         made.__module__, made.__qualname__, made.__doc__ = (
