@@ -179,6 +179,29 @@ class Case:
         result = rotated_by_tables(tensors[0], key, None, cos, sin, *plan.options)
         return self._packed(result, len(slots))
 
+    def direct(self, plan: Plan, count: int) -> Callable[..., Any] | None:
+        """A function of this number of positional arguments that only calls the operator.
+
+        None if a plan needs more, or if not all tensors and tables are among them.
+        """
+        roles, rule = self.roles, self.rule
+        needed = (*roles.tensors, roles.cos, roles.sin)
+        as_is = rule.tables != "first half" and not (rule.gathers or rule.casts or rule.packs)
+        if not plan.plain or plan.squeeze is not None or not as_is or rule.backwards:
+            return None
+        if roles.packing not in ("separate", "complex") or not set(needed) <= {
+            *roles.names[:count],
+            None,
+        }:
+            return None
+        query, key, first, second = (
+            roles.names.index(name) if name else None
+            for name in (roles.tensors[0], (*roles.tensors, None)[1], roles.cos, roles.sin)
+        )
+        if rule.sine_first:
+            first, second = second, first
+        return _operator_call(query, key, first, second, plan.options)
+
     def plan(self, given: dict[str, Any], *, values: bool = False) -> Plan | None:
         """The plan for these arguments; None if the function itself has to run.
 
@@ -519,6 +542,21 @@ class Case:
         return self._packed(tuple(results), len(slots))
 
 
+def _operator_call(
+    query: Any, key: Any, cos: Any, sin: Any, options: tuple[Any, ...]
+) -> Callable[..., Any]:
+    """Calls the operator with arguments at these places; those at None are absent."""
+    single, pair = (
+        getattr(torch.ops.posembed, name).default._op
+        for name in ("rotary_tables", "rotary_tables_pair")
+    )
+    if key is None:
+        return lambda *x: single(x[query], x[cos], None if sin is None else x[sin], *options)
+    if sin is None:
+        return lambda *x: pair(x[query], x[key], x[cos], None, *options)
+    return lambda *x: pair(x[query], x[key], x[cos], x[sin], *options)
+
+
 def _same(value: Any, supported: Any) -> bool:
     """Whether an option has the supported value; tensors are not compared."""
     if value is supported:
@@ -536,6 +574,11 @@ def layout_of(dimension: int | None) -> Layout | None:
         return None
     places: dict[int, Layout] = {-3: "bhsd", -2: "bshd"}
     return places.get(dimension if dimension < 0 else dimension - 4)
+
+
+def signature(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a plan depends on: of plain tensors their metadata, otherwise the value itself."""
+    return tuple([(x.shape, x.dtype, x.device) if type(x) is Tensor else x for x in args])
 
 
 def rotation_of(function: Any) -> Rotation | None:
@@ -563,6 +606,7 @@ class Rotation:
         self.roles, self.rule = cases[0].roles, cases[0].rule
         self.empty = {name: self.roles.defaults.get(name) for name in self.roles.names}
         self.plans: dict[Any, tuple[Case, Plan] | None] = {}
+        self.direct: dict[Any, Callable[..., Any]] = {}  # one operator call, by signature
         self.counter = Counter()
         self.apart = False  # whether the model turns the two components of a pair apart
         self.__name__ = str(getattr(original, "__name__", type(original).__name__))
@@ -580,8 +624,21 @@ class Rotation:
             bound: Whether it is a method, whose instance the rotation does not need.
         """
 
+        # The globals of the model's function: nothing of this module's is used by name.
+        direct, counter, refused = self.direct, self.counter, TypeError
+        key_of, is_compiling = signature, torch.compiler.is_compiling
+
         def rotate(*args: Any, **kwargs: Any) -> Any:
-            return self(*args, **kwargs)
+            if kwargs or is_compiling():
+                return self(*args, **kwargs)
+            try:
+                call = direct.get(key_of(args))
+            except refused:  # an argument that cannot be hashed, or symbolic shapes
+                call = None
+            if call is None:
+                return self(*args)
+            counter.kernel += 1
+            return call(*args)
 
         def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
             return self(*args, **kwargs, **{name: getattr(instance, name) for name in attributes})
@@ -620,6 +677,8 @@ class Rotation:
         else:
             planned = self._planned(given)
             result = None if planned is None else planned[0].run(given, planned[1])
+            if planned is not None and not kwargs and not torch.compiler.is_compiling():
+                self._remember(args, *planned)
         if not torch.compiler.is_compiling():  # code is compiled again when a number changes
             self.counter.kernel += result is not None
             self.counter.own += result is None
@@ -638,6 +697,7 @@ class Rotation:
         found = self._choose(given, values=True)
         if len(self.plans) >= PLANS:
             self.plans.clear()
+            self.direct.clear()
         self.plans[key] = found
         return found
 
@@ -650,7 +710,15 @@ class Rotation:
                 return case, plan
         return None
 
+    def _remember(self, args: tuple[Any, ...], case: Case, plan: Plan) -> None:
+        """Keeps the operator call for arguments like these, if one is enough."""
+        kinds = (Tensor, int, float, bool, str, type(None))
+        call = case.direct(plan, len(args)) if all(type(x) in kinds for x in args) else None
+        if call is not None:
+            self.direct[signature(args)] = call
+
     def leave(self) -> None:
         """Runs the model's function from now on."""
         self.apart = True
         self.plans.clear()
+        self.direct.clear()
