@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 import types
 from typing import Any
@@ -178,13 +179,14 @@ def test_forms(form: str, dtype: torch.dtype, model: Model) -> None:
     unpatch(model)
     expected = model(form, *given)
     report = patch(model)
-    found = model(form, *given)
-    if form == "complex_numbers":
-        torch.testing.assert_close(found, expected, rtol=2**-22, atol=1e-7)
-    else:
-        assert equal(found, expected)
+    for _ in range(2):  # decided at the first call, remembered at the second
+        found = model(form, *given)
+        if form == "complex_numbers":
+            torch.testing.assert_close(found, expected, rtol=2**-22, atol=1e-7)
+        else:
+            assert equal(found, expected)
     calls = {each.function: (each.kernel, each.own) for each in report.calls()}
-    assert calls[form] == (1, 0)
+    assert calls[form] == (2, 0)
 
 
 def test_options_by_their_values(model: Model) -> None:
@@ -369,9 +371,10 @@ def test_results_have_the_functions_memory_order(form: str) -> None:
     calls, given = Calls(), (x, *tables("short_names"))
     expected = calls(form, *given)
     patch(calls)
-    found = calls(form, *given)
-    assert equal(found, expected)
-    assert found.stride() == expected.stride()
+    for _ in range(2):
+        found = calls(form, *given)
+        assert equal(found, expected)
+        assert found.stride() == expected.stride()
 
 
 def test_functions_with_effects_are_not_run() -> None:
@@ -493,13 +496,61 @@ def both_orders(x: Tensor, c: Tensor, s: Tensor, seq_dim: int = -2) -> Tensor:
     return x * c.view(shape) + half(x) * s.view(shape)
 
 
+def backwards(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    return x * c - half(x) * s
+
+
+def reads_half(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    """As GLM's: of tables that repeat each value, it reads the first half."""
+    width = c.shape[-1] // 2
+    c, s = c[..., :width].repeat_interleave(2, -1), s[..., :width].repeat_interleave(2, -1)
+    return x * c + swapped(x) * s
+
+
+def lazily(function: Any) -> Any:
+    """As moshi's torch_compile_lazy: the first call compiles."""
+
+    @functools.wraps(function)
+    def call(*given: Any) -> Any:
+        Effects.calls += 1
+        return function(*given)
+
+    return call
+
+
+wrapped = lazily(short_names)
+
+
 class More(nn.Module):
     """Calls a function of this file."""
 
     def forward(self, form: str, *given: Any, **options: Any) -> Tensor:
         forms = {"tokens_first": tokens_first, "by_position": by_position}
-        forms |= {"both_orders": both_orders}
+        forms |= {"both_orders": both_orders, "backwards": backwards, "reads_half": reads_half}
+        forms |= {"wrapped": wrapped}
         return forms[form](*given, **options)
+
+
+@pytest.mark.parametrize("form", ["backwards", "reads_half"])
+def test_other_calls_of_the_same_shapes(form: str) -> None:
+    """The operator call that a rotation remembers is that of these dtypes and shapes alone."""
+    model, function = More(), getattr(sys.modules[__name__], form)
+    report = patch(model)
+    count = 0
+    for dtype in (torch.float32, torch.bfloat16, torch.float32):
+        for tokens in (TOKENS, TOKENS + 1, TOKENS):
+            theta = torch.rand(tokens, HEAD // 2).repeat(1, 2)
+            given = torch.randn(BATCH, HEADS, tokens, HEAD).to(dtype), theta.cos(), theta.sin()
+            assert equal(model(form, *given), function(*given))
+            count += 1
+    (calls,) = [each for each in report.calls() if each.function == form]
+    assert (calls.kernel, calls.own) == (count, 0)
+
+
+def test_wrappers_of_other_libraries_are_not_run() -> None:
+    before = Effects.calls
+    assert "wrapped" not in {row.function for row in patch(More()).patched}
+    assert Effects.calls == before
 
 
 @pytest.mark.parametrize("batch", [1, BATCH])
@@ -517,10 +568,10 @@ def test_positions_are_used_only_if_given() -> None:
     x, (cos, sin), model = torch.randn(BATCH, HEADS, TOKENS, HEAD), tables("short_names"), More()
     positions = torch.randint(TOKENS, (BATCH, TOKENS))
     report = patch(model)
-    for given in ((x, cos, sin), (x, cos, sin, positions)):
+    for given in ((x, cos, sin), (x, cos, sin, positions), (x, cos, sin, positions.flip(-1))):
         assert equal(model("by_position", *given), by_position(*given))
     (calls,) = [each for each in report.calls() if each.function == "by_position"]
-    assert (calls.kernel, calls.own) == (2, 0)
+    assert (calls.kernel, calls.own) == (3, 0)
 
 
 def test_options_that_are_dimensions() -> None:

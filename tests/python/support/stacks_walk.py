@@ -12,6 +12,7 @@ import importlib
 import inspect
 import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 from support.transformers_walk import run
 
+PARAMETERS, PIXELS = 30_000_000, 512  # of models of timm that run
 ROUNDING = 2**-22  # of complex products in float32
 Found = dict[str, Any]
 
@@ -96,6 +98,19 @@ def diffusers_configs(only: list[str]) -> Iterator[tuple[str, Any]]:
                 yield name, value
 
 
+def completed(name: str, given: Found) -> Found:
+    """A test's inputs, with tables that rotate where it has none or random numbers."""
+    old = given.get("image_rotary_emb")
+    if name.startswith(("CogVideoX", "ConsisID", "HunyuanDiT")):
+        tokens, width = 16, 8  # of their small pictures and heads
+        theta = torch.rand(tokens, width // 2).repeat_interleave(2, -1)
+        return {**given, "image_rotary_emb": (theta.cos(), theta.sin())}
+    if name.startswith("LuminaNext"):
+        theta = torch.rand(384, 384, old.shape[-1])
+        return {**given, "image_rotary_emb": torch.polar(torch.ones_like(theta), theta)}
+    return given
+
+
 def diffusers_models(only: list[str]) -> Iterator[tuple[str, dict[str, Found]]]:
     for name, tester in diffusers_configs(only):
         config = tester()
@@ -107,7 +122,7 @@ def diffusers_models(only: list[str]) -> Iterator[tuple[str, dict[str, Found]]]:
             for dtype in (torch.float32, torch.bfloat16):
                 torch.manual_seed(1)
                 model = cls(**config.get_init_dict()).to(dtype).eval()
-                given = config.get_dummy_inputs()
+                given = completed(cls.__name__, config.get_dummy_inputs())
                 found[str(dtype)] = compared(
                     model, lambda m, given=given, dtype=dtype: run(m, converted(given, dtype))
                 )
@@ -132,21 +147,25 @@ def timm_models(only: list[str]) -> Iterator[tuple[str, dict[str, Found]]]:
     import timm
 
     for name in only or timm.list_models():
-        entry = timm.models.model_entrypoint(name)
-        text = Path(inspect.getfile(entry)).read_text(encoding="utf-8")
-        if "rope" not in text and "rotary" not in text:
+        text = Path(inspect.getfile(timm.models.model_entrypoint(name))).read_text("utf-8")
+        if not re.search("rope|rotary", text):
             continue
         with torch.device("meta"):
-            model = timm.create_model(name)
+            model = timm.create_model(name, depth=1)
         if not any("rope" in key.lower() for key, _ in model.named_modules()):
             continue
         found: dict[str, Found] = {}
+        size = model.pretrained_cfg["input_size"]
+        small = sum(p.numel() for p in model.parameters()) < PARAMETERS and size[-1] <= PIXELS
         try:
-            for dtype in (torch.float32, torch.bfloat16):
+            for dtype in (torch.float32, torch.bfloat16) if small else ():
                 torch.manual_seed(1)
                 model = timm.create_model(name, depth=1).to(dtype).eval()
-                x = torch.randn(1, *model.pretrained_cfg["input_size"], dtype=dtype)
+                x = torch.randn(1, *size, dtype=dtype)
                 found[str(dtype)] = compared(model, lambda m, x=x: run(m, {"x": x}))
+            if not small:
+                rows = patch(model).rows
+                found["meta"] = {"rows": [[row.function, row.patched, row.action] for row in rows]}
         except Exception as error:
             found.setdefault("error", {"why": f"{type(error).__name__}: {str(error)[:200]}"})
         yield name, found

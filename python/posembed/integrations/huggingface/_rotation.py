@@ -623,7 +623,6 @@ class Rotation:
         Args:
             bound: Whether it is a method, whose instance the rotation does not need.
         """
-
         # The globals of the model's function: nothing of this module's is used by name.
         direct, counter, refused = self.direct, self.counter, TypeError
         key_of, is_compiling = signature, torch.compiler.is_compiling

@@ -315,7 +315,6 @@ class Builder:
                     continue
             if key == "forward" and self._turns_by_attributes(cls, value, name):
                 members[key] = self.found.rotations[f"{name}.{key}"].function(bound=True)
-                METHODS.setdefault(cls, {})[key] = value
                 continue
             if self.reaches(value):
                 members[key] = self.rebuild(value)
