@@ -74,9 +74,11 @@ test-cpp: build-tests
 test-python: build $(requirements_dev)
 	OMP_WAIT_POLICY=passive $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
-# Patches every model class of the installed transformers; make test takes one in 48.
+# Patches every model class of the installed transformers, or of TRANSFORMERS=5.24.0; make test takes one in 48.
+test-transformers: private other = $(abspath $(BUILD))/transformers-$(TRANSFORMERS)
 test-transformers: build $(requirements_dev)
-	OMP_WAIT_POLICY=passive POSEMBED_ALL_MODELS=1 $(python) -m pytest --numprocesses auto --dist load tests/python/integrations/test_huggingface_all.py
+	$(if $(TRANSFORMERS),$(install) --upgrade --no-deps --target $(other) transformers==$(TRANSFORMERS))
+	$(if $(TRANSFORMERS),PYTHONPATH=$(other):$(PYTHONPATH)) OMP_WAIT_POLICY=passive POSEMBED_ALL_MODELS=1 $(python) -m pytest --numprocesses auto --dist load tests/python/integrations/test_huggingface_all.py
 
 # In an environment of its own: the kernels package takes some versions of transformers only.
 test-stacks: build

@@ -84,6 +84,22 @@ def prefill(name: str, model: str, dtype: torch.dtype, device: str) -> Case:
     return case(name, models(model, dtype, device), call)
 
 
+def compiled_prefill(name: str, model: str, dtype: torch.dtype, device: str) -> Case:
+    """Both compiled by Inductor, which fuses the model's own rotation with what is around it."""
+    prompt = ids(1, PROMPT, device)
+
+    def call(model: nn.Module) -> Callable[[], object]:
+        compiled = torch.compile(model, dynamic=False)
+
+        def run() -> object:
+            with torch.inference_mode():
+                return compiled(prompt, use_cache=False).logits
+
+        return run
+
+    return case(name, models(model, dtype, device), call)
+
+
 def decode(name: str, model: str, dtype: torch.dtype, device: str) -> Case:
     prompt, token = ids(1, PROMPT, device), ids(1, 1, device)
 
@@ -130,6 +146,8 @@ def plans(setting: Setting) -> Iterator[Plan]:
             kinds = {"prefill": prefill, "decode": decode, "training step": training_step}
             if "BERT" in model:
                 del kinds["decode"]
+            elif setting.compile_peers:
+                kinds["compiled prefill"] = compiled_prefill
             for kind, build in kinds.items():
                 name = f"transformers: {model}, {kind}, {str(dtype).removeprefix('torch.')}"
                 yield plan(name, build, model, dtype, setting.device)

@@ -511,9 +511,9 @@ def lazily(function: Any) -> Any:
     """As moshi's torch_compile_lazy: the first call compiles."""
 
     @functools.wraps(function)
-    def call(*given: Any) -> Any:
+    def call(*given: Any, **options: Any) -> Any:
         Effects.calls += 1
-        return function(*given)
+        return function(*given, **options)
 
     return call
 

@@ -2,6 +2,7 @@
 
 cd tests/python && python -m support.stacks_walk timm [names]
 cd tests/python && python -m support.stacks_walk diffusers [names]
+cd tests/python && python -m support.stacks_walk summary < LINES    for docs/patched_models.json
 DIFFUSERS_SOURCE is a checkout of diffusers, whose own tests build small models.
 """
 
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 from posembed.integrations.huggingface import patch, unpatch
+from posembed.integrations.huggingface._patch import APART, INLINE
 from torch import Tensor, nn
 
 from support.transformers_walk import run
@@ -172,9 +174,35 @@ def timm_models(only: list[str]) -> Iterator[tuple[str, dict[str, Found]]]:
         gc.collect()
 
 
+def summary(lines: list[Found]) -> dict[str, list[str]]:
+    """The models of a library in docs/patched_models.json: state and reason, by class.
+
+    A class with several configurations has the worst of their states.
+    """
+    order = ["left", "partly", "patched", "does not rotate", "not run"]
+    models: dict[str, list[str]] = {}
+    for line in sorted(lines, key=lambda line: order.index(line["state"]), reverse=True):
+        models[line["name"].partition(" ")[0]] = [line["state"], reason(line)]
+    return dict(sorted(models.items()))
+
+
+def reason(line: Found) -> str:
+    """What a model's functions compute, or why they stay."""
+    found = [part for key, part in line.items() if key not in ("name", "state")]
+    texts = []
+    for each in found:
+        texts += [action for _, _, action in each.get("rows", [])]
+        texts += [INLINE] * bool(each.get("inline")) + [APART] * bool(each.get("own"))
+    return "; ".join(dict.fromkeys("; ".join(texts).split("; "))) if texts else ""
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    if sys.argv[1] == "summary":  # of the lines that the walks have printed
+        lines = [json.loads(line) for line in sys.stdin if line.startswith("{")]
+        print(json.dumps(summary(lines), indent=1))
+        return
     models = {"diffusers": diffusers_models, "timm": timm_models}[sys.argv[1]]
     for name, found in models(sys.argv[2:]):
         known = {key: value for key, value in found.items() if key != "error"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import importlib.metadata
 import sys
 import types
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ INLINE = "it rotates in the code of a method, and posembed replaces functions"
 MODEL_BITS = "one pass for its sum and norm has other bits (numerics='exact')"
 ONE_PASS = "sum and norm in one pass"
 APART = "its tables turn the two components of a pair by different angles"
+TESTED = ("5.23", "5.24")  # versions of transformers that the tests run with
+VERSIONS = "transformers {installed} (posembed is tested with {tested})"
 UNREACHED = "tables stay: they are not made by a module from positions alone"
 SPECIFICATIONS = "posembed_specifications"
 ADDED = (SPECIFICATIONS, _embeddings.ROLES)  # to modules
@@ -247,8 +250,11 @@ def _report(model: nn.Module, decisions: list[_exact.Decision] | None) -> Report
             row = dataclasses.replace(row, action="; ".join([row.action, *where]))
         rows.append(row)
     embeddings = counts[nn.Embedding]
-    notes = (EMBEDDINGS.format(count=embeddings),) if embeddings else ()
-    return Report(tuple(rows), notes)
+    notes = [EMBEDDINGS.format(count=embeddings)] if embeddings else []
+    if any(cls.__module__.startswith("transformers.") for cls in counts):
+        version = importlib.metadata.version("transformers")
+        notes.append(VERSIONS.format(installed=version, tested=" and ".join(TESTED)))
+    return Report(tuple(rows), tuple(notes))
 
 
 def _angles(decisions: list[_exact.Decision]) -> dict[tuple[str, str], list[str]]:

@@ -182,8 +182,9 @@ def roles_with_attributes(function: Any) -> Iterator[Roles]:
     tensors = tuple(name for name in given if name not in defaults)
     positions = next((name for name in given if defaults.get(name, 0) is None), None)
     if 1 <= len(tensors) <= 3:
-        for cos, *sin in itertools.permutations(function.attributes):
-            roles = Roles(names, defaults, tensors, cos, *sin, positions=positions)
+        for cos, *rest in itertools.permutations(function.attributes):
+            sin = rest[0] if rest else None
+            roles = Roles(names, defaults, tensors, cos, sin, positions=positions)
             yield from packings(roles)
 
 

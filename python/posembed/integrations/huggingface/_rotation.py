@@ -186,7 +186,7 @@ class Case:
         """
         roles, rule = self.roles, self.rule
         needed = (*roles.tensors, roles.cos, roles.sin)
-        as_is = rule.tables != "first half" and not (rule.gathers or rule.casts or rule.packs)
+        as_is = rule.tables != "first half" and not (rule.gathers or rule.casts)
         if not plan.plain or plan.squeeze is not None or not as_is or rule.backwards:
             return None
         if roles.packing not in ("separate", "complex") or not set(needed) <= {
@@ -200,7 +200,8 @@ class Case:
         )
         if rule.sine_first:
             first, second = second, first
-        return _operator_call(query, key, first, second, plan.options)
+        call = _operator_call(query, key, first, second, plan.options)
+        return (lambda *x: _contiguous(call(*x))) if rule.packs else call
 
     def plan(self, given: dict[str, Any], *, values: bool = False) -> Plan | None:
         """The plan for these arguments; None if the function itself has to run.
@@ -515,7 +516,7 @@ class Case:
         """The result in the function's form, for this number of tensor arguments."""
         rotated = result if isinstance(result, tuple) else (result,)
         if self.rule.packs:
-            rotated = tuple(x.contiguous() for x in rotated)
+            rotated = _contiguous(rotated)
         if len(rotated) < slots and self.rule.lone == "padded":
             return (*rotated, *[None] * (slots - len(rotated)))
         if slots == 1 or (len(rotated) == 1 and self.rule.lone == "alone"):
@@ -555,6 +556,12 @@ def _operator_call(
     if sin is None:
         return lambda *x: pair(x[query], x[key], x[cos], None, *options)
     return lambda *x: pair(x[query], x[key], x[cos], x[sin], *options)
+
+
+def _contiguous(result: Any) -> Any:
+    if isinstance(result, Tensor):
+        return result.contiguous()
+    return tuple(x.contiguous() for x in result)
 
 
 def _same(value: Any, supported: Any) -> bool:
@@ -644,7 +651,7 @@ class Rotation:
 
         attributes: tuple[str, ...] = getattr(self.original, "attributes", ())
         written = method if bound else rotate
-        own = getattr(self.original, "__func__", self.original)
+        own: Any = getattr(self.original, "__func__", self.original)
         own = own.__wrapped__ if attributes else own
         space = getattr(inspect.unwrap(own), "__globals__", {})
         made = types.FunctionType(written.__code__, space, self.__name__, None, written.__closure__)
