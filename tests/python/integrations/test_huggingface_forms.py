@@ -352,6 +352,11 @@ def counts(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
     return x * c + half(x) * s
 
 
+def sets(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    c.grad = s
+    return x * c + half(x) * s
+
+
 def noisy(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
     return x * c + half(x) * s + torch.randn_like(x)
 
@@ -361,7 +366,7 @@ class Calls(nn.Module):
 
     def forward(self, form: str, *given: Tensor) -> Tensor:
         forms = {"short_names": short_names, "contiguous": contiguous, "fused": fused}
-        forms |= {"counts": counts, "noisy": noisy}
+        forms |= {"counts": counts, "noisy": noisy, "sets": sets}
         return forms[form](*given)
 
 
@@ -382,7 +387,7 @@ def test_functions_with_effects_are_not_run() -> None:
     patched = {row.function for row in patch(Calls()).patched}
     assert Effects.calls == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
-    assert patched.isdisjoint({"counts", "noisy"})
+    assert patched.isdisjoint({"counts", "noisy", "sets"})
 
 
 def test_rotations_that_round_otherwise_say_so() -> None:
