@@ -180,6 +180,7 @@ def summary(lines: list[Found]) -> dict[str, list[str]]:
     A class with several configurations has the worst of their states.
     """
     order = ["left", "partly", "patched", "does not rotate", "not run"]
+    lines = [line for line in lines if line["state"] != "not run"]
     models: dict[str, list[str]] = {}
     for line in sorted(lines, key=lambda line: order.index(line["state"]), reverse=True):
         models[line["name"].partition(" ")[0]] = [line["state"], reason(line)]
@@ -205,7 +206,7 @@ def main() -> None:
         return
     models = {"diffusers": diffusers_models, "timm": timm_models}[sys.argv[1]]
     for name, found in models(sys.argv[2:]):
-        known = {key: value for key, value in found.items() if key != "error"}
+        known = {key: value for key, value in found.items() if key.startswith("torch.")}
         line = {"name": name, "state": state(known) if known else "not run", **found}
         print(json.dumps(line), flush=True)
 
