@@ -74,16 +74,18 @@ test-cpp: build-tests
 test-python: build $(requirements_dev)
 	OMP_WAIT_POLICY=passive $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
-# Patches every model class of the installed transformers; make test takes one in 48.
+# Patches every model class of the installed transformers, or of TRANSFORMERS=5.24.0; make test takes one in 48.
+test-transformers: private other = $(abspath $(BUILD))/transformers-$(TRANSFORMERS)
 test-transformers: build $(requirements_dev)
-	OMP_WAIT_POLICY=passive POSEMBED_ALL_MODELS=1 $(python) -m pytest --numprocesses auto --dist load tests/python/integrations/test_huggingface_all.py
+	$(if $(TRANSFORMERS),$(install) --upgrade --no-deps --target $(other) transformers==$(TRANSFORMERS))
+	$(if $(TRANSFORMERS),PYTHONPATH=$(other):$(PYTHONPATH)) OMP_WAIT_POLICY=passive POSEMBED_ALL_MODELS=1 $(python) -m pytest --numprocesses auto --dist load tests/python/integrations/test_huggingface_all.py
 
 # In an environment of its own: the kernels package takes some versions of transformers only.
 test-stacks: build
 	$(MAKE) --no-print-directory run-stacks $(if $(VENV),VENV=$(VENV)-stacks)
 
 run-stacks: $(requirements_stacks)
-	OMP_WAIT_POLICY=passive $(python) -m pytest $(addprefix tests/python/integrations/test_,huggingface.py huggingface_recognition.py huggingface_kernels.py huggingface_peft.py training_stacks.py diffusion_and_vision.py) tests/python/rotary/test_axial_programs.py $(PYTEST_ARGS)
+	OMP_WAIT_POLICY=passive $(python) -m pytest $(addprefix tests/python/integrations/test_,huggingface.py huggingface_recognition.py huggingface_kernels.py huggingface_peft.py training_stacks.py diffusion_and_vision.py torchtitan.py) tests/python/rotary/test_axial_programs.py $(PYTEST_ARGS)
 
 # transformers' own modeling tests, from a checkout, with plain and with patched models. A checkout of a release has the
 # tests of its src/transformers; without src, the installed transformers is tested.

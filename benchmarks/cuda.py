@@ -30,7 +30,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parent))
 
 import posembed as pe
-from cases import peers, transformers
+from cases import diffusion, peers, transformers
 
 Call = Callable[[], Any]
 ROUNDS = 9
@@ -439,6 +439,43 @@ def model(name: str, kind: str, batch: int, seq: int) -> Case:
     return Case(label, 0, make, queued=True, captured=False)
 
 
+def decode_step(name: str, batch: int, context: int) -> Case:
+    """One token after a context, queued and in a CUDA graph, with a cache of fixed size."""
+
+    def make() -> dict[str, Call]:
+        cache_class = peers.imported("transformers").StaticCache
+        prompt = transformers.ids(batch, context, "cuda")
+        token = transformers.ids(batch, 1, "cuda")
+
+        def step(model: nn.Module) -> Call:
+            cache = cache_class(config=model.config, max_cache_len=context + 8)
+            with torch.inference_mode():
+                model(prompt, past_key_values=cache)
+
+            def run() -> Any:
+                with torch.inference_mode():
+                    logits = model(token, past_key_values=cache).logits
+                    for layer in cache.layers:  # each call is the first after the context
+                        layer.cumulative_length.fill_(context)
+                    return logits
+
+            return run
+
+        both = transformers.models(name, torch.bfloat16, "cuda")
+        return {label: step(model) for label, model in both.items()}
+
+    return Case(f"transformers: {name}, decode of {batch} after {context}", 0, make, queued=True)
+
+
+def block(name: str) -> Case:
+    """A block of diffusers, or a model of timm, beside itself patched."""
+
+    def make() -> dict[str, Call]:
+        return diffusion.both(diffusion.MODELS[name][1], torch.bfloat16, "cuda")
+
+    return Case(name, 0, make, queued=True)
+
+
 def cases() -> Iterator[Case]:
     half, single = torch.float16, torch.float32
     yield rotary(4, 8192)
@@ -483,6 +520,11 @@ def cases() -> Iterator[Case]:
         for name in ("Llama, 2 layers of 7B", "Qwen3, 100M", "ModernBERT, 100M"):
             yield model(name, "prefill", 4, 4096)
             yield model(name, "training step", 2, 4096)
+        for name in ("Llama, 2 layers of 7B", "Qwen3, 100M"):
+            yield decode_step(name, 1, 512)
+    for name, (package, _) in diffusion.MODELS.items():
+        if peers.installed(package):
+            yield block(name)
 
 
 @functools.cache

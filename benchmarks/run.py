@@ -18,6 +18,7 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from cases import (
     additive,
     alibi,
     bag,
+    diffusion,
     fused_ops,
     memory,
     one_token,
@@ -67,6 +69,7 @@ FAMILIES = (
     one_token,
     pretrained,
     transformers,
+    diffusion,
 )
 
 
@@ -79,6 +82,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=7, help="turns that each candidate has")
     parser.add_argument("--allocator", default="default", choices=list(ALLOCATORS))
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="time of one thread on the CPU, on a busy machine"
+    )
     parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile peers")
     parser.add_argument("--json", type=Path, help="write every number there")
     parser.add_argument("--table", type=Path, help="write the table there as well")
@@ -138,6 +144,8 @@ def plans(arguments: argparse.Namespace) -> Iterator[Plan]:
 
 def main() -> None:
     arguments = parse()
+    if arguments.cpu_time:
+        arguments.threads = 1
     if arguments.list:
         print("\n".join(plan.name for plan in plans(arguments)))
         return
@@ -150,7 +158,8 @@ def main() -> None:
     print("\n".join(lines))
     results = []
     for plan in plans(arguments):
-        result = measure.run(plan.build(), arguments.rounds)
+        clock = time.thread_time if arguments.cpu_time else time.perf_counter
+        result = measure.run(plan.build(), arguments.rounds, clock)
         results.append(result)
         lines += measure.table(result)
         print("\n".join(measure.table(result)), flush=True)

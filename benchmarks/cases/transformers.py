@@ -49,15 +49,21 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 def models(name: str, dtype: torch.dtype, device: str) -> dict[str, nn.Module]:
     """The model and its patched copy, which shares the weights."""
     import transformers
-    from posembed.integrations import huggingface
 
     config, model, options = MODELS[name]
     torch.manual_seed(0)
     original = getattr(transformers, model)(getattr(transformers, config)(**options))
-    original = original.to(device, dtype).eval()
+    numerics = "exact" if name.endswith("exact") else "model"
+    return beside_patched(original.to(device, dtype).eval(), numerics)
+
+
+def beside_patched(original: nn.Module, numerics: Any = "model") -> dict[str, nn.Module]:
+    """A model and its patched copy, which shares the weights."""
+    from posembed.integrations import huggingface
+
     shared = {id(tensor): tensor for tensor in original.parameters()}
     patched = copy.deepcopy(original, shared)
-    huggingface.patch(patched, numerics="exact" if name.endswith("exact") else "model")
+    huggingface.patch(patched, numerics=numerics)
     return {BEFORE: original, AFTER: patched}
 
 
@@ -72,6 +78,22 @@ def prefill(name: str, model: str, dtype: torch.dtype, device: str) -> Case:
         def run() -> object:
             with torch.inference_mode():
                 return model(prompt).logits
+
+        return run
+
+    return case(name, models(model, dtype, device), call)
+
+
+def compiled_prefill(name: str, model: str, dtype: torch.dtype, device: str) -> Case:
+    """Both compiled by Inductor, which fuses the model's own rotation with what is around it."""
+    prompt = ids(1, PROMPT, device)
+
+    def call(model: nn.Module) -> Callable[[], object]:
+        compiled = torch.compile(model, dynamic=False)
+
+        def run() -> object:
+            with torch.inference_mode():
+                return compiled(prompt, use_cache=False).logits
 
         return run
 
@@ -124,6 +146,8 @@ def plans(setting: Setting) -> Iterator[Plan]:
             kinds = {"prefill": prefill, "decode": decode, "training step": training_step}
             if "BERT" in model:
                 del kinds["decode"]
+            elif setting.compile_peers:
+                kinds["compiled prefill"] = compiled_prefill
             for kind, build in kinds.items():
                 name = f"transformers: {model}, {kind}, {str(dtype).removeprefix('torch.')}"
                 yield plan(name, build, model, dtype, setting.device)

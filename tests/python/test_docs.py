@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import posembed
@@ -62,3 +63,9 @@ def test_every_page_is_in_the_navigation() -> None:
         f"notebooks/{path.stem}.md" for path in (ROOT / "examples" / "notebooks").glob("*.ipynb")
     }
     assert listed == {*PAGES, *notebooks}
+
+
+def test_the_page_of_patched_models_is_that_of_its_data() -> None:
+    """It is written by ``python docs/patched_models.py > docs/guide/patched_models.md``."""
+    page = runpy.run_path(str(DOCS / "patched_models.py"))["page"]()
+    assert (DOCS / "guide/patched_models.md").read_text(encoding="utf-8") == page

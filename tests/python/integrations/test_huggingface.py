@@ -303,10 +303,14 @@ def test_the_report_is_a_table() -> None:
         ("LlamaAttention",),
     )
     assert "modeling_llama.py:" in row.location
-    header, line, note = str(report).splitlines()
+    header, line, note, versions = str(report).splitlines()
     assert header.startswith("function")
     assert "2 x LlamaAttention  half-split" in line
     assert note.startswith("nn.Embedding (1) stays")
+    assert (
+        versions
+        == f"transformers {transformers.__version__} (posembed is tested with 5.23 and 5.24)"
+    )
 
 
 def test_calls_since_the_patch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 import types
 from typing import Any
@@ -178,13 +179,14 @@ def test_forms(form: str, dtype: torch.dtype, model: Model) -> None:
     unpatch(model)
     expected = model(form, *given)
     report = patch(model)
-    found = model(form, *given)
-    if form == "complex_numbers":
-        torch.testing.assert_close(found, expected, rtol=2**-22, atol=1e-7)
-    else:
-        assert equal(found, expected)
+    for _ in range(2):  # decided at the first call, remembered at the second
+        found = model(form, *given)
+        if form == "complex_numbers":
+            torch.testing.assert_close(found, expected, rtol=2**-22, atol=1e-7)
+        else:
+            assert equal(found, expected)
     calls = {each.function: (each.kernel, each.own) for each in report.calls()}
-    assert calls[form] == (1, 0)
+    assert calls[form] == (2, 0)
 
 
 def test_options_by_their_values(model: Model) -> None:
@@ -350,6 +352,11 @@ def counts(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
     return x * c + half(x) * s
 
 
+def sets(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    c.grad = s
+    return x * c + half(x) * s
+
+
 def noisy(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
     return x * c + half(x) * s + torch.randn_like(x)
 
@@ -359,7 +366,7 @@ class Calls(nn.Module):
 
     def forward(self, form: str, *given: Tensor) -> Tensor:
         forms = {"short_names": short_names, "contiguous": contiguous, "fused": fused}
-        forms |= {"counts": counts, "noisy": noisy}
+        forms |= {"counts": counts, "noisy": noisy, "sets": sets}
         return forms[form](*given)
 
 
@@ -369,9 +376,10 @@ def test_results_have_the_functions_memory_order(form: str) -> None:
     calls, given = Calls(), (x, *tables("short_names"))
     expected = calls(form, *given)
     patch(calls)
-    found = calls(form, *given)
-    assert equal(found, expected)
-    assert found.stride() == expected.stride()
+    for _ in range(2):
+        found = calls(form, *given)
+        assert equal(found, expected)
+        assert found.stride() == expected.stride()
 
 
 def test_functions_with_effects_are_not_run() -> None:
@@ -379,9 +387,219 @@ def test_functions_with_effects_are_not_run() -> None:
     patched = {row.function for row in patch(Calls()).patched}
     assert Effects.calls == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
-    assert patched.isdisjoint({"counts", "noisy"})
+    assert patched.isdisjoint({"counts", "noisy", "sets"})
 
 
 def test_rotations_that_round_otherwise_say_so() -> None:
     rows = {row.function: row for row in patch(Calls()).left}
     assert rows["fused"].action.startswith("it rotates, but rounds its products")
+
+
+class Scripted(nn.Module):
+    """Calls a function and a method in code that torch.jit.script takes."""
+
+    def turned(self, x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+        return x * c + half(x) * s
+
+    def forward(self, x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+        return short_names(x, c, s) + self.turned(x, c, s)
+
+
+def test_a_patched_model_is_scripted_as_the_models_own_code() -> None:
+    given = torch.randn(BATCH, HEADS, TOKENS, HEAD), *tables("short_names")
+    model = Scripted()
+    expected = model(*given)
+    report = patch(model)
+    scripted = torch.jit.script(model)
+    assert equal(scripted(*given), expected)
+    assert all((each.kernel, each.own) == (0, 0) for each in report.calls())
+    assert equal(model(*given), expected)
+    assert {each.function: each.kernel for each in report.calls()} == {
+        "short_names": 1,
+        "Scripted.turned": 1,
+    }
+
+
+class Holds(nn.Module):
+    """Rotates by a table that it holds, as torchtune's module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        theta = 6 * torch.rand(2 * TOKENS, HEAD // 2)
+        self.register_buffer("cache", torch.stack((theta.cos(), theta.sin()), -1))
+
+    def forward(self, x: Tensor, *, positions: Tensor | None = None) -> Tensor:
+        rows = self.cache[: x.shape[1]] if positions is None else self.cache[positions]
+        parts = x.float().unflatten(-1, (-1, 2))
+        rows = rows.view(-1, parts.shape[1], 1, parts.shape[3], 2)
+        first = parts[..., 0] * rows[..., 0] - parts[..., 1] * rows[..., 1]
+        second = parts[..., 1] * rows[..., 0] + parts[..., 0] * rows[..., 1]
+        return torch.stack((first, second), -1).flatten(-2).type_as(x)
+
+
+class HoldsTwo(nn.Module):
+    """Rotates by two tables that it holds; another attribute of the class is a method's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.s, self.c = tables("short_names")[::-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = x.chunk(2, -1)
+        return x * self.c + torch.cat((-second, first), -1) * self.s
+
+
+class Counts(HoldsTwo):
+    """Does something else, too: it is not run."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = getattr(self, "calls", 0) + 1
+        first, second = x.chunk(2, -1)
+        return x * self.c + torch.cat((-second, first), -1) * self.s
+
+
+def test_modules_that_hold_their_tables() -> None:
+    x, holds, two = torch.randn(BATCH, TOKENS, HEADS, HEAD), Holds(), HoldsTwo()
+    positions = torch.randint(2 * TOKENS, (BATCH, TOKENS))
+    given: list[tuple[nn.Module, Tensor, dict[str, Any]]] = [
+        (holds, x, {}),
+        (holds, x.bfloat16(), {}),
+        (holds, x, {"positions": positions}),
+        (holds, x[:, :1], {"positions": positions[:, :1]}),
+        (holds, torch.randn(BATCH, 2 * TOKENS, HEADS, HEAD), {}),
+        (two, x.transpose(1, 2), {}),
+    ]
+    expected = [module(x, **options) for module, x, options in given]
+    reports = patch(holds), patch(two)
+    for (module, x, options), result in zip(given, expected, strict=True):
+        assert equal(module(x, **options), result)
+    calls = [(each.kernel, each.own) for report in reports for each in report.calls()]
+    assert calls == [(5, 0), (1, 0)]
+    assert equal(torch.jit.script(two)(given[-1][1]), expected[-1])
+    counts = Counts()
+    assert not patch(counts).patched
+    assert not hasattr(counts, "calls")
+
+
+def tokens_first(t: Tensor, freqs: Tensor, mscale: float = 1.0) -> Tensor:
+    """As megatron-core's: [tokens, batch, heads, width], and angles [tokens, 1, 1, width]."""
+    turned, rest = t[..., : freqs.shape[-1]], t[..., freqs.shape[-1] :]
+    cos, sin = (freqs.cos() * mscale).to(t.dtype), (freqs.sin() * mscale).to(t.dtype)
+    return torch.cat((turned * cos + half(turned) * sin, rest), -1)
+
+
+def by_position(x: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor | None = None) -> Tensor:
+    """Gathers rows only if there are positions."""
+    if position_ids is not None:
+        cos, sin = cos[position_ids].unsqueeze(1), sin[position_ids].unsqueeze(1)
+    return x * cos + half(x) * sin
+
+
+def both_orders(x: Tensor, c: Tensor, s: Tensor, seq_dim: int = -2) -> Tensor:
+    """Its option is a dimension, which its code compares with nothing."""
+    shape = [-1, *[1] * (-2 - seq_dim), c.shape[-1]]
+    return x * c.view(shape) + half(x) * s.view(shape)
+
+
+def backwards(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    return x * c - half(x) * s
+
+
+def reads_half(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    """As GLM's: of tables that repeat each value, it reads the first half."""
+    width = c.shape[-1] // 2
+    c, s = c[..., :width].repeat_interleave(2, -1), s[..., :width].repeat_interleave(2, -1)
+    return x * c + swapped(x) * s
+
+
+def lazily(function: Any) -> Any:
+    """As moshi's torch_compile_lazy: the first call compiles."""
+
+    @functools.wraps(function)
+    def call(*given: Any, **options: Any) -> Any:
+        Effects.calls += 1
+        return function(*given, **options)
+
+    return call
+
+
+wrapped = lazily(short_names)
+
+
+class More(nn.Module):
+    """Calls a function of this file."""
+
+    def forward(self, form: str, *given: Any, **options: Any) -> Tensor:
+        forms = {"tokens_first": tokens_first, "by_position": by_position}
+        forms |= {"both_orders": both_orders, "backwards": backwards, "reads_half": reads_half}
+        forms |= {"wrapped": wrapped}
+        return forms[form](*given, **options)
+
+
+@pytest.mark.parametrize("form", ["backwards", "reads_half"])
+def test_other_calls_of_the_same_shapes(form: str) -> None:
+    """The operator call that a rotation remembers is that of these dtypes and shapes alone."""
+    model, function = More(), getattr(sys.modules[__name__], form)
+    report = patch(model)
+    count = 0
+    for dtype in (torch.float32, torch.bfloat16, torch.float32):
+        for tokens in (TOKENS, TOKENS + 1, TOKENS):
+            theta = torch.rand(tokens, HEAD // 2).repeat(1, 2)
+            given = torch.randn(BATCH, HEADS, tokens, HEAD).to(dtype), theta.cos(), theta.sin()
+            assert equal(model(form, *given), function(*given))
+            count += 1
+    (calls,) = [each for each in report.calls() if each.function == form]
+    assert (calls.kernel, calls.own) == (count, 0)
+
+
+def test_wrappers_of_other_libraries_are_not_run() -> None:
+    before = Effects.calls
+    assert "wrapped" not in {row.function for row in patch(More()).patched}
+    assert Effects.calls == before
+
+
+@pytest.mark.parametrize("batch", [1, BATCH])
+def test_tokens_in_the_first_dimension(batch: int) -> None:
+    x, theta = torch.randn(TOKENS, batch, HEADS, HEAD), torch.rand(TOKENS, 1, 1, HEAD // 4)
+    theta, model = torch.cat((theta, theta), -1), More()
+    report = patch(model)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert equal(model("tokens_first", x.to(dtype), theta), tokens_first(x.to(dtype), theta))
+    (calls,) = [each for each in report.calls() if each.function == "tokens_first"]
+    assert (calls.kernel, calls.own) == (2, 0)
+
+
+def test_positions_are_used_only_if_given() -> None:
+    x, (cos, sin), model = torch.randn(BATCH, HEADS, TOKENS, HEAD), tables("short_names"), More()
+    positions = torch.randint(TOKENS, (BATCH, TOKENS))
+    report = patch(model)
+    for given in ((x, cos, sin), (x, cos, sin, positions), (x, cos, sin, positions.flip(-1))):
+        assert equal(model("by_position", *given), by_position(*given))
+    (calls,) = [each for each in report.calls() if each.function == "by_position"]
+    assert (calls.kernel, calls.own) == (3, 0)
+
+
+def test_options_that_are_dimensions() -> None:
+    x, given, model = torch.randn(BATCH, HEADS, TOKENS, HEAD), tables("short_names"), More()
+    report = patch(model)
+    for y, options in ((x, {}), (x.transpose(1, 2), {"seq_dim": -3})):
+        assert equal(model("both_orders", y, *given, **options), both_orders(y, *given, **options))
+    (calls,) = [each for each in report.calls() if each.function == "both_orders"]
+    assert (calls.kernel, calls.own) == (2, 0)
+
+
+def apply_rope(q: Tensor, k: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
+    """As moshi's: positions in, rotation out."""
+    angles = (offset.view(-1, 1) + torch.arange(q.shape[-2])).unsqueeze(-1) * torch.ones(HEAD)
+    cos, sin = angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)
+    return q * cos + half(q) * sin, k * cos + half(k) * sin
+
+
+class MakesTables(nn.Module):
+    def forward(self, *given: Tensor) -> tuple[Tensor, Tensor]:
+        return apply_rope(*given)
+
+
+def test_functions_that_make_their_tables_say_so() -> None:
+    rows = {row.function: row for row in patch(MakesTables()).left}
+    assert rows["apply_rope"].action.startswith("it makes its cosines and sines itself")

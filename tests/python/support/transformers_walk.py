@@ -9,6 +9,7 @@ import collections
 import dataclasses
 import gc
 import inspect
+import json
 import sys
 import types
 import warnings
@@ -360,33 +361,38 @@ def visits(only: tuple[str, ...] = (), run_small: bool = True) -> Iterator[Visit
         gc.collect()
 
 
-def markdown(found: list[Visit]) -> str:
-    """The tables of docs/guide/transformers.md."""
+def summary(found: list[Visit]) -> dict[str, Any]:
+    """The entry of transformers in docs/patched_models.json, but for the sentence on what stays."""
+    import transformers
+
     states = collections.Counter(visit.state for visit in found)
-    rotating = sum(states[state] for state in ("patched", "partly", "left", "failed"))
-    lines = ["| model classes | number |", "|---|--:|", f"| that rotate | {rotating} |"]
-    lines += [f"| {state} | {states[state]} |" for state in ("patched", "partly", "left", "failed")]
-    lines += [
-        f"| that do not rotate | {states['does not rotate']} |",
-        f"| that cannot be built from their default configuration | {states['not built']} |",
-        f"| run small, with equal bits | {sum(v.compared == 'equal' for v in found)} |",
-        f"| run small, with other bits | {sum('differs' in v.compared for v in found)} |",
-        f"| run small, with a kernel that never runs | {sum('idle' in v.compared for v in found)} |",
-        *("", "| rotation | families | classes | for example |", "|---|--:|--:|---|"),
-    ]
+    order = ("patched", "partly", "left", "failed")
     users: dict[str, list[Visit]] = {}
     for visit in found:
         rows = visit.report.rows if visit.report else ()
         for action in {row.action for row in rows if row.rotates}:
             users.setdefault(action, []).append(visit)
-    for action, of_action in sorted(users.items(), key=lambda item: -len(item[1])):
-        names = sorted({visit.family for visit in of_action})
-        examples = ", ".join(names[:3])
-        lines.append(f"| {action} | {len(names)} | {len(of_action)} | {examples} |")
-    for state in ("patched", "partly", "left"):
-        names = sorted({visit.family for visit in found if visit.state == state})
-        lines += ["", f"{state.capitalize()}: {', '.join(names)}."]
-    return "\n".join(lines)
+    families = {action: sorted({v.family for v in visits}) for action, visits in users.items()}
+    return {
+        "version": transformers.__version__,
+        "classes": {
+            "that rotate": sum(states[state] for state in order),
+            **{state: states[state] for state in order},
+            "that do not rotate": states["does not rotate"],
+            "that cannot be built from their default configuration": states["not built"],
+            "run small, with equal bits": sum(v.compared == "equal" for v in found),
+            "run small, with other bits": sum("differs" in v.compared for v in found),
+            "run small, with a kernel that never runs": sum("idle" in v.compared for v in found),
+        },
+        "rotations": [
+            [action, len(families[action]), len(of_action), ", ".join(families[action][:3])]
+            for action, of_action in sorted(users.items(), key=lambda item: -len(item[1]))
+        ],
+        "families": {
+            state: sorted({visit.family for visit in found if visit.state == state})
+            for state in order[:3]
+        },
+    }
 
 
 def main() -> None:
@@ -399,7 +405,7 @@ def main() -> None:
         actions = sorted({f"{row.function}: {row.action}" for row in rows})
         columns = (visit.family, visit.name, visit.state, visit.compared, visit.why, *actions)
         print(*columns, sep=" | ", flush=True)
-    print(markdown(found))
+    print(json.dumps(summary(found), indent=1))
 
 
 if __name__ == "__main__":

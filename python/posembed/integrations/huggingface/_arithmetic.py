@@ -11,7 +11,7 @@ import dis
 import inspect
 import itertools
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -43,18 +43,30 @@ MUTATORS = {"append", "add", "clear", "extend", "insert", "pop", "popitem", "set
 CHANGES = {"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "YIELD_VALUE"}
 
 
-def is_arithmetic(function: Any, owner: type | None = None) -> bool:
+def is_arithmetic(
+    function: Any, owner: type | None = None, *, attributes: Collection[str] = ()
+) -> bool:
     """Whether a function only computes, and with at least one product.
 
     Args:
         function: The function.
         owner: Its class if it is a method, which may call others of the class.
+        attributes: Names of other attributes that it may read from its instance.
     """
-    function = inspect.unwrap(function) if callable(function) else function
+    while hasattr(function, "__wrapped__"):
+        if not _is_of_torch(function):  # it may compile the function, or have any other effect
+            return False
+        function = function.__wrapped__
     if not isinstance(function, types.FunctionType) or function.__code__.co_argcount < 2:
         return False
-    reader = _Reader(owner)
+    reader = _Reader(owner, attributes)
     return reader.is_pure(function) and any(_multiplies(f.__code__) for f in reader.seen)
+
+
+def _is_of_torch(wrapper: Any) -> bool:
+    """Whether a function that wraps another is PyTorch's, as those of autocast and no_grad."""
+    space = getattr(wrapper, "__globals__", {})
+    return str(space.get("__name__")).partition(".")[0] == "torch"
 
 
 def compared(function: Any) -> list[Any]:
@@ -73,8 +85,9 @@ def compared(function: Any) -> list[Any]:
 class _Reader:
     """Reads the code of a function and of all that it calls."""
 
-    def __init__(self, owner: type | None) -> None:
+    def __init__(self, owner: type | None, attributes: Collection[str]) -> None:
         self.owner = owner
+        self.known = (KNOWN - FORBIDDEN).union(attributes)
         self.seen: set[types.FunctionType] = set()
 
     def is_pure(self, function: types.FunctionType) -> bool:
@@ -102,7 +115,7 @@ class _Reader:
                         continue
                     if not self.is_harmless(x.argval, value):
                         return False
-            if not all(map(self.is_method, attributes - (KNOWN - FORBIDDEN))):
+            if not all(map(self.is_method, attributes - self.known)):
                 return False
         return all(self.is_harmless("", content) for content in _contents(function))
 
@@ -142,6 +155,15 @@ def _multiplies(code: types.CodeType) -> bool:
     if any(not PRODUCTS.isdisjoint(part.co_names) for part in codes):
         return True
     return any(_is_product(x) for part in codes for x in dis.get_instructions(part))
+
+
+def subtracts(function: types.FunctionType) -> bool:
+    """Whether a function's own code has a difference or a change of sign, as a rotation has."""
+    return any(
+        x.opname in ("UNARY_NEGATIVE", "BINARY_SUBTRACT") or x.argrepr in ("-", "-=")
+        for x in dis.get_instructions(function.__code__)
+        if x.opname.startswith(("BINARY_", "UNARY_"))
+    )
 
 
 def _is_product(x: dis.Instruction) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from posembed.integrations.huggingface import _shadow
-from posembed.integrations.huggingface._rotation import Rotation
+from posembed.integrations.huggingface._rotation import Rotation, rotation_of
 
 PARTS = (ast.Tuple, ast.List, ast.Dict, ast.DictComp, ast.IfExp)
 
@@ -60,7 +60,7 @@ def rotation_named(function: types.FunctionType, name: str) -> Rotation | None:
     """The rotation that a patched function calls by this name."""
     shadow = sys.modules.get(_shadow.PREFIX + function.__globals__.get("__name__", ""))
     found = vars(shadow).get(name) if shadow is not None else None
-    return found if isinstance(found, Rotation) else None
+    return rotation_of(found)
 
 
 class Flow:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import importlib.metadata
 import sys
 import types
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from posembed.integrations.huggingface import _embeddings, _exact, _shadow, _tables
 from posembed.integrations.huggingface._recognition import refusal
 from posembed.integrations.huggingface._report import Counter, Report, Row
-from posembed.integrations.huggingface._rotation import Rotation, repeats
+from posembed.integrations.huggingface._rotation import repeats, rotation_of
 
 EMBEDDINGS = (
     "nn.Embedding ({count}) stays: its lookup gives the same rows, and another class would change"
@@ -26,6 +27,8 @@ INLINE = "it rotates in the code of a method, and posembed replaces functions"
 MODEL_BITS = "one pass for its sum and norm has other bits (numerics='exact')"
 ONE_PASS = "sum and norm in one pass"
 APART = "its tables turn the two components of a pair by different angles"
+TESTED = ("5.23", "5.24")  # versions of transformers that the tests run with
+VERSIONS = "transformers {installed} (posembed is tested with {tested})"
 UNREACHED = "tables stay: they are not made by a module from positions alone"
 SPECIFICATIONS = "posembed_specifications"
 ADDED = (SPECIFICATIONS, _embeddings.ROLES, *_tables.ADDED)  # to modules
@@ -106,7 +109,7 @@ def patch(
     classes = {type(part): None for part in parts}
     patched = {cls: _shadow.shadow_class(_shadow.original_of(cls)) for cls in classes}
     rotations = {
-        id(rotation.original): rotation
+        id(rotation.original): rotation.function()
         for shadow in _shadow.SHADOWS.values()
         for rotation in shadow.rotations.values()
     }
@@ -210,8 +213,9 @@ def unpatch(model: nn.Module) -> None:
         for added in ADDED:
             vars(module).pop(added, None)
         for name, value in list(vars(module).items()):
-            if isinstance(value, Rotation):
-                vars(module)[name] = value.original
+            rotation = rotation_of(value)
+            if rotation is not None:
+                vars(module)[name] = rotation.original
 
 
 def _check_axes(module: nn.Module) -> None:
@@ -272,8 +276,11 @@ def _report(model: nn.Module, decisions: list[_exact.Decision] | None) -> Report
             row = dataclasses.replace(row, action="; ".join([row.action, *where]))
         rows.append(row)
     embeddings = counts[nn.Embedding]
-    notes = (EMBEDDINGS.format(count=embeddings),) if embeddings else ()
-    return Report(tuple(rows), notes)
+    notes = [EMBEDDINGS.format(count=embeddings)] if embeddings else []
+    if any(cls.__module__.startswith("transformers.") for cls in counts):
+        version = importlib.metadata.version("transformers")
+        notes.append(VERSIONS.format(installed=version, tested=" and ".join(TESTED)))
+    return Report(tuple(rows), tuple(notes))
 
 
 def _angles(decisions: list[_exact.Decision]) -> dict[tuple[str, str], list[str]]:
@@ -346,11 +353,11 @@ def _reached(value: Any) -> set[tuple[str, str]]:
             continue
         seen.add(function)
         shadow = _shadow.SHADOWS.get(str(function.__globals__.get("__name__", "")))
-        if shadow is not None:
-            found |= shadow.uses.get(function.__code__, set())
-        for module, name, target in _globals_used(function):
-            shadow = _shadow.SHADOWS[module]
-            if shadow.function(name) is not None:
+        used = list(_globals_used(function))
+        for module, name in shadow.uses.get(function.__code__, ()) if shadow else ():
+            used.append((module, name, vars(_shadow.SHADOWS[module].original).get(name)))
+        for module, name, target in used:
+            if _shadow.SHADOWS[module].function(name) is not None:
                 found.add((module, name))
             else:
                 pending.extend(_shadow.inner(target))

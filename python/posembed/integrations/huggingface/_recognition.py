@@ -6,6 +6,7 @@ Names are no guide: half of the functions with the same name differ, and some ro
 from __future__ import annotations
 
 import dataclasses
+import dis
 import inspect
 import itertools
 import re
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from posembed.integrations.huggingface._arithmetic import compared, is_arithmetic
-from posembed.integrations.huggingface._rotation import Case, Rotation
+from posembed.integrations.huggingface._rotation import TOKENS_FIRST, Case, Rotation
 from posembed.integrations.huggingface._rule import Packing, Roles, Rule
 
 BATCH, HEADS, KEY_HEADS, TOKENS, ROWS, HEAD = 2, 3, 4, 5, 7, 12
@@ -37,6 +38,7 @@ PLAIN = (torch.float32, torch.float32)
 NARROW = (torch.bfloat16, torch.float16)
 TABLES = ("half", "whole")
 PACKINGS: tuple[Packing, ...] = ("pair", "complex", "matrices", "stacked", "joint", "angles")
+DIMENSIONS = (-2, -3, 1, 2)  # of heads or tokens, if a function takes one
 OPTIONS = 48  # combinations of options that are tried
 NUMBERS = {"int", "float", "bool", "str"}
 ARGUMENTS = 8  # functions with more are no rotations
@@ -135,6 +137,57 @@ def possible_roles(function: Callable[..., Any]) -> Iterator[Roles]:
                     yield Roles(names, defaults, tuple(tensors), table[0], sin)
 
 
+def with_attributes(method: types.FunctionType) -> Callable[..., Any] | None:
+    """A function of a method's arguments and of the attributes that it reads, up to two.
+
+    Its ``attributes`` are their names, which come after the arguments. None if the method does
+    anything else with its instance.
+    """
+    code, found = method.__code__, _parameters(method)
+    if not code.co_varnames or found is None or code.co_cellvars:
+        return None
+    this = code.co_varnames[0]
+    steps = list(dis.get_instructions(code))
+    uses = [i for i, x in enumerate(steps) if x.argval == this or _holds(x.argval, this)]
+    read = [steps[i + 1] for i in uses if steps[i].opname.startswith("LOAD_FAST")]
+    attributes = tuple(dict.fromkeys(x.argval for x in read))
+    if len(read) < len(uses) or any(x.opname != "LOAD_ATTR" for x in read):
+        return None
+    if not 1 <= len(attributes) <= 2 or set(attributes) & set(found[0]):
+        return None
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        held = {name: kwargs.pop(name) for name in attributes}
+        return method(types.SimpleNamespace(**held), *args, **kwargs)
+
+    signature = inspect.signature(method)
+    own = [x.replace(kind=x.KEYWORD_ONLY) for x in list(signature.parameters.values())[1:]]
+    tables = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in attributes]
+    made: Any = function
+    made.__signature__ = signature.replace(parameters=[*own, *tables])
+    made.__wrapped__, made.attributes, made.__name__ = method, attributes, method.__name__
+    return function
+
+
+def _holds(value: Any, name: str) -> bool:
+    return isinstance(value, tuple) and name in value
+
+
+def roles_with_attributes(function: Any) -> Iterator[Roles]:
+    """Roles of a method whose attributes are the tables; an optional argument has positions."""
+    found = _parameters(function)
+    assert found is not None
+    names, defaults = found
+    given = [name for name in names if name not in function.attributes]
+    tensors = tuple(name for name in given if name not in defaults)
+    positions = next((name for name in given if defaults.get(name, 0) is None), None)
+    if 1 <= len(tensors) <= 3:
+        for cos, *rest in itertools.permutations(function.attributes):
+            sin = rest[0] if rest else None
+            roles = Roles(names, defaults, tensors, cos, sin, positions=positions)
+            yield from packings(roles)
+
+
 def _numbers_of(function: Callable[..., Any]) -> set[str]:
     """Arguments that are annotated as numbers or texts, and so are no tensors."""
     parameters = inspect.signature(function).parameters.values()
@@ -152,7 +205,8 @@ def packings(roles: Roles) -> Iterator[Roles]:
 def other_options(function: Any, roles: Roles) -> Iterator[Roles]:
     """The roles with every combination of options but the defaults.
 
-    Booleans have two values; other options have those that the function's code compares with.
+    Booleans have two values; other options have those that the function's code compares with, and
+    numbers that may be dimensions are tried as such.
     """
     constants = compared(inspect.unwrap(function))
     values: dict[str, list[Any]] = {}
@@ -161,7 +215,8 @@ def other_options(function: Any, roles: Roles) -> Iterator[Roles]:
             values[name] = [default, not default]
         elif isinstance(default, int | str):
             kind = type(default)
-            values[name] = [default, *(x for x in constants if type(x) is kind and x != default)]
+            tried = [*DIMENSIONS, *constants] if default in DIMENSIONS else constants
+            values[name] = [default, *(x for x in tried if type(x) is kind and x != default)]
     for chosen in itertools.islice(itertools.product(*values.values()), 1, OPTIONS):
         changed = [(n, x) for n, x in zip(values, chosen, strict=True) if x != roles.defaults[n]]
         yield dataclasses.replace(roles, options=tuple(changed))
@@ -266,6 +321,7 @@ def samples(inserted: bool) -> list[Sample]:
             ((b, "h", s), (b, "h", s), None),
             ((b, s), (b, s), None),
             ((b, s), (1, s), None),
+            ((s, b, "h"), (s, 1, 1), None),
         ]
     found = [Sample(*layout) for layout in layouts]
     found += [dataclasses.replace(x, narrow=True) for x in found]
@@ -400,7 +456,9 @@ def _layout(rule: Rule, sample: Sample) -> tuple[int, int, int | None]:
     """The sample's entry in ``Rule.layouts``."""
     by_head = sample.table in (("h", TOKENS), (1, "h", TOKENS), sample.tensors)
     dim = rule.unsqueeze if sample.unsqueeze is None else sample.unsqueeze
-    if dim is None and not by_head:  # the head dimension of the tensors
+    if sample.table == (TOKENS, 1, 1):
+        dim = TOKENS_FIRST
+    elif dim is None and not by_head:  # the head dimension of the tensors
         dim = -2 if sample.tensors[-1] == "h" else -3
     return len(sample.tensors) + 1, len(sample.table) + 1, dim
 
@@ -489,7 +547,7 @@ class _Trial:
             seen["more"] |= sample.more > 0
             seen["fewer"] |= sample.fewer > 0
         needed = ["narrow"] * (rule.window != "all")
-        needed += {"all": [], "last": ["more"], "table's last": ["fewer"]}[rule.tokens]
+        needed += {"all": [], "last": ["more"]}.get(rule.tokens, ["fewer"])
         layouts -= foreign
         if not all(seen[x] for x in needed) or not layouts:
             return None
@@ -525,7 +583,7 @@ class _Trial:
             near = [dim for dim, x in tried.items() if self.near(x, lambda s: s.is_whole)]
             if near:
                 rule = self._part(tried[near[0]], "window", ("first", "last"), lambda s: s.narrow)
-                parts = ("last", "table's last")
+                parts = ("last", "table's last", "table's first")
                 yield self._part(rule, "tokens", parts, lambda s: s.more + s.fewer > 0), near
 
     def _part(
@@ -588,6 +646,32 @@ class _Trial:
                     return [Case(self.roles, self.lone(found)) for found in held]
         return []
 
+    def positioned(self, cases: list[Case]) -> list[Case]:
+        """The cases, divided into calls with and without positions if these are optional."""
+        roles, rule = self.roles, cases[0].rule if cases else Rule()
+        if not cases or rule.gathers or roles.positions not in roles.defaults:
+            return cases
+        if self.ignores_positions(rule):
+            return cases
+        needed = {k: v for k, v in roles.defaults.items() if k != roles.positions}
+        other = _Trial(self.function, dataclasses.replace(roles, defaults=needed))
+        without = dataclasses.replace(roles, positions=None)
+        gathering = [case for case in other.cases() if case.rule.gathers]
+        return [*[Case(without, case.rule) for case in cases], *gathering]
+
+    def ignores_positions(self, rule: Rule) -> bool:
+        """Whether positions change nothing, in the first sample that the function takes."""
+        for at, sample in enumerate(self.samples):
+            expected = self.result(rule, at)
+            if expected is not None and sample.is_whole:
+                positions = torch.zeros(_sizes(sample.table, HEADS), dtype=torch.long)
+                given = {**self.arguments(rule, at), self.roles.positions or "": positions}
+                found = _run(self.function, given)
+                return (
+                    found is not None and _alike(found, expected) and _equal(found, expected, True)
+                )
+        return False
+
     def exact_cases(self) -> list[Case]:
         """The same, with results in the memory order of the function's."""
         cases = self.cases()
@@ -642,6 +726,21 @@ def recognise(
     return Rotation(function, cases, home) if cases else None
 
 
+def recognise_method(method: types.FunctionType, home: str) -> Rotation | None:
+    """The rotation of a method by tables that are attributes of its instance, or None."""
+    function = with_attributes(method)
+    if function is None or not is_arithmetic(method, attributes=set(function.attributes)):  # type: ignore[attr-defined]
+        return None
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for roles in roles_with_attributes(function):
+            trial = _Trial(function, roles)
+            cases = trial.exact_cases() if trial.runs() else []
+            if cases:
+                return Rotation(function, tuple(trial.positioned(cases)), home)
+    return None
+
+
 _rounds_otherwise: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -654,7 +753,18 @@ def refusal(function: Any) -> str:
     """Why a function was not recognised, as far as it is known."""
     if rounds_otherwise(function):
         return "it rotates, but rounds its products in a way that the kernel has not"
+    codes = [part.__code__ for part in _unwrapped(function)]
+    if any({"cos", "sin"} <= set(code.co_names) for code in codes):
+        return "it makes its cosines and sines itself, from positions or frequencies"
     return "computes no known rotation"
+
+
+def _unwrapped(function: Any) -> Iterator[types.FunctionType]:
+    """A function and those that it wraps, as far as they have code."""
+    while function is not None:
+        if isinstance(function, types.FunctionType):
+            yield function
+        function = getattr(function, "__wrapped__", None)
 
 
 _known: weakref.WeakKeyDictionary[Any, tuple[Case, ...]] = weakref.WeakKeyDictionary()
@@ -665,7 +775,8 @@ def _cases(function: Callable[..., Any], owner: type | None) -> tuple[Case, ...]
     named = roles_of(function)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        cases = _Trial(function, named).cases() if named else []
+        trial = _Trial(function, named) if named else None
+        cases = trial.positioned(trial.cases()) if trial else []
         if not cases and is_arithmetic(getattr(function, "__func__", function), owner):
             cases = _cases_by_trial(function)
     return tuple(cases)

@@ -5,7 +5,8 @@ What depends only on shapes, dtypes, devices and options is decided once for eac
 
 from __future__ import annotations
 
-import importlib
+import inspect
+import types
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -24,6 +25,7 @@ KERNEL_DEVICES = {"cpu", "meta"} | ({"cuda"} if build_info()["cuda_version"] els
 ROUNDED = (torch.float32, torch.bfloat16, torch.float16)
 Numerics = Literal["float32", "float32_product"]
 MAX_WIDTH = 1024  # rotated components that the kernel takes
+TOKENS_FIRST = -4  # the place of heads in a layout whose tables are [tokens, 1, 1, width]
 PLANS = 512  # a rotation clears its plans beyond this number: prompt lengths are unbounded
 
 
@@ -52,29 +54,34 @@ class Rearrangement(NamedTuple):
     """Views of tensors and tables in which each table row belongs to all heads of a token.
 
     Args:
-        swaps: Whether to exchange batch and heads, for tables [heads, tokens, width]. Otherwise
+        kind: "by head" exchanges batch and heads, for tables [heads, tokens, width]. "tokens first"
+            moves tokens behind batch and heads, for tables [tokens, 1, 1, width]. For a "flat" one,
             tables are as large as the tensors: all dimensions but the last become tokens.
         parts: In how many parts to split the last dimension, if it is too wide for the kernel.
     """
 
-    swaps: bool
+    kind: Literal["by head", "tokens first", "flat"]
     parts: int = 1
 
     def of(self, x: Tensor) -> Tensor:
         """A tensor to rotate, rearranged."""
-        if self.swaps:
+        if self.kind == "by head":
             return x.transpose(0, 1)
+        if self.kind == "tokens first":
+            return x.movedim(0, -2)
         return x.reshape(1, 1, -1, x.shape[-1] // self.parts)
 
     def of_table(self, table: Tensor) -> Tensor:
         """A table, rearranged."""
-        if self.swaps:
+        if self.kind == "by head":
             return table.squeeze(0) if table.dim() == 4 else table
         return table.reshape(-1, table.shape[-1] // self.parts)
 
     def back(self, x: Tensor, shape: torch.Size) -> Tensor:
         """A result in its first shape."""
-        return x.transpose(0, 1) if self.swaps else x.view(shape)
+        if self.kind == "by head":
+            return x.transpose(0, 1)
+        return x.movedim(-2, 0) if self.kind == "tokens first" else x.view(shape)
 
 
 class Angles(NamedTuple):
@@ -172,6 +179,30 @@ class Case:
         result = rotated_by_tables(tensors[0], key, None, cos, sin, *plan.options)
         return self._packed(result, len(slots))
 
+    def direct(self, plan: Plan, count: int) -> Callable[..., Any] | None:
+        """A function of this number of positional arguments that only calls the operator.
+
+        None if a plan needs more, or if not all tensors and tables are among them.
+        """
+        roles, rule = self.roles, self.rule
+        needed = (*roles.tensors, roles.cos, roles.sin)
+        as_is = rule.tables != "first half" and not (rule.gathers or rule.casts)
+        if not plan.plain or plan.squeeze is not None or not as_is or rule.backwards:
+            return None
+        if roles.packing not in ("separate", "complex") or not set(needed) <= {
+            *roles.names[:count],
+            None,
+        }:
+            return None
+        query, key, first, second = (
+            roles.names.index(name) if name else None
+            for name in (roles.tensors[0], (*roles.tensors, None)[1], roles.cos, roles.sin)
+        )
+        if rule.sine_first:
+            first, second = second, first
+        call = _operator_call(query, key, first, second, plan.options)
+        return (lambda *x: _contiguous(call(*x))) if rule.packs else call
+
     def plan(self, given: dict[str, Any], *, values: bool = False) -> Plan | None:
         """The plan for these arguments; None if the function itself has to run.
 
@@ -218,11 +249,11 @@ class Case:
             return False
         if packing == "separate" and not isinstance(given.get(roles.sin or ""), Tensor):
             return False
+        ends = {"stacked": (2,), "matrices": (2, 2)}.get(packing, ())
         if self.rule.gathers and not (
-            table.dim() == 2 and isinstance(given.get(roles.positions or ""), Tensor)
+            table.dim() == 2 + len(ends) and isinstance(given.get(roles.positions or ""), Tensor)
         ):
             return False
-        ends = {"stacked": (2,), "matrices": (2, 2)}.get(packing, ())
         return table.dim() > len(ends) and table.shape[table.dim() - len(ends) :] == ends
 
     def dtypes(self, given: dict[str, Any]) -> tuple[torch.dtype, torch.dtype]:
@@ -328,27 +359,35 @@ class Case:
 
     @staticmethod
     def _layout_of(heads: int, dim: int | None, rearrangement: Rearrangement | None) -> int | None:
-        """The head dimension that tables have or get; None if they have a row for each head."""
+        """The head dimension that tables have or get; None if they have a row for each head.
+
+        TOKENS_FIRST stands for tables [tokens, 1, 1, width].
+        """
         if rearrangement is not None:
-            return None
+            return TOKENS_FIRST if rearrangement.kind == "tokens first" else None
         return heads if dim is None else dim
 
     def _rearrangement(
         self, tensors: list[Tensor], cos: Tensor, dim: int | None
     ) -> Rearrangement | None:
-        """How to rotate by tables with a row for each head; None if they have another shape."""
+        """How to rotate by tables with a row for each head, or tokens in the first dimension.
+
+        None if they have another shape.
+        """
         query, shape = tensors[0], cos.shape[:-1]
+        if dim is None and query.dim() == 4 and shape == (query.shape[0], 1, 1):
+            return Rearrangement("tokens first")
         if dim is not None or not all(x.shape == query.shape for x in tensors):
             return None
         if query.dim() == 4 and shape in (query.shape[1:-1], (1, *query.shape[1:-1])):
-            return Rearrangement(swaps=True)
+            return Rearrangement("by head")
         if shape != query.shape[:-1]:
             return None
         width = query.shape[-1]
         if width <= MAX_WIDTH or self.rule.pairs != "adjacent" or self.rule.window != "all":
-            return Rearrangement(swaps=False)
+            return Rearrangement("flat")
         parts = (n for n in range(2, width // 2 + 1) if width % (2 * n) == 0)
-        return Rearrangement(False, next(n for n in parts if width // n <= MAX_WIDTH))
+        return Rearrangement("flat", next(n for n in parts if width // n <= MAX_WIDTH))
 
     @staticmethod
     def _stays(query: Tensor, cos: Tensor) -> bool:
@@ -390,7 +429,7 @@ class Case:
     def _lengths_fit(self, lengths: list[int], rows: int) -> bool:
         if self.rule.tokens == "last":
             return all(length >= rows for length in lengths)
-        if self.rule.tokens == "table's last":
+        if self.rule.tokens.startswith("table's"):
             return bool(lengths[0] <= rows) and all(length == rows for length in lengths[1:])
         return all(length == rows for length in lengths)
 
@@ -445,11 +484,11 @@ class Case:
         if rule.pairs == "regrouped":
             tensors = [_regroup(x) for x in tensors]
         first = _tokens(tensors[0], plan.heads)
-        if rule.tokens == "table's last" and first != rows:
-            axis = cos.dim() - 2
-            last_cos = cos.narrow(axis, rows - first, first)
-            last_sin = None if sin is None else sin.narrow(axis, rows - first, first)
-            rotated = [self._call(tensors[0], None, last_cos, last_sin, plan)]
+        if rule.tokens.startswith("table's") and first != rows:
+            axis, start = cos.dim() - 2, 0 if rule.tokens == "table's first" else rows - first
+            some_cos = cos.narrow(axis, start, first)
+            some_sin = None if sin is None else sin.narrow(axis, start, first)
+            rotated = [self._call(tensors[0], None, some_cos, some_sin, plan)]
             rotated += [self._call(x, None, cos, sin, plan) for x in tensors[1:]]
         elif rule.tokens == "last" and first != rows:
             axis = -2 if plan.heads == -3 else -3
@@ -477,7 +516,7 @@ class Case:
         """The result in the function's form, for this number of tensor arguments."""
         rotated = result if isinstance(result, tuple) else (result,)
         if self.rule.packs:
-            rotated = tuple(x.contiguous() for x in rotated)
+            rotated = _contiguous(rotated)
         if len(rotated) < slots and self.rule.lone == "padded":
             return (*rotated, *[None] * (slots - len(rotated)))
         if slots == 1 or (len(rotated) == 1 and self.rule.lone == "alone"):
@@ -504,6 +543,27 @@ class Case:
         return self._packed(tuple(results), len(slots))
 
 
+def _operator_call(
+    query: Any, key: Any, cos: Any, sin: Any, options: tuple[Any, ...]
+) -> Callable[..., Any]:
+    """Calls the operator with arguments at these places; those at None are absent."""
+    single, pair = (
+        getattr(torch.ops.posembed, name).default._op
+        for name in ("rotary_tables", "rotary_tables_pair")
+    )
+    if key is None:
+        return lambda *x: single(x[query], x[cos], None if sin is None else x[sin], *options)
+    if sin is None:
+        return lambda *x: pair(x[query], x[key], x[cos], None, *options)
+    return lambda *x: pair(x[query], x[key], x[cos], x[sin], *options)
+
+
+def _contiguous(result: Any) -> Any:
+    if isinstance(result, Tensor):
+        return result.contiguous()
+    return tuple(x.contiguous() for x in result)
+
+
 def _same(value: Any, supported: Any) -> bool:
     """Whether an option has the supported value; tensors are not compared."""
     if value is supported:
@@ -521,6 +581,17 @@ def layout_of(dimension: int | None) -> Layout | None:
         return None
     places: dict[int, Layout] = {-3: "bhsd", -2: "bshd"}
     return places.get(dimension if dimension < 0 else dimension - 4)
+
+
+def signature(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a plan depends on: of plain tensors their metadata, otherwise the value itself."""
+    return tuple([(x.shape, x.dtype, x.device) if type(x) is Tensor else x for x in args])
+
+
+def rotation_of(function: Any) -> Rotation | None:
+    """The rotation that a function calls in place of a model's own; None for other functions."""
+    found = getattr(function, "posembed_rotation", None)
+    return found if isinstance(found, Rotation) else None
 
 
 class Rotation:
@@ -542,12 +613,55 @@ class Rotation:
         self.roles, self.rule = cases[0].roles, cases[0].rule
         self.empty = {name: self.roles.defaults.get(name) for name in self.roles.names}
         self.plans: dict[Any, tuple[Case, Plan] | None] = {}
+        self.direct: dict[Any, Callable[..., Any]] = {}  # one operator call, by signature
         self.counter = Counter()
         self.apart = False  # whether the model turns the two components of a pair apart
         self.__name__ = str(getattr(original, "__name__", type(original).__name__))
         self.__qualname__ = str(getattr(original, "__qualname__", self.__name__))
         self.__doc__ = getattr(original, "__doc__", None)
         self.__wrapped__ = original
+
+    def function(self, *, bound: bool = False) -> types.FunctionType:
+        """A function that calls this, for the place of the model's own.
+
+        It has the globals of the model's function and names it as what it wraps. So
+        ``torch.jit.script``, which reads sources, compiles the model's function.
+
+        Args:
+            bound: Whether it is a method, whose instance the rotation does not need.
+        """
+        # The globals of the model's function: nothing of this module's is used by name.
+        direct, counter, refused = self.direct, self.counter, TypeError
+        key_of, is_compiling = signature, torch.compiler.is_compiling
+
+        def rotate(*args: Any, **kwargs: Any) -> Any:
+            if kwargs or is_compiling():
+                return self(*args, **kwargs)
+            try:
+                call = direct.get(key_of(args))
+            except refused:  # an argument that cannot be hashed, or symbolic shapes
+                call = None
+            if call is None:
+                return self(*args)
+            counter.kernel += 1
+            return call(*args)
+
+        def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
+            return self(*args, **kwargs, **{name: getattr(instance, name) for name in attributes})
+
+        attributes: tuple[str, ...] = getattr(self.original, "attributes", ())
+        written = method if bound else rotate
+        own: Any = getattr(self.original, "__func__", self.original)
+        own = own.__wrapped__ if attributes else own
+        space = getattr(inspect.unwrap(own), "__globals__", {})
+        made = types.FunctionType(written.__code__, space, self.__name__, None, written.__closure__)
+        made.__module__, made.__qualname__, made.__doc__ = (
+            self.home,
+            self.__qualname__,
+            self.__doc__,
+        )
+        vars(made).update(__wrapped__=own, posembed_rotation=self)
+        return made
 
     def __str__(self) -> str:
         """What it computes, by default and with other options."""
@@ -557,9 +671,6 @@ class Rotation:
             given = ", ".join(f"{name}={value!r}" for name, value in options)
             texts.setdefault(rule, f"{rule} with {given}" if given else rule)
         return "; ".join(texts.values())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _named, (self.home, self.__qualname__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Rotates like the model's function."""
@@ -572,6 +683,8 @@ class Rotation:
         else:
             planned = self._planned(given)
             result = None if planned is None else planned[0].run(given, planned[1])
+            if planned is not None and not kwargs and not torch.compiler.is_compiling():
+                self._remember(args, *planned)
         if not torch.compiler.is_compiling():  # code is compiled again when a number changes
             self.counter.kernel += result is not None
             self.counter.own += result is None
@@ -590,6 +703,7 @@ class Rotation:
         found = self._choose(given, values=True)
         if len(self.plans) >= PLANS:
             self.plans.clear()
+            self.direct.clear()
         self.plans[key] = found
         return found
 
@@ -602,15 +716,15 @@ class Rotation:
                 return case, plan
         return None
 
+    def _remember(self, args: tuple[Any, ...], case: Case, plan: Plan) -> None:
+        """Keeps the operator call for arguments like these, if one is enough."""
+        kinds = (Tensor, int, float, bool, str, type(None))
+        call = case.direct(plan, len(args)) if all(type(x) in kinds for x in args) else None
+        if call is not None:
+            self.direct[signature(args)] = call
+
     def leave(self) -> None:
         """Runs the model's function from now on."""
         self.apart = True
         self.plans.clear()
-
-
-def _named(module: str, path: str) -> Any:
-    """The object of that name, for pickle."""
-    found: Any = importlib.import_module(module)
-    for name in path.split("."):
-        found = getattr(found, name)
-    return found
+        self.direct.clear()

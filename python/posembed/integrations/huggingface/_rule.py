@@ -28,7 +28,7 @@ class Rule:
             none.
         gathers: Whether tables are gathered by position.
         tokens: Which tokens rotate: "all" have a row in the tables, only the "last" have one, or
-            the query uses the "table's last" rows.
+            the query uses the "table's last" or the "table's first" rows.
         sine_first: Whether the sine comes before the cosine.
         layouts: The layouts for which this is verified: rank of a tensor, rank of a table, and the
             head dimension that the table has or that is inserted, if there is one. None: all.
@@ -47,7 +47,7 @@ class Rule:
     backwards: bool = False
     unsqueeze: int | None = None
     gathers: bool = False
-    tokens: Literal["all", "last", "table's last"] = "all"
+    tokens: Literal["all", "last", "table's last", "table's first"] = "all"
     sine_first: bool = False
     layouts: frozenset[tuple[int, int, int | None]] | None = None
     casts: bool = False

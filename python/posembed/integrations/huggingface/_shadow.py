@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from posembed.integrations.huggingface._angles import ExactAngles, makes_tables
+from posembed.integrations.huggingface._arithmetic import subtracts
 from posembed.integrations.huggingface._embeddings import OnePass, looks_like_layer
 from posembed.integrations.huggingface._recognition import (
     COS,
@@ -30,6 +31,7 @@ from posembed.integrations.huggingface._recognition import (
     contents,
     plain,
     recognise,
+    recognise_method,
     roles_of,
     rounds_otherwise,
 )
@@ -172,7 +174,7 @@ class Builder:
                 return
             rotation = self._rotation(value, name)
             if rotation is not None:
-                self._set(name, rotation)
+                self._set(name, rotation.function())
                 return
         if module == self.original.__name__ or not isinstance(module, str):
             return
@@ -271,7 +273,7 @@ class Builder:
             return constant
         place = f"posembed_{constant.co_name}_{constant.co_firstlineno}"
         rotation.__qualname__ = place
-        self.space[place] = rotation
+        self.space[place] = rotation.function()
         return _calling(place, constant)
 
     def _imported(self, code: types.CodeType) -> tuple[tuple[str, ...], set[tuple[str, str]]]:
@@ -303,19 +305,25 @@ class Builder:
             if isinstance(value, staticmethod):
                 rotation = self._rotation(value.__func__, f"{name}.{key}", cls)
                 if rotation is not None:
-                    members[key] = staticmethod(rotation)
+                    members[key] = staticmethod(rotation.function())
                     continue
             if isinstance(value, types.FunctionType) and self._is_own(value, key):
                 rotation = self._rotation(value, f"{name}.{key}", cls, bound=True)
                 if rotation is not None:
-                    members[key] = staticmethod(rotation)
+                    members[key] = rotation.function(bound=True)
                     METHODS.setdefault(cls, {})[key] = value
                     continue
+            if key == "forward" and self._turns_by_attributes(cls, value, name):
+                members[key] = self.found.rotations[f"{name}.{key}"].function(bound=True)
+                continue
             if self.reaches(value):
                 members[key] = self.rebuild(value)
                 self.found.unknown.pop(f"{name}.{key}", None)  # a composition of rotations
             elif isinstance(value, types.FunctionType) and turns_inline(value):
                 self.found.inline[f"{name}.{key}"] = value
+        for key, value in vars(cls).items():
+            if any(names_in(part.__code__) & members.keys() for part in inner(value)):
+                self.found.unknown.pop(f"{name}.{key}", None)  # it calls what has changed
         members |= _overridden(cls, members)
         bases = [shadow_class(base) for base in cls.__bases__ if worth(base.__module__)]
         bases = [base for base in bases if base in ORIGINALS]
@@ -326,6 +334,18 @@ class Builder:
         made = type(cls)(cls.__name__, (cls, *bases), {**space, "__doc__": cls.__doc__})
         CLASSES[cls], ORIGINALS[made] = made, cls
         self.space[name] = made
+
+    def _turns_by_attributes(self, cls: type, method: Any, name: str) -> bool:
+        """Whether a module's forward rotates by tables that it holds; if so, it has a rotation."""
+        plain = isinstance(method, types.FunctionType) and method.__globals__ is self.globals
+        if not plain or not issubclass(cls, nn.Module) or self.reaches(method):
+            return False
+        rotation = recognise_method(method, self.name) if subtracts(method) else None
+        if rotation is None:
+            return False
+        rotation.__qualname__ = f"{name}.forward"
+        self.found.rotations[rotation.__qualname__] = rotation
+        return True
 
     def _is_own(self, method: types.FunctionType, key: str) -> bool:
         """Whether a method may be a rotation: called by name, and of this module."""

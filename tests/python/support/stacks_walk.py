@@ -1,0 +1,215 @@
+"""Patches every rotating model of diffusers and timm, and compares those that run small.
+
+cd tests/python && python -m support.stacks_walk timm [names]
+cd tests/python && python -m support.stacks_walk diffusers [names]
+cd tests/python && python -m support.stacks_walk summary < LINES    for docs/patched_models.json
+DIFFUSERS_SOURCE is a checkout of diffusers, whose own tests build small models.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import inspect
+import json
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from posembed.integrations.huggingface import patch, unpatch
+from posembed.integrations.huggingface._patch import APART, INLINE
+from torch import Tensor, nn
+
+from support.transformers_walk import run
+
+PARAMETERS, PIXELS = 30_000_000, 512  # of models of timm that run
+ROUNDING = 2**-22  # of complex products in float32
+Found = dict[str, Any]
+
+
+def compared(model: nn.Module, call: Any) -> Found:
+    """What the report of a small model says, how often the kernel ran, and whether bits are equal.
+
+    Args:
+        model: The model.
+        call: Runs it, with the same random numbers each time.
+    """
+    before = call(model)
+    report = patch(model)
+    found: Found = {
+        "rows": [[row.function, row.patched, row.action] for row in report.rows if row.rotates],
+        "inline": [row.function for row in report.left if not row.rotates],
+    }
+    try:
+        after = call(model)
+        calls = report.calls()
+    finally:
+        unpatch(model)
+    found["kernel"] = sum(each.kernel for each in calls)
+    found["own"] = {each.function: each.own for each in calls if each.own}
+    found["equal"] = len(before) == len(after) and all(map(same, before, after))
+    found["near"] = len(before) == len(after) and all(map(near, before, after))
+    return found
+
+
+def same(x: Tensor, y: Tensor) -> bool:
+    return x.dtype == y.dtype and torch.equal(x.nan_to_num(7), y.nan_to_num(7))
+
+
+def near(x: Tensor, y: Tensor) -> bool:
+    if x.dtype != y.dtype or x.shape != y.shape:
+        return False
+    x, y = x.nan_to_num(7).double(), y.nan_to_num(7).double()
+    return bool((x - y).abs().max() <= 64 * ROUNDING * x.abs().max().clamp_min(1))
+
+
+def state(found: dict[str, Found]) -> str:
+    """'patched', 'partly', 'left' or 'does not rotate', from the results by dtype."""
+    rows = [row for each in found.values() for row in each.get("rows", [])]
+    inline = any(each.get("inline") for each in found.values())
+    ran = all(each.get("kernel", 0) > 0 and each["near"] for each in found.values())
+    owned = any(each.get("own") for each in found.values())
+    if not rows:
+        return "left" if inline else "does not rotate"
+    if ran and not owned and all(patched for _, patched, _ in rows):
+        return "patched"
+    return "partly" if any(each.get("kernel", 0) > 0 for each in found.values()) else "left"
+
+
+def diffusers_configs(only: list[str]) -> Iterator[tuple[str, Any]]:
+    """The small models of diffusers' own tests, by class."""
+    source = Path(os.environ["DIFFUSERS_SOURCE"])
+    sys.path.insert(0, str(source))
+    folder = source / "tests" / "models" / "transformers"
+    for file in sorted(folder.glob("test_models_transformer*.py")):
+        if only and not any(file.stem.endswith(name) for name in only):
+            continue
+        try:
+            module = importlib.import_module(f"tests.models.transformers.{file.stem}")
+        except Exception as error:
+            print(f"{file.stem}: {type(error).__name__}: {error}", file=sys.stderr)
+            continue
+        for name, value in vars(module).items():
+            own = inspect.isclass(value) and value.__module__ == module.__name__
+            if own and name.endswith("TesterConfig") and hasattr(value, "model_class"):
+                yield name, value
+
+
+def completed(name: str, given: Found) -> Found:
+    """A test's inputs, with tables that rotate where it has none or random numbers."""
+    old = given.get("image_rotary_emb")
+    if name.startswith(("CogVideoX", "ConsisID", "HunyuanDiT")):
+        tokens, width = 16, 8  # of their small pictures and heads
+        theta = torch.rand(tokens, width // 2).repeat_interleave(2, -1)
+        return {**given, "image_rotary_emb": (theta.cos(), theta.sin())}
+    if name.startswith("LuminaNext"):
+        theta = torch.rand(384, 384, old.shape[-1])
+        return {**given, "image_rotary_emb": torch.polar(torch.ones_like(theta), theta)}
+    return given
+
+
+def diffusers_models(only: list[str]) -> Iterator[tuple[str, dict[str, Found]]]:
+    for name, tester in diffusers_configs(only):
+        config = tester()
+        found: dict[str, Found] = {}
+        title = name.removesuffix("TesterConfig")
+        try:
+            cls = config.model_class
+            title = f"{cls.__name__} ({title})"
+            for dtype in (torch.float32, torch.bfloat16):
+                torch.manual_seed(1)
+                model = cls(**config.get_init_dict()).to(dtype).eval()
+                given = completed(cls.__name__, config.get_dummy_inputs())
+                found[str(dtype)] = compared(
+                    model, lambda m, given=given, dtype=dtype: run(m, converted(given, dtype))
+                )
+        except Exception as error:
+            found.setdefault("error", {"why": f"{type(error).__name__}: {str(error)[:200]}"})
+        yield title, found
+        gc.collect()
+
+
+def converted(value: Any, dtype: torch.dtype) -> Any:
+    """Floating-point tensors in another dtype, recursively."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {key: converted(part, dtype) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(converted(part, dtype) for part in value)
+    return value
+
+
+def timm_models(only: list[str]) -> Iterator[tuple[str, dict[str, Found]]]:
+    import timm
+
+    for name in only or timm.list_models():
+        text = Path(inspect.getfile(timm.models.model_entrypoint(name))).read_text("utf-8")
+        if not re.search("rope|rotary", text):
+            continue
+        with torch.device("meta"):
+            model = timm.create_model(name, depth=1)
+        if not any("rope" in key.lower() for key, _ in model.named_modules()):
+            continue
+        found: dict[str, Found] = {}
+        size = model.pretrained_cfg["input_size"]
+        small = sum(p.numel() for p in model.parameters()) < PARAMETERS and size[-1] <= PIXELS
+        try:
+            for dtype in (torch.float32, torch.bfloat16) if small else ():
+                torch.manual_seed(1)
+                model = timm.create_model(name, depth=1).to(dtype).eval()
+                x = torch.randn(1, *size, dtype=dtype)
+                found[str(dtype)] = compared(model, lambda m, x=x: run(m, {"x": x}))
+            if not small:
+                rows = patch(model).rows
+                found["meta"] = {"rows": [[row.function, row.patched, row.action] for row in rows]}
+        except Exception as error:
+            found.setdefault("error", {"why": f"{type(error).__name__}: {str(error)[:200]}"})
+        yield name, found
+        gc.collect()
+
+
+def summary(lines: list[Found]) -> dict[str, list[str]]:
+    """The models of a library in docs/patched_models.json: state and reason, by class.
+
+    A class with several configurations has the worst of their states.
+    """
+    order = ["left", "partly", "patched", "does not rotate", "not run"]
+    lines = [line for line in lines if line["state"] != "not run"]
+    models: dict[str, list[str]] = {}
+    for line in sorted(lines, key=lambda line: order.index(line["state"]), reverse=True):
+        models[line["name"].partition(" ")[0]] = [line["state"], reason(line)]
+    return dict(sorted(models.items()))
+
+
+def reason(line: Found) -> str:
+    """What a model's functions compute, or why they stay."""
+    found = [part for key, part in line.items() if key not in ("name", "state")]
+    texts = []
+    for each in found:
+        texts += [action for _, _, action in each.get("rows", [])]
+        texts += [INLINE] * bool(each.get("inline")) + [APART] * bool(each.get("own"))
+    return "; ".join(dict.fromkeys("; ".join(texts).split("; "))) if texts else ""
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    if sys.argv[1] == "summary":  # of the lines that the walks have printed
+        lines = [json.loads(line) for line in sys.stdin if line.startswith("{")]
+        print(json.dumps(summary(lines), indent=1))
+        return
+    models = {"diffusers": diffusers_models, "timm": timm_models}[sys.argv[1]]
+    for name, found in models(sys.argv[2:]):
+        known = {key: value for key, value in found.items() if key.startswith("torch.")}
+        line = {"name": name, "state": state(known) if known else "not run", **found}
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
