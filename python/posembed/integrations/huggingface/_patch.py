@@ -12,7 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from posembed.integrations.huggingface import _embeddings, _exact, _shadow
+from posembed.integrations.huggingface import _embeddings, _exact, _norms, _shadow
+from posembed.integrations.huggingface._late import NORM
 from posembed.integrations.huggingface._recognition import refusal
 from posembed.integrations.huggingface._report import Counter, Report, Row
 from posembed.integrations.huggingface._rotation import Rotation, repeats
@@ -28,7 +29,7 @@ ONE_PASS = "sum and norm in one pass"
 APART = "its tables turn the two components of a pair by different angles"
 UNREACHED = "tables stay: they are not made by a module from positions alone"
 SPECIFICATIONS = "posembed_specifications"
-ADDED = (SPECIFICATIONS, _embeddings.ROLES)  # to modules
+ADDED = (SPECIFICATIONS, _embeddings.ROLES, NORM)  # to modules
 
 
 def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") -> Report:
@@ -52,8 +53,10 @@ def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") ->
     then differ from the model's by the rounding of its float32 angles, which grows with the
     position. This is done only if the specification is verified to rotate like the module, and if
     the model's code passes the tables to rotations only; otherwise the tables stay, and the report
-    says why. Integer positions below -1 raise, and -1 leaves a token unchanged. Input layers of the
-    BERT family sum and normalize in one kernel, with one rounding of the result.
+    says why. Integer positions below -1 raise, and -1 leaves a token unchanged. RMSNorms of query
+    and key that only the rotation takes, by head or over all heads, are computed in its kernel with
+    one rounding, if they are verified and have no hooks. Input layers of the BERT family sum and
+    normalize in one kernel, with one rounding of the result.
 
     Other threads may run the model meanwhile: each of their calls gives the results of one of the
     numerics, or layer by layer of both.
@@ -114,9 +117,25 @@ def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") ->
             cls = _shadow.EXACT[_shadow.original_of(type(decision.module))]
             vars(decision.module)[SPECIFICATIONS] = decision.texts
             _become(decision.module, cls)
-    report = _report(model, decisions)
+    norms = _wait(decisions or [])
+    report = _report(model, decisions, norms)
     rows = _input_layers(model, numerics == "exact")
     return Report((*report.rows, *rows), report.notes)
+
+
+def _wait(decisions: list[_exact.Decision]) -> dict[Rotation, list[str]]:
+    """Makes norms wait for rotations with exact angles, and says of each rotation which do."""
+    found: dict[Rotation, dict[str, None]] = {}
+    for decision in decisions:
+        for norm, name, rotation, options in list(_norms.late_norms(decision)):
+            if isinstance(options, str):
+                text = f"{name} stays: {options}"
+            else:
+                vars(norm)[NORM] = options
+                _become(norm, _shadow.NORMS[_shadow.original_of(type(norm))])
+                text = _norms.FUSED
+            found.setdefault(rotation, {})[text] = None
+    return {rotation: list(texts) for rotation, texts in found.items()}
 
 
 def _parts(model: nn.Module) -> Iterator[Any]:
@@ -229,7 +248,11 @@ def _become(module: nn.Module, cls: type) -> None:
                 vars(module)[name] = getattr(cls, method.__name__).__get__(module)
 
 
-def _report(model: nn.Module, decisions: list[_exact.Decision] | None) -> Report:
+def _report(
+    model: nn.Module,
+    decisions: list[_exact.Decision] | None,
+    norms: dict[Rotation, list[str]],
+) -> Report:
     modules = [_shadow.original_of(type(part)) for part in _parts(model)]
     counts = collections.Counter(modules)
     users: dict[tuple[str, str], list[type]] = {}
@@ -237,7 +260,7 @@ def _report(model: nn.Module, decisions: list[_exact.Decision] | None) -> Report
         for found in _functions_of(cls):
             users.setdefault(found, []).append(cls)
     rows = []
-    angles = None if decisions is None else _angles(decisions)
+    angles = None if decisions is None else _angles(decisions, norms)
     for (module, name), classes in users.items():
         shadow = _shadow.SHADOWS[module]
         row = _row(shadow, name, classes, sum(counts[cls] for cls in classes))
@@ -250,7 +273,9 @@ def _report(model: nn.Module, decisions: list[_exact.Decision] | None) -> Report
     return Report(tuple(rows), notes)
 
 
-def _angles(decisions: list[_exact.Decision]) -> dict[tuple[str, str], list[str]]:
+def _angles(
+    decisions: list[_exact.Decision], norms: dict[Rotation, list[str]]
+) -> dict[tuple[str, str], list[str]]:
     """What each function receives with exact numerics: angles, or tables and why."""
     found: dict[tuple[str, str], list[str]] = {}
     for decision in decisions:
@@ -260,8 +285,8 @@ def _angles(decisions: list[_exact.Decision]) -> dict[tuple[str, str], list[str]
         }
         for module, name in sorted(set().union(*map(_functions_of, classes))):
             rotation = _shadow.SHADOWS[module].rotations.get(name)
-            if rotation in decision.rotations:
-                text = "exact angles"
+            if rotation is not None and rotation in decision.rotations:
+                text = "; ".join(["exact angles", *norms.get(rotation, [])])
             elif decision.reason:
                 text = f"tables of {maker} stay: {decision.reason}"
             else:
