@@ -47,7 +47,7 @@ def norm_rotary(
         if bias is not None:
             rows = rows + bias.to(dtype)
         if all_heads:
-            rows = rows.unflatten(-1, (x.shape[heads], x.shape[-1])).movedim(-2, heads)
+            rows = torch.unflatten(rows, -1, (x.shape[heads], x.shape[-1])).movedim(-2, heads)
         return rows
 
     def rotated(rows: Tensor, is_key: bool) -> Tensor:

@@ -59,7 +59,7 @@ class LateNorm:
 def hooked(norm: Any) -> bool:
     """Whether hooks see what a norm returns, or gradients of it."""
     own = norm._forward_hooks or norm._backward_hooks or norm._backward_pre_hooks
-    return bool(own) or _has_any_global_hook()
+    return bool(own) or bool(_has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
 def _fits(x: Any, weight: Tensor) -> bool:
@@ -108,7 +108,7 @@ class Late:
 
     def tensor(self) -> Tensor:
         """The normalised tensor, by the model's norm."""
-        result = self.norm.own(self.raw)
+        result: Tensor = self.norm.own(self.raw)
         for name, arguments in self.moves:
             result = getattr(result, name)(*arguments)
         return result

@@ -85,7 +85,7 @@ def _verified(norm: nn.Module, head_dim: int, size: int) -> NormOptions | None:
     if not isinstance(expected, Tensor) or expected.shape != rows.shape:
         return None
     all_heads = size != head_dim
-    heads = rows.unflatten(-1, (-1, head_dim)) if all_heads else rows
+    heads = torch.unflatten(rows, -1, (-1, head_dim)) if all_heads else rows
     still = torch.full(rows.shape[:2], -1)
     values = {x for x in vars(norm).values() if isinstance(x, float) and 0 <= x < 1}
     for eps in sorted(values):
