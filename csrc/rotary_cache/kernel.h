@@ -1,6 +1,6 @@
-// Rotates query and key and writes key and value to a paged cache, in one pass over memory. Pages
-// as in Kwon et al., "Efficient Memory Management for Large Language Model Serving with
-// PagedAttention", 2023: a token's slot is page * page_size + index in the page.
+// Rotates query and key, normalised before if wanted, and writes key and value to a paged cache, in
+// one pass over memory. Pages as in Kwon et al., "Efficient Memory Management for Large Language
+// Model Serving with PagedAttention", 2023: a token's slot is page * page_size + index in the page.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include "core/cuda_launch.h"
 #include "core/index.h"
 #include "rotary/kernel.h"
+#include "rotary_norm/kernel.h"
 
 namespace posembed::rotary_cache {
 
@@ -22,6 +23,8 @@ struct Cache {
 };
 
 struct Arguments {
+  /// The norm of query and key; nullptr: none. Its rotation is this one.
+  const rotary_norm::Arguments* norm = nullptr;
   /// Query and key. The key's `out` is null if the rotated key is written only to the cache.
   rotary::Arguments rotation;
   rotary::HeadView value;  // `out` is not used

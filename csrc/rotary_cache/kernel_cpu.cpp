@@ -8,6 +8,7 @@
 #include "rotary/rotate_rows_cpu.h"
 #include "rotary/streaming_cpu.h"
 #include "rotary_cache/kernel.h"
+#include "rotary_norm/general_cpu.h"
 
 namespace posembed::rotary_cache::POSEMBED_ISA {
 namespace {
@@ -218,10 +219,48 @@ void walk_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
   if (streams) core::stream_fence();
 }
 
+/// Normalises query and key, and rounds them to T before they are written to a float8 cache, as if
+/// they came from memory.
+template <typename T, bool interleaved, bool float8>
+void norm_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
+  namespace kernel = rotary::POSEMBED_ISA;
+  const rotary::Arguments& rotary = arguments.rotation;
+  rotary_norm::POSEMBED_ISA::General<T, interleaved> norm(*arguments.norm);
+  const Walk<T, float8> walk = plan_walk<T, interleaved, float8>(arguments);
+  const HeadView &query = rotary.views[0], &key = rotary.views[1];
+  const kernel::TokenOrder order(rotary);
+  T buffer[rotary_norm::max_head_dim];
+  for (int64_t number = begin; number < end; ++number) {
+    Token token = order.token(number);
+    norm.begin(&token);
+    const RowGroup<T> queries = rows_of<T>(query, token), rows = rows_of<T>(key, token);
+    norm.run(
+        token, 0, [&](int64_t head) { return queries.out + head * queries.out_step; },
+        [](int64_t) {});
+    const int64_t slot = walk.slot(token);
+    const auto target = [&](int64_t head) {
+      return rows.out == nullptr ? buffer : rows.out + head * rows.out_step;
+    };
+    const auto write = [&](int64_t head) {
+      if (slot < 0) return;
+      auto* out = walk.keys.row(slot) + head * walk.keys.head_stride();
+      walk.keys.write(target(head), rotary.head_dim, out);
+    };
+    if (slot >= 0 || rows.out != nullptr) norm.run(token, 1, target, write);
+    if (slot < 0) continue;
+    const RowGroup<T> value = rows_of<T>(arguments.value, token);
+    write_rows(value.in, value.in_step, value.count, arguments.value_dim, walk.values, slot);
+  }
+  if (walk.keys.streaming() || walk.values.streaming()) core::stream_fence();
+}
+
 template <typename T, bool interleaved>
 void walk_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
+  const bool normed = arguments.norm != nullptr;
   const auto walk =
-      arguments.float8 ? walk_tokens<T, interleaved, true> : walk_tokens<T, interleaved, false>;
+      arguments.float8
+          ? (normed ? norm_tokens<T, interleaved, true> : walk_tokens<T, interleaved, true>)
+          : (normed ? norm_tokens<T, interleaved, false> : walk_tokens<T, interleaved, false>);
   walk(arguments, begin, end);
 }
 

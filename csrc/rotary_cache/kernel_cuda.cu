@@ -4,6 +4,7 @@
 #include "core/float8.h"
 #include "rotary/kernel_cuda.h"
 #include "rotary_cache/kernel.h"
+#include "rotary_norm/general_cuda.h"
 
 namespace posembed::rotary_cache {
 namespace {
@@ -246,6 +247,43 @@ __global__ void __launch_bounds__(rotary::max_threads<size>, rotary::min_blocks<
   }
 }
 
+/// Writes normalised and rotated rows to their memory, if they have any, and keys to the cache.
+template <typename T, int size, bool float8>
+struct NormedRows {
+  CacheWriter<T, size, float8> keys;
+  bool is_written, key_moves;
+  int query_heads;
+
+  __device__ void write(const Pack<T, size>& pack, const rotary::Row<T>& row, int head, int column,
+                        int start) const {
+    const bool is_key = head >= query_heads;
+    if (!is_key || key_moves) pack.write(row.out + column - start);
+    if (is_key && is_written) keys.write(pack, head - query_heads, column);
+  }
+};
+
+/// cache_kernel() for query and key that are normalised first.
+template <typename T, int size, bool interleaved, bool float8, int capacity>
+__global__ void __launch_bounds__(rotary::max_threads<size>, rotary::min_blocks<size, 2>)
+    norm_cache_kernel(const __grid_constant__ rotary::TableLaunch<T, capacity> launch,
+                      const __grid_constant__ rotary_norm::GeneralNorms<core::Compute<T>> norms,
+                      const __grid_constant__ CacheLaunch cache) {
+  const int splits = static_cast<int>(gridDim.y), split = static_cast<int>(blockIdx.y);
+  const int value_heads = static_cast<int>(cache.value.heads);
+  rotary_norm::norm_tokens<T, size, interleaved>(launch, norms, [&](const Token& token) {
+    const Slot slot = slot_of(cache, token, launch.error);
+    if (slot.is_written) {
+      const Values<T, size> values(cache, token, value_heads * split / splits,
+                                   value_heads * (split + 1) / splits);
+      values.write(CacheWriter<T, size, float8>(cache.value_cache, slot));
+    }
+    return NormedRows<T, size, float8>{{cache.key_cache, slot},
+                                       slot.is_written,
+                                       launch.views[1].out != nullptr,
+                                       launch.query_heads};
+  });
+}
+
 template <typename T, bool float8>
 bool fits_vectors(const Cache& cache) {
   constexpr int64_t size = core::vector_width<T>;
@@ -264,7 +302,8 @@ bool can_use_vectors(const Arguments& arguments) {
   for (const int64_t stride : value.in_stride) fits = fits && stride % size == 0;
   return fits && rotary::can_use_vectors<T>(arguments.rotation) &&
          fits_vectors<T, float8>(arguments.key_cache) &&
-         fits_vectors<T, float8>(arguments.value_cache);
+         fits_vectors<T, float8>(arguments.value_cache) &&
+         (arguments.norm == nullptr || rotary_norm::can_use_vectors<T>(*arguments.norm));
 }
 
 template <int size>
@@ -292,14 +331,30 @@ const char* launch_kernel(const Arguments& arguments, core::CudaStream stream) {
   return core::launch_error();
 }
 
+template <typename T, int size, bool interleaved, bool float8, int capacity>
+const char* launch_normed(const Arguments& arguments, core::CudaStream stream) {
+  auto launch = rotary::make_launch<T, capacity, rotary::Form::table>(arguments.rotation);
+  if (launch.tokens == 0 || launch.heads == 0) return nullptr;
+  const cudaLaunchConfig_t config =
+      rotary_norm::share_rows(&launch, size, arguments.norm->all_heads, stream);
+  cudaLaunchKernelEx(&config, norm_cache_kernel<T, size, interleaved, float8, capacity>, launch,
+                     rotary_norm::make_general_norms<core::Compute<T>>(*arguments.norm),
+                     make_cache_launch<size>(arguments));
+  return core::launch_error();
+}
+
 template <typename T, int size, bool float8, bool interleaved>
 const char* launch_capacity(const Arguments& arguments, core::CudaStream stream) {
+  constexpr int most = rotary::max_pairs;
+  const bool normed = arguments.norm != nullptr;
   if constexpr (size > 1) {  // fewer argument bytes make a quicker launch
     if (arguments.rotation.pairs <= 64) {
-      return launch_kernel<T, size, interleaved, float8, 64>(arguments, stream);
+      return normed ? launch_normed<T, size, interleaved, float8, 64>(arguments, stream)
+                    : launch_kernel<T, size, interleaved, float8, 64>(arguments, stream);
     }
   }
-  return launch_kernel<T, size, interleaved, float8, rotary::max_pairs>(arguments, stream);
+  return normed ? launch_normed<T, size, interleaved, float8, most>(arguments, stream)
+                : launch_kernel<T, size, interleaved, float8, most>(arguments, stream);
 }
 
 template <typename T, int size, bool float8>

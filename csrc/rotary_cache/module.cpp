@@ -31,7 +31,8 @@ torch::Tensor functional::rotary_cache_(const torch::Tensor& query, const torch:
       {query, key, value, key_cache, value_cache, slot_mapping, text,
        rotary::positions_of(call, query), call.layout(), name(call.cache_layout()),
        call.offset().number(), call.query_out(), call.rotate_key(), number(call.key_scale()),
-       number(call.value_scale()), tensor(call.key_scale()), tensor(call.value_scale())});
+       number(call.value_scale()), tensor(call.key_scale()), tensor(call.value_scale()),
+       call.norm().has_value(), call.norm().value_or(QueryKeyNorm())});
   return call.query_out().value_or(query);
 }
 

@@ -15,6 +15,7 @@
 #include "dispatcher/memory_checks.h"
 #include "rotary/arguments.h"
 #include "rotary_cache/kernel.h"
+#include "rotary_norm/arguments.h"
 
 namespace posembed::rotary_cache {
 namespace {
@@ -102,6 +103,31 @@ void check_scale(double scale, const MaybeTensor& tensor, const char* argument, 
                     tensor->sym_sizes());
 }
 
+/// The norm of a call as norm_rotary takes it.
+rotary_norm::Call norm_of(const Call& call) {
+  NormRotaryCall options;
+  options.layout(call.layout).eps(call.norm.eps()).weight_offset(call.norm.weight_offset());
+  options.centred(call.norm.centred()).all_heads(call.norm.all_heads());
+  options.query_bias(call.norm.query_bias()).key_bias(call.norm.key_bias());
+  return {call.query, call.key,          call.norm.query_weight(), call.norm.key_weight(),
+          call.spec,  std::move(options)};
+}
+
+void check_norm(const Call& call) {
+  if (!call.normed) {
+    const bool given = call.norm.query_weight() || call.norm.key_weight() ||
+                       call.norm.query_bias() || call.norm.key_bias();
+    TORCH_CHECK_VALUE(!given, "query_weight: expected no weights and biases without a norm");
+    return;
+  }
+  // The norm of a key that is only a window is not known.
+  dispatcher::check_size(call.key.sym_size(-1), call.query.sym_size(-1), "key", "head_dim");
+  TORCH_CHECK_VALUE(call.query.sym_size(-1) <= rotary_norm::max_head_dim,
+                    "head_dim: expected at most ", rotary_norm::max_head_dim, ", got ",
+                    call.query.sym_size(-1));
+  rotary_norm::check_parameters(norm_of(call));
+}
+
 /// The checks that need no values.
 rotary::SpecificationPointer check(const Call& call) {
   const Names names = names_of(call);
@@ -109,6 +135,7 @@ rotary::SpecificationPointer check(const Call& call) {
       rotary::check(call.query, &call.key, rotation_of(call), {"query", names.key});
   rotary::check_exact_angles(*spec, names.function);
   dispatcher::check_size(call.query.sym_size(-1), spec->spec.head_dim, "query", "head_dim");
+  check_norm(call);
   const Dimensions where = rotary::dimensions(call.layout);
   check_value(call, names.value, where);
   check_slot_mapping(call, where);
@@ -222,6 +249,13 @@ void rotate_and_cache(const Call& call, const rotary::SpecificationPointer& spec
       cache_of(call.value_cache, call.cache_layout, call.value_scale, call.value_scale_tensor);
   arguments.float8 = is_float8(call.key_cache);
   set_slots(slots, where, arguments);
+  rotary_norm::Parameters parameters;
+  rotary_norm::Arguments norm;
+  if (call.normed) {
+    norm.rotation = arguments.rotation;
+    rotary_norm::set_norm(norm_of(call), &parameters, &norm);
+    arguments.norm = &norm;
+  }
   launch(arguments, query);
 }
 

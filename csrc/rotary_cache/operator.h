@@ -11,6 +11,7 @@
 
 #include "dispatcher/operator.h"
 #include "posembed/rotary_cache.h"
+#include "posembed/rotary_norm.h"
 #include "rotary/operator.h"
 
 namespace posembed::rotary_cache {
@@ -47,11 +48,16 @@ struct Call {
   double value_scale = 1.0;
   MaybeTensor key_scale_tensor;  // instead of the numbers: float32, one element
   MaybeTensor value_scale_tensor;
+  bool normed = false;  // normalise query and key first
+  QueryKeyNorm norm;
 
   POSEMBED_FIELDS(self.query, self.key, self.value, self.key_cache, self.value_cache,
                   self.slot_mapping, self.spec, self.positions, self.layout, self.cache_layout,
                   self.offset, self.query_out, self.rotate_key, self.key_scale, self.value_scale,
-                  self.key_scale_tensor, self.value_scale_tensor)
+                  self.key_scale_tensor, self.value_scale_tensor, self.normed,
+                  self.norm.query_weight(), self.norm.key_weight(), self.norm.eps(),
+                  self.norm.weight_offset(), self.norm.centred(), self.norm.all_heads(),
+                  self.norm.query_bias(), self.norm.key_bias())
 
   /// The tensor that receives the rotated query.
   const Tensor& rotated_query() const { return query_out.has_value() ? *query_out : query; }

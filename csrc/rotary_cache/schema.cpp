@@ -20,7 +20,16 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
          "float key_scale=1.0, "
          "float value_scale=1.0, "
          "Tensor? key_scale_tensor=None, "
-         "Tensor? value_scale_tensor=None) -> ()");
+         "Tensor? value_scale_tensor=None, "
+         "bool normed=False, "
+         "Tensor? query_weight=None, "
+         "Tensor? key_weight=None, "
+         "float eps=1e-6, "
+         "float weight_offset=0.0, "
+         "bool centred=False, "
+         "bool all_heads=False, "
+         "Tensor? query_bias=None, "
+         "Tensor? key_bias=None) -> ()");
   define(m,
          "mla_rotary("
          "Tensor query, "

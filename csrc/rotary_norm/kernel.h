@@ -1,7 +1,7 @@
-// RMSNorm of each head of query and key, then rotary, in one pass over memory, forward and
-// backward. Henry et al., "Query-Key Normalization for Transformers", 2020; Zhang and Sennrich,
-// "Root Mean Square Layer Normalization", 2019. Forward saves only 1 / RMS (rstd); backward
-// normalises query and key again.
+// RMSNorm or LayerNorm of query and key, then rotary, in one pass over memory; the backward pass of
+// RMSNorm by head. Henry et al., "Query-Key Normalization for Transformers", 2020; Zhang and
+// Sennrich, "Root Mean Square Layer Normalization", 2019. Forward saves only 1 / RMS (rstd);
+// backward normalises query and key again.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,31 @@ namespace posembed::rotary_norm {
 /// The largest head_dim of a launch.
 inline constexpr int64_t max_head_dim = 2 * rotary::max_pairs;
 
+/// How a normalised row is rounded before the rotation. once: not at all. before_weight: to the
+/// type of the data, and again after it is multiplied by the weights. after_weight: only then.
+enum class RowRounding : int8_t { once, before_weight, after_weight };
+
 /// Index 0 is query, 1 is key.
 struct Arguments {
   rotary::Arguments rotation;
-  const void* weight[2] = {nullptr, nullptr};  // [head_dim]
-  double weight_offset = 0.0;                  // added to every weight: 1 for Gemma
+  const void* weight[2] = {nullptr, nullptr};  // [head_dim], or [heads, head_dim] if all_heads
+  const void* bias[2] = {nullptr, nullptr};    // the same; nullptr: none
+  core::Scalar parameter_scalar = core::Scalar::float32;  // of weights and biases
+  bool centred = false;                                   // LayerNorm: subtracts the mean
+  bool all_heads = false;  // the statistics are those of all heads of a token
+  /// With tables; products are then rounded as rotation.product_rounding says.
+  RowRounding row_rounding = RowRounding::once;
+  double weight_offset = 0.0;  // added to every weight: 1 for Gemma
   double eps = 1e-6;
   /// [batch, seq, heads] in the compute type, contiguous; nullptr: not needed by a backward pass.
   void* rstd[2] = {nullptr, nullptr};
 };
+
+/// Whether a call is more than RMSNorm of each head and a rotation by exact angles, and needs the
+/// kernel for that, which has no backward pass.
+inline bool is_general(const Arguments& arguments) {
+  return arguments.centred || arguments.all_heads || arguments.rotation.cosines != nullptr;
+}
 
 /// Processes tokens [begin, end) in the order of rotary's TokenOrder. A token at position -1 is
 /// normalised but not rotated.

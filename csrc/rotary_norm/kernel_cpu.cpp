@@ -2,6 +2,7 @@
 // Sums have the same bits on every instruction set.
 #include "rotary_norm/backward_cpu.h"
 #include "rotary_norm/forward_cpu.h"
+#include "rotary_norm/general_cpu.h"
 #include "rotary_norm/kernel.h"
 
 namespace posembed::rotary_norm::POSEMBED_ISA {
@@ -30,8 +31,19 @@ void add_part_columns(const BackwardArguments& b, int64_t begin, int64_t end) {
     for (int64_t part = 0; part < b.parts; ++part) {
       sum += static_cast<const C*>(b.partial)[2 * part * dim + column];
     }
-    core::store(sum, static_cast<T*>(b.weight_gradient[column / dim]) + column % dim);
+    void* const gradient = b.weight_gradient[column / dim];
+    if (gradient == nullptr) continue;
+    core::visit_scalar(b.forward.parameter_scalar, [&](auto tag) {
+      using Stored = typename decltype(tag)::type;
+      core::store(static_cast<Compute<Stored>>(sum), static_cast<Stored*>(gradient) + column % dim);
+    });
   }
+}
+
+template <typename T, bool interleaved>
+void forward_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
+  if (is_general(arguments)) return norm_in_general<T, interleaved>(arguments, begin, end);
+  Forward<T, interleaved>(arguments).run(begin, end);
 }
 
 }  // namespace
@@ -40,9 +52,9 @@ void norm_and_rotate(const Arguments& arguments, int64_t begin, int64_t end) {
   core::visit_scalar(arguments.rotation.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (arguments.rotation.interleaved) {
-      Forward<T, true>(arguments).run(begin, end);
+      forward_tokens<T, true>(arguments, begin, end);
     } else {
-      Forward<T, false>(arguments).run(begin, end);
+      forward_tokens<T, false>(arguments, begin, end);
     }
   });
 }

@@ -4,17 +4,12 @@
 // share of the tokens and sums its part of the weights' gradients; there are no atomics.
 #include "core/part_sum.h"
 #include "rotary/kernel_cuda.h"
+#include "rotary_norm/general_cuda.h"
 #include "rotary_norm/kernel.h"
+#include "rotary_norm/rows_cuda.h"
 
 namespace posembed::rotary_norm {
 namespace {
-
-using core::Compute;
-using rotary::HeadThreads;
-using rotary::HeadView;
-using rotary::Launch;
-using rotary::Pack;
-using rotary::Token;
 
 /// Arguments of a launch in addition to those of the rotation, in the compute type; index 0 is
 /// query, 1 is key.
@@ -39,49 +34,10 @@ struct Window {
   Pack<T, size> first, second;
 };
 
-template <typename T, int size>
-__device__ Pack<Compute<T>, size> widen(const Pack<T, size>& narrow) {
-  Pack<Compute<T>, size> wide;
-  core::load_all(narrow.element, wide.element);
-  return wide;
-}
-
-template <typename T, int size>
-__device__ Pack<Compute<T>, size> load_wide(const T* in) {
-  return widen(Pack<T, size>::read(in));
-}
-
-template <typename T, int size>
-__device__ void store_narrow(const Pack<Compute<T>, size>& wide, T* out) {
-  Pack<T, size> narrow;
-#pragma unroll
-  for (int i = 0; i < size; ++i) core::store(wide.element[i], narrow.element + i);
-  narrow.write(out);
-}
-
-/// Adds the products of the elements of a and b to `sum`.
-template <typename C, int size>
-__device__ C dot(const Pack<C, size>& a, const Pack<C, size>& b, C sum) {
-#pragma unroll
-  for (int i = 0; i < size; ++i) sum = core::fma(a.element[i], b.element[i], sum);
-  return sum;
-}
-
-template <typename C, int size>
-__device__ void multiply(C factor, Pack<C, size>* pack) {
-#pragma unroll
-  for (int i = 0; i < size; ++i) pack->element[i] *= factor;
-}
-
-template <typename C, int size>
-__device__ void multiply(const Pack<C, size>& factor, Pack<C, size>* pack) {
-#pragma unroll
-  for (int i = 0; i < size; ++i) pack->element[i] *= factor.element[i];
-}
-
-template <typename T, int size>
+/// The factors of neighbouring columns; `W` is the weights' type, T or its compute type.
+template <typename T, int size, typename W = T>
 __device__ Pack<Compute<T>, size> weights(const Norms<Compute<T>>& norms, int r, int column) {
-  auto pack = load_wide<T, size>(static_cast<const T*>(norms.weight[r]) + column);
+  auto pack = load_parameters<T, W, size>(norms.weight[r], column);
 #pragma unroll
   for (int i = 0; i < size; ++i) pack.element[i] += norms.weight_offset;
   return pack;
@@ -106,48 +62,6 @@ struct alignas(16) WindowWeights {
     core::load_values<size>(values + column, pack.element);
     return pack;
   }
-};
-
-/// Calls function(column) for this thread's packs of a row outside the window.
-template <int size, typename T, int capacity, typename Function>
-__device__ void for_outside(const Launch<T, capacity>& launch, const HeadThreads& threads,
-                            const Function& function) {
-  const int before = launch.start[0] / size, window = 2 * launch.pairs / size;
-  const int packs = launch.outside[0] / size;
-  for (int i = threads.index; i < packs; i += threads.count) {
-    function((i < before ? i : i + window) * size);
-  }
-}
-
-/// The sum of `value` over the threads that share a head, in a fixed order. All threads of the
-/// block must call it, and never twice in a row with the same `buffer`.
-template <typename C>
-__device__ C head_sum(const HeadThreads& threads, C value, bool buffer) {
-  if (threads.within_warp) {
-    for (int offset = threads.count / 2; offset > 0; offset /= 2) {
-      value += __shfl_xor_sync(0xffffffffu, value, offset);
-    }
-    return value;
-  }
-  __shared__ C values[2][rotary::max_pairs];
-  values[buffer][threadIdx.x] = value;
-  __syncthreads();
-  C sum = 0;
-  for (int i = 0; i < threads.count; ++i) sum += values[buffer][threads.group * threads.count + i];
-  return sum;
-}
-
-/// The tensor and index of a head.
-struct Head {
-  int r;           // 0: query, 1: key
-  int64_t number;  // among the heads of query or key
-  int64_t rstd_index;
-
-  template <typename T, int capacity>
-  __device__ Head(const Launch<T, capacity>& launch, const Token& token, int head)
-      : r(head >= launch.query_heads),
-        number(r == 0 ? head : head - launch.query_heads),
-        rstd_index(token.number * launch.views[r].heads + number) {}
 };
 
 template <typename T, int size, bool interleaved, int capacity>
@@ -406,7 +320,8 @@ __global__ void __launch_bounds__(rotary::threads_wanted, 3)
 /// Shared memory for a block's sums of query and key, for each group of threads.
 constexpr int sums_bytes = 32 * 1024;
 
-template <typename T, int size, bool interleaved, int capacity>
+/// `W` is the type of the weights.
+template <typename T, int size, bool interleaved, int capacity, typename W>
 __global__ void __launch_bounds__(rotary::max_threads<size>)
     backward_kernel(const __grid_constant__ Launch<T, capacity> launch,
                     const __grid_constant__ Norms<Compute<T>> norms,
@@ -448,7 +363,7 @@ __global__ void __launch_bounds__(rotary::max_threads<size>)
 #pragma unroll
         for (int i = 0; i < size; ++i) total[i] += g->element[i] * n->element[i];
         core::store_values<size>(total, sum + column);
-        multiply(weights<T, size>(norms, head.r, column), g);
+        multiply(weights<T, size, W>(norms, head.r, column), g);
         projection = dot(*g, *n, projection);
       };
       if (active) {
@@ -482,7 +397,7 @@ __global__ void __launch_bounds__(rotary::max_threads<size>)
       for_outside<size>(launch, threads, [&](int column) {
         auto g = load_wide<T, size>(in + column), n = load_wide<T, size>(x + column);
         multiply(rstd, &n);
-        multiply(weights<T, size>(norms, head.r, column), &g);
+        multiply(weights<T, size, W>(norms, head.r, column), &g);
         through_norm(&g, n, column);
       });
     }
@@ -497,7 +412,7 @@ __global__ void __launch_bounds__(rotary::max_threads<size>)
 }
 
 /// Lanes process neighbouring columns of the weights' gradients; a block's warps share the parts.
-template <typename T>
+template <typename T, typename W>
 __global__ void __launch_bounds__(core::part_threads)
     add_parts_kernel(const __grid_constant__ BackwardArguments b) {
   using C = Compute<T>;
@@ -505,7 +420,8 @@ __global__ void __launch_bounds__(core::part_threads)
   const int64_t column = core::part_column();
   const C sum = core::sum_of_parts(static_cast<const C*>(b.partial), b.parts, columns, columns);
   if (!core::writes_parts() || column >= columns) return;
-  core::store(sum, static_cast<T*>(b.weight_gradient[column / dim]) + column % dim);
+  W* const gradient = static_cast<W*>(b.weight_gradient[column / dim]);
+  if (gradient != nullptr) core::store(sum, gradient + column % dim);
 }
 
 // ---- launchers ----
@@ -576,11 +492,40 @@ struct BackwardPass {
     config.gridDim = dim3(static_cast<unsigned>(arguments.parts));
     config.blockDim = dim3(static_cast<unsigned>(per_head * launch.heads_per_pass));
     config.stream = stream;
-    cudaLaunchKernelEx(&config, backward_kernel<T, size, interleaved, capacity>, launch,
-                       make_norms<Compute<T>>(arguments.forward), backward);
+    const bool wide = has_wide_parameters(arguments.forward);
+    const auto kernel = wide ? backward_kernel<T, size, interleaved, capacity, Compute<T>>
+                             : backward_kernel<T, size, interleaved, capacity, T>;
+    cudaLaunchKernelEx(&config, kernel, launch, make_norms<Compute<T>>(arguments.forward),
+                       backward);
     config.gridDim = dim3(static_cast<unsigned>(core::divide_up(2 * dim, core::warp_size)));
     config.blockDim = dim3(core::part_threads);
-    cudaLaunchKernelEx(&config, add_parts_kernel<T>, arguments);
+    const auto add_parts = wide ? add_parts_kernel<T, Compute<T>> : add_parts_kernel<T, T>;
+    cudaLaunchKernelEx(&config, add_parts, arguments);
+    return core::launch_error();
+  }
+};
+
+/// norm_tokens() with rows of results in memory.
+template <typename T, int size, bool interleaved, int capacity>
+__global__ void __launch_bounds__(rotary::max_threads<size>, rotary::min_blocks<size, 2>)
+    general_kernel(const __grid_constant__ rotary::TableLaunch<T, capacity> launch,
+                   const __grid_constant__ GeneralNorms<Compute<T>> norms) {
+  norm_tokens<T, size, interleaved>(launch, norms,
+                                    [](const Token&) { return RowWriter<T, size>{}; });
+}
+
+struct GeneralForward {
+  const Arguments& arguments;
+
+  const rotary::Arguments& rotation() const { return arguments.rotation; }
+
+  template <typename T, int size, bool interleaved, int capacity>
+  const char* launch(core::CudaStream stream) const {
+    auto launch = rotary::make_launch<T, capacity, rotary::Form::table>(rotation());
+    if (launch.tokens == 0 || launch.heads == 0) return nullptr;
+    const cudaLaunchConfig_t config = share_rows(&launch, size, arguments.all_heads, stream);
+    cudaLaunchKernelEx(&config, general_kernel<T, size, interleaved, capacity>, launch,
+                       make_general_norms<Compute<T>>(arguments));
     return core::launch_error();
   }
 };
@@ -613,17 +558,6 @@ const char* launch_pairing(const Pass& pass, core::CudaStream stream) {
 }
 
 template <typename T>
-bool fits_vectors(const void* data) {
-  return reinterpret_cast<uintptr_t>(data) % rotary::vector_bytes == 0;
-}
-
-template <typename T>
-bool can_use_vectors(const Arguments& arguments) {
-  return rotary::can_use_vectors<T>(arguments.rotation) && fits_vectors<T>(arguments.weight[0]) &&
-         fits_vectors<T>(arguments.weight[1]);
-}
-
-template <typename T>
 bool can_use_vectors(const BackwardArguments& arguments) {
   rotary::Arguments normed = arguments.forward.rotation;  // its views are query and key
   std::copy(arguments.normed, arguments.normed + 2, normed.views);
@@ -643,7 +577,9 @@ const char* launch(const Pass& pass, core::CudaStream stream) {
 }  // namespace
 
 const char* norm_and_rotate_cuda(const Arguments& arguments, core::CudaStream stream) {
-  return launch(Forward{arguments}, stream);
+  const bool usual = !is_general(arguments) && !has_wide_parameters(arguments) &&
+                     arguments.weight[0] != nullptr && arguments.weight[1] != nullptr;
+  return usual ? launch(Forward{arguments}, stream) : launch(GeneralForward{arguments}, stream);
 }
 
 const char* backward_cuda(const BackwardArguments& arguments, core::CudaStream stream) {

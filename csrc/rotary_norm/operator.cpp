@@ -1,12 +1,12 @@
-// The QK-norm operators: RMSNorm of each head of query and key, then rotary, in one kernel, and
-// their gradients in another. Eager and Meta kernels share their checks.
+// The QK-norm operators: norms of query and key, then rotary, in one kernel, and the gradients of
+// RMSNorm by head in another. Eager and Meta kernels share their checks.
 #include "rotary_norm/operator.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 #include <torch/library.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "dispatcher/autocast.h"
 #include "dispatcher/checks.h"
@@ -14,7 +14,9 @@
 #include "dispatcher/launch.h"
 #include "dispatcher/memory_checks.h"
 #include "rotary/arguments.h"
+#include "rotary_norm/arguments.h"
 #include "rotary_norm/kernel.h"
+#include "rotary_tables/arguments.h"
 
 namespace posembed::rotary_norm {
 namespace {
@@ -23,10 +25,25 @@ using rotary::Dimensions;
 
 // ------------------------------------------------------------------------------------- checks
 
-void check_weight(const Tensor& weight, const char* argument, const Call& call) {
-  dispatcher::check_rank(weight, argument, 1, "[head_dim]");
-  dispatcher::check_same_dtype(weight, argument, call.query, "query");
-  dispatcher::check_size(weight.sym_size(0), call.query.sym_size(-1), argument, "head_dim");
+void check_given_tables(const Call& call, const RotarySpec& spec) {
+  const NormRotaryCall& options = call.options;
+  if (!options.cos().has_value()) {
+    TORCH_CHECK_VALUE(!options.sin().has_value(), "cos: expected a tensor beside sin");
+    return;
+  }
+  const Tensor& cos = *options.cos();
+  TORCH_CHECK_VALUE(!options.positions().has_value(),
+                    "positions: expected none where cos is given");
+  TORCH_CHECK_VALUE(options.offset().number() == 0, "offset: expected 0 where cos is given, got ",
+                    options.offset().number());
+  TORCH_CHECK_VALUE(cos.dim() == 2 || cos.dim() == 3,
+                    "cos: expected [batch or 1, seq, width] or [seq, width], got ",
+                    cos.sym_sizes());
+  const c10::SymInt width = cos.sym_size(-1);
+  TORCH_CHECK_VALUE(width == spec.rotary_dim / 2 || (width == spec.rotary_dim && !cos.is_complex()),
+                    "cos: expected rotary_dim / 2 = ", spec.rotary_dim / 2,
+                    " columns, or rotary_dim if it is real, got ", width);
+  rotary_tables::check_tables(tables_of(call), call.query, rotary::dimensions(options.layout()));
 }
 
 /// The checks that need no values. Eager and Meta kernels share them.
@@ -38,12 +55,15 @@ rotary::SpecificationPointer check(const Call& call) {
   dispatcher::check_size(call.key.sym_size(-1), head_dim, "key", "head_dim");
   TORCH_CHECK_VALUE(head_dim <= max_head_dim, "head_dim: expected at most ", max_head_dim, ", got ",
                     head_dim);
-  check_weight(call.query_weight, "query_weight", call);
-  check_weight(call.key_weight, "key_weight", call);
-  dispatcher::check_eps(call.options.eps());
-  TORCH_CHECK_VALUE(std::isfinite(call.options.weight_offset()),
-                    "weight_offset: expected a finite number, got ", call.options.weight_offset());
+  check_parameters(call);
+  check_given_tables(call, spec->spec);
   return spec;
+}
+
+/// The same for operators that only have RMSNorm of each head and exact angles.
+rotary::SpecificationPointer check_fused(const Call& call) {
+  TORCH_CHECK_VALUE(!is_general(call), "centred, all_heads, cos: expected none for this operator");
+  return check(call);
 }
 
 // --------------------------------------------------------------------------------- the kernel
@@ -63,8 +83,27 @@ Tensor empty_rstd(const Tensor& tensor, Layout layout) {
 struct KernelCall {
   Arguments arguments;
   rotary::Inputs inputs;
-  Tensor query, key, weight[2];
+  RotaryTables tables;
+  Parameters parameters;
+  Tensor query, key;
 };
+
+void set_tables(const Call& call, KernelCall* prepared) {
+  const NormRotaryCall& options = call.options;
+  Arguments& arguments = prepared->arguments;
+  rotary::Arguments& rotation = arguments.rotation;
+  prepared->tables = rotary_tables::readable(tables_of(call));
+  rotary_tables::set_tables(prepared->tables, &rotation);
+  rotation.reverse = false;
+  if (options.numerics() == Numerics::float32_product) return;
+  arguments.row_rounding =
+      options.round_before_weight() ? RowRounding::before_weight : RowRounding::after_weight;
+  const at::ScalarType type = call.query.scalar_type();
+  const Tensor& cos = *options.cos();
+  if (!cos.is_complex() && at::promote_types(type, cos.scalar_type()) == type) {
+    rotation.product_rounding = rotary::ProductRounding::to_data_type;
+  }
+}
 
 /// The arguments for reading rows of `in` and writing rows of `out`: query and key, or their
 /// gradients.
@@ -76,15 +115,12 @@ KernelCall kernel_call(const Call& call, const rotary::Specification& spec, cons
       rotation.call, call.query.size(rotary::dimensions(rotation.call.layout()).seq));
   prepared.query = dispatcher::with_contiguous_last_dim(std::get<0>(in));
   prepared.key = dispatcher::with_contiguous_last_dim(std::get<1>(in));
-  prepared.weight[0] = call.query_weight.contiguous();
-  prepared.weight[1] = call.key_weight.contiguous();
   Arguments& arguments = prepared.arguments;
   const rotary::Job job{
       {&prepared.query, &prepared.key}, {&std::get<0>(out), &std::get<1>(out)}, 2};
   arguments.rotation = rotary::arguments(job, prepared.inputs, rotation, spec);
-  for (int r = 0; r < 2; ++r) arguments.weight[r] = prepared.weight[r].const_data_ptr();
-  arguments.weight_offset = call.options.weight_offset();
-  arguments.eps = call.options.eps();
+  set_norm(call, &prepared.parameters, &arguments);
+  if (call.options.cos().has_value()) set_tables(call, &prepared);
   return prepared;
 }
 
@@ -121,7 +157,7 @@ void compute(const Call& call, const Prepared<Two>& prepared) {
 }
 
 Prepared<Four> prepare_forward(const Call& call) {
-  rotary::SpecificationPointer spec = check(call);
+  rotary::SpecificationPointer spec = check_fused(call);
   const Layout layout = call.options.layout();
   return {std::move(spec), std::tuple_cat(empty_pair(call), Two{empty_rstd(call.query, layout),
                                                                 empty_rstd(call.key, layout)})};
@@ -176,15 +212,18 @@ void launch(BackwardArguments& arguments, const Tensor& query) {
 }
 
 Four empty_gradients(const Call& call) {
+  const auto of_weight = [&](const MaybeTensor& weight) {
+    if (!weight.has_value()) return at::empty({0}, call.query.options());
+    return at::empty_symint(weight->sym_sizes(), weight->options());
+  };
   return {rotary::empty_result(call.query), rotary::empty_result(call.key),
-          at::empty_symint(call.query_weight.sym_sizes(), call.query_weight.options()),
-          at::empty_symint(call.key_weight.sym_sizes(), call.key_weight.options())};
+          of_weight(call.query_weight), of_weight(call.key_weight)};
 }
 
 Prepared<Four> prepare_backward(const Tensor& query_gradient, const Tensor& key_gradient,
                                 const Tensor& query_rstd, const Tensor& key_rstd,
                                 const Call& call) {
-  rotary::SpecificationPointer spec = check(call);
+  rotary::SpecificationPointer spec = check_fused(call);
   dispatcher::check_like(query_gradient, "query_gradient", call.query, "query");
   dispatcher::check_like(key_gradient, "key_gradient", call.key, "key");
   check_rstd(query_rstd, "query_rstd", call.query, call);
@@ -192,11 +231,27 @@ Prepared<Four> prepare_backward(const Tensor& query_gradient, const Tensor& key_
   return {std::move(spec), empty_gradients(call)};
 }
 
+/// The call with ones for missing weights, which the CUDA kernel of the backward pass needs.
+Call with_weights(Call call) {
+  if (!dispatcher::on_cuda(call.query)) return call;
+  const Tensor* const like = any_parameter(call);
+  const auto ones = [&] {
+    return at::ones({call.query.size(-1)},
+                    like == nullptr ? call.query.options() : like->options());
+  };
+  // Only their data is read: the offset belongs to weights that are given.
+  const double offset = call.options.weight_offset();
+  if (!call.query_weight) call.query_weight = ones() - offset;
+  if (!call.key_weight) call.key_weight = ones() - offset;
+  return call;
+}
+
 void backward(const Tensor& query_gradient, const Tensor& key_gradient, const Tensor& query_rstd,
               const Tensor& key_rstd, const Call& call, const Prepared<Four>& prepared) {
   const auto& [query_result, key_result, query_weight, key_weight] = prepared.result;
-  const KernelCall kernel = kernel_call(call, *prepared.spec, {query_gradient, key_gradient},
-                                        {query_result, key_result}, true);
+  const KernelCall kernel =
+      kernel_call(with_weights(call), *prepared.spec, {query_gradient, key_gradient},
+                  {query_result, key_result}, true);
   const Dimensions where = rotary::dimensions(call.options.layout());
   const Tensor normed[] = {dispatcher::with_contiguous_last_dim(call.query),
                            dispatcher::with_contiguous_last_dim(call.key)};
@@ -214,8 +269,8 @@ void backward(const Tensor& query_gradient, const Tensor& key_gradient, const Te
       at::empty({arguments.parts, 2, rotation.head_dim},
                 call.query.options().dtype(dispatcher::compute_type(call.query)));
   arguments.partial = partial.mutable_data_ptr();
-  arguments.weight_gradient[0] = query_weight.mutable_data_ptr();
-  arguments.weight_gradient[1] = key_weight.mutable_data_ptr();
+  if (call.query_weight) arguments.weight_gradient[0] = query_weight.mutable_data_ptr();
+  if (call.key_weight) arguments.weight_gradient[1] = key_weight.mutable_data_ptr();
   launch(arguments, call.query);
 }
 
@@ -224,6 +279,8 @@ void backward(const Tensor& query_gradient, const Tensor& key_gradient, const Te
 Call with_weights_like_data(Call call) {
   call.query_weight = dispatcher::follow(call.query_weight, call.query);
   call.key_weight = dispatcher::follow(call.key_weight, call.key);
+  call.options.query_bias(dispatcher::follow(call.options.query_bias(), call.query));
+  call.options.key_bias(dispatcher::follow(call.options.key_bias(), call.key));
   return call;
 }
 
@@ -232,6 +289,16 @@ Two autocast(const Call& call) { return norm_rotary(with_weights_like_data(call)
 void autocast_in_place(const Call& call) { norm_rotary_(with_weights_like_data(call)); }
 
 }  // namespace
+
+RotaryTables tables_of(const Call& call) {
+  const rotary::SpecificationPointer found = rotary::specification(call.spec);
+  const RotarySpec& spec = found->spec;
+  RotaryTables tables;
+  tables.cos(*call.options.cos()).sin(call.options.sin()).layout(call.options.layout());
+  tables.interleaved(spec.interleaved).start(spec.rotary_start);
+  tables.half_width(call.options.cos()->sym_size(-1) == spec.rotary_dim / 2);
+  return tables.numerics(call.options.numerics());
+}
 
 TORCH_LIBRARY_FRAGMENT(posembed, m) {
   norm_rotary.implement<prepare, compute>(m);

@@ -9,6 +9,7 @@
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/memory_checks.h"
 #include "rotary/arguments.h"
+#include "rotary_tables/arguments.h"
 
 namespace posembed::rotary_tables {
 namespace {
@@ -25,35 +26,6 @@ void check_options(const RotaryTables& tables) {
   TORCH_CHECK_VALUE(tables.start() >= 0, "start: expected 0 or more, got ", tables.start());
   TORCH_CHECK_VALUE(tables.cos().is_complex() != tables.sin().has_value(),
                     "sin: expected a tensor beside a real cos, and none beside a complex one");
-}
-
-void check_tables(const RotaryTables& tables, const Tensor& query, const Dimensions& where) {
-  // cos, sin: [batch or 1, seq, width], [seq, width] or [batch or 1, seq, heads or 1, width]
-  const Tensor& cos = tables.cos();
-  if (tables.sin().has_value()) {
-    dispatcher::check_floating(cos, "cos");
-    dispatcher::check_like(*tables.sin(), "sin", cos, "cos");
-  } else {
-    TORCH_CHECK_TYPE(cos.scalar_type() != at::kComplexHalf,
-                     "cos: expected complex64 or complex128, got ",
-                     dispatcher::dtype_name(cos.scalar_type()));
-  }
-  TORCH_CHECK_VALUE(cos.dim() >= 2 && cos.dim() <= 4,
-                    "cos: expected [batch or 1, seq, width] or [seq, width], or ",
-                    "[batch or 1, seq, heads, width], got ", cos.sym_sizes());
-  const c10::SymInt seq = has_heads(tables) ? cos.sym_size(1) : cos.sym_size(-2);
-  dispatcher::check_size(seq, query.sym_size(where.seq), "cos", "seq");
-  if (cos.dim() > 2) {
-    const c10::SymInt batch = where.batch < 0 ? 1 : query.sym_size(where.batch);
-    TORCH_CHECK_VALUE(cos.sym_size(0) == 1 || cos.sym_size(0) == batch, "cos: expected batch 1 or ",
-                      batch, ", got ", cos.sym_size(0));
-  }
-  const bool halves = tables.half_width() || cos.is_complex();
-  TORCH_CHECK_VALUE(halves || cos.sym_size(-1) % 2 == 0, "cos: expected an even width, got ",
-                    cos.sym_size(-1));
-  const c10::SymInt pairs = pairs_of(tables);
-  TORCH_CHECK_VALUE(pairs <= rotary::max_pairs, "cos: expected at most ", rotary::max_pairs,
-                    " pairs, got ", pairs);
 }
 
 void check_rows(const Tensor& tensor, const char* argument, const Dimensions& where) {
@@ -79,7 +51,6 @@ void check_window(const Tensor& tensor, const char* argument, const RotaryTables
 
 /// The checks that need no values.
 void check(const Tensor& query, const Tensor* key, const RotaryTables& tables) {
-  check_options(tables);
   const Dimensions where = rotary::dimensions(tables.layout());
   check_rows(query, "query", where);
   check_tables(tables, query, where);
@@ -104,34 +75,6 @@ void check_written(const Tensor& out, const char* argument, const Tensor& in,
 }
 
 // ---------------------------------------------------------------------------------------- launches
-
-/// cos and sin in a form that a kernel can read: without lazy negation or conjugation, and with
-/// equal strides. Complex tables become their real and imaginary parts.
-RotaryTables readable(const RotaryTables& tables) {
-  RotaryTables result = tables;
-  if (tables.cos().is_complex()) {
-    const Tensor parts = at::view_as_real(tables.cos().resolve_conj());
-    return result.cos(parts.select(-1, 0)).sin(parts.select(-1, 1)).half_width(true);
-  }
-  result.cos(tables.cos().resolve_neg()).sin(tables.sin()->resolve_neg());
-  if (result.cos().strides() != result.sin()->strides()) {
-    result.cos(result.cos().contiguous()).sin(result.sin()->contiguous());
-  }
-  return result;
-}
-
-void set_tables(const RotaryTables& tables, rotary::Arguments* call) {
-  const Tensor& cos = tables.cos();
-  call->cosines = cos.const_data_ptr();
-  call->sines = tables.sin()->const_data_ptr();
-  call->table_scalar = dispatcher::scalar_of(cos);
-  const bool by_batch = cos.dim() > 2 && cos.size(0) > 1;
-  const bool repeats = tables.interleaved() && !tables.half_width();
-  call->table_stride[0] = by_batch ? cos.stride(0) : 0;
-  call->table_stride[1] = has_heads(tables) ? cos.stride(1) : cos.stride(-2);
-  if (has_heads(tables) && cos.size(2) > 1) call->table_head_stride = cos.stride(2);
-  call->table_stride[2] = repeats ? 2 * cos.stride(-1) : cos.stride(-1);
-}
 
 rotary::ProductRounding product_rounding_for(const RotaryTables& tables, const Tensor& query) {
   if (tables.numerics() == Numerics::float32_product) return rotary::ProductRounding::none;
@@ -254,6 +197,62 @@ c10::SymInt pairs_of(const RotaryTables& tables) {
 }
 
 bool has_heads(const RotaryTables& tables) { return tables.cos().dim() == 4; }
+
+void check_tables(const RotaryTables& tables, const Tensor& query, const Dimensions& where) {
+  check_options(tables);
+  // cos, sin: [batch or 1, seq, width], [seq, width] or [batch or 1, seq, heads or 1, width]
+  const Tensor& cos = tables.cos();
+  if (tables.sin().has_value()) {
+    dispatcher::check_floating(cos, "cos");
+    dispatcher::check_like(*tables.sin(), "sin", cos, "cos");
+  } else {
+    TORCH_CHECK_TYPE(cos.scalar_type() != at::kComplexHalf,
+                     "cos: expected complex64 or complex128, got ",
+                     dispatcher::dtype_name(cos.scalar_type()));
+  }
+  TORCH_CHECK_VALUE(cos.dim() >= 2 && cos.dim() <= 4,
+                    "cos: expected [batch or 1, seq, width] or [seq, width], or ",
+                    "[batch or 1, seq, heads, width], got ", cos.sym_sizes());
+  const c10::SymInt seq = has_heads(tables) ? cos.sym_size(1) : cos.sym_size(-2);
+  dispatcher::check_size(seq, query.sym_size(where.seq), "cos", "seq");
+  if (cos.dim() > 2) {
+    const c10::SymInt batch = where.batch < 0 ? 1 : query.sym_size(where.batch);
+    TORCH_CHECK_VALUE(cos.sym_size(0) == 1 || cos.sym_size(0) == batch, "cos: expected batch 1 or ",
+                      batch, ", got ", cos.sym_size(0));
+  }
+  const bool halves = tables.half_width() || cos.is_complex();
+  TORCH_CHECK_VALUE(halves || cos.sym_size(-1) % 2 == 0, "cos: expected an even width, got ",
+                    cos.sym_size(-1));
+  const c10::SymInt pairs = pairs_of(tables);
+  TORCH_CHECK_VALUE(pairs <= rotary::max_pairs, "cos: expected at most ", rotary::max_pairs,
+                    " pairs, got ", pairs);
+}
+
+RotaryTables readable(const RotaryTables& tables) {
+  RotaryTables result = tables;
+  if (tables.cos().is_complex()) {
+    const Tensor parts = at::view_as_real(tables.cos().resolve_conj());
+    return result.cos(parts.select(-1, 0)).sin(parts.select(-1, 1)).half_width(true);
+  }
+  result.cos(tables.cos().resolve_neg()).sin(tables.sin()->resolve_neg());
+  if (result.cos().strides() != result.sin()->strides()) {
+    result.cos(result.cos().contiguous()).sin(result.sin()->contiguous());
+  }
+  return result;
+}
+
+void set_tables(const RotaryTables& tables, rotary::Arguments* call) {
+  const Tensor& cos = tables.cos();
+  call->cosines = cos.const_data_ptr();
+  call->sines = tables.sin()->const_data_ptr();
+  call->table_scalar = dispatcher::scalar_of(cos);
+  const bool by_batch = cos.dim() > 2 && cos.size(0) > 1;
+  const bool repeats = tables.interleaved() && !tables.half_width();
+  call->table_stride[0] = by_batch ? cos.stride(0) : 0;
+  call->table_stride[1] = has_heads(tables) ? cos.stride(1) : cos.stride(-2);
+  if (has_heads(tables) && cos.size(2) > 1) call->table_head_stride = cos.stride(2);
+  call->table_stride[2] = repeats ? 2 * cos.stride(-1) : cos.stride(-1);
+}
 
 TORCH_LIBRARY_FRAGMENT(posembed, m) {
   rotary_tables.implement<prepare, rotate_one>(m);

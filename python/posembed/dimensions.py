@@ -46,6 +46,12 @@ class Dimensions(NamedTuple):
         leading = {name: _arranged(letters, layout) for name, letters in self.leading.items()}
         return self._replace(leading=leading)
 
+    def with_whole_heads(self) -> Dimensions:
+        """The same for a call that sums over heads, which can neither be split nor take copies."""
+        whole = str.maketrans("hk", "..")
+        leading = {name: letters.translate(whole) for name, letters in self.leading.items()}
+        return self._replace(leading=leading)
+
     def letters(self) -> dict[str, str]:
         """The letters of the arguments."""
         return {**self.leading, **self.following}
@@ -113,7 +119,15 @@ TABLE = {
     ),
     "norm_rotary": Dimensions(
         {"query": "bsh.", "key": "bsk."},
-        {"query_weight": "./k", "key_weight": "./h", "positions": ".?b?s"},
+        {
+            "query_weight": "./k",
+            "key_weight": "./h",
+            "positions": ".?b?s",
+            "query_bias": "./k",
+            "key_bias": "./h",
+            "cos": "b?s.",
+            "sin": "b?s.",
+        },
         ("query", "key"),
     ),
     "rotary_tables": Dimensions({"query": "bsh."}, _TABLES, ("query",)),

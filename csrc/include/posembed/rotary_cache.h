@@ -13,6 +13,7 @@
 
 #include "posembed/export.h"
 #include "posembed/rotary.h"
+#include "posembed/rotary_norm.h"
 
 namespace posembed {
 
@@ -47,6 +48,8 @@ struct POSEMBED_API RotaryCacheCall {
   TORCH_ARG(std::optional<torch::Tensor>, query_out) = std::nullopt;
   TORCH_ARG(CacheScale, key_scale) = 1.0;
   TORCH_ARG(CacheScale, value_scale) = 1.0;
+  /// Normalises query and key before the rotation.
+  TORCH_ARG(std::optional<QueryKeyNorm>, norm) = std::nullopt;
 };
 
 /// Options of mla_rotary_cache_(); see RotaryCacheCall.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from posembed.functional._gate import gated
 from posembed.functional._options import CacheLayout, Layout, rotary_text
+from posembed.functional._rotary_norm import Norm, NormOver, norm_flags
 from posembed.sharding import call, is_sharded, refuse_sharded
 from posembed.specification import RotarySpec
 
@@ -37,6 +40,14 @@ def rotary_cache_(
     query_out: Tensor | None = None,
     key_scale: float | Tensor = 1.0,
     value_scale: float | Tensor = 1.0,
+    norm: Norm | None = None,
+    over: NormOver = "head",
+    query_weight: Tensor | None = None,
+    key_weight: Tensor | None = None,
+    query_bias: Tensor | None = None,
+    key_bias: Tensor | None = None,
+    eps: float = 1e-6,
+    weight_offset: float = 0.0,
 ) -> Tensor:
     """Rotates query in place, and writes the rotated key and the value to a paged cache.
 
@@ -64,6 +75,15 @@ def rotary_cache_(
         key_scale: For float8: keys are divided by it in float32 and rounded to nearest even,
             saturating at 448. A float, or a float32 tensor of one element.
         value_scale: The same for values.
+        norm: "rms" or "layer": query and key are normalised before the rotation, as by
+            :func:`norm_rotary`, whose options the following arguments are.
+        over: "head" or "all_heads".
+        query_weight: [head_dim], or [heads * head_dim]; None for a norm without weights.
+        key_weight: The same for the key.
+        query_bias: LayerNorm's bias.
+        key_bias: The same for the key.
+        eps: Added to the mean square, or to the variance.
+        weight_offset: Added to the weights: 1 for Gemma.
 
     Returns:
         The rotated query: ``query``, or ``query_out``.
@@ -89,6 +109,13 @@ def rotary_cache_(
         refuse_sharded(query=query, key_cache=key_cache)
     key_number, key_tensor = scale_parts(key_scale)
     value_number, value_tensor = scale_parts(value_scale)
+    options: tuple[Any, ...] = ()
+    parameters = query_weight, key_weight, query_bias, key_bias
+    if norm is not None:
+        flags = norm_flags(norm, over)
+        options = True, query_weight, key_weight, eps, weight_offset, *flags, query_bias, key_bias
+    elif any(x is not None for x in parameters):
+        raise ValueError("norm: expected 'rms' or 'layer' with weights and biases, got None")
     _ROTARY_CACHE_(
         query,
         key,
@@ -107,6 +134,7 @@ def rotary_cache_(
         value_number,
         key_tensor,
         value_tensor,
+        *options,
     )
     return query if query_out is None else query_out
 

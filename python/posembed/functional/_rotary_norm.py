@@ -1,54 +1,139 @@
-"""Per-head RMSNorm and rotation, in one pass."""
+"""Norm of query and key and their rotation, in one pass."""
 
 from __future__ import annotations
+
+import functools
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
-from posembed.functional._gate import gated
+from posembed.functional._gate import check_tensors, gated
 from posembed.functional._options import Layout, rotary_text
+from posembed.functional._rotary_tables import TableNumerics
 from posembed.sharding import call, is_sharded
 from posembed.specification import RotarySpec
 
 _NORM_ROTARY = gated(torch.ops.posembed.norm_rotary.default)
 _NORM_ROTARY_ = gated(torch.ops.posembed.norm_rotary_.default)
 
+Norm = Literal["rms", "layer"]
+NormOver = Literal["head", "all_heads"]
 
+HEADS = {"bshd": 2, "bhsd": 1, "sbhd": 2, "thd": 1}  # the index of the dimension
+
+
+@overload
 def norm_rotary(
     query: Tensor,
-    key: Tensor,
-    query_weight: Tensor,
-    key_weight: Tensor,
+    key: None = None,
+    query_weight: Tensor | None = None,
+    key_weight: None = None,
     positions: Tensor | None = None,
     *,
-    spec: RotarySpec,
+    spec: RotarySpec | None = None,
     layout: Layout = "bshd",
     offset: int = 0,
     eps: float = 1e-6,
     weight_offset: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """Applies RMSNorm to each head of query and key, then rotates, in one kernel launch.
+    norm: Norm = "rms",
+    over: NormOver = "head",
+    query_bias: Tensor | None = None,
+    key_bias: None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    numerics: TableNumerics = "float32",
+    round_before_weight: bool = True,
+) -> Tensor: ...
+
+
+@overload
+def norm_rotary(
+    query: Tensor,
+    key: Tensor,
+    query_weight: Tensor | None = None,
+    key_weight: Tensor | None = None,
+    positions: Tensor | None = None,
+    *,
+    spec: RotarySpec | None = None,
+    layout: Layout = "bshd",
+    offset: int = 0,
+    eps: float = 1e-6,
+    weight_offset: float = 0.0,
+    norm: Norm = "rms",
+    over: NormOver = "head",
+    query_bias: Tensor | None = None,
+    key_bias: Tensor | None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    numerics: TableNumerics = "float32",
+    round_before_weight: bool = True,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def norm_rotary(
+    query: Tensor,
+    key: Tensor | None = None,
+    query_weight: Tensor | None = None,
+    key_weight: Tensor | None = None,
+    positions: Tensor | None = None,
+    *,
+    spec: RotarySpec | None = None,
+    layout: Layout = "bshd",
+    offset: int = 0,
+    eps: float = 1e-6,
+    weight_offset: float = 0.0,
+    norm: Norm = "rms",
+    over: NormOver = "head",
+    query_bias: Tensor | None = None,
+    key_bias: Tensor | None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    numerics: TableNumerics = "float32",
+    round_before_weight: bool = True,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Normalises query, or query and key, then rotates, in one kernel launch.
 
     QK-norm: Henry et al., arXiv:2010.04245; with RMSNorm in Qwen 3, Gemma 3 and others. Computes in
-    float32 (float64 for float64 data) and rounds once. Gradients flow to all four tensors; weight
-    gradients are accumulated in float32 and reproducible. Only the norms' divisors are saved for
-    backward.
+    float32 (float64 for float64 data) and rounds once, unless ``cos`` is given. Gradients flow to
+    all tensors. For RMSNorm of each head and exact angles they are one kernel: weight gradients are
+    accumulated in float32 and reproducible, and only the norms' divisors are saved. For other norms
+    and for tables they are composed of PyTorch's operators.
 
     Args:
         query: float32, float64, bfloat16 or float16 in ``layout``; by default
             [batch, seq, heads, head_dim].
-        key: Like ``query`` with any number of heads.
-        query_weight: [head_dim], in the dtype of ``query``.
-        key_weight: [head_dim], in the dtype of ``query``.
+        key: Like ``query`` with any number of heads, or None.
+        query_weight: [head_dim], in the dtype of ``query`` or float32; None for a norm without
+            weights. With ``over="all_heads"``, [heads * head_dim].
+        key_weight: Like ``query_weight``, for the key.
         positions: As in :func:`rotary`; a token at -1 is normalised but not rotated.
-        spec: The specification of the rotation, exact and without xPos; head_dim at most 1024.
+        spec: The specification of the rotation, exact and without xPos; head_dim at most 1024. With
+            tables, only its head_dim, rotary_dim, rotary_start and interleaved count; None: heads
+            are rotated whole, half-split.
         layout: The order of dimensions.
         offset: Position of the first token if ``positions`` is None.
-        eps: Added to the mean square.
+        eps: Added to the mean square, or to the variance.
         weight_offset: Added to the weights: 1 for Gemma.
+        norm: "rms" for RMSNorm, "layer" for LayerNorm, which subtracts the mean.
+        over: "head": each head has its own norm. "all_heads": one norm over all heads of a token,
+            as in OLMo 2 and Wan.
+        query_bias: LayerNorm's bias, like ``query_weight``.
+        key_bias: The same for the key.
+        cos: Cosines to rotate by instead of exact angles: [batch or 1, seq, width] or [seq, width],
+            where the width is rotary_dim or rotary_dim / 2, as in :func:`rotary_tables`; or complex
+            ``freqs_cis`` without ``sin``.
+        sin: Like ``cos``.
+        numerics: With tables. "float32": the roundings of a PyTorch program, each step to the dtype
+            of ``query``; products with tables of a wider dtype are not rounded. Sums of squares
+            have another order than PyTorch's, so results may differ by one rounding.
+            "float32_product": float32 throughout, rounded once.
+        round_before_weight: With tables and "float32": rows are rounded before the weights multiply
+            them and after it, as in Llama and Qwen 3; False: only after it, as in Gemma, OLMo 2 and
+            torch's ``rms_norm`` and ``layer_norm``.
 
     Returns:
-        Query and key, with the shapes and dtypes of the inputs.
+        The query, or (query, key), with the shapes and dtypes of the inputs.
 
     Raises:
         ValueError: Shapes, layouts or options are incompatible.
@@ -62,50 +147,191 @@ def norm_rotary(
         >>> query, key = pe.functional.norm_rotary(
         ...     query, key, weight, weight, spec=pe.RotarySpec(64)
         ... )
+        >>> angles = torch.outer(torch.arange(10.0), pe.RotarySpec(64).frequencies().float())
+        >>> query = pe.functional.norm_rotary(
+        ...     query, cos=angles.cos(), sin=angles.sin(), norm="layer"
+        ... )
     """
-    tensors = (query, key, query_weight, key_weight)
-    options = (rotary_text(spec), positions, layout, offset, eps, weight_offset)
+    both = key is not None
+    tensors, options = _given(
+        query, key, query_weight, key_weight, positions, spec, layout, offset, eps, weight_offset,
+        norm, over, query_bias, key_bias, cos, sin, numerics, round_before_weight,
+    )  # fmt: skip
     if is_sharded(query):
-        return call("norm_rotary", *tensors, *options)  # type: ignore[no-any-return]
-    return _NORM_ROTARY(*tensors, *options)  # type: ignore[no-any-return]
+        results = call("norm_rotary", *tensors, *options)
+    else:
+        results = _NORM_ROTARY(*tensors, *options)
+    return results if both else results[0]  # type: ignore[no-any-return]
 
 
+@overload
 def norm_rotary_(
     query: Tensor,
-    key: Tensor,
-    query_weight: Tensor,
-    key_weight: Tensor,
+    key: None = None,
+    query_weight: Tensor | None = None,
+    key_weight: None = None,
     positions: Tensor | None = None,
     *,
-    spec: RotarySpec,
+    spec: RotarySpec | None = None,
     layout: Layout = "bshd",
     offset: int = 0,
     eps: float = 1e-6,
     weight_offset: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """In-place :func:`norm_rotary` for inference; returns query and key.
+    norm: Norm = "rms",
+    over: NormOver = "head",
+    query_bias: Tensor | None = None,
+    key_bias: None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    numerics: TableNumerics = "float32",
+    round_before_weight: bool = True,
+) -> Tensor: ...
 
-    Tensors may have any strides, but the last dimension must be contiguous.
+
+@overload
+def norm_rotary_(
+    query: Tensor,
+    key: Tensor,
+    query_weight: Tensor | None = None,
+    key_weight: Tensor | None = None,
+    positions: Tensor | None = None,
+    *,
+    spec: RotarySpec | None = None,
+    layout: Layout = "bshd",
+    offset: int = 0,
+    eps: float = 1e-6,
+    weight_offset: float = 0.0,
+    norm: Norm = "rms",
+    over: NormOver = "head",
+    query_bias: Tensor | None = None,
+    key_bias: Tensor | None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    numerics: TableNumerics = "float32",
+    round_before_weight: bool = True,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def norm_rotary_(
+    query: Tensor,
+    key: Tensor | None = None,
+    query_weight: Tensor | None = None,
+    key_weight: Tensor | None = None,
+    positions: Tensor | None = None,
+    *,
+    spec: RotarySpec | None = None,
+    layout: Layout = "bshd",
+    offset: int = 0,
+    eps: float = 1e-6,
+    weight_offset: float = 0.0,
+    norm: Norm = "rms",
+    over: NormOver = "head",
+    query_bias: Tensor | None = None,
+    key_bias: Tensor | None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    numerics: TableNumerics = "float32",
+    round_before_weight: bool = True,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """In-place :func:`norm_rotary` for inference; returns query, and key if passed.
+
+    Arguments are as in :func:`norm_rotary`. Tensors may have any strides, but the last dimension
+    must be contiguous: query and key may be parts of one packed projection.
 
     Returns:
-        The same tensors: (query, key).
+        The same tensors: query, or (query, key).
 
     Raises:
         ValueError: As in :func:`norm_rotary`; or grad mode is on and an argument requires grad; or
             tensors overlap in memory.
+        TypeError: As in :func:`norm_rotary`.
+        IndexError: As in :func:`norm_rotary`.
 
     Examples:
         >>> import torch, posembed as pe
-        >>> query, key = torch.randn(1, 10, 8, 64), torch.randn(1, 10, 2, 64)
+        >>> packed = torch.randn(1, 10, 8 + 2 + 2, 64)
+        >>> query, key, value = packed.split((8, 2, 2), dim=2)
         >>> weight = torch.ones(64)
         >>> query, key = pe.functional.norm_rotary_(
         ...     query, key, weight, weight, spec=pe.RotarySpec(64)
         ... )
     """
-    tensors = (query, key, query_weight, key_weight)
-    options = (rotary_text(spec), positions, layout, offset, eps, weight_offset)
+    both = key is not None
+    tensors, options = _given(
+        query, key, query_weight, key_weight, positions, spec, layout, offset, eps, weight_offset,
+        norm, over, query_bias, key_bias, cos, sin, numerics, round_before_weight,
+    )  # fmt: skip
     if is_sharded(query):
         call("norm_rotary_", *tensors, *options)
     else:
         _NORM_ROTARY_(*tensors, *options)
-    return query, key
+    return (query, tensors[1]) if both else query
+
+
+def _given(
+    query: Tensor,
+    key: Tensor | None,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
+    positions: Tensor | None,
+    spec: RotarySpec | None,
+    layout: str,
+    offset: int,
+    eps: float,
+    weight_offset: float,
+    norm: str,
+    over: str,
+    query_bias: Tensor | None,
+    key_bias: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    numerics: str,
+    round_before_weight: bool,
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Tensors and options as the operators take them."""
+    if key is None:
+        if key_weight is not None:
+            raise ValueError("key_weight: expected None without a key, got a tensor")
+        if key_bias is not None:
+            raise ValueError("key_bias: expected None without a key, got a tensor")
+        key = no_key(query, layout)
+    tensors = (query, key, query_weight, key_weight)
+    text = head_text(query) if spec is None and cos is not None else rotary_text(spec)  # type: ignore[arg-type]
+    centred, all_heads = norm_flags(norm, over)
+    if norm == "rms" and over == "head" and cos is None and sin is None:  # the usual call
+        options: tuple[Any, ...] = (text, positions, layout, offset, eps, weight_offset)
+        if query_bias is None and key_bias is None:
+            return tensors, options
+    return tensors, (
+        text, positions, layout, offset, eps, weight_offset, centred, all_heads, query_bias,
+        key_bias, cos, sin, numerics, round_before_weight,
+    )  # fmt: skip
+
+
+def norm_flags(norm: str, over: str) -> tuple[bool, bool]:
+    """Whether a norm subtracts the mean, and whether it is over all heads."""
+    if norm not in ("rms", "layer"):
+        raise ValueError(f"norm: expected 'rms' or 'layer', got {norm!r}")
+    if over not in ("head", "all_heads"):
+        raise ValueError(f"over: expected 'head' or 'all_heads', got {over!r}")
+    return norm == "layer", over == "all_heads"
+
+
+def no_key(query: Tensor, layout: str) -> Tensor:
+    """A key without heads."""
+    check_tensors(query=query)
+    heads = HEADS.get(layout, 0)
+    if is_sharded(query) or not 0 < heads < query.dim():  # the operator refuses the layout
+        return query.detach().clone()
+    return query.detach().narrow(heads, 0, 0)
+
+
+def head_text(query: Tensor) -> str:
+    """The specification of heads that are rotated whole, half-split, by given tables."""
+    check_tensors(query=query)
+    return _head_text(int(query.shape[-1]))
+
+
+@functools.lru_cache
+def _head_text(head_dim: int) -> str:
+    return RotarySpec(head_dim).text

@@ -27,6 +27,8 @@ class Call:
         own = name.removesuffix("_")
         self.given = dict(zip(ARGUMENTS[own], arguments, strict=False))
         self.known = TABLE[own].arranged(self.given.get("layout"))
+        if self.given.get("all_heads"):
+            self.known = self.known.with_whole_heads()
         self.letters = self.known.letters()
         drivers = {each: self._driver(each) for each in self.known.leading}
         leading = {*"".join(TABLE[own].leading.values()), ".", "?", "~"}

@@ -33,8 +33,11 @@ class Merging:
 
     def __init__(self, name: str, size: int, in_dims: tuple[int | None, ...], args: Any) -> None:
         names = ARGUMENTS[name]
-        layout = dict(zip(names, args, strict=False)).get("layout", names.get("layout"))
-        known = TABLE[name].arranged(layout)
+        given = dict(zip(names, args, strict=False))
+        known = TABLE[name].arranged(given.get("layout", names.get("layout")))
+        order = ORDER
+        if given.get("all_heads"):
+            known, order = known.with_whole_heads(), order.replace("s", "")
         self.letters = {each: _together(given) for each, given in known.letters().items()}
         self.results = [_together(given) for given in known.results_letters()]
         self.leading = known.leading
@@ -47,7 +50,7 @@ class Merging:
         mapped = [each for each, (_, dim) in self.tensors.items() if dim is not None]
         self.shared = not any(each in known.following for each in mapped)
         everywhere = [*self.results, *(self._mergeable(each) for each in mapped)]
-        self.into = next((x for x in ORDER if all(x in given for given in everywhere)), "")
+        self.into = next((x for x in order if all(x in given for given in everywhere)), "")
         self.sizes = {
             front(tensor, dim, 1).shape[1 + self._own(each).index(self.into)]
             for each, (tensor, dim) in self.tensors.items()

@@ -47,11 +47,16 @@ class Call {
     arguments.rotation = rotary_.arguments;
     arguments.eps = 1e-3;
     arguments.weight_offset = 0.25;
+    arguments.parameter_scalar = problem.scalar;
     const auto size = static_cast<size_t>(core::size_of(problem.scalar));
     for (int r = 0; r < 2; ++r) {
-      weight_[r].resize(static_cast<size_t>(problem.head_dim) * size);
-      for (int64_t i = 0; i < problem.head_dim; ++i)
+      const int64_t columns = std::max<int64_t>(1, problem.heads[r]) * problem.head_dim;
+      weight_[r].resize(static_cast<size_t>(columns) * size);
+      bias_[r].resize(static_cast<size_t>(columns) * size);
+      for (int64_t i = 0; i < columns; ++i) {
         set_element(weight_[r].data(), problem.scalar, i, 0.5 + static_cast<double>(i % 7) / 8);
+        set_element(bias_[r].data(), problem.scalar, i, static_cast<double>(i % 5) / 4 - 0.5);
+      }
       arguments.weight[r] = weight_[r].data();
       rstd_[r].resize(static_cast<size_t>(problem.batch * problem.seq * problem.heads[r]) * 8);
       arguments.rstd[r] = rstd_[r].data();
@@ -65,6 +70,41 @@ class Call {
 
   double weight(int64_t r, int64_t i) const {
     return element(weight_[r].data(), problem_.scalar, i) + arguments.weight_offset;
+  }
+
+  /// Makes the norm a LayerNorm with biases.
+  void centre() {
+    arguments.centred = true;
+    for (int r = 0; r < 2; ++r) arguments.bias[r] = bias_[r].data();
+  }
+
+  /// What the norm makes of the rows of a token, [heads][head_dim].
+  std::vector<std::vector<double>> normed(const std::vector<char>& memory, int64_t r, int64_t b,
+                                          int64_t s) const {
+    std::vector<std::vector<double>> rows;
+    for (int64_t h = 0; h < problem_.heads[r]; ++h)
+      rows.push_back(row(memory, rotary_.row_offset(r, b, s, h)));
+    const int64_t dim = problem_.head_dim;
+    const size_t together = arguments.all_heads ? rows.size() : 1;
+    for (size_t first = 0; first < rows.size(); first += together) {
+      double sum = 0, squares = 0;
+      const auto count = double(together) * double(dim);
+      for (size_t h = first; h < first + together; ++h)
+        for (const double x : rows[h]) sum += x;
+      const double mean = arguments.centred ? sum / count : 0;
+      for (size_t h = first; h < first + together; ++h)
+        for (const double x : rows[h]) squares += (x - mean) * (x - mean);
+      const double rstd = 1 / std::sqrt(squares / count + arguments.eps);
+      for (size_t h = first; h < first + together; ++h) {
+        for (int64_t i = 0; i < dim; ++i) {
+          const int64_t column = arguments.all_heads ? int64_t(h) * dim + i : i;
+          double& x = rows[h][size_t(i)];
+          x = (x - mean) * rstd * weight(r, column);
+          if (arguments.centred) x += element(bias_[r].data(), problem_.scalar, column);
+        }
+      }
+    }
+    return rows;
   }
 
   /// Calls function(r, offset of the row, positions of its token) for every row.
@@ -109,7 +149,38 @@ class Call {
  private:
   Problem problem_;
   rotary::Call rotary_;
-  std::vector<char> weight_[2], rstd_[2];
+  std::vector<char> weight_[2], bias_[2], rstd_[2];
+};
+
+/// Cosines and sines of the pairs of every token.
+struct Tables {
+  explicit Tables(const Problem& problem) {
+    for (int64_t i = 0; i < problem.batch * problem.seq * problem.pairs; ++i) {
+      cosines.push_back(static_cast<float>(std::cos(0.37 * double(i))));
+      sines.push_back(static_cast<float>(std::sin(0.37 * double(i))));
+    }
+  }
+
+  void give_to(const Problem& problem, rotary::Arguments* arguments) const {
+    arguments->cosines = cosines.data();
+    arguments->sines = sines.data();
+    arguments->table_stride[0] = problem.seq * problem.pairs;
+    arguments->table_stride[1] = problem.pairs;
+    arguments->reverse = false;
+  }
+
+  void rotate(const Problem& problem, int64_t token, double* row) const {
+    for (int64_t i = 0; i < problem.pairs; ++i) {
+      double* const first = row + problem.start + (problem.interleaved ? 2 * i : i);
+      double* const second = problem.interleaved ? first + 1 : first + problem.pairs;
+      const auto at = static_cast<size_t>(token * problem.pairs + i);
+      const double x = *first, y = *second;
+      *first = x * cosines[at] - y * sines[at];
+      *second = y * cosines[at] + x * sines[at];
+    }
+  }
+
+  std::vector<float> cosines, sines;
 };
 
 void check_forward(const Problem& problem) {
@@ -126,6 +197,35 @@ void check_forward(const Problem& problem) {
       call.compare(variant.name, call.rotary().output(r), offset, row, 8.0);
     });
     if (::testing::Test::HasFatalFailure()) return;
+  }
+}
+
+/// Checks LayerNorm, norms over all heads and rotations by tables.
+void check_general(const Problem& problem, bool centred, bool all_heads, bool by_tables) {
+  const Tables tables(problem);
+  for (const Variant& variant : variants()) {
+    Call call(problem);
+    if (centred) call.centre();
+    call.arguments.all_heads = all_heads;
+    if (by_tables) tables.give_to(problem, &call.arguments.rotation);
+    const std::vector<char> before[2] = {call.rotary().input(0), call.rotary().input(1)};
+    variant.forward(call.arguments, 0, problem.batch * problem.seq);
+    for (int64_t r = 0; r < call.arguments.rotation.count; ++r) {
+      for (int64_t token = 0; token < problem.batch * problem.seq; ++token) {
+        const int64_t b = token / problem.seq, s = token % problem.seq;
+        auto rows = call.normed(before[r], r, b, s);
+        for (size_t h = 0; h < rows.size(); ++h) {
+          if (by_tables) {
+            tables.rotate(problem, token, rows[h].data());
+          } else {
+            rotate_row(call.arguments.rotation, call.rotary().positions(b, s), rows[h].data());
+          }
+          const int64_t offset = call.rotary().row_offset(r, b, s, int64_t(h));
+          call.compare(variant.name, call.rotary().output(r), offset, rows[h], 12.0);
+          if (::testing::Test::HasFatalFailure()) return;
+        }
+      }
+    }
   }
 }
 
@@ -248,6 +348,45 @@ std::vector<Problem> problems() {
 
 TEST(RotaryNormKernel, Forward) {
   for (const Problem& problem : problems()) ASSERT_NO_FATAL_FAILURE(check_forward(problem));
+}
+
+TEST(RotaryNormKernel, General) {
+  for (Problem problem : problems()) {
+    for (int bits = 1; bits < 8; ++bits) {
+      const bool by_tables = (bits & 4) != 0;
+      if (by_tables && (problem.axes > 1 || !problem.fractions.empty())) continue;
+      problem.in_place = bits % 3 == 0;
+      if (by_tables) problem.positions.clear();
+      ASSERT_NO_FATAL_FAILURE(check_general(problem, (bits & 1) != 0, (bits & 2) != 0, by_tables));
+    }
+  }
+}
+
+/// Weights of 16-bit data in float32, and none.
+TEST(RotaryNormKernel, OtherWeights) {
+  for (const Scalar scalar : {Scalar::bfloat16, Scalar::float16}) {
+    for (const int64_t pairs : {32, 13}) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.pairs = pairs;
+      const std::vector<float> halves(size_t(problem.head_dim), 0.5f);
+      for (const Variant& variant : variants()) {
+        Call wide(problem), none(problem);
+        wide.arguments.parameter_scalar = Scalar::float32;
+        for (int r = 0; r < 2; ++r) {
+          wide.arguments.weight[r] = halves.data();
+          none.arguments.weight[r] = nullptr;
+        }
+        wide.arguments.weight_offset = 0.5;
+        variant.forward(wide.arguments, 0, problem.batch * problem.seq);
+        variant.forward(none.arguments, 0, problem.batch * problem.seq);
+        for (int r = 0; r < 2; ++r) {
+          EXPECT_EQ(wide.rotary().output(r), none.rotary().output(r)) << variant.name;
+          EXPECT_EQ(wide.rstd(r), none.rstd(r)) << variant.name;
+        }
+      }
+    }
+  }
 }
 
 TEST(RotaryNormKernel, ForwardInPlace) {

@@ -2,7 +2,10 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <optional>
+
 #include "posembed/rotary_norm.h"
+#include "posembed/rotary_tables.h"
 
 namespace {
 
@@ -32,6 +35,33 @@ TEST(RotaryNormModule, NormsThenRotates) {
   EXPECT_TRUE(key_again.is_same(key));
   EXPECT_TRUE(torch::equal(query, first));
   EXPECT_TRUE(torch::equal(key, second));
+}
+
+TEST(RotaryNormModule, AQueryAloneOverAllHeads) {
+  const RotarySpec spec(8);
+  const auto options = torch::dtype(torch::kFloat64);
+  const torch::Tensor query = torch::randn({2, 5, 4, 8}, options);
+  const torch::Tensor weight = torch::randn({32}, options), bias = torch::randn({32}, options);
+  const torch::Tensor normed = torch::layer_norm(query.flatten(-2), {32}, weight, bias, 1e-6);
+  const torch::Tensor expected =
+      posembed::functional::rotary(normed.unflatten(-1, {4, 8}).contiguous(), spec);
+  const auto call = NormRotaryCall().centred(true).all_heads(true).query_bias(bias);
+  EXPECT_TRUE(torch::allclose(norm_rotary(query, weight, spec, call), expected, 1e-12, 1e-13));
+  const torch::Tensor same = posembed::functional::norm_rotary_(query, weight, spec, call);
+  EXPECT_TRUE(same.is_same(query));
+  EXPECT_TRUE(torch::allclose(query, expected, 1e-12, 1e-13));
+}
+
+TEST(RotaryNormModule, ByTables) {
+  const auto options = torch::dtype(torch::kFloat64);
+  const torch::Tensor query = torch::randn({2, 5, 4, 8}, options);
+  const torch::Tensor cos = torch::randn({5, 4}, options), sin = torch::randn({5, 4}, options);
+  const torch::Tensor expected = posembed::functional::rotary_tables(
+      norm(query, torch::ones({8}, options), 0.0),
+      posembed::RotaryTables(cos, sin).half_width(true).layout(posembed::Layout::bshd));
+  const auto call = NormRotaryCall().cos(cos).sin(sin);
+  const torch::Tensor found = norm_rotary(query, std::nullopt, RotarySpec(8), call);
+  EXPECT_TRUE(torch::allclose(found, expected, 1e-12, 1e-13));
 }
 
 TEST(RotaryNormModule, GradientsFlowWithoutPython) {

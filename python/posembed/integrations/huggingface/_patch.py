@@ -13,10 +13,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from posembed.integrations.huggingface import _embeddings, _exact, _shadow, _tables
+from posembed.integrations.huggingface import _embeddings, _exact, _norms, _shadow, _tables
+from posembed.integrations.huggingface._late import NORM
 from posembed.integrations.huggingface._recognition import refusal
 from posembed.integrations.huggingface._report import Counter, Report, Row
-from posembed.integrations.huggingface._rotation import repeats, rotation_of
+from posembed.integrations.huggingface._rotation import Rotation, repeats, rotation_of
 
 EMBEDDINGS = (
     "nn.Embedding ({count}) stays: its lookup gives the same rows, and another class would change"
@@ -31,7 +32,7 @@ TESTED = ("5.23", "5.24")  # versions of transformers that the tests run with
 VERSIONS = "transformers {installed} (posembed is tested with {tested})"
 UNREACHED = "tables stay: they are not made by a module from positions alone"
 SPECIFICATIONS = "posembed_specifications"
-ADDED = (SPECIFICATIONS, _embeddings.ROLES, *_tables.ADDED)  # to modules
+ADDED = (SPECIFICATIONS, _embeddings.ROLES, NORM, *_tables.ADDED)  # to modules
 TABLE = "one kernel; equal bits"
 
 
@@ -61,8 +62,10 @@ def patch(
     then differ from the model's by the rounding of its float32 angles, which grows with the
     position. This is done only if the specification is verified to rotate like the module, and if
     the model's code passes the tables to rotations only; otherwise the tables stay, and the report
-    says why. Integer positions below -1 raise, and -1 leaves a token unchanged. Input layers of the
-    BERT family sum and normalize in one kernel, with one rounding of the result.
+    says why. Integer positions below -1 raise, and -1 leaves a token unchanged. RMSNorms of query
+    and key that only the rotation takes, by head or over all heads, are computed in its kernel with
+    one rounding, if they are verified and have no hooks. Input layers of the BERT family sum and
+    normalize in one kernel, with one rounding of the result.
 
     Tables whose rows are scaled (Gemma 3n, 4) or hashed from n-grams (qwen4_exp) are looked up in
     one kernel, with equal bits. With ``tables="host"`` those that are no input table of the model
@@ -131,9 +134,25 @@ def patch(
             cls = _shadow.EXACT[_shadow.original_of(type(decision.module))]
             vars(decision.module)[SPECIFICATIONS] = decision.texts
             _become(decision.module, cls)
-    report = _report(model, decisions)
+    norms = _wait(decisions or [])
+    report = _report(model, decisions, norms)
     rows = [*_input_layers(model, numerics == "exact"), *_placed(model, tables)]
     return Report((*report.rows, *rows), report.notes)
+
+
+def _wait(decisions: list[_exact.Decision]) -> dict[Rotation, list[str]]:
+    """Makes norms wait for rotations with exact angles, and says of each rotation which do."""
+    found: dict[Rotation, dict[str, None]] = {}
+    for decision in decisions:
+        for norm, name, rotation, options in list(_norms.late_norms(decision)):
+            if isinstance(options, str):
+                text = f"{name} stays: {options}"
+            else:
+                vars(norm)[NORM] = options
+                _become(norm, _shadow.NORMS[_shadow.original_of(type(norm))])
+                text = _norms.FUSED
+            found.setdefault(rotation, {})[text] = None
+    return {rotation: list(texts) for rotation, texts in found.items()}
 
 
 def _parts(model: nn.Module) -> Iterator[Any]:
@@ -259,7 +278,11 @@ def _become(module: nn.Module, cls: type) -> None:
                 vars(module)[name] = getattr(cls, method.__name__).__get__(module)
 
 
-def _report(model: nn.Module, decisions: list[_exact.Decision] | None) -> Report:
+def _report(
+    model: nn.Module,
+    decisions: list[_exact.Decision] | None,
+    norms: dict[Rotation, list[str]],
+) -> Report:
     modules = [_shadow.original_of(type(part)) for part in _parts(model)]
     counts = collections.Counter(modules)
     users: dict[tuple[str, str], list[type]] = {}
@@ -267,7 +290,7 @@ def _report(model: nn.Module, decisions: list[_exact.Decision] | None) -> Report
         for found in _functions_of(cls):
             users.setdefault(found, []).append(cls)
     rows = []
-    angles = None if decisions is None else _angles(decisions)
+    angles = None if decisions is None else _angles(decisions, norms)
     for (module, name), classes in users.items():
         shadow = _shadow.SHADOWS[module]
         row = _row(shadow, name, classes, sum(counts[cls] for cls in classes))
@@ -283,7 +306,9 @@ def _report(model: nn.Module, decisions: list[_exact.Decision] | None) -> Report
     return Report(tuple(rows), tuple(notes))
 
 
-def _angles(decisions: list[_exact.Decision]) -> dict[tuple[str, str], list[str]]:
+def _angles(
+    decisions: list[_exact.Decision], norms: dict[Rotation, list[str]]
+) -> dict[tuple[str, str], list[str]]:
     """What each function receives with exact numerics: angles, or tables and why."""
     found: dict[tuple[str, str], list[str]] = {}
     for decision in decisions:
@@ -293,8 +318,8 @@ def _angles(decisions: list[_exact.Decision]) -> dict[tuple[str, str], list[str]
         }
         for module, name in sorted(set().union(*map(_functions_of, classes))):
             rotation = _shadow.SHADOWS[module].rotations.get(name)
-            if rotation in decision.rotations:
-                text = "exact angles"
+            if rotation is not None and rotation in decision.rotations:
+                text = "; ".join(["exact angles", *norms.get(rotation, [])])
             elif decision.reason:
                 text = f"tables of {maker} stay: {decision.reason}"
             else:

@@ -18,6 +18,7 @@ from posembed._build_info import build_info
 from posembed.functional import Layout
 from posembed.functional._rotary import rotated
 from posembed.functional._rotary_tables import LAYOUTS, rotated_by_tables
+from posembed.integrations.huggingface._late import Late, normed_and_rotated, tensors_of
 from posembed.integrations.huggingface._report import Counter
 from posembed.integrations.huggingface._rule import Roles, Rule
 
@@ -529,10 +530,14 @@ class Case:
         layout = layout_of(given[roles.unsqueeze] if roles.unsqueeze else rule.unsqueeze)
         assert layout is not None  # known since the patch
         slots = [given.get(name) for name in roles.tensors]
-        tensors = [x for x in slots if x is not None]
+        spec = angles.adjacent if rule.pairs == "adjacent" else angles.halves
+        if isinstance(slots[0], Late) and rule.pairs != "regrouped":
+            both = normed_and_rotated(slots, angles.positions, spec, layout)
+            if both is not None:
+                return self._packed(both, len(slots))
+        tensors = [tensors_of(x) for x in slots if x is not None]
         if rule.pairs == "regrouped":
             tensors = [_regroup(x) for x in tensors]
-        spec = angles.adjacent if rule.pairs == "adjacent" else angles.halves
         results: list[Tensor] = []
         while tensors:
             first, second = tensors.pop(0), None
@@ -680,6 +685,8 @@ class Rotation:
         angles = given.get(self.roles.cos)
         if isinstance(angles, Angles):
             result = self.cases[0].turned(given, angles)
+        elif any(isinstance(x, Late) for x in given.values()):
+            return self(*tensors_of(args), **tensors_of(kwargs))
         else:
             planned = self._planned(given)
             result = None if planned is None else planned[0].run(given, planned[1])

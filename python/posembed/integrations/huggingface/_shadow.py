@@ -25,6 +25,7 @@ from torch import nn
 from posembed.integrations.huggingface._angles import ExactAngles, makes_tables
 from posembed.integrations.huggingface._arithmetic import subtracts
 from posembed.integrations.huggingface._embeddings import OnePass, looks_like_layer
+from posembed.integrations.huggingface._late import LateNorm, looks_like_norm
 from posembed.integrations.huggingface._recognition import (
     COS,
     SIN,
@@ -81,6 +82,7 @@ ORIGINALS: dict[type, type] = {}
 EXACT: dict[type, type] = {}  # rotary modules that can return positions instead of tables
 METHODS: dict[type, dict[str, types.FunctionType]] = {}  # methods that rotations replace
 FUSED: dict[type, type[Any]] = {}  # input layers that can run in one kernel
+NORMS: dict[type, type[Any]] = {}  # norms that can wait for a rotation
 
 
 def original_of(cls: type) -> Any:
@@ -164,6 +166,8 @@ class Builder:
                 if looks_like_layer(value) and value not in FUSED:
                     members = {"posembed_counter": Counter()}
                     FUSED[value] = self._beside(value, "Fused", OnePass, members)
+                if looks_like_norm(value) and value not in NORMS:
+                    NORMS[value] = self._beside(value, "Late", LateNorm)
 
     def _replace(self, name: str, value: Any) -> None:
         """Replaces a function with a rotation, or an imported object with its shadow."""

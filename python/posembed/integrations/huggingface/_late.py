@@ -1,0 +1,177 @@
+"""Norms of query and key that wait for the rotation, so that one kernel does both.
+
+A late norm returns a placeholder. A rotation with exact angles takes it in its own pass; for every
+other use the placeholder becomes the tensor that the model's norm returns.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import _has_any_global_hook
+
+from posembed.functional._rotary_norm import _NORM_ROTARY, no_key
+
+NORM = "posembed_norm"
+METADATA = {"shape", "dtype", "device", "ndim", "size", "dim", "numel", "requires_grad"}
+OPERATORS = (
+    "getitem add radd sub rsub mul rmul truediv rtruediv pow matmul rmatmul neg len iter "
+    "eq ne lt le gt ge"
+)
+
+
+class NormOptions(NamedTuple):
+    """What ``norm_rotary`` takes for a norm, besides its weight.
+
+    Args:
+        eps: Added to the mean square.
+        weight_offset: Added to the weights.
+        head_dim: Components of a head.
+        all_heads: Whether it is one norm over all heads of a token.
+    """
+
+    eps: float
+    weight_offset: float
+    head_dim: int
+    all_heads: bool
+
+
+class LateNorm:
+    """Base class of norms that return a :class:`Late`; ``posembed_norm`` has their options."""
+
+    weight: Tensor
+
+    def forward(self, x: Tensor) -> Any:
+        """The placeholder, or the normalised tensor where the kernel cannot take it."""
+        options: NormOptions | None = self.__dict__.get(NORM)
+        if options is None or hooked(self) or not _fits(x, self.weight):
+            return super().forward(x)  # type: ignore[misc]
+        return Late(self, options, x, x, ())
+
+    def own(self, x: Tensor) -> Tensor:
+        """What the model's norm returns."""
+        result: Tensor = super().forward(x)  # type: ignore[misc]
+        return result
+
+
+def hooked(norm: Any) -> bool:
+    """Whether hooks see what a norm returns, or gradients of it."""
+    own = norm._forward_hooks or norm._backward_hooks or norm._backward_pre_hooks
+    return bool(own) or bool(_has_any_global_hook())  # type: ignore[no-untyped-call]
+
+
+def _fits(x: Any, weight: Tensor) -> bool:
+    """Whether the kernel takes a tensor, and gives it the dtype that the model gives it."""
+    known = isinstance(x, Tensor) and x.dim() in (3, 4) and x.shape[-1] == weight.shape[0]
+    return known and x.dtype == weight.dtype and x.device == weight.device and x.is_floating_point()
+
+
+class Late:
+    """A tensor that is not normalised yet.
+
+    Args:
+        norm: The norm.
+        options: Its options.
+        raw: What it was given.
+        rows: The same after the moves.
+        moves: Methods that change only the shape, with their arguments.
+    """
+
+    def __init__(
+        self, norm: Any, options: NormOptions, raw: Tensor, rows: Tensor, moves: tuple[Any, ...]
+    ) -> None:
+        self.norm = norm
+        self.options = options
+        self.raw = raw
+        self.rows = rows
+        self.moves = moves
+
+    def transpose(self, first: int, second: int) -> Any:
+        """Two dimensions exchanged, if the last is not one of them."""
+        last = self.rows.dim() - 1
+        if {first % (last + 1), second % (last + 1)} & {last}:
+            return self.tensor().transpose(first, second)
+        return self._moved(self.rows.transpose(first, second), ("transpose", (first, second)))
+
+    def view(self, *shape: Any) -> Any:
+        """Heads split off the last dimension, which a norm over all heads has."""
+        rows = self.rows.view(*shape)
+        split = self.options.all_heads and rows.dim() == 4 and self.rows.dim() == 3
+        if not split or rows.shape[:2] != self.rows.shape[:2]:
+            return self.tensor().view(*shape)
+        return self._moved(rows, ("view", shape))
+
+    def _moved(self, rows: Tensor, move: tuple[str, Any]) -> Late:
+        return Late(self.norm, self.options, self.raw, rows, (*self.moves, move))
+
+    def tensor(self) -> Tensor:
+        """The normalised tensor, by the model's norm."""
+        result: Tensor = self.norm.own(self.raw)
+        for name, arguments in self.moves:
+            result = getattr(result, name)(*arguments)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rows if name in METADATA else self.tensor(), name)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Calls a function with tensors in place of placeholders."""
+        return function(*tensors_of(args), **tensors_of(kwargs or {}))
+
+
+def _operator(name: str) -> Any:
+    def operator(self: Late, *args: Any) -> Any:
+        return getattr(self.tensor(), name)(*tensors_of(args))
+
+    return operator
+
+
+for _name in OPERATORS.split():
+    setattr(Late, f"__{_name}__", _operator(f"__{_name}__"))
+
+
+def tensors_of(value: Any) -> Any:
+    """A value with tensors in place of placeholders."""
+    if isinstance(value, Late):
+        return value.tensor()
+    if type(value) in (tuple, list):
+        return type(value)(map(tensors_of, value))
+    return {k: tensors_of(v) for k, v in value.items()} if type(value) is dict else value
+
+
+def normed_and_rotated(
+    slots: list[Any], positions: Tensor, spec: str, layout: str
+) -> tuple[Tensor, ...] | None:
+    """Query, and key if there is one, normalised and rotated; None if one call cannot do it."""
+    if not 0 < len(slots) <= 2 or not all(isinstance(x, Late) for x in slots):
+        return None
+    first, last = slots[0], slots[-1]
+    heads_apart = all(x.rows.dim() == 4 and x.rows.shape[-1] == x.options.head_dim for x in slots)
+    if first.options != last.options or first.rows.dtype != last.rows.dtype or not heads_apart:
+        return None
+    options = first.options
+    key = last.rows if len(slots) == 2 else no_key(first.rows, layout)
+    results = _NORM_ROTARY(
+        first.rows,
+        key,
+        first.norm.weight,
+        last.norm.weight if len(slots) == 2 else None,
+        spec,
+        positions,
+        layout,
+        0,
+        options.eps,
+        options.weight_offset,
+        *((False, True) if options.all_heads else ()),  # not centred, over all heads
+    )
+    return tuple(results[: len(slots)])
+
+
+def looks_like_norm(cls: type) -> bool:
+    """Whether a class may be a norm with a weight."""
+    return issubclass(cls, torch.nn.Module) and "Norm" in cls.__name__
