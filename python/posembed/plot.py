@@ -185,7 +185,7 @@ def rotated_pair(
     Examples:
         >>> import posembed as pe
         >>> pe.plot.rotated_pair(pe.RotarySpec(64), 1, 5).get_title()
-        'Pair 1, components 1 and 33: 0.75 radians per position'
+        'Pair 1: 0.75 radians per position'
     """
     spec = rotation(spec)
     speeds = spec.frequencies()
@@ -200,7 +200,7 @@ def rotated_pair(
     axes = new_axes(axes, height=WIDTH)
     colors = pyplot.get_cmap(SEQUENTIAL)
     for position, (x, y) in enumerate(points):
-        color = colors(0.85 * position / max(1, positions - 1) + 0.1)
+        color = colors(0.35 + 0.6 * position / max(1, positions - 1))
         style = {"arrowstyle": "-|>", "color": color, "linewidth": 1.5, "shrinkA": 0, "shrinkB": 0}
         axes.annotate("", (x, y), (0.0, 0.0), arrowprops=style)
         axes.text(1.12 * x, 1.12 * y, str(position), color=color, ha="center", va="center")
@@ -208,8 +208,7 @@ def rotated_pair(
     axes.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), xticks=[-1, 0, 1], yticks=[-1, 0, 1])
     axes.set_aspect("equal")
     speed = f"{float(speeds[pair]):.2g} radians per position"
-    title = f"Pair {pair}, components {first} and {second}: {speed}"
-    return label(axes, title, f"component {first}", f"component {second}")
+    return label(axes, f"Pair {pair}: {speed}", f"component {first}", f"component {second}")
 
 
 def wavelengths(specs: Specs, *, axes: Axes | None = None) -> Axes:
