@@ -1,14 +1,29 @@
-"""Hooks of `mkdocs build`: they draw the pictures with posembed and run the notebooks."""
+"""Hooks of `mkdocs build`: pictures, drawn for a light and a dark page, formulas, and notebooks."""
 
 from __future__ import annotations
 
 import os
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))  # for diagrams
 PICTURES = Path(__file__).parent / "pictures"
 NOTEBOOKS = Path(__file__).parents[1] / "examples" / "notebooks"
 INLINE = "module://matplotlib_inline.backend_inline"
+DARK = {
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "text.color": "#e2e4e9",
+    "axes.labelcolor": "#e2e4e9",
+    "axes.edgecolor": "#a6a9b6",
+    "xtick.color": "#a6a9b6",
+    "ytick.color": "#a6a9b6",
+    "legend.facecolor": "#1e2129",
+}
+PICTURE = re.compile(r"!\[([^\]]*)\]\(((?:\.\./)*pictures/\w+)\.png\)")
 
 
 def extrapolation() -> tuple[dict[str, list[float | None]], list[int]]:
@@ -23,15 +38,21 @@ def extrapolation() -> tuple[dict[str, list[float | None]], list[int]]:
     return losses, [int(length) for length in head[1:]]
 
 
-def draw(folder: Path) -> None:
-    """Every picture that the pages show."""
-    import matplotlib
-
-    matplotlib.use("Agg")
+def drawn() -> dict[str, Any]:
+    """Every picture that the pages show, by name."""
+    import diagrams
     import posembed as pe
 
     llama = {f"base {base:,}": pe.RotarySpec(256, base=float(base)) for base in (10_000, 500_000)}
-    pictures = {
+    pair_axes = pe.plot.side_by_side([1, 1], height=3.9)
+    for pair, axes in zip((0, 8), pair_axes, strict=True):
+        pe.plot.rotated_pair(pe.RotarySpec(64), pair, axes=axes)
+    return {
+        "rotated_pair": pair_axes[0],
+        "pairs": diagrams.pairs(),
+        "layouts": diagrams.layouts(),
+        "packed": diagrams.packed(),
+        "paged": diagrams.paged(),
         "heat_map": pe.plot.heat_map(pe.SinusoidalSpec(512)),
         "shift_matrix": pe.plot.shift_matrix(pe.SinusoidalSpec(32), 7),
         "similarity_map": pe.plot.similarity_map(
@@ -46,9 +67,21 @@ def draw(folder: Path) -> None:
         "extrapolation": pe.plot.extrapolation(*extrapolation()),
         "alibi_bias": pe.plot.alibi_bias(pe.ALiBi(8), 32),
     }
+
+
+def draw(folder: Path) -> None:
+    """Saves every picture in two forms: name.png and name_dark.png."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
     folder.mkdir(exist_ok=True)
-    for name, axes in pictures.items():
-        axes.figure.savefig(folder / f"{name}.png")
+    for ending, style in (("", {}), ("_dark", DARK)):
+        with matplotlib.rc_context(style):
+            for name, axes in drawn().items():
+                axes.figure.savefig(folder / f"{name}{ending}.png")
+        pyplot.close("all")
 
 
 def execute(path: Path) -> Any:
@@ -95,6 +128,28 @@ def on_files(files: Any, config: Any) -> Any:
         for name, content in pictures.items():
             files.append(File.generated(config, f"notebooks/{name}", content=content))
     return files
+
+
+def formula(
+    source: str, language: str, class_name: str, options: Any, md: Any, **other: Any
+) -> str:
+    """A block ```math as MathML, which browsers show without a script."""
+    from latex2mathml.converter import convert
+
+    return f'<div class="formula">{convert(source, display="block")}</div>'
+
+
+def on_config(config: Any) -> Any:
+    """Makes blocks ```math formulas."""
+    fences = {"custom_fences": [{"name": "math", "class": "math", "format": formula}]}
+    config["mdx_configs"]["pymdownx.superfences"] = fences
+    return config
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Shows the form of each picture that fits the page's colours."""
+    both = r"![\1](\2.png#only-light)![\1](\2_dark.png#only-dark)"
+    return PICTURE.sub(both, markdown)
 
 
 def on_pre_build(config: Any) -> None:

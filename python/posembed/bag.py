@@ -40,8 +40,8 @@ class TokenBag(Leaf, TableOwner, nn.EmbeddingBag):
         mode: "sum", "mean" or "max"; only sums take weights.
         padding_idx: The id to skip in every bag; its row starts as zeros.
         include_last_offset: Offsets have one more element: the number of ids.
-        gradient: "dense", or "rows" for a coalesced sparse ``weight.grad`` of the rows that were
-            looked up.
+        gradient: "dense", or "rows" for a sparse ``weight.grad`` with each row that was looked up,
+            once.
         device, dtype: Device and dtype of the table.
 
     Raises:

@@ -246,8 +246,8 @@ class NgramEmbedding(Leaf, Prefetching):
         embedding_dim: Components of a result.
         summed: Add the rows of all sizes and heads, in float32, as BLT does; otherwise they are
             joined, and each has an equal part of the components.
-        gradient: "dense", or "rows" for a coalesced sparse ``weight.grad`` of the rows that were
-            looked up, which ``torch.optim.SparseAdam`` accepts.
+        gradient: "dense", or "rows" for a sparse ``weight.grad`` with each row that was looked up,
+            once, which ``torch.optim.SparseAdam`` accepts.
         device, dtype: Device and dtype of the table.
 
     Raises:

@@ -51,11 +51,14 @@ __all__ = [
     "binary_codes",
     "component_scores",
     "extrapolation",
+    "grid",
     "heat_map",
     "losses",
+    "rotated_pair",
     "scores_by_distance",
     "shift_matrix",
     "similarity",
+    "similarity_map",
     "wavelengths",
 ]
 
@@ -161,6 +164,51 @@ def spread(count: int, shown: int = CURVES_SHOWN) -> list[int]:
 
 
 # ------------------------------------------------------------------------------------------- rotary
+
+
+def rotated_pair(
+    spec: Rotation, pair: int = 0, positions: int = 8, *, axes: Axes | None = None
+) -> Axes:
+    """Plots what a rotation does to a pair of components: one arrow for each position.
+
+    The pair is (1, 0) before it is rotated. Position 0 leaves it as it is.
+
+    Args:
+        spec: The rotation, over one axis of positions.
+        pair: The pair, from 0; pairs with higher numbers turn more slowly.
+        positions: How many positions are shown.
+        axes: Where to draw.
+
+    Raises:
+        IndexError: The rotation has no such pair.
+
+    Examples:
+        >>> import posembed as pe
+        >>> pe.plot.rotated_pair(pe.RotarySpec(64), 1, 5).get_title()
+        'Pair 1: 0.75 radians per position'
+    """
+    spec = rotation(spec)
+    speeds = spec.frequencies()
+    if not 0 <= pair < speeds.numel():
+        raise IndexError(f"pair: expected 0 to {speeds.numel() - 1}, got {pair}")
+    first = spec.rotary_start + (2 * pair if spec.interleaved else pair)
+    second = first + (1 if spec.interleaved else speeds.numel())
+    vector = torch.zeros(spec.head_dim, dtype=torch.float64)
+    vector[first] = 1.0
+    at = torch.arange(analysis.count_of(positions))
+    points = analysis.rotate_one(vector, at, spec)[:, [first, second]].tolist()
+    axes = new_axes(axes, height=WIDTH)
+    colors = pyplot.get_cmap(SEQUENTIAL)
+    for position, (x, y) in enumerate(points):
+        color = colors(0.35 + 0.6 * position / max(1, positions - 1))
+        style = {"arrowstyle": "-|>", "color": color, "linewidth": 1.5, "shrinkA": 0, "shrinkB": 0}
+        axes.annotate("", (x, y), (0.0, 0.0), arrowprops=style)
+        axes.text(1.12 * x, 1.12 * y, str(position), color=color, ha="center", va="center")
+    axes.add_patch(pyplot.Circle((0.0, 0.0), 1.0, fill=False, color="grey", linewidth=0.5))
+    axes.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), xticks=[-1, 0, 1], yticks=[-1, 0, 1])
+    axes.set_aspect("equal")
+    speed = f"{float(speeds[pair]):.2g} radians per position"
+    return label(axes, f"Pair {pair}: {speed}", f"component {first}", f"component {second}")
 
 
 def wavelengths(specs: Specs, *, axes: Axes | None = None) -> Axes:
@@ -367,7 +415,8 @@ def grid(positions: Tensor, *, axes: Axes | None = None) -> Axes:
     axes.plot(columns, rows, color="grey", linewidth=0.5, zorder=1)
     axes.scatter(columns, rows, s=160, color="white", edgecolors="tab:blue", zorder=2)
     for number, (row, column) in enumerate(zip(rows, columns, strict=True)):
-        axes.text(column, row, str(number), ha="center", va="center", fontsize="xx-small")
+        text = {"ha": "center", "va": "center", "fontsize": "xx-small", "color": "black"}
+        axes.text(column, row, str(number), **text)
     axes.invert_yaxis()
     axes.set_aspect("equal")
     title = f"Positions of {len(rows)} tokens"

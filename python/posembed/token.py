@@ -150,8 +150,8 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
             ``torch.nn.Embedding``.
         sparse: Same as ``gradient="rows"``.
         scale: Multiplies the result; ``"sqrt_dim"`` is the square root of embedding_dim.
-        gradient: "dense", or "rows" for a coalesced sparse ``weight.grad`` of the rows that were
-            looked up, which ``torch.optim.SGD`` and ``SparseAdam`` accept.
+        gradient: "dense", or "rows" for a sparse ``weight.grad`` with each row that was looked up,
+            once, which ``torch.optim.SGD`` and ``SparseAdam`` accept.
         device, dtype: Device and dtype of the table.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import subprocess
 import sys
@@ -224,8 +225,34 @@ def test_errors_name_the_argument(draw: Callable[[], Axes], error: type, message
 
 
 def test_names_are_those_of_functions() -> None:
+    """Functions that draw are those that return axes and take none of their own figure's."""
     assert dir(pe.plot) == sorted(pe.plot.__all__)
-    assert all(callable(getattr(pe.plot, name)) for name in pe.plot.__all__)
+    functions = {name: f for name, f in vars(pe.plot).items() if inspect.isfunction(f)}
+    drawing = {name for name, f in functions.items() if "axes" in inspect.signature(f).parameters}
+    helpers = {"label", "legend", "matrix", "new_axes"}
+    assert drawing - helpers == {*pe.plot.__all__}
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotated_pair(interleaved: bool) -> None:
+    spec = pe.RotarySpec(16, rotary_dim=8, rotary_start=4, interleaved=interleaved)
+    axes = pe.plot.rotated_pair(pe.RotaryEmbedding(spec=spec), 2, 5)
+    speed = float(spec.frequencies()[2])
+    first, second = (8, 9) if interleaved else (6, 10)
+    shown = (
+        f"Pair 2: {speed:.2g} radians per position",
+        f"component {first}",
+        f"component {second}",
+    )
+    assert words(axes) == shown
+    arrows = [text for text in axes.texts if text.get_text() == ""]
+    numbers = [text.get_text() for text in axes.texts if text.get_text()]
+    assert numbers == list("01234")
+    for position, arrow in enumerate(arrows):
+        expected = (math.cos(position * speed), math.sin(position * speed))
+        np.testing.assert_allclose(arrow.xy, expected, atol=1e-12)
+    with pytest.raises(IndexError, match=r"^pair: expected 0 to 3, got 4"):
+        pe.plot.rotated_pair(spec, 4)
 
 
 def test_shift_matrix() -> None:
