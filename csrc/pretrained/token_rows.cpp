@@ -37,7 +37,7 @@ torch::Tensor in_dtype(const torch::Tensor& rows, std::optional<torch::Dtype> dt
                        const std::string& path, const std::string& table) {
   const torch::Tensor result = rows.to(dtype.value_or(rows.scalar_type()));
   if (!at::isfinite(result).eq(at::isfinite(rows)).all().item<bool>()) {
-    const std::string name = c10::getDtypeNames(result.scalar_type()).first;
+    const std::string name(c10::getDtypeNames(result.scalar_type()).first);
     with_path(path, [&] { fail(0, table, ": expected numbers that are finite in ", name); });
   }
   return result;
