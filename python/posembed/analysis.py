@@ -289,6 +289,55 @@ def similarity(embedding: Tensor | Encoder, positions: int | None = None) -> Ten
     return rows @ rows.T
 
 
+def most_similar(table: Tensor, query: int | Tensor, count: int = 10) -> tuple[Tensor, Tensor]:
+    """The rows of a table that are most similar to one of them or to a vector, by cosine.
+
+    Args:
+        table: [rows, dim], for instance word vectors.
+        query: The number of a row, which is not among the results, or a vector [dim].
+        count: The largest number of results.
+
+    Returns:
+        The numbers of the rows, int64 [results], the most similar one first; and their cosines, in
+        float32, or float64 for a table in float64. Rows of zeros have 0.
+
+    Raises:
+        ValueError: ``table`` is not a matrix, ``query`` has another size than its rows, or
+            ``count`` is below 0.
+        IndexError: The table has no such row.
+
+    Examples:
+        >>> import posembed as pe, torch
+        >>> words = ["cat", "dog", "the"]
+        >>> table = torch.tensor([[1.0, 0.1], [2.0, 0.3], [-0.5, 1.0]])
+        >>> rows, cosines = pe.analysis.most_similar(table, words.index("cat"), 1)
+        >>> [words[row] for row in rows]
+        ['dog']
+    """
+    if table.dim() != 2:
+        raise ValueError(f"table: expected [rows, dim], got {list(table.shape)}")
+    if whole("count", count) < 0:
+        raise ValueError(f"count: expected 0 or more, got {count}")
+    wide = torch.float64 if table.dtype == torch.float64 else torch.float32
+    rows = table.detach().to(wide)
+    own = None if isinstance(query, Tensor) else whole("query", query)
+    if own is None:
+        vector = query.detach().to(rows)
+    elif 0 <= own < len(rows):
+        vector = rows[own]
+    else:
+        raise IndexError(f"query: expected a row from 0 to {len(rows) - 1}, got {own}")
+    if vector.shape != rows.shape[1:]:
+        raise ValueError(f"query: expected [{rows.shape[1]}], got {list(vector.shape)}")
+    products, norms = rows @ vector, rows.norm(dim=1) * vector.norm()
+    cosines = torch.where(norms > 0, products / norms, 0.0)
+    if own is not None:
+        cosines[own] = -math.inf
+    kept = min(count, len(rows) - (own is not None))
+    best = cosines.topk(kept)
+    return best.indices, best.values
+
+
 def similarity_map(
     embedding: Tensor | LearnedPositionalEmbedding | SinusoidalPositionalEmbedding | RotarySpec,
     grid: Sequence[int] | None = None,

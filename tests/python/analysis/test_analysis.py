@@ -190,6 +190,48 @@ def test_similarity() -> None:
     assert_close(pe.analysis.similarity(table, 2), values[:2, :2], 0.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_most_similar(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    table = torch.randn(50, 8).to(dtype)
+    table[7] = 0.0
+    rows, cosines = pe.analysis.most_similar(table.requires_grad_(), 3, 5)
+    exact = pe.analysis.similarity(table)[3]
+    exact[3] = -2.0
+    assert rows.tolist() == exact.argsort(descending=True)[:5].tolist()
+    assert cosines.dtype == (dtype if dtype == torch.float64 else torch.float32)
+    assert_close(cosines.double(), exact[rows], 1e-6)
+    every, values = pe.analysis.most_similar(table, 3, 100)
+    assert sorted([*every.tolist(), 3]) == list(range(50))
+    assert values[every == 7].tolist() == [0.0]
+
+
+def test_most_similar_to_a_vector() -> None:
+    """King - man + woman."""
+    table = torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
+    rows, cosines = pe.analysis.most_similar(table, table[0] - table[1] + 2 * table[2], 2)
+    assert rows.tolist() == [2, 0]
+    assert cosines[0] == 1.0
+    assert pe.analysis.most_similar(table, torch.zeros(2), 0)[0].tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((torch.zeros(3), 0), ValueError, "table: expected .rows, dim., got .3."),
+        ((torch.zeros(3, 2), 3), IndexError, "query: expected a row from 0 to 2, got 3"),
+        ((torch.zeros(3, 2), -1), IndexError, "query: expected a row from 0 to 2, got -1"),
+        ((torch.zeros(3, 2), torch.zeros(3)), ValueError, "query: expected .2., got .3."),
+        ((torch.zeros(3, 2), 0, -1), ValueError, "count: expected 0 or more, got -1"),
+    ],
+)
+def test_most_similar_refuses(
+    arguments: tuple[object, ...], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        pe.analysis.most_similar(*arguments)
+
+
 def test_similarity_of_modules() -> None:
     learned = pe.LearnedPositionalEmbedding(6, 4, first_row=2)
     assert_close(pe.analysis.similarity(learned), pe.analysis.similarity(learned.weight[2:]), 0.0)
