@@ -31,7 +31,7 @@ namespace posembed {
 /// The form of a table's gradient.
 enum class TableGradient {
   dense,  ///< a tensor like the table
-  rows,   ///< a coalesced sparse tensor of the rows that were looked up
+  rows,   ///< a sparse tensor of the rows that were looked up, each once
 };
 
 /// The name of a form: "dense" or "rows".
