@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
+#include <memory>
 
 #include "core/block32_sum.h"
 #include "rotary/rounding.h"
@@ -91,14 +91,16 @@ class General {
   }
 
  private:
+  using Numbers = std::unique_ptr<C[]>;  // a vector would share functions between instruction sets
+
   struct Moments {
     C mean = 0, rstd = 0;  // mean: 0 unless centred
   };
 
-  void load(const void* data, int64_t count, double offset, std::vector<C>* to) const {
+  void load(const void* data, int64_t count, double offset, Numbers* to) const {
     if (data == nullptr) return;
-    to->resize(static_cast<size_t>(count));
-    load_parameters(arguments_, data, count, offset, C(0), to->data());
+    to->reset(new C[static_cast<size_t>(count)]);
+    load_parameters(arguments_, data, count, offset, C(0), to->get());
   }
 
   /// The sum of function(block, number of its elements) over rows.
@@ -149,12 +151,12 @@ class General {
     for (int64_t i = 0; i < dim_; ++i) row_[i] = (row_[i] - mean) * rstd;
     const RowRounding rounding = arguments_.row_rounding;
     if (rounding == RowRounding::before_weight) round_row<T>(dim_, row_);
-    if (!weights_[r].empty()) {
-      const C* weight = weights_[r].data() + first;
+    if (weights_[r] != nullptr) {
+      const C* weight = weights_[r].get() + first;
       for (int64_t i = 0; i < dim_; ++i) row_[i] *= weight[i];
     }
-    if (!biases_[r].empty()) {
-      const C* bias = biases_[r].data() + first;
+    if (biases_[r] != nullptr) {
+      const C* bias = biases_[r].get() + first;
       for (int64_t i = 0; i < dim_; ++i) row_[i] += bias[i];
     }
     if (rounding != RowRounding::once) round_row<T>(dim_, row_);
@@ -192,9 +194,9 @@ class General {
   Turns<C> turns_;
   Angles<C> angles_;
   C cosines_[rotary::max_pairs], sines_[rotary::max_pairs];
-  std::vector<C> weights_[2], biases_[2];  // empty: none
-  alignas(64) Row<C> row_;                 // in memory order
-  alignas(64) Row<C> ordered_;             // in block order
+  Numbers weights_[2], biases_[2];  // nullptr: none
+  alignas(64) Row<C> row_;          // in memory order
+  alignas(64) Row<C> ordered_;      // in block order
 };
 
 template <typename T, bool interleaved>
