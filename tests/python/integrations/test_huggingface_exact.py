@@ -104,7 +104,7 @@ def test_scalings(scaling: str) -> None:
     parameters = {"rope_theta": 10000.0, **SCALED[scaling]}
     model = small_model("llama", rope_parameters=parameters)
     expected = logits(model)
-    assert patch(model, numerics="exact").patched[0].action.endswith(EXACT)
+    assert EXACT in patch(model, numerics="exact").patched[0].action
     assert near(logits(model), expected)
 
 
@@ -246,7 +246,7 @@ def test_several_axes(family: str) -> None:
     with torch.no_grad():
         expected = [model(ids(), **given).last_hidden_state for given in calls]
         report = patch(model, numerics="exact")
-        assert report.patched[0].action.endswith(EXACT)
+        assert EXACT in report.patched[0].action
         for given, theirs in zip(calls, expected, strict=True):
             assert near(model(ids(), **given).last_hidden_state, theirs, 1e-5)
     assert [(each.kernel, each.own) for each in report.calls()] == [(2 * len(calls), 0)]
