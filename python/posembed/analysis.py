@@ -321,9 +321,9 @@ def most_similar(table: Tensor, query: int | Tensor, count: int = 10) -> tuple[T
     wide = torch.float64 if table.dtype == torch.float64 else torch.float32
     rows = table.detach().to(wide)
     own = None if isinstance(query, Tensor) else whole("query", query)
-    if own is None:
+    if isinstance(query, Tensor):
         vector = query.detach().to(rows)
-    elif 0 <= own < len(rows):
+    elif own is not None and 0 <= own < len(rows):
         vector = rows[own]
     else:
         raise IndexError(f"query: expected a row from 0 to {len(rows) - 1}, got {own}")

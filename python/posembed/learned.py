@@ -313,15 +313,15 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
                 "antialias: expected False for packed pictures; join the tables of resampled(grid) "
                 "instead"
             )
-        options = {"method": self.resampling, "align_corners": self.align_corners}
         return functional.learned_packed(
             self._parameter("weight"),
             self.grid,
             grids,
             merge=merge,
             num_tokens=num_tokens,
+            method=self.resampling,
+            align_corners=self.align_corners,
             scale_offset=self.scale_offset,
-            **options,
         )
 
     def _resampling(self) -> dict[str, Any]:

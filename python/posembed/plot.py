@@ -26,6 +26,7 @@ from posembed.specification import Numerics, RotarySpec, SinusoidalSpec
 
 try:
     from matplotlib import pyplot
+    from matplotlib.patches import Circle
     from matplotlib.ticker import MaxNLocator
 except ImportError as error:
     raise ImportError(
@@ -204,7 +205,7 @@ def rotated_pair(
         style = {"arrowstyle": "-|>", "color": color, "linewidth": 1.5, "shrinkA": 0, "shrinkB": 0}
         axes.annotate("", (x, y), (0.0, 0.0), arrowprops=style)
         axes.text(1.12 * x, 1.12 * y, str(position), color=color, ha="center", va="center")
-    axes.add_patch(pyplot.Circle((0.0, 0.0), 1.0, fill=False, color="grey", linewidth=0.5))
+    axes.add_patch(Circle((0.0, 0.0), 1.0, fill=False, color="grey", linewidth=0.5))
     axes.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), xticks=[-1, 0, 1], yticks=[-1, 0, 1])
     axes.set_aspect("equal")
     speed = f"{float(speeds[pair]):.2g} radians per position"
@@ -415,7 +416,12 @@ def grid(positions: Tensor, *, axes: Axes | None = None) -> Axes:
     axes.plot(columns, rows, color="grey", linewidth=0.5, zorder=1)
     axes.scatter(columns, rows, s=160, color="white", edgecolors="tab:blue", zorder=2)
     for number, (row, column) in enumerate(zip(rows, columns, strict=True)):
-        text = {"ha": "center", "va": "center", "fontsize": "xx-small", "color": "black"}
+        text: dict[str, Any] = {
+            "ha": "center",
+            "va": "center",
+            "fontsize": "xx-small",
+            "color": "black",
+        }
         axes.text(column, row, str(number), **text)
     axes.invert_yaxis()
     axes.set_aspect("equal")
