@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))  # for diagrams
 PICTURES = Path(__file__).parent / "pictures"
 NOTEBOOKS = Path(__file__).parents[1] / "examples" / "notebooks"
 INLINE = "module://matplotlib_inline.backend_inline"
@@ -40,6 +39,7 @@ def extrapolation() -> tuple[dict[str, list[float | None]], list[int]]:
 
 def drawn() -> dict[str, Any]:
     """Every picture that the pages show, by name."""
+    sys.path.insert(0, str(Path(__file__).parent))  # mkdocs drops what hooks add as they load
     import diagrams
     import posembed as pe
 
