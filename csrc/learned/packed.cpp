@@ -36,8 +36,9 @@ Taps taps_of(const Tensor& index, const Tensor& size, const c10::SymInt& cells,
              const Resampling& how) {
   const at::Scalar side(cells), last(cells - 1);
   const Tensor from = index.to(at::kDouble), to = size.to(at::kDouble);
-  const Tensor place = how.align_corners() ? from * last / (to - 1).clamp_min(1)
-                                           : (from + 0.5) * side / (to + how.scale_offset()) - 0.5;
+  Tensor place = how.align_corners() ? from * last / (to - 1).clamp_min(1)
+                                     : (from + 0.5) * side / (to + how.scale_offset()) - 0.5;
+  if (how.method() == "bilinear") place = place.clamp_min(0);  // as torch, also for infinities
   const Tensor before = place.floor(), t = place - before, cell = before.to(at::kLong);
   const auto at_distance = [&](int64_t d) { return (cell + d).clamp(at::Scalar(0), last); };
   if (how.method() == "bilinear") {

@@ -109,14 +109,6 @@ struct RowWriter {
   }
 };
 
-template <typename T, int size>
-__device__ Pack<T, size> narrow(const Pack<Compute<T>, size>& wide) {
-  Pack<T, size> pack;
-#pragma unroll
-  for (int i = 0; i < size; ++i) core::store(wide.element[i], pack.element + i);
-  return pack;
-}
-
 /// Mean and 1 / deviation of a row, or of a token's rows; the mean is 0 unless it is subtracted.
 template <typename C>
 struct Moments {

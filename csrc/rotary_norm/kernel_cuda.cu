@@ -138,13 +138,13 @@ __global__ void __launch_bounds__(rotary::max_threads<size>, rotary::min_blocks<
           norm(&owned.first, window_weights[r].template read<size>(columns.first));
           norm(&owned.second, window_weights[r].template read<size>(columns.second));
           if (rotated) owned.rotate(angles);
-          store_narrow<T, size>(owned.first, row.out + columns.first);
-          store_narrow<T, size>(owned.second, row.out + columns.second);
+          narrow<T, size>(owned.first).write(row.out + columns.first);
+          narrow<T, size>(owned.second).write(row.out + columns.second);
         }
         for_outside<size>(launch, threads, [&](int column) {
           auto pack = load_wide<T, size>(row.in + column - start);
           norm(&pack, weights<T, size>(norms, r, column));
-          store_narrow<T, size>(pack, row.out + column - start);
+          narrow<T, size>(pack).write(row.out + column - start);
         });
       }
     }
@@ -308,8 +308,8 @@ __global__ void __launch_bounds__(rotary::threads_wanted, 3)
           multiply(weights<T, size>(norms, r, columns.first), &owned.first);
           multiply(weights<T, size>(norms, r, columns.first + pairs), &owned.second);
         }
-        store_narrow<T, size>(owned.first, out.address());
-        store_narrow<T, size>(owned.second, out.address() + pairs);
+        narrow<T, size>(owned.first).write(out.address());
+        narrow<T, size>(owned.second).write(out.address() + pairs);
       }
     }
   }
@@ -388,7 +388,7 @@ __global__ void __launch_bounds__(rotary::max_threads<size>)
         for (int i = 0; i < size; ++i) {
           g->element[i] = rstd * (g->element[i] - n.element[i] * projection);
         }
-        store_narrow<T, size>(*g, out + column);
+        narrow<T, size>(*g).write(out + column);
       };
       if (launch.pairs > 0) {
         through_norm(&gradient.first, row.first, first);

@@ -41,11 +41,11 @@ __device__ Pack<Compute<T>, size> load_parameters(const void* data, int64_t colu
 }
 
 template <typename T, int size>
-__device__ void store_narrow(const Pack<Compute<T>, size>& wide, T* out) {
-  Pack<T, size> narrow;
+__device__ Pack<T, size> narrow(const Pack<Compute<T>, size>& wide) {
+  Pack<T, size> pack;
 #pragma unroll
-  for (int i = 0; i < size; ++i) core::store(wide.element[i], narrow.element + i);
-  narrow.write(out);
+  for (int i = 0; i < size; ++i) core::store(wide.element[i], pack.element + i);
+  return pack;
 }
 
 /// Adds the products of the elements of a and b to `sum`.

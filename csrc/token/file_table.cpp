@@ -151,7 +151,7 @@ OpenTables& open_tables = *new OpenTables;
 void check_on_cpu(const torch::Tensor& ids) {
   dispatcher::check_integers(ids, "ids");
   TORCH_CHECK_VALUE(ids.is_cpu() || ids.is_meta(),
-                    "ids: expected them on the CPU, which reads the ", "file, got ", ids.device());
+                    "ids: expected them on the CPU, which reads the file, got ", ids.device());
 }
 
 dispatcher::Unallocated shape_of_rows(const torch::Tensor& ids, int64_t file, double,

@@ -308,20 +308,13 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
         """
         if self.grid is None:
             raise ValueError("grids: expected none, because the table has no grid")
-        if self.antialias:
-            raise ValueError(
-                "antialias: expected False for packed pictures; join the tables of resampled(grid) "
-                "instead"
-            )
         return functional.learned_packed(
             self._parameter("weight"),
             self.grid,
             grids,
             merge=merge,
             num_tokens=num_tokens,
-            method=self.resampling,
-            align_corners=self.align_corners,
-            scale_offset=self.scale_offset,
+            **self._resampling(),
         )
 
     def _resampling(self) -> dict[str, Any]:

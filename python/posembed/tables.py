@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import collections
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -78,7 +79,7 @@ class Hosted(nn.Module):
         return {**self.__dict__, "_mapped": {}} if self.on_host else self.__dict__
 
 
-class Table(Leaf, nn.Module):
+class Table(Leaf, nn.Module, abc.ABC):
     """A frozen table that looks up rows by a rule of its own."""
 
     num_embeddings: int
@@ -102,9 +103,9 @@ class Table(Leaf, nn.Module):
         """
         return self.rows(ids, scale, self.dtype)
 
+    @abc.abstractmethod
     def rows(self, ids: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
         """:meth:`forward` with results in ``dtype``."""
-        raise NotImplementedError
 
     def prefetch(self, ids: Tensor) -> None:
         """Says which ids will be looked up."""

@@ -325,7 +325,7 @@ def test_nan_and_infinity_are_those_of_float64(case: OperatorCase) -> None:
 
 
 # Sums of zeros, which have the sign that the order of their terms gives.
-SUMS = ("alibi", "sinusoidal", "rotary_tangent")
+SUMS = ("alibi", "learned_packed", "sinusoidal", "rotary_tangent")
 
 
 @with_tensors

@@ -197,6 +197,7 @@ def learned_packed(
     num_tokens: int | None = None,
     method: ResamplingMethod = "bicubic",
     align_corners: bool = False,
+    antialias: bool = False,
     scale_offset: float = 0.0,
 ) -> Tensor:
     """Rows of pictures of any sizes that are packed one after another, with gradients.
@@ -214,13 +215,14 @@ def learned_packed(
             for and which a compiled program does not know.
         method: "bicubic" or "bilinear".
         align_corners: The corners of both grids are the same points.
+        antialias: False; a token is the sum of a fixed number of cells.
         scale_offset: As in :func:`learned_resample`.
 
     Returns:
         [tokens, embedding_dim].
 
     Raises:
-        ValueError: A grid is not one, or ``grids`` do not fit ``merge`` or ``num_tokens`` (checked
+        ValueError: A grid is not one, ``antialias`` is True, or ``grids`` do not fit ``merge`` or ``num_tokens`` (checked
             on the CPU).
         TypeError: A dtype is not supported.
         IndexError: On CUDA, ``grids`` do not fit.
@@ -232,7 +234,7 @@ def learned_packed(
         >>> pe.functional.learned_packed(table, (1, 2), grids, method="bilinear").T
         tensor([[0., 1., 2., 0., 2., 0., 2.]])
     """
-    how = (method, align_corners, False, scale_offset)
+    how = (method, align_corners, antialias, scale_offset)
     if is_sharded(weight):
         return call("learned_packed", weight, grid, grids, merge, num_tokens, *how)  # type: ignore[no-any-return]
     return _LEARNED_PACKED(weight, grid, grids, merge, num_tokens, *how)  # type: ignore[no-any-return]

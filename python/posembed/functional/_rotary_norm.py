@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from posembed.functional._gate import check_tensors, gated
 from posembed.functional._options import Layout, rotary_text
@@ -20,6 +21,24 @@ _NORM_ROTARY_ = gated(torch.ops.posembed.norm_rotary_.default)
 Norm = Literal["rms", "layer"]
 NormOver = Literal["head", "all_heads"]
 
+
+class NormRotaryOptions(TypedDict, total=False):
+    """Options of :func:`norm_rotary`, for type checkers."""
+
+    layout: Layout
+    offset: int
+    eps: float
+    weight_offset: float
+    norm: Norm
+    over: NormOver
+    query_bias: Tensor | None
+    key_bias: Tensor | None
+    cos: Tensor | None
+    sin: Tensor | None
+    numerics: TableNumerics
+    round_before_weight: bool
+
+
 HEADS = {"bshd": 2, "bhsd": 1, "sbhd": 2, "thd": 1}  # the index of the dimension
 
 
@@ -32,18 +51,7 @@ def norm_rotary(
     positions: Tensor | None = None,
     *,
     spec: RotarySpec | None = None,
-    layout: Layout = "bshd",
-    offset: int = 0,
-    eps: float = 1e-6,
-    weight_offset: float = 0.0,
-    norm: Norm = "rms",
-    over: NormOver = "head",
-    query_bias: Tensor | None = None,
-    key_bias: None = None,
-    cos: Tensor | None = None,
-    sin: Tensor | None = None,
-    numerics: TableNumerics = "float32",
-    round_before_weight: bool = True,
+    **options: Unpack[NormRotaryOptions],
 ) -> Tensor: ...
 
 
@@ -56,18 +64,7 @@ def norm_rotary(
     positions: Tensor | None = None,
     *,
     spec: RotarySpec | None = None,
-    layout: Layout = "bshd",
-    offset: int = 0,
-    eps: float = 1e-6,
-    weight_offset: float = 0.0,
-    norm: Norm = "rms",
-    over: NormOver = "head",
-    query_bias: Tensor | None = None,
-    key_bias: Tensor | None = None,
-    cos: Tensor | None = None,
-    sin: Tensor | None = None,
-    numerics: TableNumerics = "float32",
-    round_before_weight: bool = True,
+    **options: Unpack[NormRotaryOptions],
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -173,18 +170,7 @@ def norm_rotary_(
     positions: Tensor | None = None,
     *,
     spec: RotarySpec | None = None,
-    layout: Layout = "bshd",
-    offset: int = 0,
-    eps: float = 1e-6,
-    weight_offset: float = 0.0,
-    norm: Norm = "rms",
-    over: NormOver = "head",
-    query_bias: Tensor | None = None,
-    key_bias: None = None,
-    cos: Tensor | None = None,
-    sin: Tensor | None = None,
-    numerics: TableNumerics = "float32",
-    round_before_weight: bool = True,
+    **options: Unpack[NormRotaryOptions],
 ) -> Tensor: ...
 
 
@@ -197,18 +183,7 @@ def norm_rotary_(
     positions: Tensor | None = None,
     *,
     spec: RotarySpec | None = None,
-    layout: Layout = "bshd",
-    offset: int = 0,
-    eps: float = 1e-6,
-    weight_offset: float = 0.0,
-    norm: Norm = "rms",
-    over: NormOver = "head",
-    query_bias: Tensor | None = None,
-    key_bias: Tensor | None = None,
-    cos: Tensor | None = None,
-    sin: Tensor | None = None,
-    numerics: TableNumerics = "float32",
-    round_before_weight: bool = True,
+    **options: Unpack[NormRotaryOptions],
 ) -> tuple[Tensor, Tensor]: ...
 
 

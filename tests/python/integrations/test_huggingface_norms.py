@@ -12,7 +12,7 @@ import transformers
 from posembed.integrations.huggingface import _late, _rotation, patch, unpatch
 from torch import Tensor
 
-FUSED = "half-split; exact angles; QK-norm in the same pass"
+FUSED = "half-split; exact angles; norms that only it takes in the same pass"
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 64,

@@ -191,6 +191,12 @@ CASES = in_schema_order(
             reference_packed,
         ),
         OperatorCase(
+            "learned_packed-bilinear",
+            torch.ops.posembed.learned_packed.default,
+            packed_sample("bilinear"),
+            reference_packed,
+        ),
+        OperatorCase(
             "learned_backward",
             torch.ops.posembed.learned_backward.default,
             backward_sample(offset=1),

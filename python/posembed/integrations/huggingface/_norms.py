@@ -21,7 +21,7 @@ from posembed.integrations.huggingface._rotation import KERNEL_DEVICES, Rotation
 from posembed.specification import RotarySpec
 
 TOLERANCE = 1e-5  # relative to the largest result, in float32
-FUSED = "QK-norm in the same pass"
+FUSED = "norms that only it takes in the same pass"
 
 
 def late_norms(
