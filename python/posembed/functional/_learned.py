@@ -222,8 +222,8 @@ def learned_packed(
         [tokens, embedding_dim].
 
     Raises:
-        ValueError: A grid is not one, ``antialias`` is True, or ``grids`` do not fit ``merge`` or ``num_tokens`` (checked
-            on the CPU).
+        ValueError: A grid is not one, ``antialias`` is True, or ``grids`` do not fit ``merge`` or
+            ``num_tokens`` (checked on the CPU).
         TypeError: A dtype is not supported.
         IndexError: On CUDA, ``grids`` do not fit.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
 from typing import Any
 
@@ -127,13 +128,49 @@ def test_ngrams_of_qwen(tables: Any, first: int, device: torch.device) -> None:
         assert torch.equal(found, wanted)
 
 
-class Shifted(nn.Embedding):
-    """Computes something else than rows times a number."""
+class Scaled(nn.Embedding):
+    """Rows times a number, under another name than Gemma's."""
 
-    embed_scale = 2.0
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.factor = 2.5
 
     def forward(self, ids: Tensor) -> Tensor:
-        return super().forward(ids) * self.embed_scale + 1
+        return super().forward(ids) * self.factor
+
+
+class Shifted(Scaled):
+    """Computes something else than rows times a number."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) + 1
+
+
+def test_scales_of_any_name() -> None:
+    model = nn.ModuleList([Scaled(5, 4)])
+    ids = torch.tensor([3, 0])
+    expected = model[0](ids)
+    assert [row.action for row in patch(model).patched] == ["one kernel; equal bits"]
+    assert isinstance(model[0], _tables.ScaledTable)
+    assert torch.equal(model[0](ids), expected)
+
+
+def test_other_hashes_stay() -> None:
+    model = qwen()
+    modeling = importlib.import_module(type(model[0]).__module__)
+
+    class Other(modeling.Qwen4ExpTextNGramEmbedding):  # type: ignore[misc, name-defined]
+        """Its boundary is no boundary of words."""
+
+        def _shift_right_ignore_eos(self, token_ids: Tensor, shift: int) -> Tensor:
+            return token_ids.roll(shift, 1)
+
+    model[0].__class__ = Other
+    report = patch(model)
+    assert [row.action for row in report.left] == [
+        "it computes other rows than those of hashed n-grams"
+    ]
+    assert type(model[0]) is Other
 
 
 def test_other_tables_stay() -> None:

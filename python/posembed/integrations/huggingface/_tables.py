@@ -1,7 +1,8 @@
 """Tables of models on posembed's kernels: scaled rows in one pass, and rows of hashed n-grams.
 
 A table keeps its module, whose class becomes a subclass; it can be moved to the host's memory.
-Scaled tables are recognised by their results, those of n-grams by the names of their parts.
+Scaled tables are recognised by their results; those of n-grams by the names of their parts, and
+verified by their results.
 """
 
 from __future__ import annotations
@@ -176,17 +177,28 @@ def release(module: nn.Module) -> None:
 
 def _added(module: Any, original: type) -> str | None:
     """Adds what a table's class needs; why it cannot, or None for modules that are no tables."""
+    if original is nn.Embedding:
+        return None
     if issubclass(original, nn.Embedding):
-        number = getattr(module, "embed_scale", None)
-        if original is nn.Embedding or not isinstance(number, float | Tensor):
-            return None
-        return _add_scale(module, original, number)
+        numbers = _numbers(module)
+        return _add_scale(module, original, numbers) if numbers else None
     if not {*module._buffers} >= NGRAM_PARTS or not hasattr(module, NGRAM_TABLE):
         return None
-    return _add_spec(module)
+    return _add_spec(module, original)
 
 
-def _add_scale(module: Any, original: Any, number: float | Tensor) -> str:
+def _numbers(module: nn.Module) -> list[float]:
+    """The numbers that a module holds, any of which may be its scale."""
+    held = {**vars(module), **module._buffers}
+    return [
+        float(x)
+        for name, x in held.items()
+        if name not in (*nn.Embedding.__constants__, SCALE)
+        and (isinstance(x, float) or (isinstance(x, Tensor) and x.numel() == 1 and not x.is_meta))
+    ]
+
+
+def _add_scale(module: Any, original: Any, numbers: list[float]) -> str:
     if module.weight.is_meta:
         return "its table is not there yet (meta device)"
     if module.max_norm is not None or module.sparse:
@@ -196,17 +208,17 @@ def _add_scale(module: Any, original: Any, number: float | Tensor) -> str:
     dtype = module.weight.dtype
     if not dtype.is_floating_point or dtype.itemsize == 1:
         return f"its table is in {dtype}"
-    scale = float(number)
+    rounded = [float(torch.tensor(x, dtype=dtype, device="cpu")) for x in numbers]
     with torch.no_grad():
         expected = original.forward(module, ids)
-        for each in (float(torch.tensor(scale, dtype=dtype, device="cpu")), scale):
-            if torch.equal(scaled(module, ids, each), expected):
-                vars(module)[SCALE] = each
+        for scale in (*rounded, *numbers):
+            if torch.equal(scaled(module, ids, scale), expected):
+                vars(module)[SCALE] = scale
                 return ""
     return "it computes something else than rows times a number"
 
 
-def _add_spec(module: Any) -> str:
+def _add_spec(module: Any, original: Any) -> str:
     table = getattr(module, NGRAM_TABLE)
     if _shadow.original_of(type(table)) is not nn.Embedding or table.weight.is_meta:
         return "its table is not there yet, or has another type"
@@ -218,11 +230,26 @@ def _add_spec(module: Any) -> str:
         heads = len(flat) // size
         return [flat[i : i + heads] for i in range(0, len(flat), heads)]
 
-    vars(module)[SPEC] = NgramSpec(
+    spec = NgramSpec(
         multipliers,
         by_size(moduli),
         offsets=by_size(offsets),
         boundary=module.eos_token_id,
         num_embeddings=table.num_embeddings,
     )
+    if not _hashes_alike(module, original, spec):
+        return "it computes other rows than those of hashed n-grams"
+    vars(module)[SPEC] = spec
     return ""
+
+
+def _hashes_alike(module: Any, original: Any, spec: NgramSpec) -> bool:
+    """Whether a module looks up the rows that a specification names, in a text with boundaries."""
+    weight = getattr(module, NGRAM_TABLE).weight
+    device = next(module.buffers()).device
+    ids = torch.arange(PROBED, device=device).mul(7919).remainder(PROBED)[None]
+    ids[:, ::9] = spec.padding_token
+    with torch.no_grad():
+        rows = hashed(ids, *spec.arguments, None).to(weight.device)
+        found = nn.functional.embedding(rows, weight).flatten(-2)
+        return torch.equal(original.forward(module, ids, None).to(weight.device), found)
