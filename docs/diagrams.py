@@ -5,6 +5,7 @@ docs/hooks.py draws them like the plots of posembed.plot. Cells are boxes of one
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from matplotlib import pyplot
@@ -63,31 +64,22 @@ def pairs() -> Any:
 def layouts() -> Any:
     """The same twelve vectors in memory, in each layout: two texts, three tokens, two heads."""
     axes = canvas(17.5, 7.6)
-    batch, seq, heads = range(2), range(3), range(2)
-    orders = {
-        "bshd": (
-            "[batch, seq, heads, head_dim]",
-            [(b, s, h) for b in batch for s in seq for h in heads],
-        ),
-        "bhsd": (
-            "[batch, heads, seq, head_dim]",
-            [(b, s, h) for b in batch for h in heads for s in seq],
-        ),
-        "sbhd": (
-            "[seq, batch, heads, head_dim]",
-            [(b, s, h) for s in seq for b in batch for h in heads],
-        ),
-        "thd": (
-            "[tokens, heads, head_dim]",
-            [(b, s, h) for b in batch for s in seq for h in heads],
-        ),
+    sizes = {"b": 2, "s": 3, "h": 2}
+    shapes = {
+        "bshd": "[batch, seq, heads, head_dim]",
+        "bhsd": "[batch, heads, seq, head_dim]",
+        "sbhd": "[seq, batch, heads, head_dim]",
+        "thd": "[tokens, heads, head_dim]",
     }
-    for row, (name, (shape, order)) in enumerate(orders.items()):
+    for row, (name, shape) in enumerate(shapes.items()):
         top = 0.4 + 1.6 * row
         words(axes, 0.1, top + 0.3, name, fontweight="bold", family="monospace")
         words(axes, 0.1, top + 0.85, shape, fontsize=6.5)
-        for place, (b, s, h) in enumerate(order):
-            cell(axes, 5.3 + place, top, COLORS[2 * h + b], f"t{s} h{h}", 6)
+        order = name.replace("t", "bs")[:3]  # from the slowest index to the fastest
+        for place, indices in enumerate(itertools.product(*(range(sizes[x]) for x in order))):
+            at = dict(zip(order, indices, strict=True))
+            color = COLORS[2 * at["h"] + at["b"]]
+            cell(axes, 5.3 + place, top, color, f"t{at['s']} h{at['h']}", 6)
     for i, (h, b) in enumerate([(0, 0), (1, 0), (0, 1), (1, 1)]):
         x = 5.3 + 3.1 * i
         axes.add_patch(Rectangle((x, 6.9), 0.4, 0.4, facecolor=COLORS[2 * h + b]))
