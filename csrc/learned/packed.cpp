@@ -38,11 +38,14 @@ Taps taps_of(const Tensor& index, const Tensor& size, const c10::SymInt& cells,
   const Tensor from = index.to(at::kDouble), to = size.to(at::kDouble);
   Tensor place = how.align_corners() ? from * last / (to - 1).clamp_min(1)
                                      : (from + 0.5) * side / (to + how.scale_offset()) - 0.5;
-  if (how.method() == "bilinear") place = place.clamp_min(0);  // as torch, also for infinities
+  const bool linear = how.method() == "bilinear";
+  if (linear) place = place.clamp_min(0);
   const Tensor before = place.floor(), t = place - before, cell = before.to(at::kLong);
-  const auto at_distance = [&](int64_t d) { return (cell + d).clamp(at::Scalar(0), last); };
-  if (how.method() == "bilinear") {
-    return {at::stack({at_distance(0), at_distance(1)}, -1), at::stack({1 - t, t}, -1)};
+  const auto at_distance = [&](const auto& d) { return (cell + d).clamp(at::Scalar(0), last); };
+  if (linear) {
+    // As in torch, an axis that keeps its size has no second cell, which might be infinite.
+    const Tensor next = size.ne(side).to(at::kLong);
+    return {at::stack({at_distance(0), at_distance(next)}, -1), at::stack({1 - t, t}, -1)};
   }
   return {at::stack({at_distance(-1), at_distance(0), at_distance(1), at_distance(2)}, -1),
           cubic_weights(t)};

@@ -1,12 +1,13 @@
 // Source: StaticModel._encode_helper in MinishLab/model2vec.
 #include "pretrained/token_rows.h"
 
-#include <ATen/ops/isfinite.h>
+#include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 #include <string>
 #include <vector>
 
+#include "pretrained/narrowing.h"
 #include "pretrained/source.h"
 
 namespace posembed::pretrained {
@@ -35,10 +36,13 @@ torch::Tensor weighted(const torch::Tensor& rows, const torch::Tensor& weights) 
 
 torch::Tensor in_dtype(const torch::Tensor& rows, std::optional<torch::Dtype> dtype,
                        const std::string& path, const std::string& table) {
-  const torch::Tensor result = rows.to(dtype.value_or(rows.scalar_type()));
-  if (!at::isfinite(result).eq(at::isfinite(rows)).all().item<bool>()) {
-    const std::string name(c10::getDtypeNames(result.scalar_type()).first);
-    with_path(path, [&] { fail(0, table, ": expected numbers that are finite in ", name); });
+  if (dtype.value_or(rows.scalar_type()) == rows.scalar_type()) return rows;
+  torch::Tensor result = at::empty_like(rows, rows.options().dtype(*dtype));
+  if (const std::optional<Lost> lost = convert(rows, result)) {
+    const std::string name(c10::getDtypeNames(*dtype).first);
+    with_path(path, [&] {
+      fail(0, table, ": expected a number that is finite in ", name, ", got ", lost->number);
+    });
   }
   return result;
 }

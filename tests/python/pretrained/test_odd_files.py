@@ -451,6 +451,11 @@ def test_a_mapping_that_does_not_fit(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match="weights: expected 5, one for each token, got 3"):
         pe.TokenEmbedding.from_file(path)
+    pytest.importorskip("safetensors.torch").save_file(
+        {"embeddings": 70000 * ROWS, "mapping": MAPPING}, path
+    )
+    with pytest.raises(pe.FileFormatError, match="embeddings: expected a number that is finite in"):
+        pe.TokenEmbedding.from_file(path, dtype=torch.float16)
 
 
 CODES = torch.ones(4, 2, dtype=torch.int8)
