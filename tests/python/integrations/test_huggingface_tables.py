@@ -155,6 +155,45 @@ def test_scales_of_any_name() -> None:
     assert torch.equal(model[0](ids), expected)
 
 
+class Bigrams(nn.Module):
+    """As qwen4_exp's, with other names, one size of n-grams and another state of the cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begins = nn.Buffer(torch.tensor([0, 31]))
+        self.primes = nn.Buffer(torch.tensor([31, 37]))
+        self.odd = nn.Buffer(torch.tensor([7, 11]))
+        self.rows = nn.Embedding(70, 4)
+        self.stop = 3
+
+    def forward(self, ids: Tensor, cache: Any) -> Tensor:
+        before = None if cache is None else cache.get_conv_state(0, state_idx=2)
+        if before is None:
+            before = ids.new_full((len(ids), 1), self.stop)
+        before = before.clone()  # the cache writes in place
+        if cache is not None:
+            cache.update_conv_state(ids, 0, state_idx=2, conv_kernel_size=1)
+        previous = torch.cat([before, ids], 1)[:, :-1]
+        mixed = (ids * self.odd[0]) ^ (previous * self.odd[1])
+        return self.rows(mixed[..., None] % self.primes + self.begins).flatten(-2)
+
+
+def test_ngrams_of_any_name(device: torch.device) -> None:
+    model, ids = nn.ModuleList([Bigrams()]).to(device), IDS.to(device)
+
+    def run() -> list[Tensor]:
+        cache = Cache()
+        return [model[0](ids, None), *(model[0](ids[:, i : i + 2], cache) for i in range(0, 6, 2))]
+
+    expected = run()
+    assert [row.action for row in patch(model).patched] == ["one kernel; equal bits"]
+    assert isinstance(model[0], _tables.NgramTable)
+    for again in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        model = again
+        for found, wanted in zip(run(), expected, strict=True):
+            assert torch.equal(found, wanted)
+
+
 def test_other_hashes_stay() -> None:
     model = qwen()
     modeling = importlib.import_module(type(model[0]).__module__)

@@ -1,16 +1,17 @@
 """Tables of models on posembed's kernels: scaled rows in one pass, and rows of hashed n-grams.
 
 A table keeps its module, whose class becomes a subclass; it can be moved to the host's memory.
-Scaled tables are recognised by their results; those of n-grams by the names of their parts, and
-verified by their results.
+Scaled tables are recognised by their results, those of n-grams by the shapes of their numbers and
+by their results.
 """
 
 from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable
-from typing import Any, Literal
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +24,26 @@ from posembed.ngram import NgramSpec
 from posembed.tables import Hosted
 
 Where = Literal["stay", "host"]
-# qwen4_exp's, whose cache keeps the tokens before as one of its convolution's states.
-NGRAM_PARTS = {"layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets"}
-NGRAM_TABLE, NGRAM_STATE = "ngram_embedding", 2
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 SPEC, SCALE, HOME = "posembed_ngrams", "posembed_scale", "posembed_home"
 ADDED = (SPEC, SCALE)  # to modules
 PROBED = 256  # rows
+
+
+class Ngrams(NamedTuple):
+    """How a module hashes n-grams.
+
+    Args:
+        table: The name of its ``nn.Embedding``.
+        spec: The numbers.
+        read: How it asks the cache for the tokens before, the state of a convolution.
+        written: What it gives the cache beside the tokens.
+    """
+
+    table: str
+    spec: NgramSpec
+    read: Arguments
+    written: Arguments
 
 
 class OnKernels(nn.Module):
@@ -64,26 +79,22 @@ class ScaledTable(Hosted, OnKernels):
 class NgramTable(OnKernels):
     """A module that hashes n-grams and joins their rows."""
 
-    layer_idx: int
-    context_len: int
-
     def forward(self, input_ids: Tensor, past_key_values: Any) -> Tensor:
         """The joined rows, and the last tokens into the cache."""
         self._count()
-        ids, spec = input_ids.long(), vars(self)[SPEC]
+        ids, ngrams = input_ids.long(), vars(self)[SPEC]
+        spec, size = ngrams.spec, ngrams.spec.ngram_size - 1
         history = None
         if past_key_values is not None:
-            history = past_key_values.get_conv_state(self.layer_idx, state_idx=NGRAM_STATE)
-            kept, short = ids, self.context_len - ids.shape[1]
+            history = past_key_values.get_conv_state(*ngrams.read[0], **ngrams.read[1])
+            kept, short = ids, size - ids.shape[1]
             if history is not None:
-                history = history[:, -self.context_len :].clone()  # the cache writes in place
+                history = history[:, -size:].clone()  # the cache writes in place
             elif short > 0:
                 kept = nn.functional.pad(ids, (short, 0), value=spec.padding_token)
-            past_key_values.update_conv_state(
-                kept, self.layer_idx, state_idx=NGRAM_STATE, conv_kernel_size=self.context_len
-            )
+            past_key_values.update_conv_state(kept, *ngrams.written[0], **ngrams.written[1])
         rows = hashed(ids, *spec.arguments, history)
-        return getattr(self, NGRAM_TABLE)(rows).flatten(-2)  # type: ignore[no-any-return]
+        return getattr(self, ngrams.table)(rows).flatten(-2)  # type: ignore[no-any-return]
 
 
 def scaled(module: Any, ids: Tensor, scale: float) -> Tensor:
@@ -134,7 +145,7 @@ def place(
             continue
         table = module
         if SPEC in vars(module):
-            table = getattr(module, NGRAM_TABLE)
+            table = getattr(module, vars(module)[SPEC].table)
             vars(table)[SCALE] = 1.0
             become(table, class_of(_shadow.original_of(type(table))))
         become(module, class_of(original))
@@ -182,9 +193,7 @@ def _added(module: Any, original: type) -> str | None:
     if issubclass(original, nn.Embedding):
         numbers = _numbers(module)
         return _add_scale(module, original, numbers) if numbers else None
-    if not {*module._buffers} >= NGRAM_PARTS or not hasattr(module, NGRAM_TABLE):
-        return None
-    return _add_spec(module, original)
+    return _add_ngrams(module, original)
 
 
 def _numbers(module: nn.Module) -> list[float]:
@@ -218,38 +227,74 @@ def _add_scale(module: Any, original: Any, numbers: list[float]) -> str:
     return "it computes something else than rows times a number"
 
 
-def _add_spec(module: Any, original: Any) -> str:
-    table = getattr(module, NGRAM_TABLE)
-    if _shadow.original_of(type(table)) is not nn.Embedding or table.weight.is_meta:
-        return "its table is not there yet, or has another type"
-    size = module.ngram_size - 1
-    numbers = [getattr(module, name).tolist() for name in sorted(NGRAM_PARTS)]
-    multipliers, offsets, moduli = numbers
-
-    def by_size(flat: list[int]) -> list[list[int]]:
-        heads = len(flat) // size
-        return [flat[i : i + heads] for i in range(0, len(flat), heads)]
-
-    spec = NgramSpec(
-        multipliers,
-        by_size(moduli),
-        offsets=by_size(offsets),
-        boundary=module.eos_token_id,
-        num_embeddings=table.num_embeddings,
-    )
-    if not _hashes_alike(module, original, spec):
-        return "it computes other rows than those of hashed n-grams"
-    vars(module)[SPEC] = spec
-    return ""
+def _add_ngrams(module: Any, original: Any) -> str | None:
+    tables = {
+        name: child
+        for name, child in module.named_children()
+        if _shadow.original_of(type(child)) is nn.Embedding
+    }
+    lists = [x.tolist() for x in module._buffers.values() if _is_list(x)]
+    if len(tables) != 1 or len(lists) != 3:
+        return None
+    ((name, table),) = tables.items()
+    if table.weight.is_meta:
+        return "its table is not there yet (meta device)"
+    for spec in _specifications(lists, vars(module).values(), table.num_embeddings):
+        ngrams = _hashes_alike(module, original, name, spec)
+        if ngrams is not None:
+            vars(module)[SPEC] = ngrams
+            return ""
+    return "it computes other rows than those of hashed n-grams"
 
 
-def _hashes_alike(module: Any, original: Any, spec: NgramSpec) -> bool:
-    """Whether a module looks up the rows that a specification names, in a text with boundaries."""
-    weight = getattr(module, NGRAM_TABLE).weight
+def _is_list(x: Any) -> bool:
+    return x is not None and x.dtype == torch.int64 and x.dim() == 1 and not x.is_meta
+
+
+def _specifications(
+    lists: list[list[int]], attributes: Iterable[Any], rows: int
+) -> Iterator[NgramSpec]:
+    """What n-grams three lists may mean: multipliers, moduli and offsets, and any boundary."""
+    for multipliers, moduli, offsets in itertools.permutations(lists):
+        heads, rest = divmod(len(moduli), max(1, len(multipliers) - 1))
+        begins = [0, *itertools.accumulate(moduli)][:-1]
+        if rest or heads == 0 or offsets != begins:
+            continue
+        by_size = [range(i, i + heads) for i in range(0, len(moduli), heads)]
+        for boundary in {x for x in attributes if type(x) is int and x >= 0}:
+            yield NgramSpec(
+                multipliers,
+                [[moduli[i] for i in part] for part in by_size],
+                offsets=[[offsets[i] for i in part] for part in by_size],
+                boundary=boundary,
+                num_embeddings=rows,
+            )
+
+
+class _Recorder:
+    """A cache that is empty, and keeps how it is called."""
+
+    def get_conv_state(self, *args: Any, **kwargs: Any) -> None:
+        self.read = args, kwargs
+
+    def update_conv_state(self, ids: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        self.written = args, kwargs
+        return ids
+
+
+def _hashes_alike(module: Any, original: Any, name: str, spec: NgramSpec) -> Ngrams | None:
+    """How a module calls its cache, if it looks up the rows of a specification."""
+    weight, cache = getattr(module, name).weight, _Recorder()
     device = next(module.buffers()).device
     ids = torch.arange(PROBED, device=device).mul(7919).remainder(PROBED)[None]
     ids[:, ::9] = spec.padding_token
     with torch.no_grad():
         rows = hashed(ids, *spec.arguments, None).to(weight.device)
         found = nn.functional.embedding(rows, weight).flatten(-2)
-        return torch.equal(original.forward(module, ids, None).to(weight.device), found)
+        try:
+            expected = original.forward(module, ids, cache)
+        except Exception:  # another kind of module may need anything
+            return None
+    if not torch.equal(expected.to(weight.device), found) or not hasattr(cache, "written"):
+        return None
+    return Ngrams(name, spec, cache.read, cache.written)
