@@ -55,6 +55,7 @@ class Cache:
     def update_conv_state(
         self, ids: Tensor, layer: int, state_idx: int, conv_kernel_size: int
     ) -> Tensor:
+        assert (layer, state_idx) == (0, 2)
         joined = ids if self.kept is None else torch.cat([self.kept, ids], 1)
         last = joined[:, -conv_kernel_size:]
         if self.kept is None:
