@@ -236,6 +236,7 @@ def test_a_forked_child_prefetches(path: Path) -> None:
         pytest.skip("this file system does not tell what the page cache has")
     program = """
 import os, sys, time, torch, posembed as pe
+torch.set_num_threads(1)  # OpenMP's threads do not survive a fork: torch alone hangs with them
 table = pe.FileTable(sys.argv[1])
 ids = torch.randperm(40_000)[:300]
 table.prefetch(ids)
