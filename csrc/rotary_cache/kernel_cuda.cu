@@ -23,6 +23,7 @@ struct CacheLaunch {
   int64_t slot_count;
   int value_dim;
   core::Divisor<int> value_packs;  // of a head
+  bool float8;
 };
 
 /// A token's slot in the caches.
@@ -247,23 +248,38 @@ __global__ void __launch_bounds__(rotary::max_threads<size>, rotary::min_blocks<
   }
 }
 
+/// Calls a function with a CacheWriter for the cache's type.
+template <typename T, int size, typename Function>
+__device__ void with_writer(const CacheLaunch& launch, const Cache& cache, const Slot& slot,
+                            const Function& function) {
+  if (launch.float8) {
+    function(CacheWriter<T, size, true>(cache, slot));
+  } else {
+    function(CacheWriter<T, size, false>(cache, slot));
+  }
+}
+
 /// Writes normalised and rotated rows to their memory, if they have any, and keys to the cache.
-template <typename T, int size, bool float8>
+template <typename T, int size>
 struct NormedRows {
-  CacheWriter<T, size, float8> keys;
-  bool is_written, key_moves;
+  const CacheLaunch& cache;
+  Slot slot;
+  bool key_moves;
   int query_heads;
 
   __device__ void write(const Pack<T, size>& pack, const rotary::Row<T>& row, int head, int column,
                         int start) const {
     const bool is_key = head >= query_heads;
     if (!is_key || key_moves) pack.write(row.out + column - start);
-    if (is_key && is_written) keys.write(pack, head - query_heads, column);
+    if (!is_key || !slot.is_written) return;
+    with_writer<T, size>(cache, cache.key_cache, slot, [&](const auto& writer) {
+      writer.write(pack, head - query_heads, column);
+    });
   }
 };
 
 /// cache_kernel() for query and key that are normalised first.
-template <typename T, int size, bool interleaved, bool float8, int capacity>
+template <typename T, int size, bool interleaved, int capacity>
 __global__ void __launch_bounds__(rotary::max_threads<size>, rotary::min_blocks<size, 2>)
     norm_cache_kernel(const __grid_constant__ rotary::TableLaunch<T, capacity> launch,
                       const __grid_constant__ rotary_norm::GeneralNorms<core::Compute<T>> norms,
@@ -275,12 +291,11 @@ __global__ void __launch_bounds__(rotary::max_threads<size>, rotary::min_blocks<
     if (slot.is_written) {
       const Values<T, size> values(cache, token, value_heads * split / splits,
                                    value_heads * (split + 1) / splits);
-      values.write(CacheWriter<T, size, float8>(cache.value_cache, slot));
+      with_writer<T, size>(cache, cache.value_cache, slot,
+                           [&](const auto& writer) { values.write(writer); });
     }
-    return NormedRows<T, size, float8>{{cache.key_cache, slot},
-                                       slot.is_written,
-                                       launch.views[1].out != nullptr,
-                                       launch.query_heads};
+    const bool key_moves = launch.views[1].out != nullptr;
+    return NormedRows<T, size>{cache, slot, key_moves, launch.query_heads};
   });
 }
 
@@ -316,6 +331,7 @@ CacheLaunch make_cache_launch(const Arguments& arguments) {
   std::copy(arguments.slot_stride, arguments.slot_stride + 2, cache.slot_stride);
   cache.page_size = core::Divisor<int64_t>::of(arguments.page_size);
   cache.slot_count = arguments.slot_count;
+  cache.float8 = arguments.float8;
   cache.value_dim = static_cast<int>(arguments.value_dim);
   cache.value_packs = core::Divisor<int>::of(std::max(1, cache.value_dim / size));
   return cache;
@@ -331,13 +347,13 @@ const char* launch_kernel(const Arguments& arguments, core::CudaStream stream) {
   return core::launch_error();
 }
 
-template <typename T, int size, bool interleaved, bool float8, int capacity>
+template <typename T, int size, bool interleaved, int capacity>
 const char* launch_normed(const Arguments& arguments, core::CudaStream stream) {
   auto launch = rotary::make_launch<T, capacity, rotary::Form::table>(arguments.rotation);
   if (launch.tokens == 0 || launch.heads == 0) return nullptr;
   const cudaLaunchConfig_t config =
       rotary_norm::share_rows(&launch, size, arguments.norm->all_heads, stream);
-  cudaLaunchKernelEx(&config, norm_cache_kernel<T, size, interleaved, float8, capacity>, launch,
+  cudaLaunchKernelEx(&config, norm_cache_kernel<T, size, interleaved, capacity>, launch,
                      rotary_norm::make_general_norms<core::Compute<T>>(*arguments.norm),
                      make_cache_launch<size>(arguments));
   return core::launch_error();
@@ -345,16 +361,12 @@ const char* launch_normed(const Arguments& arguments, core::CudaStream stream) {
 
 template <typename T, int size, bool float8, bool interleaved>
 const char* launch_capacity(const Arguments& arguments, core::CudaStream stream) {
-  constexpr int most = rotary::max_pairs;
-  const bool normed = arguments.norm != nullptr;
   if constexpr (size > 1) {  // fewer argument bytes make a quicker launch
     if (arguments.rotation.pairs <= 64) {
-      return normed ? launch_normed<T, size, interleaved, float8, 64>(arguments, stream)
-                    : launch_kernel<T, size, interleaved, float8, 64>(arguments, stream);
+      return launch_kernel<T, size, interleaved, float8, 64>(arguments, stream);
     }
   }
-  return normed ? launch_normed<T, size, interleaved, float8, most>(arguments, stream)
-                : launch_kernel<T, size, interleaved, float8, most>(arguments, stream);
+  return launch_kernel<T, size, interleaved, float8, rotary::max_pairs>(arguments, stream);
 }
 
 template <typename T, int size, bool float8>
@@ -371,11 +383,27 @@ const char* launch_size(const Arguments& arguments, core::CudaStream stream) {
              : launch_pairing<T, 1, float8>(arguments, stream);
 }
 
+struct Normed {
+  const Arguments& arguments;
+
+  const rotary::Arguments& rotation() const { return arguments.rotation; }
+
+  template <typename T, int size, bool interleaved, int capacity>
+  const char* launch(core::CudaStream stream) const {
+    return launch_normed<T, size, interleaved, capacity>(arguments, stream);
+  }
+};
+
 }  // namespace
 
 const char* rotate_and_cache_cuda(const Arguments& arguments, core::CudaStream stream) {
   return core::visit_scalar(arguments.rotation.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
+    if (arguments.norm != nullptr) {
+      const bool fits = arguments.float8 ? can_use_vectors<T, true>(arguments)
+                                         : can_use_vectors<T, false>(arguments);
+      return rotary_norm::launch_general<T>(Normed{arguments}, fits, stream);
+    }
     return arguments.float8 ? launch_size<T, true>(arguments, stream)
                             : launch_size<T, false>(arguments, stream);
   });

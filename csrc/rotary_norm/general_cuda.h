@@ -309,5 +309,21 @@ __device__ void norm_tokens(const rotary::TableLaunch<T, capacity>& launch,
   }
 }
 
+/// Launches a kernel of norm_tokens(): packs for heads of up to 256 rotated components, whose
+/// arguments are short, and one element at a time for others.
+template <typename T, typename Pass>
+const char* launch_general(const Pass& pass, bool fits_vectors, core::CudaStream stream) {
+  constexpr int size = core::vector_width<T>, packed = 128, all = rotary::max_pairs;
+  const bool interleaved = pass.rotation().interleaved;
+  if constexpr (size > 1) {
+    if (fits_vectors && pass.rotation().pairs <= packed) {
+      return interleaved ? pass.template launch<T, size, true, packed>(stream)
+                         : pass.template launch<T, size, false, packed>(stream);
+    }
+  }
+  return interleaved ? pass.template launch<T, 1, true, all>(stream)
+                     : pass.template launch<T, 1, false, all>(stream);
+}
+
 }  // namespace
 }  // namespace posembed::rotary_norm

@@ -579,7 +579,11 @@ const char* launch(const Pass& pass, core::CudaStream stream) {
 const char* norm_and_rotate_cuda(const Arguments& arguments, core::CudaStream stream) {
   const bool usual = !is_general(arguments) && !has_wide_parameters(arguments) &&
                      arguments.weight[0] != nullptr && arguments.weight[1] != nullptr;
-  return usual ? launch(Forward{arguments}, stream) : launch(GeneralForward{arguments}, stream);
+  if (usual) return launch(Forward{arguments}, stream);
+  return core::visit_scalar(arguments.rotation.scalar, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    return launch_general<T>(GeneralForward{arguments}, can_use_vectors<T>(arguments), stream);
+  });
 }
 
 const char* backward_cuda(const BackwardArguments& arguments, core::CudaStream stream) {

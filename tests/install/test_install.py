@@ -7,8 +7,10 @@ from pathlib import Path
 import posembed
 import pytest
 import torch
-from support.build_folder import BUILD, FROM_SCRATCH, ROOT, option, used_alone
+from support.build_folder import BUILD, FROM_SCRATCH, ROOT, used_alone
 
+# Other ways than the package's own depend on the files of packaging alone.
+of_packaging = pytest.mark.skipif(not FROM_SCRATCH, reason="make test-packaging runs it")
 PROJECT = Path(__file__).with_name("project")
 # Kept between runs, so that unchanged files are not compiled again.
 WORK = ROOT / "build" / f"install-test-{torch.__version__}"
@@ -35,29 +37,25 @@ def test_through_the_python_package() -> None:
     build_and_run("package", f"-DPosEmbed_DIR={folder}")
 
 
+@of_packaging
 def test_through_an_installed_prefix(tmp_path: Path) -> None:
     with used_alone():
         run("cmake", "--install", BUILD, "--prefix", tmp_path)
     build_and_run("prefix", f"-DCMAKE_PREFIX_PATH={tmp_path}")
 
 
-@pytest.mark.timeout(2400)  # from scratch it compiles all of posembed
+@of_packaging
+@pytest.mark.timeout(2400)  # it compiles all of posembed
 def test_through_add_subdirectory() -> None:
-    options = ["-DPOSEMBED_CUDA=OFF"]
-    if not FROM_SCRATCH:
-        options = [option("POSEMBED_CUDA"), option("TORCH_CUDA_ARCH_LIST")]
-        launcher = f"{sys.executable};{Path(__file__).with_name('reuse_object.py')};{BUILD}"
-        options += [
-            f"-DCMAKE_{language}_COMPILER_LAUNCHER={launcher}" for language in ("CXX", "CUDA")
-        ]
     build_and_run(
         "subdirectory",
         f"-DPOSEMBED_SOURCE={ROOT}",
         f"-DPOSEMBED_PYTHON={sys.executable}",
-        *options,
+        "-DPOSEMBED_CUDA=OFF",
     )
 
 
+@of_packaging
 def test_beside_find_package_torch() -> None:
     if torch.version.cuda is not None and not posembed.build_info()["cuda_version"]:
         pytest.skip("find_package(Torch) needs the CUDA toolkit of a torch with CUDA")

@@ -2,7 +2,6 @@
 // host.
 #pragma once
 
-#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cstddef>
@@ -30,16 +29,17 @@ class Coroutine {
   alignas(64) char stack_[64 << 10];
   ucontext_t context_;
   bool begun_ = false;
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(__SANITIZE_THREAD__)
   inline static ucontext_t host;
 #else
-  jmp_buf point_;
-  inline static jmp_buf host;
+  using Point = void* [5];  // of __builtin_setjmp()
+  Point point_;
+  inline static Point host;
 #endif
 };
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-// The sanitizers can follow a switch of stacks by these functions.
+#if defined(__SANITIZE_THREAD__)
+// ThreadSanitizer can follow a switch of stacks by these functions.
 POSEMBED_UNOBSERVED inline void Coroutine::resume(void (*body)()) {
   if (!begun_) make(body);
   begun_ = true;
@@ -47,17 +47,21 @@ POSEMBED_UNOBSERVED inline void Coroutine::resume(void (*body)()) {
 }
 POSEMBED_UNOBSERVED inline void Coroutine::pause() { swapcontext(&context_, &host); }
 #else
-// Jumps are faster: each function above makes a system call.
-[[gnu::noinline]] inline void Coroutine::resume(void (*body)()) {
-  if (_setjmp(host) != 0) return;
-  if (begun_) _longjmp(point_, 1);
+// Built-in jumps are faster: each function above makes a system call, and AddressSanitizer writes
+// its record of a whole stack before a jump that it sees. noipa: all memory may change meanwhile.
+#define POSEMBED_JUMPS gnu::noipa, gnu::no_sanitize("address")
+[[noreturn, POSEMBED_JUMPS]] inline void jump(void** point) { __builtin_longjmp(point, 1); }
+[[POSEMBED_JUMPS]] inline void Coroutine::resume(void (*body)()) {
+  if (__builtin_setjmp(host) != 0) return;
+  if (begun_) jump(point_);
   begun_ = true;
   make(body);
   setcontext(&context_);
 }
-[[gnu::noinline]] inline void Coroutine::pause() {
-  if (_setjmp(point_) == 0) _longjmp(host, 1);
+[[POSEMBED_JUMPS]] inline void Coroutine::pause() {
+  if (__builtin_setjmp(point_) == 0) jump(host);
 }
+#undef POSEMBED_JUMPS
 #endif
 
 /// The coroutines of a block's threads. Static, because mapping new stacks would take most of the

@@ -7,6 +7,7 @@ the same, from the catalogue.
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -115,36 +116,44 @@ def own_object(fields: dict[str, Any]) -> Any:
         return None
 
 
-@pytest.mark.parametrize("read", [pe.RotarySpec.from_huggingface, pe.RotarySpec.for_layers])
-def test_both_ways_agree(read: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    transformers.logging.set_verbosity_error()
-    wrong: dict[str, tuple[Outcome, Outcome]] = {}
-    counts = {"completed": 0, "alone": 0}
+@functools.cache
+def cases() -> list[tuple[str, dict[str, Any], Any]]:
+    """A name, a file and its object of transformers, for all types."""
+    found = []
     for model_type in sorted(transformers.CONFIG_MAPPING.keys()):
         if own_object({"model_type": model_type}) is None:
             continue
         for kind, fields in published(model_type):
             config = own_object(fields)
-            if config is None:
-                continue
-            truth, completed = outcome(read, config), outcome(read, fields)
-            passed_over = isinstance(completed, str) and (
-                "its configuration class takes" in completed or "contradicts itself" in completed
-            )
-            if completed != truth and not passed_over:
-                wrong[f"{model_type}, {kind}, completed"] = (completed, truth)
-            with monkeypatch.context() as patch:
-                patch.setattr(completion, "class_of", lambda model_type: None)
-                alone = outcome(read, fields)
-            refused = isinstance(alone, str) and (
-                isinstance(completed, str)
-                or model_type in MULTIPLIED | COPIED
-                or "its class derives it from" in alone
-            )
-            if alone != truth and not refused and not passed_over:
-                wrong[f"{model_type}, {kind}, alone"] = (alone, truth)
-            counts["completed"] += not isinstance(completed, str)
-            counts["alone"] += not isinstance(alone, str)
+            if config is not None:
+                found.append((f"{model_type}, {kind}", fields, config))
+    return found
+
+
+@pytest.mark.parametrize("read", [pe.RotarySpec.from_huggingface, pe.RotarySpec.for_layers])
+def test_both_ways_agree(read: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers.logging.set_verbosity_error()
+    wrong: dict[str, tuple[Outcome, Outcome]] = {}
+    counts = {"completed": 0, "alone": 0}
+    for name, fields, config in cases():
+        truth, completed = outcome(read, config), outcome(read, fields)
+        passed_over = isinstance(completed, str) and (
+            "its configuration class takes" in completed or "contradicts itself" in completed
+        )
+        if completed != truth and not passed_over:
+            wrong[f"{name}, completed"] = (completed, truth)
+        with monkeypatch.context() as patch:
+            patch.setattr(completion, "class_of", lambda model_type: None)
+            alone = outcome(read, fields)
+        refused = isinstance(alone, str) and (
+            isinstance(completed, str)
+            or fields["model_type"] in MULTIPLIED | COPIED
+            or "its class derives it from" in alone
+        )
+        if alone != truth and not refused and not passed_over:
+            wrong[f"{name}, alone"] = (alone, truth)
+        counts["completed"] += not isinstance(completed, str)
+        counts["alone"] += not isinstance(alone, str)
     assert wrong == {}
     assert counts["completed"] > 700
     assert counts["alone"] > 700

@@ -12,13 +12,6 @@ BUILD = ROOT / os.environ.get("POSEMBED_BUILD", "build/dev")
 FROM_SCRATCH = bool(os.environ.get("POSEMBED_PACKAGING_FROM_SCRATCH"))
 
 
-def option(name: str) -> str:
-    """An option with which BUILD was configured, as -DNAME=VALUE."""
-    lines = (BUILD / "CMakeCache.txt").read_text().splitlines()
-    values = [line.partition("=")[2] for line in lines if line.startswith(f"{name}:")]
-    return f"-D{name}={values[0] if values else ''}"
-
-
 def used_alone() -> FileLock:
     """A lock under which no other process uses the folder."""
     return FileLock(BUILD / "tests.lock")
