@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -46,6 +47,20 @@ def commands(build: Path, include: Path) -> list[list[str]]:
     return found
 
 
+def precompile(checks: list[list[str]], folder: Path) -> None:
+    """Compiles the library's precompiled header anew and gives it to the sources that use it."""
+    header = folder / "cmake_pch.hxx"
+    users = [command for command in checks if "-include" in command]
+    words = users[0][:-1]  # without -fsyntax-only
+    shutil.copy(words[words.index("-include") + 1], header)
+    for option in ("-include", "-c"):
+        place = words.index(option)
+        del words[place : place + 2]
+    subprocess.run([*words, "-x", "c++-header", header, "-o", f"{header}.gch"], check=True)
+    for command in users:
+        command[command.index("-include") + 1] = str(header)
+
+
 def main() -> int:
     """Returns 1 if a source does not compile."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -53,7 +68,9 @@ def main() -> int:
     parser.add_argument("wheel", type=Path, help="a wheel of torch")
     options = parser.parse_args()
     build = options.build.resolve()
-    checks = commands(build, unpacked(options.wheel, build / "newest-torch"))
+    folder = build / "newest-torch"
+    checks = commands(build, unpacked(options.wheel, folder))
+    precompile(checks, folder)
 
     def fails(command: list[str]) -> bool:
         return subprocess.run(command, cwd=build, check=False).returncode != 0
