@@ -35,7 +35,7 @@ export PATH := $(dir $(python)):$(PATH)
 export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: all build build-tests test test-cpp test-python test-transformers test-transformers-suite run-transformers-suite test-stacks run-stacks test-torchrec run-torchrec fuzz fuzz-readers reliability test-gpu test-packaging test-changed-packaging sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels clean
+.PHONY: all build build-tests test test-cpp test-python test-transformers test-transformers-suite run-transformers-suite test-stacks run-stacks test-torchrec run-torchrec fuzz fuzz-readers reliability test-gpu test-packaging test-changed-packaging sanitize-gpu check-races check-machine-code test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels clean
 all: build
 
 # pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
@@ -129,10 +129,10 @@ test-gpu sanitize-gpu benchmark-gpu profile-gpu: build-tests
 	BUILD=$(BUILD) PYTHON=$(python) PYTEST_ARGS='$(PYTEST_ARGS)' BENCHMARK_ARGS='$(BENCHMARK_ARGS)' \
 	  scripts/gpu.sh $(@:-gpu=)
 
-# Without a GPU: the CUDA kernels' sources, run on the CPU under AddressSanitizer and UndefinedBehaviorSanitizer (6 minutes
-# on two cores), and under ThreadSanitizer.
-check-memory check-races: build-tests
-	cmake --build $(BUILD) --target $(subst -,_,$@) -- -k 0
+# Without a GPU: the CUDA kernels' sources, run on the CPU under ThreadSanitizer. make test runs them under
+# AddressSanitizer and UndefinedBehaviorSanitizer.
+check-races: build-tests
+	cmake --build $(BUILD) --target check_races -- -k 0
 
 # Without a GPU: Python tests on a library whose operators take their CUDA half for tensors on the CPU, beside a copy of
 # the Python sources (4 minutes on two cores). A build without CUDA kernels has no such half.
