@@ -38,9 +38,11 @@ std::shared_ptr<TokenEmbeddingImpl> from_file(
 }
 
 void resize(TokenEmbeddingImpl& self, int64_t num_embeddings,
-            const std::variant<std::string, torch::Tensor>& initialization, double covariance_scale,
+            const std::variant<std::string, torch::Tensor>& initialization,
+            int64_t pad_to_multiple_of, double covariance_scale,
             std::optional<at::Generator> generator) {
   auto how = ResizeOptions().covariance_scale(covariance_scale).generator(std::move(generator));
+  how.pad_to_multiple_of(pad_to_multiple_of);
   if (const auto* rows = std::get_if<torch::Tensor>(&initialization)) {
     how.rows(*rows);
   } else {
@@ -67,8 +69,8 @@ const Binding binding_of_token([](py::module_& module) {
            py::arg("sparse") = false, py::kw_only(), py::arg("scale") = 1.0,
            py::arg("gradient") = "dense")
       .def("resize", &resize, py::arg("num_embeddings"), py::arg("initialization") = "mean",
-           py::kw_only(), py::arg("covariance_scale") = 1e-9, py::arg("generator") = py::none(),
-           without_gil())
+           py::kw_only(), py::arg("pad_to_multiple_of") = 1, py::arg("covariance_scale") = 1e-9,
+           py::arg("generator") = py::none(), without_gil())
       .def("quantize", &TokenEmbeddingImpl::quantize, py::arg("format") = "float8",
            py::arg("block") = 0, without_gil())
       .def("memory", &TokenEmbeddingImpl::memory)

@@ -1,6 +1,7 @@
 // TokenEmbedding::resize: resizes a module's table and its optimizer's state.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -22,8 +23,9 @@ using torch::optim::OptimizerParamState;
 /// The remaining rows, then zeros.
 Tensor with_rows(const Tensor& state, int64_t rows) {
   const int64_t kept = std::min(rows, state.size(0));
-  return at::cat(
-      {state.narrow(0, 0, kept), at::zeros({rows - kept, state.size(1)}, state.options())});
+  std::vector<int64_t> rest = state.sizes().vec();
+  rest[0] = rows - kept;
+  return at::cat({state.narrow(0, 0, kept), at::zeros(rest, state.options())});
 }
 
 /// The tensors that an optimizer keeps for each element of a parameter.
@@ -62,6 +64,39 @@ std::vector<Tensor*> states_of(torch::optim::Optimizer* optimizer, const Tensor&
   return tensors_of(*state->second);
 }
 
+/// A parameter, its resized values, and what an optimizer keeps for it.
+struct Resized {
+  Tensor parameter, values;
+  std::vector<Tensor*> states;
+};
+
+int64_t padded(int64_t num_embeddings, int64_t multiple) {
+  TORCH_CHECK_VALUE(multiple >= 1, "pad_to_multiple_of: expected 1 or more, got ", multiple);
+  if (num_embeddings <= 0) return num_embeddings;
+  return (num_embeddings + multiple - 1) / multiple * multiple;
+}
+
+/// The parameters of an output layer; its own weight only if the table is not it.
+std::vector<Resized> resized_head(torch::nn::LinearImpl& head, const Tensor& table, int64_t rows,
+                                  const ResizeOptions& how) {
+  TORCH_CHECK_VALUE(head.weight.size(0) == table.size(0), "head: expected ", table.size(0),
+                    " outputs, one for each row of the table, got ", head.weight.size(0));
+  const char* initialization = how.rows().defined() ? "mean" : name(how.initialization());
+  std::vector<Resized> found;
+  if (!head.weight.is_same(table)) {
+    found.push_back({head.weight,
+                     token::embedding_resize(head.weight, rows, std::nullopt, initialization,
+                                             how.covariance_scale(), how.generator()),
+                     {}});
+  }
+  if (head.bias.defined()) {
+    const Tensor column = token::embedding_resize(head.bias.unsqueeze(1), rows, std::nullopt,
+                                                  "mean", how.covariance_scale(), std::nullopt);
+    found.push_back({head.bias, column.squeeze(1), {}});
+  }
+  return found;
+}
+
 }  // namespace
 
 const char* name(Initialization initialization) {
@@ -79,20 +114,28 @@ void TokenEmbeddingImpl::resize(int64_t num_embeddings, const ResizeOptions& how
                                 torch::optim::Optimizer* optimizer) {
   TORCH_CHECK_TYPE(weight.defined(), "weight: expected a table of numbers, got none");
   const torch::NoGradGuard no_grad;
-  TORCH_CHECK_VALUE(options.padding_idx().value_or(-1) < num_embeddings,
+  const int64_t count = padded(num_embeddings, how.pad_to_multiple_of());
+  TORCH_CHECK_VALUE(options.padding_idx().value_or(-1) < count,
                     "num_embeddings: expected more than padding_idx, ",
-                    options.padding_idx().value_or(-1), ", got ", num_embeddings);
-  const std::vector<Tensor*> states = states_of(optimizer, weight);
+                    options.padding_idx().value_or(-1), ", got ", count);
   const auto rows = how.rows().defined() ? std::optional<Tensor>(how.rows()) : std::nullopt;
-  // The parameter stays the same object, so that optimizers and tied modules still refer to it.
-  weight.set_data(token::embedding_resize(weight, num_embeddings, rows,
-                                          posembed::name(how.initialization()),
-                                          how.covariance_scale(), how.generator()));
-  weight.mutable_grad() = Tensor();
-  options.num_embeddings(num_embeddings);
-  for (Tensor* state : states) {
-    if (state->defined()) *state = with_rows(*state, num_embeddings);
+  std::vector<Resized> parts;
+  if (how.head() != nullptr) parts = resized_head(*how.head(), weight, count, how);
+  const Tensor table =
+      token::embedding_resize(weight, count, rows, posembed::name(how.initialization()),
+                              how.covariance_scale(), how.generator());
+  parts.push_back({weight, table, {}});
+  for (Resized& part : parts) part.states = states_of(optimizer, part.parameter);
+  for (const Resized& part : parts) {
+    // The parameter stays the same object: optimizers and tied modules still refer to it.
+    part.parameter.set_data(part.values);
+    part.parameter.mutable_grad() = Tensor();
+    for (Tensor* state : part.states) {
+      if (state->defined()) *state = with_rows(*state, count);
+    }
   }
+  options.num_embeddings(count);
+  if (how.head() != nullptr) how.head()->options.out_features(count);
 }
 
 }  // namespace posembed

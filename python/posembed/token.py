@@ -6,7 +6,7 @@ import inspect
 import math
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, TypeVar
 
 import torch
@@ -398,6 +398,8 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         num_embeddings: int,
         initialization: Initialization | Tensor = "mean",
         *,
+        pad_to_multiple_of: int = 1,
+        head: nn.Linear | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         covariance_scale: float = 1e-9,
         generator: torch.Generator | None = None,
@@ -409,43 +411,71 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         Args:
             num_embeddings: The new number of rows.
             initialization: How to initialise new rows; see :func:`functional.embedding_resize`.
-            optimizer: Its reference to the old parameter is replaced. It keeps its state for
+            pad_to_multiple_of: The number of rows is rounded up to a multiple of this one: 64 suits
+                tensor cores.
+            head: The output layer of the vocabulary, which is resized too. Its new rows are
+                initialised as the table's, or with the mean if those are given. New biases are the
+                mean. A head that shares ``weight`` shares the new one.
+            optimizer: Its references to the old parameters are replaced. It keeps its state for
                 the remaining rows (moments, momentum); new rows get zeros, or Rprop's initial step.
             covariance_scale: For "mean-and-covariance".
             generator: Random generator for new rows; default: torch's default generator.
 
         Raises:
-            ValueError: ``padding_idx`` would be cut off, ``optimizer`` does not hold the table or
-                has state that is not per row, or new rows have another shape.
-            TypeError: ``generator`` is not a ``torch.Generator``.
+            ValueError: ``padding_idx`` would be cut off, ``pad_to_multiple_of`` is not positive,
+                ``head`` has not one output for each row, ``optimizer`` does not hold the parameters
+                or has state that is not per row, or new rows have another shape.
+            TypeError: ``generator`` is not a ``torch.Generator``, ``head`` is not a ``nn.Linear``.
 
         Examples:
-            >>> import posembed as pe
+            >>> import posembed as pe, torch
             >>> token = pe.TokenEmbedding(30522, 768, padding_idx=0)
             >>> token.resize(30592, "mean-and-covariance")
             >>> token
             TokenEmbedding(30592, 768, padding_idx=0)
+            >>> head = torch.nn.Linear(768, 30592)
+            >>> token.resize(30600, pad_to_multiple_of=64, head=head)
+            >>> head
+            Linear(in_features=768, out_features=30656, bias=True)
         """
         if self.weight is None:
             raise TypeError("weight: expected a table of numbers, got none")
         num_embeddings = whole("num_embeddings", num_embeddings)
+        multiple = whole("pad_to_multiple_of", pad_to_multiple_of)
+        if multiple < 1:
+            raise ValueError(f"pad_to_multiple_of: expected 1 or more, got {multiple}")
+        if num_embeddings > 0:
+            num_embeddings = (num_embeddings + multiple - 1) // multiple * multiple
         if generator is not None and not isinstance(generator, torch.Generator):
             raise TypeError(f"generator: expected a torch.Generator or None, got {generator!r}")
         if self.padding_idx is not None and self.padding_idx >= num_embeddings:
             expected = f"expected more than padding_idx, {self.padding_idx}"
             raise ValueError(f"num_embeddings: {expected}, got {num_embeddings}")
-        with torch.no_grad():
-            table = functional.embedding_resize(
-                self.weight,
-                num_embeddings,
-                initialization,
-                covariance_scale=covariance_scale,
-                generator=generator,
+        if head is not None:
+            check_head(head, self.num_embeddings)
+
+        def resized(rows: Tensor, how: Initialization | Tensor) -> Tensor:
+            return functional.embedding_resize(
+                rows, num_embeddings, how, covariance_scale=covariance_scale, generator=generator
             )
-        weight = nn.Parameter(table, requires_grad=self.weight.requires_grad)
+
+        with torch.no_grad():
+            tables: dict[Tensor, Tensor] = {self.weight: resized(self.weight, initialization)}
+            if head is not None and head.weight is not self.weight:
+                given = isinstance(initialization, Tensor)
+                tables[head.weight] = resized(head.weight, "mean" if given else initialization)
+            if head is not None and head.bias is not None:
+                tables[head.bias] = resized(head.bias[:, None], "mean")[:, 0].contiguous()
+        new: dict[Tensor, nn.Parameter] = {
+            old: nn.Parameter(table, old.requires_grad) for old, table in tables.items()
+        }
         if optimizer is not None:
-            replace_parameter(optimizer, self.weight, weight)
-        self.weight = weight
+            replace_parameters(optimizer, new)
+        if head is not None:
+            head.weight = new[head.weight]
+            head.bias = None if head.bias is None else new[head.bias]
+            head.out_features = num_embeddings
+        self.weight = new[self.weight]
         self.num_embeddings = num_embeddings
 
     def extra_repr(self) -> str:
@@ -516,34 +546,46 @@ def check_table_options(num_embeddings: int, padding_idx: int | None, gradient: 
         raise ValueError(f"gradient: expected 'dense' or 'rows', got {gradient!r}")
 
 
-def replace_parameter(optimizer: torch.optim.Optimizer, old: Tensor, new: nn.Parameter) -> None:
-    """Replaces ``old`` with ``new``, which has another number of rows.
+def check_head(head: nn.Linear, num_embeddings: int) -> None:
+    """Raises an error if ``head`` is no output layer of a vocabulary of that size."""
+    if not isinstance(head, nn.Linear):
+        raise TypeError(f"head: expected a torch.nn.Linear, got a {type(head).__name__}")
+    if head.weight.shape[0] != num_embeddings:
+        expected = f"expected {num_embeddings} outputs, one for each row of the table"
+        raise ValueError(f"head: {expected}, got {head.weight.shape[0]}")
+
+
+def replace_parameters(
+    optimizer: torch.optim.Optimizer, new: Mapping[Tensor, nn.Parameter]
+) -> None:
+    """Replaces parameters by others that have another number of rows.
 
     Raises ValueError and changes nothing if the optimizer's state is not per row.
     """
-    places = [
-        (group, i)
+    places = {
+        parameter: (group, i)
         for group in optimizer.param_groups
         for i, parameter in enumerate(group["params"])
-        if parameter is old
-    ]
-    if not places:
-        raise ValueError("optimizer: expected one that holds the table, got one that does not")
-    # LBFGS keeps one state for all parameters, under the first one.
-    owners = optimizer.state if isinstance(optimizer, torch.optim.LBFGS) else [old]
-    for owner in owners:
-        _check_rows(optimizer, optimizer.state.get(owner, {}), old.shape)
-    for group, i in places:
-        group["params"][i] = new
-    if old not in optimizer.state:
-        return
-    state = optimizer.state.pop(old)
-    optimizer.state[new] = {
-        name: _with_rows(value, new.shape[0], _initial(optimizer, name, group))
-        if isinstance(value, Tensor) and value.dim() > 0
-        else value
-        for name, value in state.items()
     }
+    for old in new:
+        if old not in places:
+            raise ValueError("optimizer: expected one that holds the table, got one that does not")
+        # LBFGS keeps one state for all parameters, under the first one.
+        owners = optimizer.state if isinstance(optimizer, torch.optim.LBFGS) else [old]
+        for owner in owners:
+            _check_rows(optimizer, optimizer.state.get(owner, {}), old.shape)
+    for old, replacement in new.items():
+        group, i = places[old]
+        group["params"][i] = replacement
+        if old not in optimizer.state:
+            continue
+        state = optimizer.state.pop(old)
+        optimizer.state[replacement] = {
+            name: _with_rows(value, replacement.shape[0], _initial(optimizer, name, group))
+            if isinstance(value, Tensor) and value.dim() > 0
+            else value
+            for name, value in state.items()
+        }
 
 
 def _check_rows(optimizer: torch.optim.Optimizer, state: Any, shape: torch.Size) -> None:
@@ -576,11 +618,11 @@ def _with_rows(state: Tensor, rows: int, initial: float) -> Tensor:
         return torch.sparse_coo_tensor(
             state.indices()[:, stays],
             state.values()[stays],
-            (rows, state.shape[1]),
+            (rows, *state.shape[1:]),
             check_invariants=False,  # they are valid
             is_coalesced=True,
         )
-    result = state.new_full((rows, state.shape[1]), initial)
+    result = state.new_full((rows, *state.shape[1:]), initial)
     result[:kept] = state[:kept]
     return result
 

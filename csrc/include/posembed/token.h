@@ -21,6 +21,10 @@ namespace torch::optim {
 class Optimizer;
 }
 
+namespace torch::nn {
+class LinearImpl;
+}
+
 namespace posembed::pretrained {
 struct OpenOptions;
 struct ReadOptions;
@@ -126,6 +130,11 @@ struct POSEMBED_API ResizeOptions {
   TORCH_ARG(double, covariance_scale) = 1e-9;
   /// Draws the new rows; default: torch's default generator.
   TORCH_ARG(std::optional<at::Generator>, generator) = std::nullopt;
+  /// The number of rows is rounded up to a multiple of this one: 64 suits tensor cores.
+  TORCH_ARG(int64_t, pad_to_multiple_of) = 1;
+  /// The output layer of the vocabulary, `linear.ptr()`, which is resized too. Its new rows are
+  /// initialised as the table's, or with the mean if `rows` are given. New biases are the mean.
+  TORCH_ARG(std::shared_ptr<torch::nn::LinearImpl>, head) = nullptr;
 };
 
 /// A table of token vectors; `weight` is [num_embeddings, embedding_dim].
@@ -150,8 +159,8 @@ class POSEMBED_API TokenEmbeddingImpl : public torch::nn::Cloneable<TokenEmbeddi
   torch::Tensor logits(const torch::Tensor& hidden);
 
   /// Lengthens or shortens the vocabulary in place; remaining rows keep their bits.
-  /// @param optimizer  Adam, AdamW, SGD, Adagrad or RMSprop over the table: its state is resized
-  ///     too, with zeros for new rows
+  /// @param optimizer  Adam, AdamW, SGD, Adagrad or RMSprop over the table and the head: its state
+  ///     is resized too, with zeros for new rows
   /// @throws c10::ValueError if padding_idx would be cut off or the options are inconsistent
   void resize(int64_t num_embeddings, const ResizeOptions& how = {},
               torch::optim::Optimizer* optimizer = nullptr);

@@ -1,6 +1,7 @@
 // Tests TokenEmbedding::resize: remaining rows, new rows, and optimizers' state.
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
@@ -73,6 +74,38 @@ TEST(TokenResize, OptimizersKeepWhatTheyKnow) {
   expect_state_survives<torch::optim::Adam>(torch::optim::AdamOptions(0.1).amsgrad(true));
   expect_state_survives<torch::optim::AdamW>(torch::optim::AdamWOptions(0.1));
   expect_state_survives<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9));
+}
+
+TEST(TokenResize, AHeadGrowsToo) {
+  TokenEmbedding token(5, 8);
+  torch::nn::Linear head(8, 5);
+  std::vector<Tensor> parameters = head->parameters();
+  parameters.push_back(token->weight);
+  torch::optim::AdamW optimizer(parameters, torch::optim::AdamWOptions(0.1));
+  const Tensor weight = head->weight.detach().clone(), bias = head->bias.detach().clone();
+  const auto step = [&] {
+    optimizer.zero_grad();
+    head->forward(token->forward(some_ids())).pow(2).sum().backward();
+    optimizer.step();
+  };
+  token->resize(6, ResizeOptions().pad_to_multiple_of(4).head(head.ptr()), &optimizer);
+  EXPECT_EQ(token->weight.sizes(), at::IntArrayRef({8, 8}));
+  EXPECT_EQ(head->options.out_features(), 8);
+  EXPECT_TRUE(torch::equal(head->weight.narrow(0, 0, 5), weight));
+  EXPECT_TRUE(torch::allclose(head->weight[6], weight.mean(0)));
+  EXPECT_TRUE(torch::equal(head->bias.narrow(0, 0, 5), bias));
+  EXPECT_TRUE(torch::allclose(head->bias.narrow(0, 5, 3), bias.mean().expand({3})));
+  step();
+  token->resize(9, ResizeOptions().head(head.ptr()), &optimizer);
+  step();
+  EXPECT_EQ(head->bias.sizes(), at::IntArrayRef({9}));
+  torch::nn::Linear tied(torch::nn::LinearOptions(8, 9).bias(false)), other(8, 5);
+  tied->weight = token->weight;
+  token->resize(12, ResizeOptions().head(tied.ptr()));
+  EXPECT_EQ(tied->weight.data_ptr(), token->weight.data_ptr());
+  EXPECT_THROW(token->resize(13, ResizeOptions().head(other.ptr())), c10::ValueError);
+  EXPECT_THROW(token->resize(13, ResizeOptions().pad_to_multiple_of(0)), c10::ValueError);
+  EXPECT_THROW(token->resize(13, ResizeOptions().head(head.ptr())), c10::ValueError);
 }
 
 TEST(TokenResize, RefusesWhatDoesNotFitAndChangesNothing) {

@@ -175,6 +175,72 @@ def test_state_that_is_not_of_rows_is_refused(name: str, state: str) -> None:
     assert any(weight is p for p in optimizer.param_groups[0]["params"])
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+def test_a_head_is_resized_too(name: str, bias: bool, device: torch.device) -> None:
+    """Its logits of old tokens, and a model that grows and shrinks during training, stay."""
+    ids = torch.randint(0, ROWS, (8, 4), generator=generator()).to(device)
+    results = []
+    for resizes in (False, True):
+        torch.manual_seed(1)
+        token = pe.TokenEmbedding(ROWS, COLUMNS, device=device)
+        head = nn.Linear(COLUMNS, ROWS, bias=bias, device=device)
+        parameters = [*token.parameters(), *head.parameters()]
+        options = {"lr": 0.1, **STATES[name]}
+        optimizer = getattr(torch.optim, name)(parameters, **options)
+        for step in range(4):
+            if resizes and step in (2, 3):
+                before = head(token(ids))
+                token.resize(
+                    ROWS + 5 if step == 2 else ROWS,
+                    pad_to_multiple_of=64 if step == 2 else 1,
+                    head=head,
+                    optimizer=optimizer,
+                )
+                rows = 64 if step == 2 else ROWS
+                assert token.weight.shape == head.weight.shape == (rows, COLUMNS)
+                assert head.out_features == rows
+                logits = head(token(ids))
+                torch.testing.assert_close(logits[..., :ROWS], before[..., :ROWS])
+                if step == 2:
+                    for new in (head.weight, head.bias) if bias else (head.weight,):
+                        mean = new[:ROWS].double().mean(0).to(new).expand_as(new[ROWS:])
+                        torch.testing.assert_close(new[ROWS:], mean)
+            optimizer.zero_grad()
+            head(token(ids))[..., :ROWS].pow(2).sum().backward()
+            optimizer.step()
+        results.append([p.detach() for p in (token.weight, *head.parameters())])
+    for first, second in zip(*results, strict=True):
+        torch.testing.assert_close(first, second)
+
+
+def test_a_tied_head_shares_the_new_table() -> None:
+    token, head = pe.TokenEmbedding(ROWS, COLUMNS), nn.Linear(COLUMNS, ROWS, bias=False)
+    head.weight = token.weight
+    optimizer = torch.optim.SGD(token.parameters())
+    token.resize(ROWS + 1, torch.ones(1, COLUMNS), head=head, optimizer=optimizer)
+    assert head.weight is token.weight
+    assert optimizer.param_groups[0]["params"][0] is token.weight
+    assert head.out_features == ROWS + 1
+
+
+def test_a_head_that_does_not_fit_changes_nothing() -> None:
+    token, head = pe.TokenEmbedding(ROWS, COLUMNS), nn.Linear(COLUMNS, ROWS)
+    weight = token.weight
+    optimizer = torch.optim.AdamW([weight, head.weight])
+    for message, error, options in (
+        ("head: expected 37 outputs.*, got 5", ValueError, {"head": nn.Linear(COLUMNS, 5)}),
+        ("head: expected a torch.nn.Linear, got a Parameter", TypeError, {"head": weight}),
+        ("pad_to_multiple_of: expected 1 or more, got 0", ValueError, {"pad_to_multiple_of": 0}),
+        ("optimizer: expected one", ValueError, {"head": head, "optimizer": optimizer}),
+    ):
+        with pytest.raises(error, match=message):
+            token.resize(ROWS + 1, **options)
+    assert token.weight is weight
+    assert optimizer.param_groups[0]["params"][0] is weight
+    assert head.out_features == ROWS == head.weight.shape[0]
+
+
 def test_new_rows_begin_with_the_step_of_rprop() -> None:
     token = pe.TokenEmbedding(ROWS, COLUMNS)
     optimizer = torch.optim.Rprop(token.parameters(), lr=0.25)
