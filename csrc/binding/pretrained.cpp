@@ -41,8 +41,10 @@ void translate(std::exception_ptr pointer) {
 Missing missing_of(const std::string& text) {
   if (text == "mean") return Missing::mean;
   if (text == "zero") return Missing::zero;
+  if (text == "random") return Missing::random;
   if (text == "error") return Missing::error;
-  throw py::value_error("missing: expected 'mean', 'zero' or 'error', got '" + text + "'");
+  throw py::value_error("missing: expected 'mean', 'zero', 'random' or 'error', got '" + text +
+                        "'");
 }
 
 /// Calls Python's `progress`, if any. Ctrl-C stops the reading in either case.

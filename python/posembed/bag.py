@@ -162,7 +162,7 @@ class TokenBag(Leaf, TableOwner, nn.EmbeddingBag):
             freeze: Freeze the table: no gradient.
             keep: As in :meth:`posembed.TokenEmbedding.from_file`.
             **reading: ``tensor``, ``vocabulary``, ``words``, ``unicode_errors``, ``on_bad_row``,
-                ``missing``, ``dtype`` and ``progress`` of
+                ``missing``, ``fallback``, ``dtype`` and ``progress`` of
                 :meth:`posembed.TokenEmbedding.from_file`.
 
         Raises:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from posembed import _C
 
 Format = Literal["safetensors", "word2vec-binary", "word2vec-text", "glove"]
-Missing = Literal["mean", "zero", "error"]
+Missing = Literal["mean", "zero", "random", "error"]
 OnBadRow = Literal["raise", "skip"]
 
 # Rows without a word that a mapping may leave between its words; tokenizers leave a few. Each takes
@@ -99,6 +99,20 @@ class Skipped:
 
     count: int
     rows: list[SkippedRow]
+
+
+def distinct_of(words: list[str], others: Mapping[str, str]) -> list[str]:
+    """The words by which rows are read, if they are not ``words`` themselves."""
+    return [*dict.fromkeys(others.get(word, word) for word in words)] if others else []
+
+
+def coverage_of(words: list[str], others: Mapping[str, str], found: Coverage) -> Coverage:
+    """The coverage of words from that of the words by which rows are read."""
+    if not others:
+        return found
+    lost = {*found.missing, ""}
+    missing = [word for word in words if word and others.get(word, word) in lost]
+    return Coverage(sum(map(bool, words)) - len(missing), missing, found.duplicate)
 
 
 class VectorFile:
@@ -216,6 +230,7 @@ class VectorFile:
         tensor: str | None = None,
         dtype: torch.dtype | None = None,
         missing: Missing = "mean",
+        fallback: Callable[[str], str] | None = None,
         progress: bool | None = None,
     ) -> Rows:
         """Reads the rows for the words of a vocabulary, and no others.
@@ -226,14 +241,19 @@ class VectorFile:
             tensor: Name of the table, for files with several.
             dtype: Dtype of the result; default: the file's, float32 with scales.
             missing: For words that are not in the file: "mean" of the rows that were found,
-                "zero", or "error". Rows without a word are filled in the same way.
+                "zero", "random" with the mean and the spread of those rows, from torch's default
+                generator, or "error". Rows without a word are filled in the same way.
+            fallback: Gives another word for a word that is not in the file, such as ``str.lower``,
+                whose row is taken if the file has it.
             progress: Show a progress bar; default: for a large file, on a terminal.
 
         Raises:
             FileFormatError: The file is malformed, or a finite number is not finite in ``dtype``.
             ValueError: A word is given twice, or words are missing and ``missing`` is "error".
+            TypeError: ``fallback`` gives something else than a word.
         """
-        words, distinct = self._words(vocabulary)
+        words, others = self._words(vocabulary, fallback, progress)
+        distinct = distinct_of(words, others)
         known = bindings().Vocabulary(distinct or words)
         if not distinct:
             words.clear()  # they take memory
@@ -241,44 +261,70 @@ class VectorFile:
             vectors, coverage = self._file.rows(known, tensor or "", dtype, missing, advance)
         if distinct:
             index = {word: i for i, word in enumerate(distinct)}
-            vectors = vectors[[index[self._first.get(word, word)] for word in words]]
-        return Rows(vectors, self._coverage(words, Coverage(*coverage)))
+            vectors = vectors[[index[others.get(word, word)] for word in words]]
+        return Rows(vectors, coverage_of(words, others, Coverage(*coverage)))
 
-    def coverage(self, vocabulary: Vocabulary, *, progress: bool | None = None) -> Coverage:
+    def coverage(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        fallback: Callable[[str], str] | None = None,
+        progress: bool | None = None,
+    ) -> Coverage:
         """The coverage that :meth:`rows` would return; reads only the words.
 
         Args:
             vocabulary: As in :meth:`rows`.
+            fallback: As in :meth:`rows`.
             progress: Show a progress bar; default: for a large file, on a terminal.
 
         Raises:
             FileFormatError: The file is malformed.
         """
-        words, distinct = self._words(vocabulary)
-        known = bindings().Vocabulary(distinct or words)
-        if not distinct:
+        words, others = self._words(vocabulary, fallback, progress)
+        known = bindings().Vocabulary(distinct_of(words, others) or words)
+        if not others:
             words.clear()
         with self._bar(progress) as advance:
-            return self._coverage(words, Coverage(*self._file.coverage(known, advance)))
+            found = Coverage(*self._file.coverage(known, advance))
+        return coverage_of(words, others, found)
 
-    def _words(self, vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
-        """The words, and if the file's words share rows those by which rows are read."""
+    def _words(
+        self,
+        vocabulary: Vocabulary,
+        fallback: Callable[[str], str] | None,
+        progress: bool | None,
+    ) -> tuple[list[str], dict[str, str]]:
+        """The words, and the other words by which the rows of some are read."""
         words = words_of(vocabulary, "vocabulary")
-        if not self._first:
-            return words, []
-        count = collections.Counter(filter(None, words))
-        for word, times in count.most_common(1):
-            if times > 1:
-                raise ValueError(f"vocabulary: expected each word once, got {shown(word)} twice")
-        return words, [*dict.fromkeys(self._first.get(word, word) for word in words)]
+        others = self._first
+        if fallback is not None:
+            others = {**others, **self._found_instead(words, fallback, progress)}
+        if others:
+            count = collections.Counter(filter(None, words))
+            for word, times in count.most_common(1):
+                if times > 1:
+                    raise ValueError(
+                        f"vocabulary: expected each word once, got {shown(word)} twice"
+                    )
+        return words, others
 
-    def _coverage(self, words: list[str], found: Coverage) -> Coverage:
-        """The coverage of words from that of the words by which rows are read."""
-        if not self._first:
-            return found
-        lost = {*found.missing, ""}
-        missing = [word for word in words if word and self._first.get(word, word) in lost]
-        return Coverage(sum(map(bool, words)) - len(missing), missing, found.duplicate)
+    def _found_instead(
+        self, words: list[str], fallback: Callable[[str], str], progress: bool | None
+    ) -> dict[str, str]:
+        """For words that the file lacks, what the fallback gives, if the file has that."""
+        given = {word: fallback(word) for word in words if word}
+        for other in given.values():
+            if not isinstance(other, str):
+                kind = type(other).__name__
+                raise TypeError(f"fallback: expected a function from words to words, got a {kind}")
+        every = [*dict.fromkeys([*given, *filter(None, given.values())])]
+        lost = {*self.coverage(every, progress=progress).missing, ""}
+        return {
+            word: self._first.get(other, other)
+            for word, other in given.items()
+            if word in lost and other not in lost
+        }
 
     def __repr__(self) -> str:
         return f"VectorFile({self.path!r}, format={self.format!r}, {len(self.names)} tensors)"

@@ -53,6 +53,7 @@ class TableOptions(TypedDict, total=False):
     unicode_errors: Literal["strict", "replace"]
     on_bad_row: pretrained.OnBadRow
     missing: pretrained.Missing
+    fallback: Callable[[str], str] | None
     dtype: torch.dtype | None
     progress: bool | None
 
@@ -66,6 +67,7 @@ def table_from_file(
     unicode_errors: Literal["strict", "replace"] = "strict",
     on_bad_row: pretrained.OnBadRow = "raise",
     missing: pretrained.Missing = "mean",
+    fallback: Callable[[str], str] | None = None,
     dtype: torch.dtype | None = None,
     progress: bool | None = None,
 ) -> Tensor:
@@ -86,7 +88,12 @@ def table_from_file(
         table = file.table(tensor, dtype, progress=progress)
     else:
         table = file.rows(
-            vocabulary, tensor=tensor, dtype=dtype, missing=missing, progress=progress
+            vocabulary,
+            tensor=tensor,
+            dtype=dtype,
+            missing=missing,
+            fallback=fallback,
+            progress=progress,
         ).vectors
     if on_bad_row == "skip":
         warn_of_skipped(file)
@@ -289,6 +296,7 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         unicode_errors: Literal["strict", "replace"] = "strict",
         on_bad_row: pretrained.OnBadRow = "raise",
         missing: pretrained.Missing = "mean",
+        fallback: Callable[[str], str] | None = None,
         dtype: torch.dtype | None = None,
         freeze: bool = True,
         progress: bool | None = None,
@@ -314,7 +322,8 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
             on_bad_row: For rows that cannot be read: "raise", or "skip" to omit them with a
                 warning that counts them.
             missing: For words that are not in the file: "mean" of the rows that were found,
-                "zero", or "error".
+                "zero", "random" with the mean and the spread of those rows, or "error".
+            fallback: Gives another word for a word that is not in the file, such as ``str.lower``.
             dtype: Dtype of the table; default: the file's, float32 with scales.
             freeze: Freeze the table: no gradient.
             progress: Show a progress bar; default: for a large file, on a terminal.
@@ -353,6 +362,7 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
             unicode_errors=unicode_errors,
             on_bad_row=on_bad_row,
             missing=missing,
+            fallback=fallback,
             dtype=dtype,
             progress=progress,
         )

@@ -47,8 +47,11 @@ POSEMBED_API const char* name(Format format);
 
 /// How to fill the rows of words that the file lacks.
 enum class Missing {
-  mean,   ///< the mean of the rows that were found
-  zero,   ///< zeros
+  mean,  ///< the mean of the rows that were found
+  zero,  ///< zeros
+  /// random rows with the mean and the spread of the rows that were found, column by column, from
+  /// torch's default generator: each word has its own
+  random,
   error,  ///< raise c10::ValueError, which names the words; rows without a word become zeros
 };
 
@@ -153,7 +156,8 @@ class POSEMBED_API VectorFile {
 
   /// Reads the rows of words; if a word has several rows, the first. An empty word stands for a row
   /// without a word, which is filled like that of a missing word.
-  /// @throws c10::ValueError a word is given twice; no word is found and `missing` is mean
+  /// @throws c10::ValueError a word is given twice; no word is found and `missing` is mean or
+  /// random
   Rows rows(const std::vector<std::string>& vocabulary, const ReadOptions& options = {}) const;
 
   /// The same for very many words. The vocabulary records which were found.

@@ -91,6 +91,9 @@ TEST_F(VectorFiles, RowsForWords) {
   EXPECT_THROW(file.rows({"cat", "cat"}), c10::ValueError);
   EXPECT_THROW(file.rows({"cat", "emu"}, ReadOptions().missing(Missing::error)), c10::ValueError);
   EXPECT_THROW(file.rows({"cat"}, ReadOptions().dtype(torch::kLong)), c10::TypeError);
+  const auto random = file.rows({"x", "the", "y", "dog"}, ReadOptions().missing(Missing::random));
+  EXPECT_TRUE(torch::equal(random.vectors[1], torch::tensor({1., 2.}, torch::kFloat)));
+  EXPECT_FALSE(torch::equal(random.vectors[0], random.vectors[2]));
 }
 
 TEST_F(VectorFiles, WordsThatAreNotUtf8) {

@@ -108,6 +108,47 @@ def test_rows_of_a_vocabulary(
         file.rows(vocabulary, missing="error")
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_random_rows_have_the_spread_of_the_others(tmp_path: Path, dtype: torch.dtype) -> None:
+    spread = torch.tensor([1.0, 0.0, 3.0])
+    rows = torch.randn(400, 3) * spread + torch.tensor([0.0, 2.0, -5.0])
+    path = tmp_path / "words.txt"
+    lines = [f"w{i} " + " ".join(str(float(x)) for x in row) for i, row in enumerate(rows)]
+    path.write_text("\n".join(lines) + "\n")
+    known, unknown = [f"w{i}" for i in range(400)], [f"x{i}" for i in range(4000)]
+    drawn = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        vectors = open_vectors(path).rows([*unknown, *known], missing="random", dtype=dtype).vectors
+        assert torch.equal(vectors[4000:], rows.to(dtype))
+        drawn.append(vectors[:4000].double())
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    assert len(drawn[0].unique(dim=0)) > 3900
+    wide = rows.double()
+    torch.testing.assert_close(drawn[0].mean(0), wide.mean(0), atol=0.2, rtol=0.01)
+    torch.testing.assert_close(drawn[0].std(0), wide.std(0), atol=0.02, rtol=0.05)
+
+
+def test_a_fallback_finds_other_words(tmp_path: Path) -> None:
+    path = tmp_path / "words.txt"
+    path.write_text("the 1 2\nCat 3 4\ncat 5 6\n")
+    file, words = open_vectors(path), ["The", "the", "", "Cat", "EMU", "CAT"]
+    rows, coverage = file.rows(words, fallback=str.lower, missing="zero")
+    assert rows.tolist() == [[1, 2], [1, 2], [0, 0], [3, 4], [0, 0], [5, 6]]
+    assert coverage == file.coverage(words, fallback=str.lower)
+    assert coverage == Coverage(found=4, missing=["EMU"], duplicate=[])
+    token = pe.TokenEmbedding.from_file(path, vocabulary=["THE"], fallback=str.lower)
+    bag = pe.TokenBag.from_file(path, vocabulary=["THE"], fallback=str.lower)
+    assert token.weight.tolist() == bag.weight.tolist() == [[1, 2]]
+    with pytest.raises(ValueError, match=r"vocabulary: 1 words have no row in .*: 'EMU'"):
+        file.rows(words, fallback=str.lower, missing="error")
+    with pytest.raises(TypeError, match="fallback: expected a function from words to words, got a"):
+        file.rows(words, fallback=len)
+    with pytest.raises(ValueError, match="vocabulary: expected each word once, got 'The' twice"):
+        file.rows(["The", "The"], fallback=str.lower)
+
+
 def test_the_first_of_duplicate_rows_is_taken(tmp_path: Path) -> None:
     path = tmp_path / "words.txt"
     path.write_text("a 1 2\nb 3 4\na 5 6\na 7 8\n")
@@ -538,7 +579,7 @@ def test_error_is_a_value_error_and_travels(tmp_path: Path) -> None:
         (ValueError, "vocabulary: expected rows from 0, got -1 for 'cat'", lambda f: f.rows({"cat": -1})),
         (ValueError, "vocabulary: row 1 is given to 'cat' and to 'the'", lambda f: f.rows({"cat": 1, "the": 1})),
         (TypeError, "vocabulary: expected words .* got one str", lambda f: f.rows("cat")),
-        (ValueError, "missing: expected 'mean', 'zero' or 'error', got 'none'", lambda f: f.rows(["cat"], missing="none")),
+        (ValueError, "missing: expected 'mean', 'zero', 'random' or 'error', got 'none'", lambda f: f.rows(["cat"], missing="none")),
         (TypeError, "vocabulary: expected words in order, .* got one set", lambda f: f.rows({"cat"})),
         (TypeError, "vocabulary: expected words, got 7", lambda f: f.rows(["cat", 7])),
         (ValueError, "vocabulary: expected a whole number, got '1'", lambda f: f.rows({"cat": "1"})),
@@ -637,7 +678,7 @@ def test_token_embedding_in_cpp_reads_the_same(files: dict[str, Path]) -> None:
         assert torch.equal(theirs.forward(ids), ours(ids))
     trainable = pe.cpp.TokenEmbedding.from_file(str(files["glove"]), freeze=False)
     assert trainable.forward(ids).requires_grad
-    with pytest.raises(ValueError, match="missing: expected 'mean', 'zero' or 'error'"):
+    with pytest.raises(ValueError, match="missing: expected 'mean', 'zero', 'random' or 'error'"):
         pe.cpp.TokenEmbedding.from_file(str(files["glove"]), missing="none")
 
 
