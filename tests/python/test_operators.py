@@ -158,7 +158,8 @@ def test_gradcheck(case: OperatorCase, device: torch.device) -> None:
     assert torch.autograd.gradcheck(
         function, sample.tensors(), check_forward_ad=True, check_batched_grad=case.vmap
     )
-    assert torch.autograd.gradgradcheck(function, sample.tensors())
+    # Of all second derivatives, a random sum each way.
+    assert torch.autograd.gradgradcheck(function, sample.tensors(), fast_mode=True)
 
 
 @differentiable
