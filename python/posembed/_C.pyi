@@ -418,6 +418,7 @@ class TokenEmbedding(ModuleWrapper):
         num_embeddings: int,
         initialization: str | Tensor = "mean",
         *,
+        pad_to_multiple_of: int = 1,
         covariance_scale: float = 1e-9,
         generator: torch.Generator | None = None,
     ) -> None: ...
