@@ -123,7 +123,8 @@ std::optional<size_t> count_of_layers(const Fields& fields) {
 }
 
 std::vector<Layer> every_layer(const Fields& fields) {
-  const std::optional<size_t> length = count_of_layers(fields);
+  std::optional<size_t> length = count_of_layers(fields);
+  if (!length.has_value() && has_lists(fields)) length = every_list_place(fields).size();
   TORCH_CHECK_VALUE(length.has_value(), "num_hidden_layers: missing in the configuration: it has ",
                     repr(keys_of(fields)));
   std::vector<Kind> kinds = listed_kinds(fields, length);

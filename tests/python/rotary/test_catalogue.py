@@ -137,6 +137,8 @@ def test_sources_say_what_entries_claim() -> None:
             said.append(text_of(folder / file)[int(number) - 1])
         claims = {key: CLAIMS[key] for key in own if key in CLAIMS}
         claims |= {key: key for key in own.get("defaults", {})}
+        if "sizes" in own.get("axes", {}):
+            claims["axes"] = re.escape(f'"mrope_section", {own["axes"]["sizes"]}')
         if "switch" in own:
             claims["switch"] = own["switch"]["key"]
         unsaid += [

@@ -51,6 +51,9 @@ def steered(own: dict[str, Any], layers: int) -> Iterator[tuple[str, Any]]:
     for rule in own.get("defaults", {}).values():
         if not isinstance(rule, dict):
             continue
+        if "by" in rule:
+            values = [json.loads(value) for value in rule["values"]]
+            yield rule["by"], [values[place % 3 % len(values)] for place in range(layers)]
         yield from ((key, 3 if len(rule["cycle"]) != 3 else 5) for key in rule.get("period", []))
         yield from ((key, value) for key in rule.get("unless", {}) for value in (True, 2))
         yield from ((key, [1, 2]) for key in rule.get("listed", {}))
@@ -77,6 +80,8 @@ def published(model_type: str) -> Iterator[tuple[str, dict[str, Any]]]:
     }
     yield "minimal", minimal
     yield "sizes", {**minimal, **sizes}
+    if isinstance(whole.get("num_hidden_layers"), int):
+        yield "more layers", {**minimal, "num_hidden_layers": whole["num_hidden_layers"] + 1}
     if model_type not in BASE_PASSED_OVER:
         for name in ("type", "rope_type"):
             scaling = {"rope_scaling": {name: "linear", "factor": 3.0}}

@@ -196,7 +196,7 @@ def test_llama_4_grows_where_it_does_not_rotate(monkeypatch: pytest.MonkeyPatch)
     config.attn_temperature_tuning = False
     assert pe.ScoreScale.for_layers(config) == [None] * 4
     # Without keys and without transformers, the class's values.
-    config = transformers.Llama4TextConfig(**SMALL, num_hidden_layers=4)
+    config = transformers.Llama4TextConfig(**{**SMALL, "num_hidden_layers": 4})
     fields = {"model_type": "llama4_text", **SMALL, "num_hidden_layers": 4}
     monkeypatch.setattr(completion, "class_of", lambda model_type: None)
     alone = pe.ScoreScale.for_layers(fields)[3]
