@@ -52,6 +52,7 @@ def test_through_add_subdirectory() -> None:
         f"-DPOSEMBED_SOURCE={ROOT}",
         f"-DPOSEMBED_PYTHON={sys.executable}",
         "-DPOSEMBED_CUDA=OFF",
+        "-DPOSEMBED_INSTRUCTION_SETS=native",
     )
 
 
