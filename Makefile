@@ -204,7 +204,7 @@ wheels:
 
 # Packaging from scratch: the wheel and a project that includes posembed compile all of it (20 minutes on two cores).
 # .ci/packaging-tested keeps which packaging files passed; CI repeats the test only for others.
-packaging_files := CMakeLists.txt csrc/CMakeLists.txt setup.py pyproject.toml scripts/build_wheel.py $(sort $(wildcard cmake/*))
+packaging_files := CMakeLists.txt setup.py pyproject.toml scripts/build_wheel.py $(sort $(wildcard cmake/*))
 packaging = $(firstword $(shell cat $(packaging_files) | sha256sum))
 test-packaging: build-tests
 	POSEMBED_PACKAGING_FROM_SCRATCH=1 $(python) -m pytest tests/install/test_wheel.py tests/install/test_install.py $(PYTEST_ARGS)

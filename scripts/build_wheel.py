@@ -34,8 +34,7 @@ def build(folder: Path, **environment: str) -> Path:
 
 def repair(wheel: Path, output: Path) -> Path:
     """Checks the wheel and copies it to the output folder under its platform's name."""
-    machine = wheel.stem.rpartition("linux_")[2]
-    platform = "manylinux_2_28_" + machine
+    platform = "manylinux_2_28_" + os.uname().machine
     excluded = [word for library in EXCLUDED for word in ("--exclude", library)]
     command = [sys.executable, "-m", "auditwheel", "repair", "--plat", platform, *excluded]
     subprocess.run([*command, "--wheel-dir", output, wheel], check=True)

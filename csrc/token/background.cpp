@@ -1,9 +1,9 @@
 #include "token/background.h"
 
+#include <semaphore.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <mutex>
 #include <thread>
@@ -19,6 +19,7 @@ constexpr size_t most_waiting = 1024;
 class Pool {
  public:
   Pool() {
+    sem_init(&waiting_, /*pshared=*/0, 0);
     for (int i = 0; i < workers; ++i) std::thread([this] { work(); }).detach();
   }
 
@@ -28,7 +29,7 @@ class Pool {
       if (tasks_.size() == most_waiting) return;
       tasks_.push_back(std::move(task));
     }
-    ready_.notify_one();
+    sem_post(&waiting_);
   }
 
   const pid_t process = getpid();
@@ -38,8 +39,9 @@ class Pool {
     for (;;) {
       std::function<void()> task;
       {
-        std::unique_lock<std::mutex> lock(mutex_);
-        ready_.wait(lock, [this] { return !tasks_.empty(); });
+        while (sem_wait(&waiting_) != 0) {  // a signal
+        }
+        const std::lock_guard<std::mutex> lock(mutex_);
         task = std::move(tasks_.front());
         tasks_.pop_front();
       }
@@ -48,7 +50,8 @@ class Pool {
   }
 
   std::mutex mutex_;
-  std::condition_variable ready_;
+  // Not std::condition_variable, whose wait() has a newer symbol than wheels may need.
+  sem_t waiting_;  // counts the tasks
   std::deque<std::function<void()>> tasks_;
 };
 
