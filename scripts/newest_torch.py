@@ -49,16 +49,19 @@ def commands(build: Path, include: Path) -> list[list[str]]:
 
 def precompile(checks: list[list[str]], folder: Path) -> None:
     """Compiles the library's precompiled header anew and gives it to the sources that use it."""
-    header = folder / "cmake_pch.hxx"
+    header, empty = folder / "cmake_pch.hxx", folder / "empty.cpp"
     users = [command for command in checks if "-include" in command]
-    words = users[0][:-1]  # without -fsyntax-only
-    shutil.copy(words[words.index("-include") + 1], header)
-    for option in ("-include", "-c"):
-        place = words.index(option)
-        del words[place : place + 2]
-    subprocess.run([*words, "-x", "c++-header", header, "-o", f"{header}.gch"], check=True)
+    shutil.copy(users[0][users[0].index("-include") + 1], header)
+    empty.write_text("")
     for command in users:
         command[command.index("-include") + 1] = str(header)
+    words = users[0][:-1]  # without -fsyntax-only
+    words[words.index("-c") + 1] = str(empty)
+    compiled = Path(f"{header}.gch")
+    compiled.unlink(missing_ok=True)
+    language = words.index("-include")  # CMake's own order
+    words[language:language] = ["-x", "c++-header"]
+    subprocess.run([*words, "-o", compiled], check=True)
 
 
 def main() -> int:
