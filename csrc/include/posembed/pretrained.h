@@ -157,7 +157,7 @@ class POSEMBED_API VectorFile {
   /// Reads the rows of words; if a word has several rows, the first. An empty word stands for a row
   /// without a word, which is filled like that of a missing word.
   /// @throws c10::ValueError a word is given twice; no word is found and `missing` is mean or
-  /// random
+  ///     random
   Rows rows(const std::vector<std::string>& vocabulary, const ReadOptions& options = {}) const;
 
   /// The same for very many words. The vocabulary records which were found.
