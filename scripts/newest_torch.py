@@ -58,9 +58,8 @@ def precompile(checks: list[list[str]], folder: Path) -> None:
     words = users[0][:-1]  # without -fsyntax-only
     words[words.index("-c") + 1] = str(empty)
     compiled = Path(f"{header}.gch")
-    compiled.unlink(missing_ok=True)
-    language = words.index("-include")  # CMake's own order
-    words[language:language] = ["-x", "c++-header"]
+    compiled.unlink(missing_ok=True)  # it would be read
+    words[1:1] = ["-x", "c++-header"]
     subprocess.run([*words, "-o", compiled], check=True)
 
 

@@ -44,23 +44,16 @@ void check_none_is_missing(const Vocabulary& vocabulary, const std::string& path
                     ": ", some, count > shown ? ", ..." : "");
 }
 
-/// Means of the rows of words that were found, column by column.
-struct Columns {
-  torch::Tensor mean, mean_square;  // float64
-};
-
-/// The other rows are zeros. Sums in parts, because a sum in float64 would copy the whole table.
-Columns means_of(const torch::Tensor& vectors, int64_t count) {
+/// The mean of a power of the `count` rows that are not zeros, column by column. Sums in parts,
+/// because a sum in float64 would copy the whole table.
+torch::Tensor mean_of(const torch::Tensor& vectors, int64_t count, int power = 1) {
   constexpr int64_t part = 4096;
-  const torch::Tensor sum = torch::zeros({vectors.size(1)}, torch::kDouble);
-  const torch::Tensor squares = torch::zeros_like(sum);
+  torch::Tensor sum = torch::zeros({vectors.size(1)}, torch::kDouble);
   for (int64_t begin = 0; begin < vectors.size(0); begin += part) {
     const int64_t rows = std::min(part, vectors.size(0) - begin);
-    const torch::Tensor wide = vectors.narrow(0, begin, rows).to(torch::kDouble);
-    sum.add_(wide.sum(0));
-    squares.add_(wide.square().sum(0));
+    sum += vectors.narrow(0, begin, rows).to(torch::kDouble).pow(power).sum(0);
   }
-  return {sum / static_cast<double>(count), squares / static_cast<double>(count)};
+  return sum / static_cast<double>(count);
 }
 
 /// Fills the rows of words that the file lacks, by the rule `missing`.
@@ -72,9 +65,9 @@ void fill_missing(torch::Tensor& vectors, const Vocabulary& vocabulary, Missing 
   if (!(is_random || missing == Missing::mean) || met == vocabulary.size()) return;
   TORCH_CHECK_VALUE(met > 0, "vocabulary: none of its ", vocabulary.size(), " words has a row in ",
                     readable(path));
-  const Columns columns = means_of(vectors, met);
-  const torch::Tensor& mean = columns.mean;
-  const torch::Tensor spread = (columns.mean_square - mean * mean).clamp_min(0).sqrt();
+  const torch::Tensor mean = mean_of(vectors, met);
+  torch::Tensor spread;
+  if (is_random) spread = (mean_of(vectors, met, 2) - mean * mean).clamp_min(0).sqrt();
   for (int64_t i = 0; i < vocabulary.size(); ++i) {
     if (vocabulary.is_met(i)) continue;
     vectors[i].copy_(is_random ? mean + spread * torch::randn_like(mean) : mean);

@@ -347,17 +347,23 @@ const char* launch_kernel(const Arguments& arguments, core::CudaStream stream) {
   return core::launch_error();
 }
 
-template <typename T, int size, bool interleaved, int capacity>
-const char* launch_normed(const Arguments& arguments, core::CudaStream stream) {
-  auto launch = rotary::make_launch<T, capacity, rotary::Form::table>(arguments.rotation);
-  if (launch.tokens == 0 || launch.heads == 0) return nullptr;
-  const cudaLaunchConfig_t config =
-      rotary_norm::share_rows(&launch, size, arguments.norm->all_heads, stream);
-  cudaLaunchKernelEx(&config, norm_cache_kernel<T, size, interleaved, capacity>, launch,
-                     rotary_norm::make_general_norms<core::Compute<T>>(*arguments.norm),
-                     make_cache_launch<size>(arguments));
-  return core::launch_error();
-}
+struct Normed {
+  const Arguments& arguments;
+
+  const rotary::Arguments& rotation() const { return arguments.rotation; }
+
+  template <typename T, int size, bool interleaved, int capacity>
+  const char* launch(core::CudaStream stream) const {
+    auto launch = rotary::make_launch<T, capacity, rotary::Form::table>(rotation());
+    if (launch.tokens == 0 || launch.heads == 0) return nullptr;
+    const cudaLaunchConfig_t config =
+        rotary_norm::share_rows(&launch, size, arguments.norm->all_heads, stream);
+    cudaLaunchKernelEx(&config, norm_cache_kernel<T, size, interleaved, capacity>, launch,
+                       rotary_norm::make_general_norms<core::Compute<T>>(*arguments.norm),
+                       make_cache_launch<size>(arguments));
+    return core::launch_error();
+  }
+};
 
 template <typename T, int size, bool float8, bool interleaved>
 const char* launch_capacity(const Arguments& arguments, core::CudaStream stream) {
@@ -382,17 +388,6 @@ const char* launch_size(const Arguments& arguments, core::CudaStream stream) {
              ? launch_pairing<T, core::vector_width<T>, float8>(arguments, stream)
              : launch_pairing<T, 1, float8>(arguments, stream);
 }
-
-struct Normed {
-  const Arguments& arguments;
-
-  const rotary::Arguments& rotation() const { return arguments.rotation; }
-
-  template <typename T, int size, bool interleaved, int capacity>
-  const char* launch(core::CudaStream stream) const {
-    return launch_normed<T, size, interleaved, capacity>(arguments, stream);
-  }
-};
 
 }  // namespace
 

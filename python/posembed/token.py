@@ -464,21 +464,23 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         if head is not None:
             check_head(head, self.num_embeddings)
 
-        def resized(rows: Tensor, how: Initialization | Tensor) -> Tensor:
-            return functional.embedding_resize(
-                rows, num_embeddings, how, covariance_scale=covariance_scale, generator=generator
-            )
+        def resized(rows: Tensor, how: Initialization | Tensor) -> nn.Parameter:
+            with torch.no_grad():
+                table = functional.embedding_resize(
+                    rows[:, None] if rows.dim() == 1 else rows,
+                    num_embeddings,
+                    how,
+                    covariance_scale=covariance_scale,
+                    generator=generator,
+                )
+            return nn.Parameter(table[:, 0] if rows.dim() == 1 else table, rows.requires_grad)
 
-        with torch.no_grad():
-            tables: dict[Tensor, Tensor] = {self.weight: resized(self.weight, initialization)}
-            if head is not None and head.weight is not self.weight:
-                given = isinstance(initialization, Tensor)
-                tables[head.weight] = resized(head.weight, "mean" if given else initialization)
-            if head is not None and head.bias is not None:
-                tables[head.bias] = resized(head.bias[:, None], "mean")[:, 0].contiguous()
-        new: dict[Tensor, nn.Parameter] = {
-            old: nn.Parameter(table, old.requires_grad) for old, table in tables.items()
-        }
+        new = {self.weight: resized(self.weight, initialization)}
+        if head is not None and head.weight is not self.weight:
+            given = isinstance(initialization, Tensor)
+            new[head.weight] = resized(head.weight, "mean" if given else initialization)
+        if head is not None and head.bias is not None:
+            new[head.bias] = resized(head.bias, "mean")
         if optimizer is not None:
             replace_parameters(optimizer, new)
         if head is not None:
@@ -572,26 +574,22 @@ def replace_parameters(
 
     Raises ValueError and changes nothing if the optimizer's state is not per row.
     """
-    places = {
-        parameter: (group, i)
-        for group in optimizer.param_groups
-        for i, parameter in enumerate(group["params"])
-    }
+    groups = {p: group for group in optimizer.param_groups for p in group["params"]}
     for old in new:
-        if old not in places:
+        if old not in groups:
             raise ValueError("optimizer: expected one that holds the table, got one that does not")
         # LBFGS keeps one state for all parameters, under the first one.
         owners = optimizer.state if isinstance(optimizer, torch.optim.LBFGS) else [old]
         for owner in owners:
             _check_rows(optimizer, optimizer.state.get(owner, {}), old.shape)
+    for group in optimizer.param_groups:
+        group["params"][:] = [new.get(parameter, parameter) for parameter in group["params"]]
     for old, replacement in new.items():
-        group, i = places[old]
-        group["params"][i] = replacement
         if old not in optimizer.state:
             continue
         state = optimizer.state.pop(old)
         optimizer.state[replacement] = {
-            name: _with_rows(value, replacement.shape[0], _initial(optimizer, name, group))
+            name: _with_rows(value, replacement.shape[0], _initial(optimizer, name, groups[old]))
             if isinstance(value, Tensor) and value.dim() > 0
             else value
             for name, value in state.items()

@@ -19,6 +19,7 @@ import posembed as pe
 import pytest
 import torch
 from posembed.pretrained import Coverage, open_vectors
+from safetensors.torch import save_file
 from support import vector_files
 from support.vector_files import WORDS, entry, safetensors, table
 
@@ -126,6 +127,7 @@ def test_random_rows_have_the_spread_of_the_others(tmp_path: Path, dtype: torch.
     assert not torch.equal(drawn[0], drawn[2])
     assert len(drawn[0].unique(dim=0)) > 3900
     wide = rows.double()
+    # Four standard errors of 4,000 draws: 4 * 3 / sqrt(4000), and 4 / sqrt(2 * 4000) of the spread.
     torch.testing.assert_close(drawn[0].mean(0), wide.mean(0), atol=0.2, rtol=0.01)
     torch.testing.assert_close(drawn[0].std(0), wide.std(0), atol=0.02, rtol=0.05)
 
@@ -143,6 +145,11 @@ def test_a_fallback_finds_other_words(tmp_path: Path) -> None:
     assert token.weight.tolist() == bag.weight.tolist() == [[1, 2]]
     with pytest.raises(ValueError, match=r"vocabulary: 1 words have no row in .*: 'EMU'"):
         file.rows(words, fallback=str.lower, missing="error")
+    save_file({"table": torch.tensor([[1.0], [2.0]])}, tmp_path / "t.safetensors")
+    shared = open_vectors(tmp_path / "t.safetensors", words={"a": 0, "b": 1, "c": 1})
+    rows, coverage = shared.rows(["c", "C", "A", "x"], fallback=str.lower, missing="zero")
+    assert rows.flatten().tolist() == [2, 2, 1, 0]
+    assert coverage == Coverage(found=3, missing=["x"], duplicate=[])
     with pytest.raises(TypeError, match="fallback: expected a function from words to words, got a"):
         file.rows(words, fallback=len)
     with pytest.raises(ValueError, match="vocabulary: expected each word once, got 'The' twice"):

@@ -53,7 +53,7 @@ def steered(own: dict[str, Any], layers: int) -> Iterator[tuple[str, Any]]:
             continue
         if "by" in rule:
             values = [json.loads(value) for value in rule["values"]]
-            yield rule["by"], [values[place % 3 % len(values)] for place in range(layers)]
+            yield rule["by"], [values[place % len(values)] for place in range(layers)]
         yield from ((key, 3 if len(rule["cycle"]) != 3 else 5) for key in rule.get("period", []))
         yield from ((key, value) for key in rule.get("unless", {}) for value in (True, 2))
         yield from ((key, [1, 2]) for key in rule.get("listed", {}))
