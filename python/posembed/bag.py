@@ -189,7 +189,7 @@ class TokenBag(Leaf, TableOwner, nn.EmbeddingBag):
                 gradient=gradient,
             )
 
-        others = {name: reading.get(name) for name in ("vocabulary", "words")}
+        others = {name: reading.get(name) for name in ("vocabulary", "words", "fallback")}
         kept = kept_table(path, keep, reading.get("tensor"), reading.get("dtype"), freeze, **others)
         return made(table_from_file(path, **reading)) if kept is None else over_table(made, kept)
 

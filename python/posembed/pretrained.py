@@ -244,7 +244,7 @@ class VectorFile:
                 "zero", "random" with the mean and the spread of those rows, from torch's default
                 generator, or "error". Rows without a word are filled in the same way.
             fallback: Gives another word for a word that is not in the file, such as ``str.lower``,
-                whose row is taken if the file has it.
+                whose row is taken if the file has it. The file's words are then read twice.
             progress: Show a progress bar; default: for a large file, on a terminal.
 
         Raises:
@@ -280,6 +280,7 @@ class VectorFile:
 
         Raises:
             FileFormatError: The file is malformed.
+            TypeError: ``fallback`` gives something else than a word.
         """
         words, others = self._words(vocabulary, fallback, progress)
         known = bindings().Vocabulary(distinct_of(words, others) or words)

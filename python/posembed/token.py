@@ -72,6 +72,8 @@ def table_from_file(
     progress: bool | None = None,
 ) -> Tensor:
     """The table that :meth:`TokenEmbedding.from_file` reads."""
+    if fallback is not None and vocabulary is None:
+        raise ValueError("fallback: expected none without a vocabulary")
     if _gguf.is_gguf(path):
         if vocabulary is not None or words is not None:
             name = "words" if vocabulary is None else "vocabulary"
@@ -323,7 +325,8 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
                 warning that counts them.
             missing: For words that are not in the file: "mean" of the rows that were found,
                 "zero", "random" with the mean and the spread of those rows, or "error".
-            fallback: Gives another word for a word that is not in the file, such as ``str.lower``.
+            fallback: Gives another word for a word of the vocabulary that is not in the file, such
+                as ``str.lower``; the file's words are then read twice.
             dtype: Dtype of the table; default: the file's, float32 with scales.
             freeze: Freeze the table: no gradient.
             progress: Show a progress bar; default: for a large file, on a terminal.
@@ -351,7 +354,8 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         """
         # Check options before reading a large file.
         inspect.signature(cls.from_pretrained).bind(None, freeze, **options)
-        kept = kept_table(path, keep, tensor, dtype, freeze, vocabulary=vocabulary, words=words)
+        others = {"vocabulary": vocabulary, "words": words, "fallback": fallback}
+        kept = kept_table(path, keep, tensor, dtype, freeze, **others)
         if kept is not None:
             return over_table(lambda weight: cls.from_pretrained(weight, True, **options), kept)
         table = table_from_file(

@@ -150,6 +150,11 @@ def test_a_fallback_finds_other_words(tmp_path: Path) -> None:
     rows, coverage = shared.rows(["c", "C", "A", "x"], fallback=str.lower, missing="zero")
     assert rows.flatten().tolist() == [2, 2, 1, 0]
     assert coverage == Coverage(found=3, missing=["x"], duplicate=[])
+    for module in (pe.TokenEmbedding, pe.TokenBag):
+        with pytest.raises(ValueError, match="fallback: expected none without a vocabulary"):
+            module.from_file(path, fallback=str.lower)
+        with pytest.raises(ValueError, match="fallback: expected none with keep='file'"):
+            module.from_file(path, fallback=str.lower, keep="file")
     with pytest.raises(TypeError, match="fallback: expected a function from words to words, got a"):
         file.rows(words, fallback=len)
     with pytest.raises(ValueError, match="vocabulary: expected each word once, got 'The' twice"):
