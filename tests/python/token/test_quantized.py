@@ -103,6 +103,45 @@ def test_quantising_is_as_exact_as_the_codes(format: Any, block: int | None) -> 
     assert not quantized.dequantize()[3].any()
 
 
+@pytest.mark.parametrize(
+    ("format", "block", "layers"),
+    [("float8", None, 4), ("int8", 16, 4), ("int4", 16, 4), ("int8", 32, 4), ("int4", None, 32)],
+)
+def test_a_layer_of_codes(format: Any, block: int | None, layers: int, device: torch.device) -> None:
+    """The bits of whole rows, from blocks that lie within a layer, and from others."""
+    table = pe.PerLayerEmbedding(ROWS, layers, COLUMNS // layers, scale=3.0, device=device)
+    table.quantize(format, block)
+    ids = IDS.to(device)
+    for layer in range(layers):
+        assert torch.equal(table.layer(ids, layer), table(ids)[..., layer, :])
+        assert torch.equal(table.layer(ids.int(), layer - layers), table(ids)[..., layer, :])
+    compiled = torch.compile(table.layer, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(ids, 1), table.layer(ids, 1))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_rowwise_tables_as_torch_unpacks_them(bits: int) -> None:
+    """``torch.ops.quantized``'s own tables, which are FBGEMM's."""
+    weight = torch.randn(ROWS, COLUMNS) * torch.logspace(-3, 3, ROWS).unsqueeze(1)
+    name = {8: "byte", 4: "4bit"}[bits]
+    packed = getattr(torch.ops.quantized, f"embedding_bag_{name}_prepack")(weight)
+    theirs = getattr(torch.ops.quantized, f"embedding_bag_{name}_unpack")(packed)
+    table = pe.QuantizedTable.from_rowwise(packed, bits)
+    step = table.scales * (2**bits - 1)
+    assert bool(((table(IDS) - theirs[IDS]).abs() <= 2e-7 * step[IDS]).all())
+    assert bool(((table.dequantize() - weight).abs() <= step / (2**bits - 1) * 0.6).all())
+    for bad, error, message in (
+        (packed.char(), TypeError, "packed: expected uint8, got int8"),
+        (packed[0], ValueError, r"packed: expected \[num_embeddings, more than"),
+        (packed[:, :4], ValueError, r"packed: expected \[num_embeddings, more than"),
+        (packed.tolist(), TypeError, "packed: expected a Tensor"),
+    ):
+        with pytest.raises(error, match=message):
+            pe.QuantizedTable.from_rowwise(bad, bits)
+    with pytest.raises(ValueError, match="bits: expected 8 or 4, got 2"):
+        pe.QuantizedTable.from_rowwise(packed, 2)
+
+
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.no_stand_in
 def test_tracers(format: Any) -> None:
