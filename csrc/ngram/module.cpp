@@ -202,9 +202,9 @@ void PerLayerEmbeddingImpl::pretty_print(std::ostream& stream) const {
 }
 
 torch::Tensor PerLayerEmbeddingImpl::forward(const torch::Tensor& ids) {
-  const torch::Tensor found =
-      table.is_empty() ? functional::embedding(ids, weight, EmbeddingCall().scale(scale))
-                       : table->forward(ids, scale);
+  const torch::Tensor found = table.is_empty()
+                                  ? functional::embedding(ids, weight, EmbeddingCall().scale(scale))
+                                  : table->forward(ids, scale);
   return found.unflatten(-1, {num_layers, layer_dim});
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posembed import _gguf, _mlx, functional
+from posembed import _gguf, _packed, functional
 from posembed._library import bindings
 from posembed._memory import prefer_huge_pages
 from posembed._validation import whole
@@ -94,8 +94,9 @@ class QuantizedTable(Hosted, Table):
     ) -> QuantizedTable:
         """The codes of a file, which are not widened.
 
-        Reads float8 and int8 in safetensors with scales beside them, MLX's codes of 4 and 8 bits,
-        if a config.json beside the file says which, and Q8_0 in GGUF.
+        Reads float8 and int8 in safetensors with scales beside them, torchao's weights of these
+        dtypes, MLX's codes of 4 and 8 bits, if a config.json beside the file says which, and Q8_0
+        in GGUF.
 
         Args:
             path: safetensors, or the index (.json) of several, or GGUF.
@@ -114,7 +115,7 @@ class QuantizedTable(Hosted, Table):
             codes, scales = _gguf.GgufFile(path).codes(tensor)
             return cls(codes, scales, dtype=dtype)
         names = [tensor] if isinstance(tensor, str) else [*(tensor or ())]
-        if packed := _mlx.table(path, names):
+        if packed := _packed.table(path, names):
             return cls(*packed, dtype=dtype)
         codes, scales, block_rows, block_columns = bindings().FileRows(path, names).codes()
         return cls(codes, scales, block_rows=block_rows, block_columns=block_columns, dtype=dtype)

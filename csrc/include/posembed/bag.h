@@ -133,14 +133,15 @@ class TokenBag : public torch::nn::ModuleHolder<TokenBagImpl> {
   static POSEMBED_API TokenBag
   from_file(const std::string& path,
             const std::optional<std::vector<std::string>>& vocabulary = std::nullopt);
-  static POSEMBED_API TokenBag
-  from_file(const std::string& path, const std::optional<std::vector<std::string>>& vocabulary,
-            const pretrained::ReadOptions& read, bool freeze = true,
-            TokenBagOptions options = {0, 0});
-  static POSEMBED_API TokenBag
-  from_file(const std::string& path, const std::optional<std::vector<std::string>>& vocabulary,
-            const pretrained::ReadOptions& read, bool freeze, TokenBagOptions options,
-            const pretrained::OpenOptions& open);
+  static POSEMBED_API TokenBag from_file(const std::string& path,
+                                         const std::optional<std::vector<std::string>>& vocabulary,
+                                         const pretrained::ReadOptions& read, bool freeze = true,
+                                         TokenBagOptions options = {0, 0});
+  static POSEMBED_API TokenBag from_file(const std::string& path,
+                                         const std::optional<std::vector<std::string>>& vocabulary,
+                                         const pretrained::ReadOptions& read, bool freeze,
+                                         TokenBagOptions options,
+                                         const pretrained::OpenOptions& open);
 };
 
 }  // namespace posembed

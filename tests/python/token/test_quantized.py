@@ -290,6 +290,33 @@ def test_codes_of_mlx(bits: int, dtype: torch.dtype, tmp_path: Path) -> None:
         torch.testing.assert_close(found.double(), expected, rtol=2e-7, atol=1e-7)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_codes_of_torchao(dtype: torch.dtype, groups: int, tmp_path: Path) -> None:
+    """As torchao.prototype.safetensors writes the weights of an embedding."""
+    codes = torch.randint(-100, 100, (ROWS, COLUMNS)).to(dtype)
+    scales = torch.rand(ROWS, groups).bfloat16()
+    told = {"_type": "AnyTensor", "_data": {"block_size": [1, COLUMNS // groups]}}
+    parts = {"a.b._weight_qdata": codes, "a.b._weight_scale": scales, "c.weight": torch.ones(2, 2)}
+    wide = scales.float().repeat_interleave(COLUMNS // groups, 1)
+    path = tmp_path / "model.safetensors"
+    for zeros in (None, torch.randint(-9, 9, (ROWS, groups)).char(), torch.zeros(ROWS, groups)):
+        if zeros is not None:
+            parts["a.b._weight_zero_point"] = zeros
+        save_file(parts, path, {"a.b.weight": json.dumps(told)})
+        expected = codes.float()
+        if zeros is not None:
+            expected = expected - zeros.float().repeat_interleave(COLUMNS // groups, 1)
+        expected = expected.double() * wide
+        for tensor in (None, "a.b.weight", "a.b"):
+            found = pe.TokenEmbedding.from_file(path, tensor=tensor, keep="codes")(IDS)
+            torch.testing.assert_close(found.double(), expected[IDS], rtol=2e-7, atol=1e-5)
+    for block, message in ([1, 7], TypeError), ([2, COLUMNS], TypeError), (None, ValueError):
+        save_file(parts, path, {"a.b.weight": json.dumps({"_data": {"block_size": block}})})
+        with pytest.raises(message, match=r"a.b.weight"):
+            pe.QuantizedTable.from_file(path)
+
+
 def test_codes_of_gguf(tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
     weight = torch.randn(ROWS, COLUMNS)
