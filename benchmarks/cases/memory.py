@@ -15,6 +15,7 @@ import posembed as pe
 import torch
 from measure import Case, Goal
 from plan import Plan, plan
+from posembed._memory import prefer_huge_pages
 from safetensors.torch import save_file
 from setting import Setting
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ except ImportError:
 
 VOCABULARY, BOUNDARY, ROWS, DIM = 50257, 50256, 100_000, 2048
 CODE_ROWS, CODE_DIM, TOKENS = 1_000_000, 256, 8192
+MANY_ROWS = 100_000_000
 FILE_ROWS, FILE_DIM = 250_000, 256
 
 
@@ -88,6 +90,23 @@ def codes(name: str, format: str, dtype: torch.dtype, setting: Setting) -> Case:
     )
 
 
+def many_codes(name: str, setting: Setting) -> Case:
+    """Rows of a table of 6.4 GB, of which no cache holds a part worth speaking of."""
+    numbers = torch.empty(MANY_ROWS, 64, dtype=torch.uint8, device=setting.device)
+    prefer_huge_pages(numbers)
+    numbers.random_()
+    scales = torch.rand(MANY_ROWS, 1, device=setting.device)
+    table = pe.QuantizedTable(numbers, scales, torch.rand_like(scales))
+    ids = torch.randint(MANY_ROWS, (TOKENS,), device=setting.device)
+    return Case(
+        name,
+        {
+            "posembed": lambda: table(ids),
+            "the bytes alone, index_select": lambda: numbers.index_select(0, ids),
+        },
+    )
+
+
 PREADS = """
 #include <stdint.h>
 #include <unistd.h>
@@ -145,6 +164,8 @@ def plans(setting: Setting) -> Iterator[Plan]:
         kind = str(dtype).removeprefix("torch.")
         name = f"rows of codes, {TOKENS} x {CODE_DIM} {format} to {kind}"
         yield plan(name, codes, format, dtype, setting)
+    if os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") > 12 << 30:
+        yield plan(f"rows of codes, {TOKENS} x 128 4-bit numbers of 10^8", many_codes, setting)
     if setting.device == "cpu":
         for count in (16, 1024, 65536):
             yield plan(
