@@ -324,11 +324,9 @@ __device__ bool is_rotated(const Launch<T, capacity>& launch, const core::Positi
   return position.whole >= 0;
 }
 
-constexpr int copies_in_flight = 4;  // per thread, as many loads as heads_in_flight
-
 /// Copies, in packs, the components outside the window of heads [begin, end) of the query (r = 0)
-/// or the key. A thread owns a pack column of some of the rows.
-template <typename T, int size, int capacity>
+/// or the key. A thread owns a pack column of some of the rows and has `in_flight` loads in flight.
+template <int in_flight, typename T, int size, int capacity>
 __device__ void copy_outside(const Launch<T, capacity>& launch,
                              const TokenHeads<T, size, capacity>& heads, int r, int begin,
                              int end) {
@@ -347,15 +345,15 @@ __device__ void copy_outside(const Launch<T, capacity>& launch,
     const int64_t out_step = head_offset<size>(step, launch.views[r].out_stride[2]);
     const T* in = first.in + offset;
     T* out = first.out + offset;
-    for (int left = end - begin - at.quotient; left > 0; left -= copies_in_flight * step) {
-      Pack<T, size> copied[copies_in_flight];
+    for (int left = end - begin - at.quotient; left > 0; left -= in_flight * step) {
+      Pack<T, size> copied[in_flight];
 #pragma unroll
-      for (int k = 0; k < copies_in_flight; ++k) {
+      for (int k = 0; k < in_flight; ++k) {
         if (k * step < left) copied[k] = Pack<T, size>::read(in);
         in += in_step;
       }
 #pragma unroll
-      for (int k = 0; k < copies_in_flight; ++k) {
+      for (int k = 0; k < in_flight; ++k) {
         if (k * step < left) copied[k].write(out);
         out += out_step;
       }
