@@ -43,6 +43,7 @@ HOT = (
     "input::usual_forward_kernel<{half}, 8, 3, true, false, true>",
     "input::usual_forward_kernel<{half}, 8, 4, true, true, true>",
     "input::usual_forward_kernel<{T}, {pack}, 4, false, false, true>",
+    "input::usual_forward_kernel<{T}, {pack}, 2, true, false, false>",
     "input::forward_kernel<{T}, {pack}, 2, true>",
     "input::forward_kernel<{T}, {pack}, 3, true>",
     "input::forward_kernel<{T}, {pack}, 4, false>",
