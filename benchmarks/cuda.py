@@ -258,6 +258,18 @@ def embedding_backward(vocabulary: int, dim: int, tokens: int, kind: str) -> Cas
     return Case(name, moved, make, queued=True, captured=dense)
 
 
+def quantized(vocabulary: int, dim: int, tokens: int) -> Case:
+    block = 128
+
+    def make() -> dict[str, Call]:
+        table = pe.QuantizedTable.quantize(randn(vocabulary, dim), "float8", block=block)
+        ids = torch.randint(vocabulary, (tokens,), device="cuda")
+        return {"posembed": lambda: table(ids)}
+
+    moved = tokens * (3 * dim + 4 * dim // block)
+    return Case(f"rows of float8 {vocabulary} x {dim}, {tokens} ids", moved, make)
+
+
 def bag(dim: int, dtype: torch.dtype) -> Case:
     bags, length, vocabulary = 8192, 64, 1_000_000
 
@@ -493,22 +505,30 @@ def cases() -> Iterator[Case]:
     yield from map(decode, (1, 32, 256))
     yield embedding(128_000, 4096, 16_384)
     yield embedding(1_000_000, 256, 262_144)
+    yield embedding(400_000, 300, 262_144)
+    yield quantized(128_000, 4096, 16_384)
     yield embedding_backward(32_000, 4096, 16_384, "dense")
     yield embedding_backward(128_000, 4096, 16_384, "rows")
+    yield embedding_backward(128_000, 300, 65_536, "dense")
     yield bag(128, torch.float32)
     yield bag(64, torch.bfloat16)
+    yield bag(300, torch.bfloat16)
     yield learned(4, 4096, 4096)
+    yield learned(64, 4096, 300)
     yield sinusoidal(4, 4096, 4096)
+    yield sinusoidal(64, 4096, 300)
     yield input_embedding(128, 512, 768)
     yield input_embedding(128, 512, 768, dtype=half)
     yield input_embedding(128, 512, 768, dtype=single)
     yield input_embedding(32, 128, 768)
     yield input_embedding(128, 512, 300)
+    yield input_embedding(128, 512, 384)
     yield input_embedding(64, 512, 1024)
     yield input_embedding(8, 2048, 4096)
     yield input_embedding(128, 512, 768, backward=True)
     yield input_embedding(128, 512, 768, backward=True, dtype=half)
     yield input_embedding(64, 512, 1024, backward=True)
+    yield input_embedding(128, 512, 300, backward=True)
     yield input_sinusoids(32, 1024, 1024)
     for kind, length in (("bias", 4096), ("add_", 4096), ("softmax", 4096)):
         yield alibi(kind, 32, length)

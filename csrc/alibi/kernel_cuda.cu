@@ -262,13 +262,7 @@ __device__ void store_keys(const Compute<T> (&values)[width], T* out) {
   Vector<T, width> pack;
 #pragma unroll
   for (int i = 0; i < width; ++i) core::store(values[i], pack.values + i);
-  if constexpr (sizeof pack == sizeof(uint32_t)) {
-    uint32_t word;
-    memcpy(&word, pack.values, sizeof word);
-    *reinterpret_cast<uint32_t*>(out) = word;
-  } else {
-    core::write_vector<T, width>(pack, out);
-  }
+  core::write_vector<T, width>(pack, out);
 }
 
 // ------------------------------------------------------------------------------------ fill and add

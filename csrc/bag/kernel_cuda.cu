@@ -1,7 +1,7 @@
-// A warp pools 16 bytes per lane of a bag's rows in the CPU kernel's order, so results have the
-// same bits. A lane reads some of the bag's ids and passes them to the others, and loads a later
-// row as soon as it has pooled one. In the backward pass a warp or a thread processes an id and
-// finds its bag by binary search, so that long bags cost no more than short ones.
+// A warp pools up to 16 bytes per lane of a bag's rows in the CPU kernel's order, so results have
+// the same bits. A lane reads some of the bag's ids and passes them to the others, and loads a
+// later row as soon as it has pooled one. In the backward pass a warp or a thread processes an id
+// and finds its bag by binary search, so that long bags cost no more than short ones.
 #include "bag/kernel.h"
 #include "core/block_reduce.h"
 #include "core/device_item.h"
@@ -31,6 +31,10 @@ struct WarpLayout {
   int64_t pieces;  // of a row, each for one warp
   unsigned lanes;  // of a row: a power of two; fewer than a warp's for narrow rows
 };
+
+/// The least bytes of a vector. Kernels for 4 bytes would gain little over single elements: a lane
+/// spends its time on ids.
+constexpr int min_vector_bytes = 8;
 
 int64_t pieces_of(int64_t embedding_dim, int width) {
   return divide_up(embedding_dim, int64_t{warp_size} * width);
@@ -358,13 +362,10 @@ const char* pool_cuda(const PoolArguments& arguments, core::CudaStream stream) {
   if (arguments.bags.bags == 0 || dim == 0) return nullptr;
   core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const bool vectors = core::vectorizable<T>(arguments.table, dim, arguments.table_stride) &&
-                         core::vectorizable<T>(arguments.out, dim, dim);
-    if (vectors) {
-      launch_pool<T, core::vector_width<T>>(arguments, stream);
-    } else {
-      launch_pool<T, 1>(arguments, stream);
-    }
+    core::visit_width<T, min_vector_bytes>(
+        std::min(core::width_of<T>(arguments.table, dim, arguments.table_stride),
+                 core::width_of<T>(arguments.out, dim, dim)),
+        [&](auto width) { launch_pool<T, width>(arguments, stream); });
   });
   return core::launch_error();
 }
@@ -380,13 +381,10 @@ const char* spread_cuda(const SpreadArguments& arguments, core::CudaStream strea
   if (arguments.bags.count == 0 || dim == 0) return nullptr;
   core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const bool vectors = core::vectorizable<T>(arguments.gradient, dim, dim) &&
-                         core::vectorizable<T>(arguments.out, dim, dim);
-    if (vectors) {
-      launch_spread<T, core::vector_width<T>>(arguments, stream);
-    } else {
-      launch_spread<T, 1>(arguments, stream);
-    }
+    core::visit_width<T, min_vector_bytes>(
+        std::min(core::width_of<T>(arguments.gradient, dim, dim),
+                 core::width_of<T>(arguments.out, dim, dim)),
+        [&](auto width) { launch_spread<T, width>(arguments, stream); });
   });
   return core::launch_error();
 }
@@ -396,13 +394,10 @@ const char* dot_cuda(const DotArguments& arguments, core::CudaStream stream) {
   if (arguments.bags.count == 0) return nullptr;
   core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const bool vectors = core::vectorizable<T>(arguments.gradient, dim, dim) &&
-                         core::vectorizable<T>(arguments.table, dim, arguments.table_stride);
-    if (vectors) {
-      launch_dot<T, core::vector_width<T>>(arguments, stream);
-    } else {
-      launch_dot<T, 1>(arguments, stream);
-    }
+    core::visit_width<T, min_vector_bytes>(
+        std::min(core::width_of<T>(arguments.gradient, dim, dim),
+                 core::width_of<T>(arguments.table, dim, arguments.table_stride)),
+        [&](auto width) { launch_dot<T, width>(arguments, stream); });
   });
   return core::launch_error();
 }

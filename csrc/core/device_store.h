@@ -1,5 +1,5 @@
-// Stores of 16-byte vectors in device code as one instruction. The compiler sometimes splits such a
-// store into four or eight, which wastes memory bandwidth.
+// Stores of vectors in device code as one instruction. The compiler sometimes splits such a store
+// into four or eight, which wastes memory bandwidth.
 #pragma once
 
 #include <cstring>
@@ -21,6 +21,11 @@ __device__ inline void write_word(const uint2& word, uint2* out) {
                "r"(word.y)
                : "memory");
 }
+
+__device__ inline void write_word(uint32_t word, uint32_t* out) {
+  asm volatile("st.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(out)), "r"(word)
+               : "memory");
+}
 #else
 template <typename Word>
 void write_word(const Word& word, Word* out) {
@@ -34,7 +39,8 @@ __device__ void write_vector(const Vector<T, width>& vector, T* out) {
   if constexpr (width == 1) {
     *out = vector.values[0];
   } else {
-    using Word = std::conditional_t<sizeof(vector) % sizeof(uint4) == 0, uint4, uint2>;
+    using Part = std::conditional_t<sizeof(vector) % sizeof(uint2) == 0, uint2, uint32_t>;
+    using Word = std::conditional_t<sizeof(vector) % sizeof(uint4) == 0, uint4, Part>;
     constexpr int count = static_cast<int>(sizeof(vector) / sizeof(Word));
     Word words[count];
     memcpy(words, vector.values, sizeof(vector));

@@ -85,12 +85,32 @@ __device__ void store_values(const C* values, C* kept) {
   }
 }
 
-/// Whether rows of `dim` elements that begin `stride` elements apart can be read in 16-byte
-/// vectors.
+/// The largest number of neighbouring elements, up to 16 bytes, in which rows of `dim` elements
+/// that begin `stride` elements apart can be read and written: a power of two.
 template <typename T>
-inline bool vectorizable(const void* data, int64_t dim, int64_t stride) {
-  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && dim % vector_width<T> == 0 &&
-         stride % vector_width<T> == 0;
+int64_t width_of(const void* data, int64_t dim, int64_t stride) {
+  const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(data) / sizeof(T));
+  const int64_t all = vector_width<T> | address | dim | stride;
+  return all & -all;
+}
+
+/// Whether they can be read and written in 16-byte vectors.
+template <typename T>
+bool vectorizable(const void* data, int64_t dim, int64_t stride) {
+  return width_of<T>(data, dim, stride) == vector_width<T>;
+}
+
+/// Calls function(width) with the largest constant width up to `max_width`: elements of 16 bytes,
+/// of 8 and 4 if they are not below `min_bytes`, or a single element.
+template <typename T, int min_bytes = 4, int width = vector_width<T>, typename Function>
+void visit_width(int64_t max_width, const Function& function) {
+  if constexpr (width == 1 || width * static_cast<int>(sizeof(T)) < min_bytes) {
+    function(std::integral_constant<int, 1>());
+  } else if (max_width >= width) {
+    function(std::integral_constant<int, width>());
+  } else {
+    visit_width<T, min_bytes, width / 2>(max_width, function);
+  }
 }
 
 /// 1 / sqrt(x), to about one unit in the last place.

@@ -477,19 +477,25 @@ __global__ void __launch_bounds__(max_threads) drop_kernel(DropoutArguments d) {
 
 // ---- launchers ----
 
+/// The largest number of columns in which the rows of a table can be read.
 template <typename T>
-bool table_fits(const Table& table, int64_t dim) {
-  return table.data == nullptr || core::vectorizable<T>(table.data, dim, table.stride);
+int64_t width_of(const Table& table, int64_t dim) {
+  return core::width_of<T>(table.data, dim, table.data == nullptr ? 0 : table.stride);
 }
 
-/// Whether all rows can be read in 16-byte vectors.
+/// The largest number of columns in which all rows can be read.
 template <typename T>
-bool vectors_fit(const Arguments& a) {
+int64_t width_of(const Arguments& a) {
   const int64_t dim = a.embedding_dim;
-  return table_fits<T>(a.token, dim) && table_fits<T>(a.type, dim) &&
-         table_fits<T>(a.position, dim) && core::vectorizable<T>(a.norm_weight, dim, dim) &&
-         core::vectorizable<T>(a.norm_bias, dim, dim);
+  return std::min({width_of<T>(a.token, dim), width_of<T>(a.type, dim),
+                   width_of<T>(a.position, dim), core::width_of<T>(a.norm_weight, dim, dim),
+                   core::width_of<T>(a.norm_bias, dim, dim)});
 }
+
+/// Whether vectors have 16 bytes. Others have one kernel for rows of all sizes, because they are
+/// rare.
+template <typename T, int width>
+constexpr bool wide_vectors = width > 1 && sizeof(T) * width == 16;
 
 /// The division of a row among a team's threads.
 struct RowShape {
@@ -507,15 +513,17 @@ struct RowShape {
   bool fits() const { return kept <= max_kept; }
   int threads() const { return static_cast<int>(warps) * warp_size; }
 
-  /// Calls function(kept, one_warp) with constants. Rows of single elements have one kernel for all
-  /// sizes.
-  template <int width, typename Function>
+  /// Calls function(kept, one_warp) with constants. With vectors of less than 8 bytes, teams are
+  /// blocks even if they have one warp.
+  template <typename T, int width, typename Function>
   void visit(const Function& function) const {
     const auto with = [&](auto constant) {
-      if (warps == 1) return function(constant, std::true_type());
+      if constexpr (sizeof(T) * width >= 8) {
+        if (warps == 1) return function(constant, std::true_type());
+      }
       function(constant, std::false_type());
     };
-    if constexpr (width > 1) {
+    if constexpr (wide_vectors<T, width>) {
       if (kept <= 2) return with(std::integral_constant<int, 2>());
       if (kept == 3) return with(std::integral_constant<int, 3>());
     }
@@ -559,21 +567,28 @@ bool run_forward(const Kernel& kernel, int resident_blocks, size_t type_bytes,
 template <typename T, int width, int kept, bool one_warp>
 bool launch_usual(const RowShape& shape, const ForwardArguments& f, cudaStream_t stream) {
   const Arguments& a = f.input;
-  // Whole rows of several warps have at least three vectors per thread.
-  if constexpr (width > 1 && !std::is_same_v<T, double> && (one_warp || kept > 2)) {
-    if (!is_whole<width>(a, shape) || kept != shape.kept || !is_usual<T>(a)) return false;
-    const auto run = [&](const auto& kernel, const auto& turns) {
-      return run_forward<T, width, one_warp>(kernel, usual_blocks, type_bytes<T>(a), shape, kept, f,
-                                             stream, turns);
-    };
-    if constexpr (one_warp) {
-      if (a.sinusoid.pairs > 0) {
-        Turns<true> turns;
-        std::copy_n(a.sinusoid.turns, a.sinusoid.pairs, turns.values);
-        return run(usual_forward_kernel<T, width, kept, one_warp, true>, turns);
+  const int64_t columns = int64_t{kept} * width * shape.threads();
+  if (!is_usual<T>(a, columns)) return false;
+  const auto run = [&](const auto& kernel, const auto& turns) {
+    return run_forward<T, width, one_warp>(kernel, usual_blocks, type_bytes<T>(a, columns), shape,
+                                           kept, f, stream, turns);
+  };
+  if constexpr (wide_vectors<T, width>) {
+    if (is_whole<width>(a, shape) && kept == shape.kept) {
+      if constexpr (one_warp) {
+        if (a.sinusoid.pairs > 0) {
+          Turns<true> turns;
+          std::copy_n(a.sinusoid.turns, a.sinusoid.pairs, turns.values);
+          return run(usual_forward_kernel<T, width, kept, one_warp, true, true>, turns);
+        }
       }
+      return run(usual_forward_kernel<T, width, kept, one_warp, false, true>, Turns<false>{});
     }
-    return run(usual_forward_kernel<T, width, kept, one_warp, false>, Turns<false>{});
+  }
+  // Rows that a warp holds, with at least 8 bytes of 16-bit columns in a vector.
+  if constexpr (one_warp && (wide_vectors<T, width> || (sizeof(T) == 2 && width == 4))) {
+    if (a.sinusoid.pairs > 0) return false;
+    return run(usual_forward_kernel<T, width, kept, one_warp, false, false>, Turns<false>{});
   }
   return false;
 }
@@ -583,12 +598,16 @@ void launch_forward(const ForwardArguments& f, cudaStream_t stream) {
   const Arguments& a = f.input;
   const RowShape shape(a.embedding_dim, width, max_kept);
   if (!shape.fits()) {
-    return core::launch(wide_forward_kernel<T, width>, a.batch * a.seq, max_threads, stream, f);
+    constexpr int wide = wide_vectors<T, width> ? width : 1;
+    return core::launch(wide_forward_kernel<T, wide>, a.batch * a.seq, max_threads, stream, f);
   }
-  shape.visit<width>([&](auto kept, auto one_warp) {
-    if (launch_usual<T, width, kept, one_warp>(shape, f, stream)) return;
-    run_forward<T, width, one_warp>(forward_kernel<T, width, kept, one_warp>, forward_blocks(kept),
-                                    0, shape, kept, f, stream);
+  shape.visit<T, width>([&](auto kept, auto one_warp) {
+    // Rows of several warps have at least three vectors per thread.
+    if constexpr (one_warp || kept > 2) {
+      if (launch_usual<T, width, kept, one_warp>(shape, f, stream)) return;
+      run_forward<T, width, one_warp>(forward_kernel<T, width, kept, one_warp>,
+                                      forward_blocks(kept), 0, shape, kept, f, stream);
+    }
   });
 }
 
@@ -650,7 +669,7 @@ void visit_backward(const BackwardArguments& b, const Function& teams, const Wid
   const RowShape shape(b.input.embedding_dim, width, 2);
   bool fits = false;
   if (shape.fits()) {
-    shape.visit<width>([&](auto kept, auto one_warp) {
+    shape.visit<T, width>([&](auto kept, auto one_warp) {
       const BackwardBlock block = block_for<T, width>(b, shape.threads(), kept, one_warp);
       fits = block.resident > 0;
       if (fits) teams(kept, one_warp, block);
@@ -688,7 +707,8 @@ void launch_parts_backward(const BackwardArguments& b, cudaStream_t stream) {
                           teams_for(b.input, b.parts * in_block));
       },
       [&] {
-        core::launch_with(wide_backward_kernel<T, width>, parts, max_threads, 0, stream, b,
+        constexpr int wide = wide_vectors<T, width> ? width : 1;
+        core::launch_with(wide_backward_kernel<T, wide>, parts, max_threads, 0, stream, b,
                           core::Divisor<int64_t>::of(std::max<int64_t>(1, b.input.seq)));
       });
 }
@@ -715,13 +735,9 @@ void visit_vectors(const BackwardArguments& arguments, const Function& function)
   core::visit_scalar(a.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const int64_t dim = a.embedding_dim;
-    if (vectors_fit<T>(a) && core::vectorizable<T>(arguments.gradient, dim, dim) &&
-        (arguments.sum_gradient == nullptr ||
-         core::vectorizable<T>(arguments.sum_gradient, dim, dim))) {
-      function(tag, std::integral_constant<int, core::vector_width<T>>());
-    } else {
-      function(tag, std::integral_constant<int, 1>());
-    }
+    core::visit_width<T>(std::min({width_of<T>(a), core::width_of<T>(arguments.gradient, dim, dim),
+                                   core::width_of<T>(arguments.sum_gradient, dim, dim)}),
+                         [&](auto width) { function(tag, width); });
   });
 }
 
@@ -734,9 +750,9 @@ bool computes_sinusoid_cuda(const Arguments& a) {
     using T = typename decltype(tag)::type;
     constexpr int width = core::vector_width<T>;
     const RowShape shape(a.embedding_dim, width, max_kept);
-    return !std::is_same_v<T, double> && shape.warps == 1 && shape.kept > 1 &&
-           is_whole<width>(a, shape) && vectors_fit<T>(a) && is_usual<T>(a) &&
-           fills_rows(a.sinusoid);
+    return wide_vectors<T, width> && shape.warps == 1 && shape.kept > 1 &&
+           is_whole<width>(a, shape) && width_of<T>(a) == width &&
+           is_usual<T>(a, a.embedding_dim) && fills_rows(a.sinusoid);
   });
 }
 
@@ -745,12 +761,9 @@ const char* forward_cuda(const ForwardArguments& arguments, core::CudaStream str
   if (empty(a)) return nullptr;
   core::visit_scalar(a.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    if (vectors_fit<T>(a) &&
-        core::vectorizable<T>(arguments.out, a.embedding_dim, a.embedding_dim)) {
-      launch_forward<T, core::vector_width<T>>(arguments, stream);
-    } else {
-      launch_forward<T, 1>(arguments, stream);
-    }
+    const int64_t dim = a.embedding_dim;
+    core::visit_width<T>(std::min(width_of<T>(a), core::width_of<T>(arguments.out, dim, dim)),
+                         [&](auto width) { launch_forward<T, width>(arguments, stream); });
   });
   return core::launch_error();
 }

@@ -1,6 +1,6 @@
-// The fast path of the forward pass: rows of whole vectors, positions that all sequences share, and
-// no dropout. What tokens share stays in registers: the norm's weight and bias, and the row of a
-// position, whose sinusoid is computed once for all its tokens. Results have the bits of
+// The fast path of the forward pass: positions that all sequences share, and no dropout. What
+// tokens share stays in registers: the norm's weight and bias, and the row of a position, whose
+// sinusoid is computed once for all its tokens. Results have the bits of
 // forward_kernel(), which takes every call. Part of kernel_cuda.cu.
 #pragma once
 
@@ -36,10 +36,10 @@ POSEMBED_INLINE int64_t type_rows(const Arguments& a) {
   return a.type.index.data == nullptr ? 1 : a.type.rows;
 }
 
-/// The bytes of these rows in the compute type.
+/// The bytes of these rows in the compute type, with `columns` each.
 template <typename T>
-size_t type_bytes(const Arguments& a) {
-  return static_cast<size_t>(type_rows(a) * a.embedding_dim) * sizeof(Compute<T>);
+size_t type_bytes(const Arguments& a, int64_t columns) {
+  return static_cast<size_t>(type_rows(a) * columns) * sizeof(Compute<T>);
 }
 
 /// Whether all sequences have the same positions.
@@ -47,9 +47,9 @@ inline bool shares_positions(const Arguments& a) {
   return a.position.index.data == nullptr || a.position.index_stride[0] == 0;
 }
 
-/// Whether usual_forward_kernel() takes the call, if its rows are whole.
+/// Whether usual_forward_kernel() takes the call, if a team keeps `columns` columns.
 template <typename T>
-bool is_usual(const Arguments& a) {
+bool is_usual(const Arguments& a, int64_t columns) {
   constexpr int64_t max_int = std::numeric_limits<int32_t>::max();
   const auto in_order = [&a](const Table& table) {
     return table.index_stride[0] == a.seq && table.index_stride[1] == 1;
@@ -59,7 +59,7 @@ bool is_usual(const Arguments& a) {
   return a.seed == nullptr && a.encoding == nullptr &&
          (a.position.data != nullptr || a.sinusoid.pairs > 0) && shares_positions(a) &&
          in_order(a.token) && (same_type || in_order(a.type)) &&
-         type_bytes<T>(a) <= max_type_bytes &&
+         type_bytes<T>(a, columns) <= max_type_bytes &&
          (a.norm_bias == nullptr || a.norm_weight != nullptr) && a.batch * a.seq <= max_int &&
          a.token.rows <= max_int && a.token.stride <= max_int;
 }
@@ -137,12 +137,12 @@ __device__ void fill_row(const sinusoidal::Sinusoid& sinusoid, const core::Turn6
 }
 
 /// RowReader for the usual call.
-template <typename T, int width, int kept, bool one_warp>
+template <typename T, int width, int kept, bool one_warp, bool whole>
 struct UsualReader {
   using RowSlots = Slots<T, width, one_warp>;
 
   const Arguments& a;
-  const RowColumns<T, width, kept, one_warp, true> columns;
+  const RowColumns<T, width, kept, one_warp, whole> columns;
   const RowSlots token_row, position_row;
   // The token that is being read.
   int token = 0;
@@ -210,7 +210,8 @@ struct UsualReader {
   }
 };
 
-template <typename T, int width, int kept, bool one_warp, bool sinusoids>
+/// `whole`: all vectors of the threads are inside the row. Others cost a sixth more instructions.
+template <typename T, int width, int kept, bool one_warp, bool sinusoids, bool whole>
 __global__ void __launch_bounds__(max_threads, usual_blocks)
     usual_forward_kernel(const __grid_constant__ ForwardArguments f,
                          const __grid_constant__ Teams teams,
@@ -219,7 +220,7 @@ __global__ void __launch_bounds__(max_threads, usual_blocks)
   const Arguments& a = f.input;
   const size_t slot_bytes = sizeof(Vector<T, width>) * forward_rows * kept * blockDim.x;
   const auto types = RowCells<C, width, kept, one_warp>::of(0, 0, slot_bytes);
-  const RowColumns<T, width, kept, one_warp, true> columns(a);
+  const RowColumns<T, width, kept, one_warp, whole> columns(a);
   const int rows = static_cast<int>(type_rows(a));
   for (int number = Member<one_warp>::team(); number < rows; number += Member<one_warp>::teams()) {
     const T* type = static_cast<const T*>(a.type.data) + number * a.type.stride + columns.first;
@@ -233,7 +234,7 @@ __global__ void __launch_bounds__(max_threads, usual_blocks)
   if (left <= 0) return;
 
   const C scale = static_cast<C>(a.scale), inverse = C(1) / static_cast<C>(a.embedding_dim);
-  UsualReader<T, width, kept, one_warp> reader(a, teams, static_cast<int>(first));
+  UsualReader<T, width, kept, one_warp, whole> reader(a, teams, static_cast<int>(first));
   reader.read_next(true);
   const NormRow<T, width, kept> weight(columns, a.norm_weight), bias(columns, a.norm_bias);
   KeptRow<T, width, kept> position;
@@ -241,6 +242,7 @@ __global__ void __launch_bounds__(max_threads, usual_blocks)
   for (; left > 0; --left) {
     if constexpr (sinusoids) {
       const core::Turn64* pair_turns = core::through_data_cache(turns.values);
+      static_assert(whole, "a vector may lie in both halves of another sinusoid");
       if (reader.new_position) {
         fill_row(a.sinusoid, pair_turns, reader.position, columns, &position);
       }

@@ -158,13 +158,13 @@ void launch_sum(const SumArguments& a, cudaStream_t stream) {
   }
 }
 
+/// The largest number of elements that can be read and written together.
 template <typename T>
-bool vectors_fit(const AddArguments& a) {
+int64_t width_of(const AddArguments& a) {
   const int64_t dim = a.embedding_dim;
-  return core::vectorizable<T>(a.x, dim, a.x_stride[0]) &&
-         core::vectorizable<T>(a.x, dim, a.x_stride[1]) &&
-         core::vectorizable<T>(a.weight, dim, a.weight_stride) &&
-         core::vectorizable<T>(a.out, dim, dim);
+  return std::min(
+      {core::width_of<T>(a.x, dim, a.x_stride[0]), core::width_of<T>(a.x, dim, a.x_stride[1]),
+       core::width_of<T>(a.weight, dim, a.weight_stride), core::width_of<T>(a.out, dim, dim)});
 }
 
 }  // namespace
@@ -173,11 +173,8 @@ const char* add_cuda(const AddArguments& arguments, core::CudaStream stream) {
   if (arguments.batch == 0 || arguments.seq == 0 || arguments.embedding_dim == 0) return nullptr;
   core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    if (vectors_fit<T>(arguments)) {
-      launch_add<T, core::vector_width<T>>(arguments, stream);
-    } else {
-      launch_add<T, 1>(arguments, stream);
-    }
+    core::visit_width<T>(width_of<T>(arguments),
+                         [&](auto width) { launch_add<T, width>(arguments, stream); });
   });
   return core::launch_error();
 }
@@ -187,12 +184,9 @@ const char* sum_batch_cuda(const SumArguments& arguments, core::CudaStream strea
   core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const int64_t columns = arguments.seq * arguments.embedding_dim;
-    if (core::vectorizable<T>(arguments.gradient, columns, columns) &&
-        core::vectorizable<T>(arguments.out, columns, columns)) {
-      launch_sum<T, core::vector_width<T>>(arguments, stream);
-    } else {
-      launch_sum<T, 1>(arguments, stream);
-    }
+    core::visit_width<T>(std::min(core::width_of<T>(arguments.gradient, columns, columns),
+                                  core::width_of<T>(arguments.out, columns, columns)),
+                         [&](auto width) { launch_sum<T, width>(arguments, stream); });
   });
   return core::launch_error();
 }

@@ -119,13 +119,16 @@ __global__ void __launch_bounds__(core::part_threads)
   if (core::writes_parts() && pair < pairs) out[pair] = static_cast<Out>(total);
 }
 
+/// Heads of a token that a thread sums: the more, the less the token's own work costs.
+constexpr int heads_of_sum = 4;
+
 template <typename T, int size, bool interleaved, bool by_head>
 void launch_sum(const Arguments& arguments, double* sums, int64_t frequencies,
                 core::CudaStream stream) {
   const int pairs = static_cast<int>(arguments.pairs), per_head = pairs / size;
   const int groups = std::max(1, threads_wanted / per_head);
   const int64_t heads = by_head ? 1 : arguments.views[0].heads;
-  const int head_groups = static_cast<int>(std::clamp<int64_t>(heads, 1, groups));
+  const int head_groups = static_cast<int>(std::clamp<int64_t>(heads / heads_of_sum, 1, groups));
   SumLaunch launch = {};
   launch.arguments = arguments;
   launch.tokens = arguments.batch * arguments.seq;

@@ -157,8 +157,9 @@ __global__ void __launch_bounds__(max_threads<size>, min_blocks<size, 3>)
       }
     }
     if (launch.tangent) continue;
-    copy_outside(launch, heads, 0, begin, min(end, launch.query_heads));
-    copy_outside(launch, heads, 1, max(begin, launch.query_heads), end);
+    constexpr int copies = form == Form::own ? 2 : 4;  // more would need more registers
+    copy_outside<copies>(launch, heads, 0, begin, min(end, launch.query_heads));
+    copy_outside<copies>(launch, heads, 1, max(begin, launch.query_heads), end);
   }
 }
 

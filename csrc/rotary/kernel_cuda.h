@@ -283,6 +283,14 @@ class TokenHeads {
             (is_key ? out_[1] : out_[0]) + head_offset<size>(index, view.out_stride[2])};
   }
 
+  /// The same for a head that is known to belong to the query (r = 0) or to the key.
+  __device__ Row<T> row(int r, int head) const {
+    const int index = r == 0 ? head : head - launch_.query_heads;
+    const HeadView& view = launch_.views[r];
+    return {in_[r] + head_offset<size>(index, view.in_stride[2]),
+            out_[r] + head_offset<size>(index, view.out_stride[2])};
+  }
+
  private:
   const Launch<T, capacity>& launch_;
   const T* in_[2];
@@ -316,35 +324,39 @@ __device__ bool is_rotated(const Launch<T, capacity>& launch, const core::Positi
   return position.whole >= 0;
 }
 
-constexpr int copies_in_flight = 2;  // per thread, like heads_in_flight
-
 /// Copies, in packs, the components outside the window of heads [begin, end) of the query (r = 0)
-/// or the key.
-template <typename T, int size, int capacity>
+/// or the key. A thread owns a pack column of some of the rows and has `in_flight` loads in flight.
+template <int in_flight, typename T, int size, int capacity>
 __device__ void copy_outside(const Launch<T, capacity>& launch,
                              const TokenHeads<T, size, capacity>& heads, int r, int begin,
                              int end) {
   const int before = launch.start[r] / size, window = 2 * launch.pairs / size;
-  const int count = (end - begin) * (launch.outside[r] / size);
-  const int threads = static_cast<int>(blockDim.x);
-  for (int first = threadIdx.x; first < count; first += copies_in_flight * threads) {
-    Pack<T, size> packs[copies_in_flight];
-    T* out[copies_in_flight];
+  const int packs = launch.outside[r] / size, threads = static_cast<int>(blockDim.x);
+  const auto at = core::divide(static_cast<int>(threadIdx.x), launch.packs_outside[r]);
+  // Rows that the block copies at a time; 0: a row has more packs than the block has threads.
+  const int rows = core::divide(threads, launch.packs_outside[r]).quotient, step = max(rows, 1);
+  if (at.quotient >= step) return;
+  const int columns = rows > 0 ? packs : threads;
+  for (int column = at.remainder; column < packs; column += columns) {
+    const int offset = (column - before + (column < before ? 0 : window)) * size;
+    const Row<T> first = heads.row(r, begin + at.quotient);
+    if (first.in == first.out) return;  // rotation in place
+    const int64_t in_step = head_offset<size>(step, launch.views[r].in_stride[2]);
+    const int64_t out_step = head_offset<size>(step, launch.views[r].out_stride[2]);
+    const T* in = first.in + offset;
+    T* out = first.out + offset;
+    for (int left = end - begin - at.quotient; left > 0; left -= in_flight * step) {
+      Pack<T, size> copied[in_flight];
 #pragma unroll
-    for (int k = 0; k < copies_in_flight; ++k) {
-      const int number = first + k * threads;
-      out[k] = nullptr;
-      if (number >= count) continue;
-      const auto at = core::divide(number, launch.packs_outside[r]);
-      const Row<T> row = heads.row(begin + at.quotient);
-      if (row.in == row.out) continue;
-      const int pack = at.remainder - before + (at.remainder < before ? 0 : window);
-      packs[k] = Pack<T, size>::read(row.in + pack * size);
-      out[k] = row.out + pack * size;
-    }
+      for (int k = 0; k < in_flight; ++k) {
+        if (k * step < left) copied[k] = Pack<T, size>::read(in);
+        in += in_step;
+      }
 #pragma unroll
-    for (int k = 0; k < copies_in_flight; ++k) {
-      if (out[k] != nullptr) packs[k].write(out[k]);
+      for (int k = 0; k < in_flight; ++k) {
+        if (k * step < left) copied[k].write(out);
+        out += out_step;
+      }
     }
   }
 }

@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(rotary::max_threads<size>, rotary::min_blocks<
       }
     }
     const int queries = launch.query_heads;
-    rotary::copy_outside(launch, heads, 0, begin, min(end, queries));
+    rotary::copy_outside<2>(launch, heads, 0, begin, min(end, queries));
     cache_outside<T, size, float8>(launch, cache, heads, slot, max(begin - queries, 0),
                                    end - queries);
     if (!slot.is_written) continue;

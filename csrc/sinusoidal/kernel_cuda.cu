@@ -212,15 +212,16 @@ __global__ void rest_kernel(Arguments arguments) {
   }
 }
 
-template <typename T, int width>
-bool in_packs(const Arguments& arguments) {
-  const auto fits = [](const void* data, const int64_t* stride) {
-    return reinterpret_cast<uintptr_t>(data) % (sizeof(T) * width) == 0 && stride[0] % width == 0 &&
-           stride[1] % width == 0;
-  };
+/// The largest number of pairs whose two parts can be read and written together.
+template <typename T>
+int64_t width_of(const Arguments& arguments) {
   const Layout& layout = arguments.sinusoid.layout;
-  return layout.filled % (2 * width) == 0 && fits(arguments.out, arguments.out_stride) &&
-         (arguments.in == nullptr || fits(arguments.in, arguments.in_stride));
+  if (layout.filled % 2 != 0) return 1;
+  const auto width = [&](const void* data, const int64_t* stride) {
+    return core::width_of<T>(data, layout.filled / 2, stride[0] | stride[1]);
+  };
+  const int64_t out = width(arguments.out, arguments.out_stride);
+  return arguments.in == nullptr ? out : std::min(out, width(arguments.in, arguments.in_stride));
 }
 
 /// The grid of a launch for `pairs` pairs: as many blocks as the device can run at once. Blocks
@@ -250,23 +251,17 @@ void launch_pairs(const Arguments& arguments, core::CudaStream stream) {
   }
 }
 
-template <typename T, int width>
-void launch_order(const Arguments& arguments, core::CudaStream stream) {
-  if (arguments.sinusoid.order == 0) {
-    launch_pairs<T, width, false>(arguments, stream);
-  } else {
-    launch_pairs<T, width, true>(arguments, stream);
-  }
-}
-
 template <typename T>
 const char* launch(const Arguments& arguments, core::CudaStream stream) {
-  constexpr int width = core::vector_width<T>;
+  constexpr int whole = sizeof(core::Vector<T, core::vector_width<T>>);
   if (arguments.batch * arguments.seq == 0) return nullptr;
-  if (in_packs<T, width>(arguments)) {
-    launch_order<T, width>(arguments, stream);
-  } else {
-    launch_order<T, 1>(arguments, stream);
+  if (arguments.sinusoid.order == 0) {
+    core::visit_width<T>(width_of<T>(arguments),
+                         [&](auto width) { launch_pairs<T, width, false>(arguments, stream); });
+  } else {  // derivatives are rare: no vectors of less than 16 bytes
+    core::visit_width<T, whole>(width_of<T>(arguments), [&](auto width) {
+      launch_pairs<T, width, true>(arguments, stream);
+    });
   }
   if (arguments.sinusoid.layout.filled < arguments.sinusoid.layout.columns) {
     const int64_t rows = arguments.batch * arguments.seq;

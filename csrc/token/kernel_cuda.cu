@@ -1,7 +1,7 @@
-// Gather: a warp copies four 16-byte vectors per lane at a time. Backward: a stable radix sort of
-// the ids, then one kernel, in which a warp sums a span of at most 64 rows of one id. If an id has
-// several spans, the warp that finishes last adds their sums. Every row is written once, zero or
-// not, and every sum has a fixed order, so results are deterministic.
+// Gather: a warp copies four vectors of up to 16 bytes per lane at a time. Backward: a stable radix
+// sort of the ids, then one kernel, in which a warp sums a span of at most 64 rows of one id. If an
+// id has several spans, the warp that finishes last adds their sums. Every row is written once,
+// zero or not, and every sum has a fixed order, so results are deterministic.
 #include <cub/device/device_radix_sort.cuh>
 
 #include "core/block_reduce.h"
@@ -145,21 +145,26 @@ size_t temporary_bytes(const BackwardArguments& a) {
   return sort;
 }
 
-/// Whether rows of the gradient and of the result can be read and written in 16-byte vectors.
-template <typename T>
-bool vectors_fit(const BackwardArguments& a) {
-  return core::vectorizable<T>(a.gradient, a.embedding_dim, a.embedding_dim) &&
-         core::vectorizable<T>(a.out, a.embedding_dim, a.embedding_dim);
+/// Calls function(Tag<T>, width) with constants for the widest vectors in which rows of the
+/// gradient and of the result can be read and written.
+template <typename Function>
+void visit_vectors(const BackwardArguments& a, const Function& function) {
+  core::visit_scalar(a.scalar, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const int64_t dim = a.embedding_dim;
+    core::visit_width<T>(
+        std::min(core::width_of<T>(a.gradient, dim, dim), core::width_of<T>(a.out, dim, dim)),
+        [&](auto width) { function(tag, width); });
+  });
 }
 
 /// The pieces of a row that have a vector for each lane of a warp.
 int64_t pieces_of(const BackwardArguments& a) {
-  int64_t width = 1;
-  core::visit_scalar(a.scalar, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    if (vectors_fit<T>(a)) width = core::vector_width<T>;
+  int64_t pieces = 0;
+  visit_vectors(a, [&](auto, auto width) {
+    pieces = divide_up(a.embedding_dim, warp_size * int64_t{width});
   });
-  return divide_up(a.embedding_dim, warp_size * width);
+  return pieces;
 }
 
 /// Windows of `span` entries.
@@ -678,14 +683,10 @@ const char* gather_cuda(const GatherArguments& arguments, core::CudaStream strea
   if (arguments.count == 0 || arguments.embedding_dim == 0) return nullptr;
   core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const bool vectors =
-        core::vectorizable<T>(arguments.weight, arguments.embedding_dim, arguments.weight_stride) &&
-        core::vectorizable<T>(arguments.out, arguments.embedding_dim, arguments.embedding_dim);
-    if (vectors) {
-      launch_gather<T, core::vector_width<T>>(arguments, stream);
-    } else {
-      launch_gather<T, 1>(arguments, stream);
-    }
+    const int64_t dim = arguments.embedding_dim;
+    core::visit_width<T>(std::min(core::width_of<T>(arguments.weight, dim, arguments.weight_stride),
+                                  core::width_of<T>(arguments.out, dim, dim)),
+                         [&](auto width) { launch_gather<T, width>(arguments, stream); });
   });
   return core::launch_error();
 }
@@ -702,13 +703,8 @@ const char* backward_cuda(const BackwardArguments& arguments, core::CudaStream s
     if (const char* error = rank_rows(arguments, workspace, stream)) return error;
   }
   if (arguments.embedding_dim == 0) return nullptr;
-  core::visit_scalar(arguments.scalar, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    if (vectors_fit<T>(arguments)) {
-      launch_sums<T, core::vector_width<T>>(arguments, workspace, stream);
-    } else {
-      launch_sums<T, 1>(arguments, workspace, stream);
-    }
+  visit_vectors(arguments, [&](auto tag, auto width) {
+    launch_sums<typename decltype(tag)::type, width>(arguments, workspace, stream);
   });
   return core::launch_error();
 }

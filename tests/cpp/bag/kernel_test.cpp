@@ -177,8 +177,8 @@ void check_pool(const Problem<T>& problem) {
 
 TYPED_TEST(BagKernel, PoolsBagsOfAllKinds) {
   // On CUDA: bags share a warp or not, with and without 16-byte accesses.
-  for (const int64_t dim : {1, 5, 8, 24, 64, 200, 520}) {
-    for (const int64_t padding : {3, 8}) check_pool(Problem<TypeParam>(dim, padding));
+  for (const int64_t dim : {1, 5, 8, 24, 64, 200, 300, 302, 520}) {
+    for (const int64_t padding : {3, 4, 8}) check_pool(Problem<TypeParam>(dim, padding));
   }
 }
 
@@ -217,8 +217,8 @@ TYPED_TEST(BagKernel, GradientOfAMaximumGoesToItsIdAlone) {
 
 TYPED_TEST(BagKernel, DotsAreTheGradientsOfWeights) {
   using T = TypeParam;
-  for (const int64_t dim : {1, 5, 64, 200}) {
-    const Problem<T> problem(dim);
+  for (const int64_t dim : {1, 5, 64, 200, 300}) {
+    const Problem<T> problem(dim, dim == 5 ? 3 : 8);
     for (const Variant& variant : variants()) {
       std::vector<T> out(static_cast<size_t>(problem.count()));
       DotArguments arguments;

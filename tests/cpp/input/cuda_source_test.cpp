@@ -1,6 +1,6 @@
 // Compares the source of the CUDA kernels, run on the CPU by tests/cpp/cuda_on_cpu, with the CPU
-// kernels: with and without 16-byte accesses and kept rows, the same dropout mask and statistics,
-// and ids outside their tables. Needs no GPU.
+// kernels: vectors of every width, rows that are kept or read again, the same dropout mask and
+// statistics, and ids outside their tables. Needs no GPU.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -132,7 +132,9 @@ void check_backward(const Case<T>& problem, const Arguments& input) {
 template <typename T>
 std::vector<Case<T>> gpu_cases() {
   std::vector<Case<T>> all = cases<T>();
-  for (const int64_t dim : {264, 1001, 2176, 4232, 8320}) all.emplace_back(dim, Norm::layer, 0.4);
+  for (const int64_t dim : {264, 300, 302, 604, 1001, 2176, 4232, 4236, 8320}) {
+    all.emplace_back(dim, Norm::layer, 0.4);
+  }
   all.emplace_back(4232, Norm::rms, 0.0);
   return all;
 }
@@ -165,7 +167,7 @@ TYPED_TEST(InputGpuSource, Forward) {
 }
 
 TYPED_TEST(InputGpuSource, BackwardOfManyTokens) {
-  for (const int64_t dim : {83, 512, 1024}) {
+  for (const int64_t dim : {83, 300, 302, 512, 1024}) {
     const auto problem = many_tokens<TypeParam>(dim, Norm::layer);
     ASSERT_NO_FATAL_FAILURE(check_backward(problem, problem.arguments()));
   }
@@ -182,12 +184,11 @@ TYPED_TEST(InputGpuSource, Backward) {
 TYPED_TEST(InputGpuSource, ViewsOfTables) {
   Case<TypeParam> problem(64, Norm::layer, 0.4);
   const std::vector<int64_t> positions = {1, 0, 5, -2, 3};
-  for (const int64_t shift : {0, 1}) {
-    for (const int64_t gap : {0, 8, 1}) {
+  for (const int64_t shift : {0, 1, 2, 4}) {
+    for (const int64_t gap : {0, 8, 4, 2, 1}) {
       Arguments input = problem.arguments();
+      problem.token = random_values<TypeParam>(11 * (64 + gap) + shift, 1);
       const auto* token = problem.token.data() + shift;
-      problem.token = random_values<TypeParam>(11 * (64 + gap) + 1, 1);
-      token = problem.token.data() + shift;
       input.token.data = token;
       input.token.stride = 64 + gap;
       input.position.index = {positions.data(), core::Index::int64};
@@ -282,7 +283,7 @@ void check_ids_outside(int64_t dim, Norm norm) {
 /// Covers teams that continue with other tokens after a bad one.
 TYPED_TEST(InputGpuSource, IdsOutsideTheirTables) {
   const int usual = std::exchange(pretended_multiprocessors, 1);
-  for (const int64_t dim : {64, 83, 512, 768, 2176}) {
+  for (const int64_t dim : {64, 83, 300, 302, 512, 768, 2176}) {
     for (const Norm norm : {Norm::layer, Norm::rms}) {
       ASSERT_NO_FATAL_FAILURE(check_ids_outside<TypeParam>(dim, norm)) << dim;
     }
@@ -292,7 +293,7 @@ TYPED_TEST(InputGpuSource, IdsOutsideTheirTables) {
 
 /// As many parts as blocks run at once, but not more than there are tokens for.
 TYPED_TEST(InputGpuSource, Parts) {
-  for (const int64_t dim : {5, 64, 256, 768, 1024, 4096, 100000}) {
+  for (const int64_t dim : {5, 64, 256, 300, 302, 768, 1024, 4096, 100000}) {
     Case<TypeParam> problem(dim, Norm::layer, 0);
     const Arguments input = problem.arguments();
     Output<TypeParam> from(problem);
@@ -353,8 +354,8 @@ void check_usual(const Case<T>& problem, Arguments input) {
   Arguments other = input;
   other.position.index = {positions.data(), core::Index::int64};
   other.position.index_stride[0] = problem.seq;
-  ASSERT_TRUE(is_usual<T>(input));
-  ASSERT_FALSE(is_usual<T>(other));
+  ASSERT_TRUE(is_usual<T>(input, problem.dim));
+  ASSERT_FALSE(is_usual<T>(other, problem.dim));
   Output<T> found(problem), expected(problem);
   core::DeviceError error = {}, expected_error = {};
   input.error = &error;
@@ -365,11 +366,13 @@ void check_usual(const Case<T>& problem, Arguments input) {
   EXPECT_EQ(error.state, expected_error.state);
 }
 
-/// Every number of vectors per thread, and of warps per row.
+/// Every number of vectors per thread, and of warps per row; rows that fill their threads' vectors,
+/// and others; vectors of 16 and of 8 bytes.
 template <typename T>
-std::vector<int64_t> whole_widths() {
-  const int64_t row = core::vector_width<T> * core::warp_size;
-  return {2 * row, 3 * row, 4 * row, 6 * row, 8 * row, 16 * row};
+std::vector<int64_t> widths() {
+  const int64_t width = core::vector_width<T>, row = width * core::warp_size;
+  return {2 * row, 3 * row,         4 * row,         6 * row,         8 * row, 16 * row,
+          width,   2 * row - width, 3 * row - width, 4 * row - width, 300,     5 * row + width};
 }
 
 template <typename T>
@@ -385,17 +388,17 @@ class InputUsualGpuSource : public testing::Test {
 TYPED_TEST_SUITE(InputUsualGpuSource, Scalars);
 
 TYPED_TEST(InputUsualGpuSource, BitsOfTheGeneralKernel) {
-  for (const int64_t dim : whole_widths<TypeParam>()) {
+  for (const int64_t dim : widths<TypeParam>()) {
     for (const Norm norm : {Norm::none, Norm::layer, Norm::rms}) {
       SCOPED_TRACE(testing::Message() << "dim " << dim << " norm " << int(norm));
       Case<TypeParam> problem = many_tokens<TypeParam>(dim, norm);
       Arguments input = problem.arguments();
-      if (type_bytes<TypeParam>(input) <= max_type_bytes) {
+      if (type_bytes<TypeParam>(input, dim) <= max_type_bytes) {
         ASSERT_NO_FATAL_FAILURE(check_usual(problem, input));
       }
       input.type.index = {};
       input.type.index_stride[0] = input.type.index_stride[1] = 0;
-      if (type_bytes<TypeParam>(input) > max_type_bytes) input.type = {};
+      if (type_bytes<TypeParam>(input, dim) > max_type_bytes) input.type = {};
       ASSERT_NO_FATAL_FAILURE(check_usual(problem, input));
       input.type = {};
       input.scale = 1;
@@ -407,7 +410,7 @@ TYPED_TEST(InputUsualGpuSource, BitsOfTheGeneralKernel) {
 
 TYPED_TEST(InputUsualGpuSource, SharedPositionsAndIdsOfBothWidths) {
   const std::vector<int32_t> positions = {3, -2, 0, 0, 6, 5};
-  const int64_t dim = whole_widths<TypeParam>()[1];
+  const int64_t dim = widths<TypeParam>()[1];
   Case<TypeParam> problem = many_tokens<TypeParam>(dim, Norm::layer);
   const std::vector<int64_t> ids(problem.ids.begin(), problem.ids.end());
   const std::vector<int32_t> types(problem.types.begin(), problem.types.end());
@@ -425,7 +428,7 @@ TYPED_TEST(InputUsualGpuSource, Sinusoids) {
   using sinusoidal::Preset;
   const std::vector<int64_t> positions = {5, -1, 0, 1000000, -3, 7};
   for (const Preset preset : {Preset::vaswani, Preset::marian, Preset::tensor2tensor}) {
-    for (const int64_t dim : whole_widths<T>()) {
+    for (const int64_t dim : widths<T>()) {
       for (const bool counted : {false, true}) {
         const Norm norm = counted ? Norm::none : Norm::layer;
         const Case<T> problem = many_tokens<T>(dim, norm);
@@ -439,8 +442,9 @@ TYPED_TEST(InputUsualGpuSource, Sinusoids) {
         if (!counted) input.position.index = {positions.data(), core::Index::int64};
         input.sinusoid = encoding.sinusoid;
         const bool fits = dim <= 4 * core::vector_width<T> * core::warp_size;
-        const bool expected_to_compute =
-            fits && !std::is_same_v<T, double> && encoding.sinusoid.layout.filled == dim;
+        constexpr int64_t width = core::vector_width<T>, row = width * core::warp_size;
+        const bool expected_to_compute = fits && width > 1 && dim > row && dim % row == 0 &&
+                                         encoding.sinusoid.layout.filled == dim;
         ASSERT_EQ(computes_sinusoid_cuda(input), expected_to_compute) << dim;
         if (!expected_to_compute) continue;
         Arguments other = input;
@@ -453,7 +457,7 @@ TYPED_TEST(InputUsualGpuSource, Sinusoids) {
         sinusoidal::encode_cpu(fill, 0, sinusoidal::encodings(fill));
         other.encoding = ready.data();
         other.encoding_stride[1] = dim;
-        ASSERT_FALSE(is_usual<T>(other));
+        ASSERT_FALSE(is_usual<T>(other, dim));
         Output<T> found(problem), expected(problem);
         ASSERT_EQ(forward_cuda(found.arguments(input), nullptr), nullptr);
         ASSERT_EQ(forward_cuda(expected.arguments(other), nullptr), nullptr);
@@ -466,11 +470,11 @@ TYPED_TEST(InputUsualGpuSource, Sinusoids) {
 /// Rows of zeros; the rows of the tokens after them are as they would be otherwise.
 TYPED_TEST(InputUsualGpuSource, IndicesOutsideTheirTables) {
   std::vector<int32_t> positions = {3, -2, 7, 0, -3, 5};
-  for (const int64_t dim : whole_widths<TypeParam>()) {
+  for (const int64_t dim : widths<TypeParam>()) {
     Case<TypeParam> problem = many_tokens<TypeParam>(dim, Norm::layer);
     for (const size_t token : {0, 3, 4, 40, 65}) problem.ids[token] = token % 2 == 0 ? -1 : 11;
     Arguments input = problem.arguments();
-    if (type_bytes<TypeParam>(input) > max_type_bytes) {
+    if (type_bytes<TypeParam>(input, dim) > max_type_bytes) {
       input.type = {};
     }
     problem.types[10] = 2;

@@ -1,5 +1,5 @@
 // Tests the source of the CUDA kernels, run on the CPU by tests/cpp/cuda_on_cpu: every row has the
-// bits of the CPU kernels, with and without 16-byte accesses, and nothing else is written. Needs no
+// bits of the CPU kernels, in vectors of every width, and nothing else is written. Needs no
 // GPU.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
@@ -72,12 +72,37 @@ std::vector<int64_t> make_ids(int64_t count, int64_t often, bool outside) {
   return ids;
 }
 
+/// The width that a launch chooses for rows of `dim` elements.
+template <typename T>
+int64_t chosen(int64_t dim, int64_t stride, int64_t shift = 0) {
+  alignas(16) static T data[8];
+  int64_t chosen = 0;
+  core::visit_width<T>(core::width_of<T>(data + shift, dim, stride),
+                       [&](auto width) { chosen = width; });
+  return chosen;
+}
+
+TEST(TokenGpuSource, WidthsOfVectors) {
+  EXPECT_EQ(chosen<core::BFloat16>(304, 304), 8);
+  EXPECT_EQ(chosen<core::BFloat16>(300, 300), 4);
+  EXPECT_EQ(chosen<core::Float16>(302, 304), 2);
+  EXPECT_EQ(chosen<core::Float16>(304, 301), 1);
+  EXPECT_EQ(chosen<core::Float16>(301, 304), 1);
+  EXPECT_EQ(chosen<core::BFloat16>(304, 304, 4), 4);
+  EXPECT_EQ(chosen<core::BFloat16>(304, 304, 6), 2);
+  EXPECT_EQ(chosen<core::BFloat16>(304, 304, 7), 1);
+  EXPECT_EQ(chosen<float>(300, 300), 4);
+  EXPECT_EQ(chosen<float>(302, 300), 2);
+  EXPECT_EQ(chosen<float>(300, 300, 1), 1);
+  EXPECT_EQ(chosen<double>(300, 300), 1);
+}
+
 TEST(TokenGpuSource, Gather) {
   const auto ids = make_ids(37, 5, /*outside=*/true);
   const auto count = static_cast<int64_t>(ids.size());
   for (const Scalar scalar : scalars) {
-    for (const int64_t dim : {1, 8, 64, 520, 2055}) {
-      for (const int64_t shift : {0, 1}) {
+    for (const int64_t dim : {1, 8, 64, 300, 302, 520, 2055}) {
+      for (const int64_t shift : {0, 1, 2, 4}) {
         Memory weight(rows * dim, scalar, shift);
         fill_with_numbers(&weight, rows * dim, scalar);
         for (const double scale : {1.0, -2.5}) {
@@ -197,7 +222,7 @@ void check_backward(Scalar scalar, const std::vector<int64_t>& ids, int64_t dim,
 TEST(TokenGpuSource, Backward) {
   struct {
     int64_t dim, shift;
-  } shapes[] = {{1, 0}, {8, 0}, {8, 1}, {65, 0}, {264, 0}};
+  } shapes[] = {{1, 0}, {8, 0}, {8, 1}, {8, 2}, {8, 4}, {65, 0}, {134, 0}, {264, 0}, {300, 0}};
   for (const Scalar scalar : scalars) {
     for (const auto& [dim, shift] : shapes) {
       // Counts around the span: groups of one span, of slightly more, and of many.
