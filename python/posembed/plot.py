@@ -18,11 +18,9 @@ from torch import Tensor
 
 from posembed import analysis, functional
 from posembed.alibi import ALiBi
-from posembed.analysis import Encoder
-from posembed.learned import LearnedPositionalEmbedding
-from posembed.rotary import RotaryEmbedding
-from posembed.sinusoidal import SinusoidalPositionalEmbedding
-from posembed.specification import Numerics, RotarySpec, SinusoidalSpec
+from posembed.analysis import Cells, Encoder, Rotation, Sinusoid, rotation, sinusoid
+from posembed.functional._gate import check_tensors, wrong_type
+from posembed.specification import Numerics, RotarySpec
 
 try:
     from matplotlib import pyplot
@@ -43,7 +41,6 @@ DIVERGING, SEQUENTIAL = "RdBu_r", "viridis"
 CURVES_SHOWN = 6
 LEGEND_WIDTH = 72  # characters per line that fit into the figure
 
-Rotation = RotarySpec | RotaryEmbedding
 Specs = Rotation | Sequence[Rotation] | Mapping[str, Rotation]
 
 __all__ = [
@@ -123,22 +120,10 @@ def named(specs: Specs) -> dict[str, RotarySpec]:
     return result
 
 
-def rotation(spec: Any, argument: str = "spec") -> RotarySpec:
-    """The specification, given as itself or as a module that has it."""
-    spec = getattr(spec, "spec", spec)
-    if not isinstance(spec, RotarySpec):
-        got = type(spec).__name__
-        raise TypeError(f"{argument}: expected a RotarySpec or RotaryEmbedding, got {got}")
-    return spec
-
-
-def sinusoid(spec: Any) -> SinusoidalSpec:
-    """The specification, given as itself or as a module that has it."""
-    spec = getattr(spec, "spec", spec)
-    if not isinstance(spec, SinusoidalSpec):
-        expected = "a SinusoidalSpec or SinusoidalPositionalEmbedding"
-        raise TypeError(f"spec: expected {expected}, got {type(spec).__name__}")
-    return spec
+def check_mapping(name: str, value: Any) -> None:
+    """Raises TypeError for what is no mapping."""
+    if not isinstance(value, Mapping):
+        raise wrong_type(name, "a dict", type(value).__name__)
 
 
 def legend(axes: Axes) -> None:
@@ -274,6 +259,9 @@ def component_scores(
         distances: The largest distance.
         components: Components to show; default: some, evenly spread over the pairs.
         axes: Where to draw.
+
+    Raises:
+        IndexError: The head has no such component.
     """
     spec = rotation(spec)
     axes = new_axes(axes)
@@ -282,6 +270,9 @@ def component_scores(
         pairs = spec.frequencies().numel()
         stride = 2 if spec.interleaved else 1
         components = [spec.rotary_start + stride * pair for pair in spread(pairs)]
+    for component in components:
+        if not 0 <= component < spec.head_dim:
+            raise IndexError(f"components: expected 0 to {spec.head_dim - 1}, got {component}")
     limit = float(scores[:, list(components)].abs().max())
     for row, component in enumerate(components):
         curve = row - 0.45 * scores[:, component] / limit  # the axis points down
@@ -306,6 +297,7 @@ def angle_error(
     spec = rotation(spec)
     axes = new_axes(axes)
     at = 2 ** torch.arange(21) if positions is None else positions
+    check_tensors(positions=at)
     names: dict[Numerics, str] = {"float32": "float32 product", "exact": "posembed, float32 data"}
     for numerics, name in names.items():
         worst = analysis.angle_error(spec, at, numerics=numerics).amax(1)
@@ -321,7 +313,7 @@ def angle_error(
 
 
 def heat_map(
-    spec: SinusoidalSpec | SinusoidalPositionalEmbedding,
+    spec: Sinusoid,
     positions: int = 100,
     *,
     axes: Axes | None = None,
@@ -363,7 +355,7 @@ def binary_codes(
 
 
 def shift_matrix(
-    spec: SinusoidalSpec | SinusoidalPositionalEmbedding,
+    spec: Sinusoid,
     distance: float,
     *,
     axes: Axes | None = None,
@@ -406,6 +398,7 @@ def grid(positions: Tensor, *, axes: Axes | None = None) -> Axes:
         >>> pe.plot.grid(cells).get_title()
         'Positions of 12 tokens'
     """
+    check_tensors(positions=positions)
     if positions.dim() == 3 and positions.shape[1] == 1:
         positions = positions[:, 0]
     if positions.dim() != 2 or len(positions) < 2:
@@ -430,7 +423,7 @@ def grid(positions: Tensor, *, axes: Axes | None = None) -> Axes:
 
 
 def similarity_map(
-    embedding: Tensor | LearnedPositionalEmbedding | SinusoidalPositionalEmbedding | RotarySpec,
+    embedding: Cells,
     grid: Sequence[int] | None = None,
     cell: Sequence[int] | None = None,
     *,
@@ -484,7 +477,7 @@ def alibi_bias(
         IndexError: ``alibi`` has no such head.
     """
     if not isinstance(alibi, ALiBi):
-        raise TypeError(f"alibi: expected an ALiBi, got {type(alibi).__name__}")
+        raise wrong_type("alibi", "an ALiBi", type(alibi).__name__)
     if not 0 <= head < alibi.num_heads:
         raise IndexError(f"head: expected 0 to {alibi.num_heads - 1}, got {head}")
     axes = new_axes(axes, height=5.0)
@@ -514,6 +507,7 @@ def extrapolation(
         axes: Where to draw.
 
     Raises:
+        TypeError: ``losses`` is no mapping.
         ValueError: A method does not have one loss per length.
 
     Examples:
@@ -522,6 +516,7 @@ def extrapolation(
         >>> len(pe.plot.extrapolation(losses, [64, 128]).containers)
         2
     """
+    check_mapping("losses", losses)
     axes = new_axes(axes)
     width = 0.8 / len(lengths)
     for method, row in losses.items():
@@ -548,7 +543,11 @@ def losses(
     Args:
         curves: Steps and losses by name.
         axes: Where to draw.
+
+    Raises:
+        TypeError: ``curves`` is no mapping.
     """
+    check_mapping("curves", curves)
     axes = new_axes(axes)
     for name, (steps, values) in curves.items():
         axes.plot(steps, values, linewidth=1.0, label=name)

@@ -215,8 +215,25 @@ def test_modules_are_drawn_as_their_specifications() -> None:
         (lambda: pe.plot.wavelengths({"a": 3}), TypeError, "specs: expected a RotarySpec or"),
         (lambda: pe.plot.angle_error(pe.SinusoidalSpec(8)), TypeError, "spec: expected a Rotary"),
         (lambda: pe.plot.heat_map(pe.RotarySpec(8)), TypeError, "spec: expected a SinusoidalSpec"),
-        (lambda: pe.plot.alibi_bias(8, 32), TypeError, "alibi: expected an ALiBi, got int"),
+        (lambda: pe.plot.alibi_bias(8, 32), TypeError, "alibi: expected an ALiBi, got an int$"),
         (lambda: pe.plot.alibi_bias(pe.ALiBi(8), 4, head=9), IndexError, "head: expected 0 to 7"),
+        (
+            lambda: pe.plot.angle_error(pe.RotarySpec(8), [1]),
+            TypeError,
+            "positions: expected a Tensor, got a list",
+        ),
+        (lambda: pe.plot.grid([1]), TypeError, "positions: expected a Tensor, got a list"),
+        (
+            lambda: pe.plot.component_scores(pe.RotarySpec(8), components=[8]),
+            IndexError,
+            "components: expected 0 to 7, got 8",
+        ),
+        (lambda: pe.plot.losses([1.0]), TypeError, "curves: expected a dict, got a list$"),
+        (
+            lambda: pe.plot.extrapolation([1.0], [8]),
+            TypeError,
+            "losses: expected a dict, got a list$",
+        ),
     ],
 )
 def test_errors_name_the_argument(draw: Callable[[], Axes], error: type, message: str) -> None:
@@ -230,6 +247,7 @@ def test_names_are_those_of_functions() -> None:
     functions = {name: f for name, f in vars(pe.plot).items() if inspect.isfunction(f)}
     drawing = {name for name, f in functions.items() if "axes" in inspect.signature(f).parameters}
     helpers = {"label", "legend", "matrix", "new_axes"}
+    assert all(inspect.isfunction(getattr(pe.plot, name)) for name in dir(pe.plot))
     assert drawing - helpers == {*pe.plot.__all__}
 
 
