@@ -19,10 +19,10 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 BUILD = ROOT / "build" / "examples"
-# An eighth of the language models' default training.
+# A quarter of the language models' default training: enough for every kind of positions to help.
 SETTINGS = (
     *("--text", sysconfig.get_path("stdlib")),
-    *("--length", "32", "--steps", "160", "--held-out", "32768"),
+    *("--length", "32", "--batch", "16", "--steps", "640", "--held-out", "32768"),
 )
 NEXT = """\
 Where to go next
@@ -84,6 +84,26 @@ def read_table(text: str) -> tuple[dict[str, list[float | None]], list[int]]:
     return losses, [int(cell) for cell in rows[head]]
 
 
+def listed(names: list[str]) -> str:
+    """Names in a sentence."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def lesson(losses: dict[str, list[float | None]], lengths: list[int]) -> str:
+    """What the table says: which positions help at the trained length, and which beyond it."""
+    lines = []
+    for place, length in ((0, f"{lengths[0]} bytes, as trained"), (-1, f"{lengths[-1]} bytes")):
+        found = {method: row[place] for method, row in losses.items() if row[place] is not None}
+        none = found.pop("none")
+        better = [method for method, loss in found.items() if loss < none]
+        worse = [method for method, loss in found.items() if loss >= none]
+        line = f"In windows of {length}, "
+        line += f"{listed(better)}: better than no positions." if better else "none is better."
+        lines.append(line + (f" {listed(worse)}: not." if worse else ""))
+    return "\n".join(lines)
+
+
 def read_curves(file: Path) -> dict[str, tuple[list[int], list[float]]]:
     """Training losses of each method by step."""
     curves: dict[str, tuple[list[int], list[float]]] = {}
@@ -115,7 +135,7 @@ def train_language_models(build: Future[Path]) -> int:
     losses = BUILD / "losses.csv"
     print("A C++ program trains one small language model with each kind of positions:", flush=True)
     table = run(result_of(build), *SETTINGS, "--losses", losses)
-    print(table)
+    print(f"{table}\n{lesson(*read_table(table))}")
     draw(table, losses)
     print("\nIts Python twin takes the first steps:", flush=True)
     return language_model.main([*SETTINGS, "--compare", str(losses)])

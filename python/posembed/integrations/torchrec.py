@@ -24,7 +24,7 @@ try:
     )
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"posembed.integrations.torchrec makes torchrec's collections, and {error.name} is missing: "
+        f"posembed.integrations.torchrec makes torchrec's collections; {error.name} is missing: "
         "python -m pip install torchrec fbgemm-gpu (fbgemm-gpu-cpu on machines without a GPU)",
         name=error.name,
     ) from error
