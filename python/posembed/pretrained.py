@@ -23,6 +23,27 @@ from posembed._validation import shown, whole
 if TYPE_CHECKING:
     from posembed import _C
 
+__all__ = [
+    "Coverage",
+    "FileFormatError",
+    "Format",
+    "Missing",
+    "OnBadRow",
+    "Rows",
+    "Skipped",
+    "SkippedRow",
+    "Tokenizer",
+    "VectorFile",
+    "Vocabulary",
+    "open_vectors",
+]
+
+
+def __dir__() -> list[str]:
+    """Public names."""
+    return __all__
+
+
 Format = Literal["safetensors", "word2vec-binary", "word2vec-text", "glove"]
 Missing = Literal["mean", "zero", "random", "error"]
 OnBadRow = Literal["raise", "skip"]

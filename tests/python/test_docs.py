@@ -80,7 +80,9 @@ def test_formulas_are_known_to_the_converter() -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    listed = set(re.findall(r"- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    listed = set(
+        re.findall(r"(?:- |: )(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    )
     notebooks = {
         f"notebooks/{path.stem}.md" for path in (ROOT / "examples" / "notebooks").glob("*.ipynb")
     }
