@@ -24,6 +24,7 @@ from posembed.specification import Numerics, RotarySpec
 
 try:
     from matplotlib import pyplot
+    from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.patches import Circle
     from matplotlib.ticker import MaxNLocator
 except ImportError as error:
@@ -34,10 +35,12 @@ except ImportError as error:
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colorbar import Colorbar
+    from matplotlib.colors import Colormap
 
 WIDTH, HEIGHT = 7.0, 4.0  # inches: about the width of a page's text
 DPI = 200  # two dots per component, for 512 components
 DIVERGING, SEQUENTIAL = "RdBu_r", "viridis"
+FIRST_TO_LAST = ("tab:blue", "tab:orange")  # both are seen on light and dark pages
 CURVES_SHOWN = 6
 LEGEND_WIDTH = 72  # characters per line that fit into the figure
 
@@ -92,7 +95,12 @@ def label(axes: Axes, title: str, x: str, y: str) -> Axes:
 
 
 def matrix(
-    axes: Axes, values: Tensor, *, colors: str, limit: tuple[float, float] | None, bar: str
+    axes: Axes,
+    values: Tensor,
+    *,
+    colors: str | Colormap,
+    limit: tuple[float, float] | None,
+    bar: str,
 ) -> Colorbar:
     """Draws a matrix as a heat map, row 0 on top; returns the colour bar."""
     low, high = limit or (None, None)
@@ -114,7 +122,7 @@ def named(specs: Specs) -> dict[str, RotarySpec]:
     result: dict[str, RotarySpec] = {}
     seen: Counter[str] = Counter()
     for spec in several:
-        name = spec.describe()
+        name = f"head_dim {spec.describe()}"
         seen[name] += 1
         result[name if seen[name] == 1 else f"{name} ({seen[name]})"] = spec
     return result
@@ -184,16 +192,17 @@ def rotated_pair(
     at = torch.arange(analysis.count_of(positions))
     points = analysis.rotate_one(vector, at, spec)[:, [first, second]].tolist()
     axes = new_axes(axes, height=WIDTH)
-    colors = pyplot.get_cmap(SEQUENTIAL)
+    colors = LinearSegmentedColormap.from_list("positions", FIRST_TO_LAST)
     for position, (x, y) in enumerate(points):
-        color = colors(0.35 + 0.6 * position / max(1, positions - 1))
+        color = colors(position / max(1, positions - 1))
         style = {"arrowstyle": "-|>", "color": color, "linewidth": 1.5, "shrinkA": 0, "shrinkB": 0}
         axes.annotate("", (x, y), (0.0, 0.0), arrowprops=style)
         axes.text(1.12 * x, 1.12 * y, str(position), color=color, ha="center", va="center")
     axes.add_patch(Circle((0.0, 0.0), 1.0, fill=False, color="grey", linewidth=0.5))
     axes.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), xticks=[-1, 0, 1], yticks=[-1, 0, 1])
     axes.set_aspect("equal")
-    speed = f"{float(speeds[pair]):.2g} radians per position"
+    number = f"{float(speeds[pair]):.2g}"
+    speed = f"{number} radian{'' if number == '1' else 's'} per position"
     return label(axes, f"Pair {pair}: {speed}", f"component {first}", f"component {second}")
 
 
@@ -349,7 +358,9 @@ def binary_codes(
     """Plots positions in binary as a heat map; sinusoids are a smooth form of them."""
     axes = new_axes(axes)
     values = analysis.binary_codes(positions, width)
-    matrix(axes, values, colors="Greys", limit=(0.0, 1.0), bar="bit").set_ticks([0, 1])
+    two = pyplot.get_cmap("Greys", 2)
+    bar = matrix(axes, values, colors=two, limit=(0.0, 1.0), bar="bit")
+    bar.set_ticks([0.25, 0.75], labels=["0", "1"])
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     return label(axes, "Binary codes", "bit, fastest first", "position")
 

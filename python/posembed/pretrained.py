@@ -192,7 +192,7 @@ class VectorFile:
 
     def tensor(
         self,
-        name: str = "vectors",
+        name: str | None = None,
         dtype: torch.dtype | None = None,
         *,
         copy: bool = False,
@@ -206,7 +206,7 @@ class VectorFile:
         file no longer has ends the process.
 
         Args:
-            name: One of :attr:`names`.
+            name: One of :attr:`names`; default: "vectors", or the only one.
             dtype: Dtype of the result; default: the file's.
             copy: Read into memory, so that the result does not depend on the file.
             progress: Show a progress bar; default: for a large file, on a terminal.
@@ -215,6 +215,9 @@ class VectorFile:
             FileFormatError: The file is malformed or was shortened, or a finite number is not
                 finite in ``dtype``.
         """
+        if name is None:
+            names = self.names
+            name = names[0] if len(names) == 1 else "vectors"
         with self._bar(progress) as advance:
             return self._file.tensor(name, dtype, advance, copy)
 

@@ -197,7 +197,7 @@ def specs_of(paths: Sequence[str], arguments: argparse.Namespace) -> dict[str, R
     else:
         only_with(arguments, "with CONFIG", "--layer-type", "--part", "--ignore")
         spec = spec_from_numbers(arguments)
-        specs = {spec.describe(): spec}
+        specs = {f"head_dim {spec.describe()}": spec}
     if arguments.seq_len is None:
         return specs
     return {name: spec.resolve(arguments.seq_len) for name, spec in specs.items()}

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         numbers = {"specification": common.facts(spec), **columns}
         common.print_json({"output": arguments.plot, **numbers})
     else:
-        print(spec.describe())
+        print(f"head_dim {spec.describe()}")
         rows = zip(*columns.values(), strict=True)
         common.print_table(HEAD, (row(pair, *cells) for pair, cells in enumerate(rows)))
         if arguments.plot:

@@ -98,9 +98,9 @@ def test_scores_side_by_side(log: bool) -> None:
 
 def test_one_specification_or_a_list_are_named_by_what_they_are() -> None:
     spec = pe.RotarySpec(64, base=500000.0)
-    assert legend(pe.plot.scores_by_distance(spec, 4)) == [spec.describe()]
+    assert legend(pe.plot.scores_by_distance(spec, 4)) == [f"head_dim {spec.describe()}"]
     both = [pe.RotarySpec(64), spec]
-    assert legend(pe.plot.wavelengths(both)) == [one.describe() for one in both]
+    assert legend(pe.plot.wavelengths(both)) == [f"head_dim {one.describe()}" for one in both]
 
 
 def longrope(factor: float) -> pe.RotarySpec:
@@ -123,7 +123,7 @@ def test_specifications_that_read_alike_are_all_drawn(
     draw: Callable[..., Axes], specs: list[pe.RotarySpec]
 ) -> None:
     axes = draw(specs)
-    name = specs[0].describe()
+    name = f"head_dim {specs[0].describe()}"
     numbered = [name, *(f"{name} ({i})" for i in range(2, len(specs) + 1))]
     assert [text.replace("\n", " ") for text in legend(axes)] == numbered
     first = axes.get_lines()[0].get_ydata()
@@ -188,6 +188,9 @@ def test_heat_map_beside_binary_codes() -> None:
         assert np.array_equal(colors(left)[:, int(place)], values[:, component])
     assert {0, 31} <= places.keys()
     assert np.array_equal(colors(right), pe.analysis.binary_codes(20, 8).numpy())
+    key = right.get_images()[0].colorbar
+    assert [tick.get_text() for tick in key.ax.get_yticklabels()] == ["0", "1"]
+    assert right.get_images()[0].get_cmap().N == 2
     assert left.get_images()[0].get_clim() == (-2.0, 2.0)
     assert left.get_figure() is figure
     assert len(pyplot.get_fignums()) == 1
@@ -269,6 +272,7 @@ def test_rotated_pair(interleaved: bool) -> None:
     for position, arrow in enumerate(arrows):
         expected = (math.cos(position * speed), math.sin(position * speed))
         np.testing.assert_allclose(arrow.xy, expected, atol=1e-12)
+    assert pe.plot.rotated_pair(spec).get_title() == "Pair 0: 1 radian per position"
     with pytest.raises(IndexError, match=r"^pair: expected 0 to 3, got 4"):
         pe.plot.rotated_pair(spec, 4)
 
