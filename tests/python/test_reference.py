@@ -128,6 +128,10 @@ def test_reference_has_methods_of_bases_that_it_does_not_describe() -> None:
         assert all(any(find(base, method) for base in cls.__mro__) for method in listed), name
 
 
+def test_reference_shows_no_private_names() -> None:
+    assert 'filters: ["!^_"]' in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     "name", ["analysis", "data", "functional", "plot", "positions", "pretrained"]
 )

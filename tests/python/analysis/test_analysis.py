@@ -372,10 +372,14 @@ def test_tf_idf_of_all_words() -> None:
 def test_names_are_those_of_functions_on_the_page() -> None:
     """docs/guide/analysis.md lists what dir() and completion show."""
     page = Path(__file__).parents[3] / "docs" / "guide" / "analysis.md"
-    listed = re.findall(r"^\| `(\w+)\(", page.read_text(encoding="utf-8"), re.MULTILINE)
-    assert dir(pe.analysis) == sorted(listed)
+    tables = re.split(r"\| function \| (?:computes|draws) \|", page.read_text(encoding="utf-8"))[1:]
+    cells = [re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE) for table in tables]
+    computed, drawn = ({*re.findall(r"`(\w+)\(", " ".join(each))} for each in cells)
+    assert dir(pe.analysis) == sorted(computed)
     assert all(inspect.isfunction(getattr(pe.analysis, name)) for name in dir(pe.analysis))
-    assert {*pe.analysis.__all__} - {*listed} == {"Encoder", "TermTable", "Wavelengths"}
+    assert {*pe.analysis.__all__} - computed == {"Encoder", "TermTable", "Wavelengths"}
+    pytest.importorskip("matplotlib")
+    assert dir(pe.plot) == sorted(computed - {"most_similar", "tf_idf"} | drawn)
 
 
 def test_modules_are_computed_as_their_specifications() -> None:
