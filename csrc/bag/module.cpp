@@ -7,6 +7,8 @@
 
 #include "bag/operator.h"
 #include "posembed/bag.h"
+#include "posembed/pretrained.h"
+#include "pretrained/token_rows.h"
 #include "token/table_module.h"
 
 namespace posembed {
@@ -88,6 +90,26 @@ torch::Tensor TokenBagImpl::forward(const torch::Tensor& ids,
 TokenBag TokenBag::from_pretrained(const torch::Tensor& weight, bool freeze,
                                    TokenBagOptions options) {
   return token::over_table<TokenBag>(weight, freeze, std::move(options));
+}
+
+TokenBag TokenBag::from_file(const std::string& path,
+                             const std::optional<std::vector<std::string>>& vocabulary) {
+  return from_file(path, vocabulary, pretrained::ReadOptions());
+}
+
+TokenBag TokenBag::from_file(const std::string& path,
+                             const std::optional<std::vector<std::string>>& vocabulary,
+                             const pretrained::ReadOptions& read, bool freeze,
+                             TokenBagOptions options) {
+  return from_file(path, vocabulary, read, freeze, std::move(options), pretrained::OpenOptions());
+}
+
+TokenBag TokenBag::from_file(const std::string& path,
+                             const std::optional<std::vector<std::string>>& vocabulary,
+                             const pretrained::ReadOptions& read, bool freeze,
+                             TokenBagOptions options, const pretrained::OpenOptions& open) {
+  const torch::Tensor table = pretrained::table_from_file(path, vocabulary, read, open);
+  return from_pretrained(table, freeze, std::move(options));
 }
 
 }  // namespace posembed

@@ -37,6 +37,7 @@ const Binding binding_of_file_table([](py::module_& module) {
       .def("bytes_in_files", &FileRows::bytes_in_files)
       .def("bytes_in_memory", &FileRows::bytes_in_memory)
       .def("codes", &codes_of)
+      .def("split", &FileRows::split, py::arg("parts"))
       .def("prefetch", &FileRows::prefetch, py::arg("ids"), without_gil())
       .def("misses", &FileRows::misses)
       .def("handle", &FileRows::handle);

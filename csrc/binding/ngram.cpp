@@ -60,6 +60,9 @@ const Binding binding_of_ngram([](py::module_& module) {
   bind<PerLayerEmbeddingImpl>(module, "PerLayerEmbedding")
       .def(py::init(&make_per_layer), py::arg("num_embeddings"), py::arg("num_layers"),
            py::arg("layer_dim"), py::kw_only(), py::arg("scale") = 1.0)
+      .def("quantize", &PerLayerEmbeddingImpl::quantize, py::arg("format") = "float8",
+           py::arg("block") = 0, without_gil())
+      .def("memory", &PerLayerEmbeddingImpl::memory)
       .def("forward", &PerLayerEmbeddingImpl::forward, py::arg("ids"), without_gil())
       .def("layer", &PerLayerEmbeddingImpl::layer, py::arg("ids"), py::arg("index"), without_gil());
 });

@@ -16,6 +16,11 @@ std::shared_ptr<QuantizedTableImpl> make_quantized(const torch::Tensor& codes,
       dtype.value_or(torch::get_default_dtype_as_scalartype()));
 }
 
+py::tuple rowwise_codes(const torch::Tensor& packed, int64_t bits) {
+  const QuantizedRows rows = QuantizedRows::from_rowwise(packed, bits);
+  return py::make_tuple(rows.codes, rows.scales, rows.biases);
+}
+
 }  // namespace
 
 const Binding binding_of_quantized([](py::module_& module) {
@@ -26,6 +31,7 @@ const Binding binding_of_quantized([](py::module_& module) {
       .def("forward", &QuantizedTableImpl::forward, py::arg("ids"), py::arg("scale") = 1.0,
            without_gil())
       .def("dequantize", &QuantizedTableImpl::dequantize, without_gil());
+  module.def("rowwise_codes", &rowwise_codes, py::arg("packed"), py::arg("bits"));
 });
 
 }  // namespace posembed::binding

@@ -174,9 +174,21 @@ void PerLayerEmbeddingImpl::reset() {
   TORCH_CHECK_VALUE(num_layers >= 1, "num_layers: expected 1 or more, got ", num_layers);
   TORCH_CHECK_VALUE(layer_dim >= 0, "layer_dim: expected 0 or more, got ", layer_dim);
   TORCH_CHECK_VALUE(std::isfinite(scale), "scale: expected a finite number, got ", scale);
+  if (!table.is_empty()) {
+    table = register_module("table", token::same_codes(table));
+    return;
+  }
   weight = register_parameter("weight", torch::empty({num_embeddings, num_layers * layer_dim}));
   reset_parameters();
 }
+
+void PerLayerEmbeddingImpl::quantize(const std::string& format, int64_t block) {
+  table = register_module("table", token::codes_of(*this, format, block));
+  parameters_.erase("weight");
+  weight = torch::Tensor();
+}
+
+int64_t PerLayerEmbeddingImpl::memory() const { return token::table_bytes(*this); }
 
 void PerLayerEmbeddingImpl::reset_parameters() {
   prefer_huge_pages(weight);
@@ -190,16 +202,24 @@ void PerLayerEmbeddingImpl::pretty_print(std::ostream& stream) const {
 }
 
 torch::Tensor PerLayerEmbeddingImpl::forward(const torch::Tensor& ids) {
-  return functional::embedding(ids, weight, EmbeddingCall().scale(scale))
-      .unflatten(-1, {num_layers, layer_dim});
+  const torch::Tensor found = table.is_empty()
+                                  ? functional::embedding(ids, weight, EmbeddingCall().scale(scale))
+                                  : table->forward(ids, scale);
+  return found.unflatten(-1, {num_layers, layer_dim});
 }
 
 torch::Tensor PerLayerEmbeddingImpl::layer(const torch::Tensor& ids, int64_t index) {
   TORCH_CHECK_INDEX(index >= -num_layers && index < num_layers, "index: expected ", -num_layers,
                     " to ", num_layers - 1, ", got ", index);
   const int64_t place = index < 0 ? index + num_layers : index;
-  return functional::embedding(ids, weight.narrow(1, place * layer_dim, layer_dim),
-                               EmbeddingCall().scale(scale));
+  if (table.is_empty()) {
+    return functional::embedding(ids, weight.narrow(1, place * layer_dim, layer_dim),
+                                 EmbeddingCall().scale(scale));
+  }
+  const auto shorter = table->rows.split(num_layers);
+  if (!shorter.has_value()) return forward(ids).select(-2, place);
+  const torch::Tensor rows = ids.to(at::kLong) * num_layers + place;
+  return functional::embedding(rows, *shorter, scale, table->dtype);
 }
 
 }  // namespace posembed

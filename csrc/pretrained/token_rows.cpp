@@ -73,4 +73,21 @@ std::optional<torch::Tensor> token_rows(const VectorFile& file, const ReadOption
   return in_dtype(rows, options.dtype(), file.path(), table);
 }
 
+torch::Tensor table_from_file(const std::string& path,
+                              const std::optional<std::vector<std::string>>& vocabulary,
+                              const ReadOptions& read, const OpenOptions& open) {
+  TORCH_CHECK_VALUE(vocabulary.has_value() || !read.fallback(),
+                    "fallback: expected none without a vocabulary");
+  const VectorFile file = pretrained::open(path, open);
+  const std::optional<torch::Tensor> by_id = token_rows(file, read, vocabulary.has_value());
+  const torch::Tensor table = by_id.has_value()        ? *by_id
+                              : vocabulary.has_value() ? file.rows(*vocabulary, read).vectors
+                                                       : file.table(read);
+  if (const int64_t skipped = file.skipped().count; skipped > 0) {
+    TORCH_WARN(path, ": skipped ", skipped, " rows that cannot be read, the first of them row ",
+               file.skipped().rows[0].row, ": ", file.skipped().rows[0].reason);
+  }
+  return table;
+}
+
 }  // namespace posembed::pretrained

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "posembed/export.h"
 #include "posembed/pretrained.h"
@@ -15,5 +17,11 @@ namespace posembed::pretrained {
 /// @throws c10::ValueError  by_word, and tokens have weights; or mapping or weights do not fit
 POSEMBED_API std::optional<torch::Tensor> token_rows(const VectorFile& file,
                                                      const ReadOptions& options, bool by_word);
+
+/// The table that from_file() of modules reads: the rows of token ids or words, or all. Warns of
+/// rows that were left out.
+torch::Tensor table_from_file(const std::string& path,
+                              const std::optional<std::vector<std::string>>& vocabulary,
+                              const ReadOptions& read, const OpenOptions& open);
 
 }  // namespace posembed::pretrained

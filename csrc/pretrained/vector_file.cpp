@@ -1,5 +1,7 @@
 // VectorFile: chooses the format, fills rows of missing words, and adds the file's name to errors.
 #include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "pretrained/file.h"
 #include "pretrained/safetensors.h"
@@ -74,6 +76,52 @@ void fill_missing(torch::Tensor& vectors, const Vocabulary& vocabulary, Missing 
   }
 }
 
+/// Words that the file lacks, and those whose rows are read instead.
+using Substitutes = std::unordered_map<std::string, std::string>;
+
+const std::string& instead(const Substitutes& others, const std::string& word) {
+  const auto found = others.find(word);
+  return found == others.end() ? word : found->second;
+}
+
+/// What the fallback gives for words that the file lacks, where the file has that.
+Substitutes substitutes(const std::vector<std::string>& words, const Fallback& fallback,
+                        const VectorFile& file, const Progress& progress) {
+  if (!fallback) return {};
+  Vocabulary every(words);
+  std::unordered_map<std::string, int64_t> places;
+  for (size_t i = 0; i < words.size(); ++i) places.emplace(words[i], static_cast<int64_t>(i));
+  std::vector<std::string> given;
+  for (const std::string& word : words) {
+    given.push_back(word.empty() ? word : fallback(word));
+    if (places.emplace(given.back(), every.size()).second) every.add(given.back());
+  }
+  file.look_up(every, progress);
+  Substitutes others;
+  for (size_t i = 0; i < words.size(); ++i) {
+    const bool lacks = !words[i].empty() && !every.is_met(static_cast<int64_t>(i));
+    if (lacks && every.is_met(places.at(given[i]))) others.emplace(words[i], given[i]);
+  }
+  return others;
+}
+
+/// The coverage of words from that of the words by which rows are read.
+Coverage coverage_of(const std::vector<std::string>& words, const Substitutes& others,
+                     Coverage found) {
+  if (others.empty()) return found;
+  const std::unordered_set<std::string> lost(found.missing.begin(), found.missing.end());
+  Coverage coverage{0, {}, found.duplicate};
+  for (const std::string& word : words) {
+    if (word.empty()) continue;
+    if (lost.count(instead(others, word)) == 0) {
+      ++coverage.found;
+    } else {
+      coverage.missing.push_back(word);
+    }
+  }
+  return coverage;
+}
+
 }  // namespace
 
 StoredTable Source::stored(const std::string&) const {
@@ -136,19 +184,43 @@ torch::Tensor VectorFile::table(const ReadOptions& options) const {
 }
 
 Rows VectorFile::rows(const std::vector<std::string>& words, const ReadOptions& options) const {
-  Vocabulary vocabulary(words);
-  const torch::Tensor vectors = rows(vocabulary, options);
-  return {vectors, coverage_of(vocabulary)};
+  const Substitutes others = substitutes(words, options.fallback(), *this, options.progress());
+  ReadOptions inner = options;
+  inner.fallback(nullptr);
+  if (others.empty()) {
+    Vocabulary vocabulary(words);
+    const torch::Tensor vectors = rows(vocabulary, inner);
+    return {vectors, coverage_of(vocabulary)};
+  }
+  std::unordered_map<std::string_view, int64_t> places;
+  std::vector<int64_t> place_of_word;
+  Vocabulary vocabulary;
+  for (const std::string& word : words) {
+    const std::string& read = instead(others, word);
+    const auto [place, is_new] = places.emplace(read, vocabulary.size());
+    if (is_new) vocabulary.add(read);
+    place_of_word.push_back(place->second);
+  }
+  const torch::Tensor vectors = rows(vocabulary, inner);
+  return {vectors.index_select(0, torch::tensor(place_of_word)),
+          coverage_of(words, others, coverage_of(vocabulary))};
 }
 
-Coverage VectorFile::coverage(const std::vector<std::string>& words,
-                              const Progress& progress) const {
-  Vocabulary vocabulary(words);
+Coverage VectorFile::coverage(const std::vector<std::string>& words, const Progress& progress,
+                              const Fallback& fallback) const {
+  const Substitutes others = substitutes(words, fallback, *this, progress);
+  Vocabulary vocabulary;
+  std::unordered_set<std::string_view> seen;
+  for (const std::string& word : words) {
+    const std::string& read = instead(others, word);
+    if (others.empty() || seen.insert(read).second) vocabulary.add(read);
+  }
   look_up(vocabulary, progress);
-  return coverage_of(vocabulary);
+  return coverage_of(words, others, coverage_of(vocabulary));
 }
 
 torch::Tensor VectorFile::rows(Vocabulary& vocabulary, const ReadOptions& options) const {
+  TORCH_CHECK_VALUE(!options.fallback(), "fallback: expected none with a Vocabulary");
   vocabulary.index();
   torch::Tensor vectors = source_->read_rows(vocabulary, options);
   fill_missing(vectors, vocabulary, options.missing(), path());

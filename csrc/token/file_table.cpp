@@ -22,6 +22,7 @@
 #include "pretrained/narrowing.h"
 #include "pretrained/source.h"
 #include "token/background.h"
+#include "token/code_blocks.h"
 #include "token/operator.h"
 #include "token/stored_rows.h"
 
@@ -56,8 +57,7 @@ class FileRows::Implementation {
  public:
   explicit Implementation(const std::vector<pretrained::StoredTable>& parts)
       : table(rows_of(parts, [](const auto& part) { return part.table; })),
-        block_rows(parts[0].block_rows),
-        block_columns(parts[0].block_columns) {
+        blocks{parts[0].block_rows, parts[0].block_columns} {
     has_codes = parts[0].scale_rows.has_value() || parts[0].scales.defined();
     if (!has_codes) {
       dispatcher::check_floating(table.dtype(), "tensors");
@@ -69,8 +69,8 @@ class FileRows::Implementation {
     for (const pretrained::StoredTable& part : parts) {
       // Blocks of rows must not reach over the end of a part.
       const bool fits = part.scale_rows.has_value() == parts[0].scale_rows.has_value() &&
-                        part.block_rows == block_rows && part.block_columns == block_columns &&
-                        (&part == &parts.back() || part.table.rows % block_rows == 0);
+                        part.block_rows == blocks.rows && part.block_columns == blocks.columns &&
+                        (&part == &parts.back() || part.table.rows % blocks.rows == 0);
       TORCH_CHECK_VALUE(fits, "tensors: expected parts whose scales have the same blocks");
       scales_of_parts.push_back(part.scales);
     }
@@ -78,6 +78,21 @@ class FileRows::Implementation {
       scale_rows.emplace(rows_of(parts, [](const auto& part) { return *part.scale_rows; }));
     } else {
       scales = at::cat(scales_of_parts);
+    }
+  }
+
+  /// The same table as shorter rows.
+  Implementation(const Implementation& whole, int64_t parts, token::CodeBlocks blocks)
+      : table(whole.table.split(parts)),
+        blocks(blocks),
+        has_codes(whole.has_codes),
+        misses(whole.misses) {
+    if (!has_codes) return;
+    const int64_t in_row = blocks.in_row(table.columns());
+    if (whole.scale_rows.has_value()) {
+      scale_rows.emplace(whole.scale_rows->split(whole.scale_rows->columns() / in_row));
+    } else {
+      scales = whole.scales.reshape({-1, in_row});
     }
   }
 
@@ -92,22 +107,26 @@ class FileRows::Implementation {
     return fetched;
   }
 
+  /// The rows of scales for ids.
+  torch::Tensor scale_ids(const torch::Tensor& ids) const {
+    const torch::Tensor flat = ids.flatten();
+    return blocks.rows == 1 ? flat : flat.floor_divide(blocks.rows);
+  }
+
   torch::Tensor scales_of(const torch::Tensor& ids) const {
-    if (!scale_rows.has_value()) {
-      const torch::Tensor blocks = ids.flatten().to(at::kLong).floor_divide(block_rows);
-      return scales.index_select(0, blocks);
-    }
+    const torch::Tensor own = scale_ids(ids);
+    if (!scale_rows.has_value()) return scales.index_select(0, own.to(at::kLong));
     torch::Tensor found = at::empty({ids.numel(), scale_rows->columns()}, scale_rows->dtype());
-    read(*scale_rows, ids, found);
+    read(*scale_rows, own, found);
     return found.scalar_type() == at::kFloat8_e8m0fnu ? found : found.to(at::kFloat);
   }
 
   const token::StoredRows table;
   std::optional<token::StoredRows> scale_rows;
   torch::Tensor scales;
-  const int64_t block_rows, block_columns;
+  const token::CodeBlocks blocks;
   bool has_codes = false;
-  mutable std::atomic<int64_t> misses = 0;
+  const std::shared_ptr<std::atomic<int64_t>> misses = std::make_shared<std::atomic<int64_t>>(0);
   int64_t handle = 0;
 };
 
@@ -183,7 +202,7 @@ torch::Tensor read_rows(const torch::Tensor& given, int64_t file, double scale,
   std::vector<int64_t> shape = ids.sizes().vec();
   shape.push_back(rows->table.columns());
   torch::Tensor found = dispatcher::empty(shape, ids.options().dtype(rows->table.dtype()));
-  rows->misses += rows->read(rows->table, ids, found);
+  *rows->misses += rows->read(rows->table, ids, found);
   if (!rows->has_codes) {
     found = converted(found, dtype.value_or(found.scalar_type()));
     if (scale == 1.0) return found;
@@ -192,7 +211,7 @@ torch::Tensor read_rows(const torch::Tensor& given, int64_t file, double scale,
   const torch::Tensor table = found.view({ids.numel(), rows->table.columns()});
   if (!rows->has_codes) return token::look_up(table, {places, -1, scale});
   return token::embedding_quantized(table, rows->scales_of(ids),
-                                    {places, std::nullopt, 1, rows->block_columns, scale, dtype});
+                                    {places, std::nullopt, 1, rows->blocks.columns, scale, dtype});
 }
 
 const dispatcher::Operator<torch::Tensor(const torch::Tensor&, int64_t, double,
@@ -201,19 +220,40 @@ const dispatcher::Operator<torch::Tensor(const torch::Tensor&, int64_t, double,
 
 }  // namespace
 
-FileRows::FileRows(const std::string& path, const std::vector<std::string>& tensors) {
+namespace {
+
+/// Gives a table its handle, as long as it is open.
+template <typename... Arguments>
+std::shared_ptr<const Implementation> opened(const Arguments&... arguments) {
   const auto close = [](const Implementation* table) {
     open_tables.remove(table->handle);
     delete table;
   };
-  const std::shared_ptr<Implementation> made(new Implementation(tables_of(path, tensors)), close);
+  const std::shared_ptr<Implementation> made(new Implementation(arguments...), close);
   made->handle = open_tables.add(made);
-  implementation_ = made;
+  return made;
+}
+
+}  // namespace
+
+FileRows::FileRows(const std::string& path, const std::vector<std::string>& tensors)
+    : implementation_(opened(tables_of(path, tensors))) {}
+
+FileRows::FileRows(std::shared_ptr<const Implementation> implementation)
+    : implementation_(std::move(implementation)) {}
+
+std::optional<FileRows> FileRows::split(int64_t parts) const {
+  const Implementation& whole = *implementation_;
+  const int64_t dim = embedding_dim();
+  const token::CodeBlocks blocks = whole.has_codes ? whole.blocks : token::CodeBlocks{1, dim};
+  const auto shorter = token::split(blocks, dim, parts);
+  if (!shorter.has_value()) return std::nullopt;
+  return FileRows(opened(whole, parts, *shorter));
 }
 
 int64_t FileRows::num_embeddings() const { return implementation_->table.rows(); }
 int64_t FileRows::embedding_dim() const { return implementation_->table.columns(); }
-int64_t FileRows::misses() const { return implementation_->misses; }
+int64_t FileRows::misses() const { return *implementation_->misses; }
 int64_t FileRows::handle() const { return implementation_->handle; }
 
 torch::Dtype FileRows::dtype() const {
@@ -243,7 +283,7 @@ QuantizedRows FileRows::codes() const {
   };
   torch::Tensor scales = table.scale_rows.has_value() ? whole(*table.scale_rows) : table.scales;
   if (scales.scalar_type() != at::kFloat8_e8m0fnu) scales = scales.to(at::kFloat);
-  return {whole(table.table), scales, std::nullopt, table.block_rows, table.block_columns};
+  return {whole(table.table), scales, std::nullopt, table.blocks.rows, table.blocks.columns};
 }
 
 void FileRows::prefetch(const torch::Tensor& ids) const {
@@ -253,7 +293,9 @@ void FileRows::prefetch(const torch::Tensor& ids) const {
   token::run_in_background([own, table = implementation_] {
     const core::IndexView view = dispatcher::index_view(own);
     table->table.prefetch(view, own.numel());
-    if (table->scale_rows.has_value()) table->scale_rows->prefetch(view, own.numel());
+    if (!table->scale_rows.has_value()) return;
+    const torch::Tensor blocks = table->scale_ids(own);
+    table->scale_rows->prefetch(dispatcher::index_view(blocks), own.numel());
   });
 }
 

@@ -141,16 +141,7 @@ TokenEmbedding TokenEmbedding::from_file(const std::string& path,
                                          const pretrained::ReadOptions& read, bool freeze,
                                          TokenOptions options,
                                          const pretrained::OpenOptions& open) {
-  const pretrained::VectorFile file = pretrained::open(path, open);
-  const std::optional<torch::Tensor> by_id =
-      pretrained::token_rows(file, read, vocabulary.has_value());
-  const torch::Tensor table = by_id.has_value()        ? *by_id
-                              : vocabulary.has_value() ? file.rows(*vocabulary, read).vectors
-                                                       : file.table(read);
-  if (const int64_t skipped = file.skipped().count; skipped > 0) {
-    TORCH_WARN(path, ": skipped ", skipped, " rows that cannot be read, the first of them row ",
-               file.skipped().rows[0].row, ": ", file.skipped().rows[0].reason);
-  }
+  const torch::Tensor table = pretrained::table_from_file(path, vocabulary, read, open);
   return from_pretrained(table, freeze, std::move(options));
 }
 

@@ -2,10 +2,13 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <ostream>
 #include <utility>
 
+#include "dispatcher/checks.h"
 #include "posembed/quantized.h"
+#include "token/code_blocks.h"
 #include "token/operator.h"
 
 namespace posembed {
@@ -13,6 +16,41 @@ namespace posembed {
 int64_t QuantizedRows::memory() const {
   const size_t bytes = codes.nbytes() + scales.nbytes() + (biases ? biases->nbytes() : 0);
   return static_cast<int64_t>(bytes);
+}
+
+QuantizedRows QuantizedRows::from_rowwise(const torch::Tensor& packed, int64_t bits) {
+  TORCH_CHECK_VALUE(bits == 8 || bits == 4, "bits: expected 8 or 4, got ", bits);
+  const int64_t tail = bits == 8 ? 8 : 4;  // bytes of scale and bias: float32 or float16
+  TORCH_CHECK_TYPE(packed.scalar_type() == at::kByte, "packed: expected uint8, got ",
+                   dispatcher::dtype_name(packed.scalar_type()));
+  TORCH_CHECK_VALUE(packed.dim() == 2 && packed.size(1) > tail,
+                    "packed: expected [num_embeddings, more than ", tail, " bytes], got ",
+                    packed.sizes());
+  const int64_t bytes = packed.size(1) - tail;
+  const torch::Tensor codes = packed.narrow(1, 0, bytes).contiguous();
+  const torch::Tensor pair = packed.narrow(1, bytes, tail)
+                                 .contiguous()
+                                 .view(bits == 8 ? at::kFloat : at::kHalf)
+                                 .to(at::kFloat);
+  const torch::Tensor scales = pair.narrow(1, 0, 1).contiguous();
+  const torch::Tensor biases = pair.narrow(1, 1, 1);
+  if (bits == 4) return {codes, scales, biases.contiguous()};
+  // Codes 0 to 255 as -128 to 127.
+  return {codes.bitwise_xor(128).view(at::kChar), scales, biases + 128 * scales};
+}
+
+std::optional<QuantizedRows> QuantizedRows::split(int64_t parts) const {
+  const int64_t packed = codes.scalar_type() == at::kByte ? 2 : 1, dim = codes.size(1) * packed;
+  const int64_t columns =
+      block_columns > 0 ? block_columns : dim / std::max<int64_t>(1, scales.size(1));
+  const auto blocks = token::split({block_rows, columns}, dim, parts);
+  if (!blocks.has_value() || dim / parts % packed != 0) return std::nullopt;
+  const int64_t blocks_in_row = blocks->in_row(dim / parts);
+  QuantizedRows shorter{codes.view({-1, codes.size(1) / parts}),
+                        scales.reshape({-1, blocks_in_row}), std::nullopt, blocks->rows,
+                        blocks->columns};
+  if (biases.has_value()) shorter.biases = biases->reshape({-1, blocks_in_row});
+  return shorter;
 }
 
 QuantizedRows functional::quantize_rows(const torch::Tensor& weight, const std::string& format,

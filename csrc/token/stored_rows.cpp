@@ -22,6 +22,15 @@ StoredRows::StoredRows(const std::vector<pretrained::Place>& parts) : parts_(par
   row_bytes_ = columns() * static_cast<int64_t>(c10::elementSize(dtype()));
 }
 
+StoredRows StoredRows::split(int64_t parts) const {
+  std::vector<pretrained::Place> shorter = parts_;
+  for (pretrained::Place& part : shorter) {
+    part.rows *= parts;
+    part.columns /= parts;
+  }
+  return StoredRows(shorter);
+}
+
 StoredRows::Row StoredRows::find(int64_t id) const {
   const size_t at =
       ends_.size() == 1 ? 0 : std::upper_bound(ends_.begin(), ends_.end(), id) - ends_.begin();

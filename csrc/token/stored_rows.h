@@ -27,6 +27,9 @@ class StoredRows {
   /// Throws FileFormatError if a file has become shorter.
   int64_t read(core::IndexView ids, int64_t begin, int64_t end, char* out) const;
 
+  /// The same bytes, where each row is `parts` rows.
+  StoredRows split(int64_t parts) const;
+
   /// Copies all rows.
   void read_all(char* out) const;
 

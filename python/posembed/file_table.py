@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from torch import Tensor
 from posembed._library import bindings
 from posembed.functional._stored import file_rows
 from posembed.tables import Table
+
+if TYPE_CHECKING:
+    from posembed import _C
 
 
 class FileTable(Table):
@@ -63,6 +66,7 @@ class FileTable(Table):
 
     def _open(self) -> None:
         self._file = bindings().FileRows(self.path, self.tensors)
+        self._shorter: dict[int, _C.FileRows | None] = {}  # by the parts of a row
         self.handle: int = self._file.handle()
         self.num_embeddings: int = self._file.num_embeddings()
         self.embedding_dim: int = self._file.embedding_dim()
@@ -95,6 +99,15 @@ class FileTable(Table):
         """:meth:`forward` with results in ``dtype``."""
         return file_rows(ids, self.handle, scale, dtype)
 
+    def part(self, ids: Tensor, index: int, parts: int, scale: float) -> Tensor:
+        """See :meth:`posembed.tables.Table.part`."""
+        if parts not in self._shorter:
+            self._shorter[parts] = self._file.split(parts)
+        shorter = self._shorter[parts]
+        if shorter is None:  # a scale is that of several parts
+            return super().part(ids, index, parts, scale)
+        return file_rows(ids.long() * parts + index, shorter.handle(), scale, self.dtype)
+
     def memory(self) -> dict[str, int]:
         """The bytes in files, ``{"file": 1024}``, and in memory those of scales of blocks."""
         places = {"file": self._file.bytes_in_files(), "cpu": self._file.bytes_in_memory()}
@@ -107,7 +120,8 @@ class FileTable(Table):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle opens the file by."""
-        return {name: value for name, value in self.__dict__.items() if name != "_file"}
+        opened = ("_file", "_shorter")
+        return {name: value for name, value in self.__dict__.items() if name not in opened}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Opens the file again."""

@@ -559,12 +559,13 @@ class PerLayerEmbedding(TokenEmbedding):
         if not -self.num_layers <= index < self.num_layers:
             allowed = f"{-self.num_layers} to {self.num_layers - 1}"
             raise IndexError(f"index: expected {allowed}, got {index}")
+        index %= self.num_layers
         weight: Tensor | None = self._parameter("weight")
         if weight is None:
-            raise TypeError("weight: expected a table of numbers, got none")
+            return self.table.part(ids, index, self.num_layers, self.scale)
         if self.on_host:
             weight = self.near("weight", ids)
-        columns = weight.narrow(1, index % self.num_layers * self.layer_dim, self.layer_dim)
+        columns = weight.narrow(1, index * self.layer_dim, self.layer_dim)
         return looked_up(ids, columns, -1, self.scale, False, -1, "dense")
 
     def extra_repr(self) -> str:

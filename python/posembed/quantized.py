@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from posembed import _gguf, _mlx, functional
+from posembed import _gguf, _packed, functional
 from posembed._library import bindings
 from posembed._memory import prefer_huge_pages
 from posembed._validation import whole
 from posembed.functional import CodeFormat
+from posembed.functional._gate import check_tensors
 from posembed.tables import Hosted, Table
 
 
@@ -92,8 +94,9 @@ class QuantizedTable(Hosted, Table):
     ) -> QuantizedTable:
         """The codes of a file, which are not widened.
 
-        Reads float8 and int8 in safetensors with scales beside them, MLX's codes of 4 and 8 bits,
-        if a config.json beside the file says which, and Q8_0 in GGUF.
+        Reads float8 and int8 in safetensors with scales beside them, torchao's weights of these
+        dtypes, MLX's codes of 4 and 8 bits, if a config.json beside the file says which, and Q8_0
+        in GGUF.
 
         Args:
             path: safetensors, or the index (.json) of several, or GGUF.
@@ -112,10 +115,39 @@ class QuantizedTable(Hosted, Table):
             codes, scales = _gguf.GgufFile(path).codes(tensor)
             return cls(codes, scales, dtype=dtype)
         names = [tensor] if isinstance(tensor, str) else [*(tensor or ())]
-        if packed := _mlx.table(path, names):
+        if packed := _packed.table(path, names):
             return cls(*packed, dtype=dtype)
         codes, scales, block_rows, block_columns = bindings().FileRows(path, names).codes()
         return cls(codes, scales, block_rows=block_rows, block_columns=block_columns, dtype=dtype)
+
+    @classmethod
+    def from_rowwise(
+        cls, packed: Tensor, bits: int = 8, *, dtype: torch.dtype | None = None
+    ) -> QuantizedTable:
+        """The codes of FBGEMM's row-wise tables.
+
+        ``torch.ops.quantized.embedding_bag_byte_prepack`` and ``embedding_bag_4bit_prepack`` make
+        them too. Biases of 8 bits are rounded to float32, because codes are stored from -128.
+
+        Args:
+            packed: uint8 [num_embeddings, bytes]: codes from 0, then scale and bias, in float32
+                for 8 bits, in float16 for 4.
+            bits: 8 or 4.
+            dtype: Dtype of the results; default: torch's default dtype.
+
+        Raises:
+            ValueError: ``bits`` or a shape that does not fit.
+            TypeError: ``packed`` is not uint8.
+
+        Examples:
+            >>> import torch, posembed as pe
+            >>> weight = torch.tensor([[0.0, 1.0, 0.5]])
+            >>> packed = torch.ops.quantized.embedding_bag_byte_prepack(weight)
+            >>> pe.QuantizedTable.from_rowwise(packed).dequantize().round(decimals=2)
+            tensor([[0.0000, 1.0000, 0.5000]])
+        """
+        check_tensors(packed=packed)
+        return cls(*bindings().rowwise_codes(packed, whole("bits", bits)), dtype=dtype)
 
     def rows(self, ids: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
         """:meth:`forward` with results in ``dtype``."""
@@ -128,6 +160,35 @@ class QuantizedTable(Hosted, Table):
             block_columns=self.block_columns,
             scale=scale,
             dtype=dtype,
+        )
+
+    def part(self, ids: Tensor, index: int, parts: int, scale: float) -> Tensor:
+        """See :meth:`posembed.tables.Table.part`."""
+        columns = self.block_columns or self.embedding_dim // self.scales.shape[1]
+        width = self.embedding_dim // parts
+        if self.codes.shape[1] % parts:  # two codes of 4 bits are a byte
+            return super().part(ids, index, parts, scale)
+        if columns >= self.embedding_dim:  # the scale of a row is that of its parts
+            block_rows, block_columns = self.block_rows * parts, width
+        elif self.block_rows == 1 and width % columns == 0:
+            block_rows, block_columns = 1, columns
+        else:
+            return super().part(ids, index, parts, scale)
+        blocks = -(-width // block_columns)
+
+        def shorter(name: str, columns: int) -> Any:
+            tensor = self.near(name, ids)
+            return None if tensor is None else tensor.reshape(-1, columns)
+
+        return functional.embedding_quantized(
+            ids.long() * parts + index,
+            shorter("codes", self.codes.shape[1] // parts),
+            shorter("scales", blocks),
+            shorter("biases", blocks),
+            block_rows=block_rows,
+            block_columns=block_columns,
+            scale=scale,
+            dtype=self.dtype,
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedTable:

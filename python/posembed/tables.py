@@ -107,6 +107,17 @@ class Table(Leaf, nn.Module, abc.ABC):
     def rows(self, ids: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
         """:meth:`forward` with results in ``dtype``."""
 
+    def part(self, ids: Tensor, index: int, parts: int, scale: float) -> Tensor:
+        """Part ``index`` of ``parts`` of :meth:`forward`, without reading the others if possible.
+
+        Args:
+            ids: int32 or int64 [...].
+            index: From 0 to parts - 1.
+            parts: A divisor of embedding_dim.
+            scale: Multiplies the result.
+        """
+        return self(ids, scale).chunk(parts, -1)[index]  # type: ignore[no-any-return]
+
     def prefetch(self, ids: Tensor) -> None:
         """Says which ids will be looked up."""
 

@@ -11,6 +11,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "posembed/export.h"
 #include "posembed/token.h"
@@ -126,6 +128,20 @@ class TokenBag : public torch::nn::ModuleHolder<TokenBagImpl> {
   /// ignored.
   static POSEMBED_API TokenBag from_pretrained(const torch::Tensor& weight, bool freeze = true,
                                                TokenBagOptions options = {0, 0});
+
+  /// A module with vectors of a file; see TokenEmbedding::from_file.
+  static POSEMBED_API TokenBag
+  from_file(const std::string& path,
+            const std::optional<std::vector<std::string>>& vocabulary = std::nullopt);
+  static POSEMBED_API TokenBag from_file(const std::string& path,
+                                         const std::optional<std::vector<std::string>>& vocabulary,
+                                         const pretrained::ReadOptions& read, bool freeze = true,
+                                         TokenBagOptions options = {0, 0});
+  static POSEMBED_API TokenBag from_file(const std::string& path,
+                                         const std::optional<std::vector<std::string>>& vocabulary,
+                                         const pretrained::ReadOptions& read, bool freeze,
+                                         TokenBagOptions options,
+                                         const pretrained::OpenOptions& open);
 };
 
 }  // namespace posembed

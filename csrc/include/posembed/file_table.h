@@ -47,12 +47,17 @@ class POSEMBED_API FileRows {
   /// @throws c10::TypeError it has no codes
   QuantizedRows codes() const;
 
+  /// The same table as shorter rows, as QuantizedRows::split().
+  std::optional<FileRows> split(int64_t parts) const;
+
   /// Names the table in calls of torch.ops.posembed.file_rows while it is open.
   int64_t handle() const;
 
   class Implementation;
 
  private:
+  explicit FileRows(std::shared_ptr<const Implementation> implementation);
+
   std::shared_ptr<const Implementation> implementation_;
 };
 

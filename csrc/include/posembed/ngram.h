@@ -164,10 +164,16 @@ class POSEMBED_API PerLayerEmbeddingImpl : public torch::nn::Cloneable<PerLayerE
   /// ids [...] -> [..., layer_dim], those of one layer; a negative number counts from the last.
   torch::Tensor layer(const torch::Tensor& ids, int64_t index);
 
+  /// As TokenEmbedding's.
+  void quantize(const std::string& format = "float8", int64_t block = 0);
+  int64_t memory() const;
+
   /// Read at construction and by reset().
   int64_t num_embeddings, num_layers, layer_dim;
   double scale;
   torch::Tensor weight;
+  /// Empty unless the table is quantised; `weight` is then undefined.
+  QuantizedTable table{nullptr};
 };
 
 TORCH_MODULE(PerLayerEmbedding);

@@ -93,6 +93,9 @@ struct Rows {
 /// reading.
 using Progress = std::function<void(int64_t done, int64_t total)>;
 
+/// Another word for a word that the file lacks, such as its lower-case form.
+using Fallback = std::function<std::string(const std::string&)>;
+
 /// How to open a file.
 struct POSEMBED_API OpenOptions {
   /// The word of each row, for safetensors, which have none: a tokenizer's tokens by id.
@@ -113,6 +116,9 @@ struct POSEMBED_API ReadOptions {
   TORCH_ARG(std::optional<torch::Dtype>, dtype) = std::nullopt;
   /// How to fill the rows of words that the file lacks.
   TORCH_ARG(Missing, missing) = Missing::mean;
+  /// Whose row is taken for a word that the file lacks, if the file has that; the file's words are
+  /// then read twice.
+  TORCH_ARG(Fallback, fallback);
   /// Called with the progress of reading.
   TORCH_ARG(Progress, progress);
 };
@@ -160,13 +166,13 @@ class POSEMBED_API VectorFile {
   ///     random
   Rows rows(const std::vector<std::string>& vocabulary, const ReadOptions& options = {}) const;
 
-  /// The same for very many words. The vocabulary records which were found.
+  /// The same for very many words, without a fallback. The vocabulary records which were found.
   torch::Tensor rows(Vocabulary& vocabulary, const ReadOptions& options = {}) const;
 
   /// The coverage that rows() would report, without reading the vectors. The words of safetensors
   /// are those given to open().
-  Coverage coverage(const std::vector<std::string>& vocabulary,
-                    const Progress& progress = nullptr) const;
+  Coverage coverage(const std::vector<std::string>& vocabulary, const Progress& progress = nullptr,
+                    const Fallback& fallback = nullptr) const;
 
   /// The same for very many words.
   void look_up(Vocabulary& vocabulary, const Progress& progress = nullptr) const;

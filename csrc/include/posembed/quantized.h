@@ -26,8 +26,20 @@ struct POSEMBED_API QuantizedRows {
   int64_t block_rows = 1;                              ///< rows that share a scale
   int64_t block_columns = 0;  ///< columns that share one; 0: scales divide a row evenly
 
+  /// The codes of FBGEMM's row-wise tables, which torch.ops.quantized.embedding_bag_byte_prepack
+  /// and _4bit_prepack make too.
+  /// @param packed  uint8 [num_embeddings, bytes]: codes from 0, then scale and bias in float32 for
+  ///     8 bits, in float16 for 4
+  /// @throws c10::ValueError shape, bits; c10::TypeError dtype
+  static QuantizedRows from_rowwise(const torch::Tensor& packed, int64_t bits = 8);
+
   /// The bytes of codes, scales and biases.
   int64_t memory() const;
+
+  /// The same memory as shorter rows: row id * parts + i is part i of row id. None if a
+  /// block of columns has several parts, or one of rows a part of the columns.
+  /// @throws c10::ValueError `parts` does not divide a row
+  std::optional<QuantizedRows> split(int64_t parts) const;
 };
 
 namespace functional {

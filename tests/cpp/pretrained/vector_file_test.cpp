@@ -4,11 +4,14 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
 
+#include "posembed/bag.h"
 #include "posembed/pretrained.h"
 #include "posembed/token.h"
 
@@ -94,6 +97,29 @@ TEST_F(VectorFiles, RowsForWords) {
   const auto random = file.rows({"x", "the", "y", "dog"}, ReadOptions().missing(Missing::random));
   EXPECT_TRUE(torch::equal(random.vectors[1], torch::tensor({1., 2.}, torch::kFloat)));
   EXPECT_FALSE(torch::equal(random.vectors[0], random.vectors[2]));
+}
+
+TEST_F(VectorFiles, OtherWordsForThoseThatAreMissing) {
+  const VectorFile file = open(write("tiny.txt", "the 1 2\ncat 3 4\nThe 5 6\n"));
+  const posembed::pretrained::Fallback lower = [](std::string word) {
+    std::transform(word.begin(), word.end(), word.begin(), ::tolower);
+    return word;
+  };
+  const std::vector<std::string> words = {"CAT", "cat", "", "The", "EMU", "Cat"};
+  const auto options = ReadOptions().missing(Missing::zero).fallback(lower);
+  const Rows rows = file.rows(words, options);
+  EXPECT_TRUE(torch::equal(
+      rows.vectors,
+      torch::tensor({{3., 4.}, {3., 4.}, {0., 0.}, {5., 6.}, {0., 0.}, {3., 4.}}, torch::kFloat)));
+  EXPECT_EQ(rows.coverage.found, 4);
+  EXPECT_EQ(rows.coverage.missing, std::vector<std::string>{"EMU"});
+  const auto coverage = file.coverage(words, nullptr, lower);
+  EXPECT_EQ(coverage.found, 4);
+  EXPECT_EQ(coverage.missing, std::vector<std::string>{"EMU"});
+  EXPECT_THROW(file.rows({"CAT", "CAT"}, options), c10::ValueError);
+  Vocabulary vocabulary(words);
+  EXPECT_THROW(file.rows(vocabulary, options), c10::ValueError);
+  EXPECT_THROW(TokenEmbedding::from_file(file.path(), std::nullopt, options), c10::ValueError);
 }
 
 TEST_F(VectorFiles, WordsThatAreNotUtf8) {
@@ -242,6 +268,20 @@ TEST_F(VectorFiles, BecomeTokenEmbeddings) {
   EXPECT_EQ(all->weight.scalar_type(), torch::kHalf);
   EXPECT_EQ(all->options.padding_idx(), 1);
   EXPECT_TRUE(all->weight.requires_grad());
+}
+
+TEST_F(VectorFiles, BecomeBags) {
+  const std::string path = write("tiny.txt", "the 1 2\ncat 3 4\nbad 5\n");
+  EXPECT_THROW(TokenBag::from_file(path), posembed::pretrained::FileFormatError);
+  const auto bag =
+      TokenBag::from_file(path, {{"cat", "the", "x"}}, ReadOptions().missing(Missing::zero), true,
+                          TokenBagOptions(0, 0).mode(posembed::BagMode::mean),
+                          OpenOptions().on_bad_row(OnBadRow::skip));
+  EXPECT_FALSE(bag->weight.requires_grad());
+  EXPECT_TRUE(torch::equal(bag->weight, torch::tensor({{3.f, 4.f}, {1.f, 2.f}, {0.f, 0.f}})));
+  EXPECT_EQ(bag->options.mode(), posembed::BagMode::mean);
+  const auto whole = TokenBag::from_file(write("two.txt", "the 1 2\ncat 3 4\n"));
+  EXPECT_TRUE(torch::equal(whole->weight, torch::tensor({{1.f, 2.f}, {3.f, 4.f}})));
 }
 
 /// A layer whose weight fits the file of write_table(name, 3).

@@ -263,6 +263,40 @@ TEST(Quantised, BagsSumRowsOfCodesInFloat32) {
                    expected.to(torch::kBFloat16)));
 }
 
+TEST(Quantised, LayersAreParts) {
+  const torch::Tensor ids = some_ids();
+  for (const int64_t block : {0, 16, 32}) {
+    posembed::PerLayerEmbedding table(9, 4, 16, 2.0);
+    table->quantize("int4", block);
+    const torch::Tensor all = table->forward(ids);
+    for (int64_t layer = -4; layer < 4; ++layer) {
+      EXPECT_TRUE(torch::equal(table->layer(ids, layer), all.select(-2, layer)));
+    }
+    EXPECT_EQ(table->table->rows.split(4).has_value(), block != 32);
+    EXPECT_EQ(table->memory(), 9 * (32 + 8 * (block == 0 ? 1 : 64 / block)));
+  }
+  const auto rows = posembed::functional::quantize_rows(torch::randn({9, 64}), "int8");
+  EXPECT_THROW(rows.split(5), c10::ValueError);
+  EXPECT_EQ(rows.split(4)->codes.data_ptr(), rows.codes.data_ptr());
+}
+
+TEST(Quantised, RowwiseTables) {
+  const torch::Tensor codes = torch::tensor({{0, 255, 3, 16}}, torch::kByte);
+  const torch::Tensor pair = torch::tensor({{0.5, -2.0}}, torch::kFloat);
+  const torch::Tensor packed = torch::cat({codes, pair.view(torch::kByte)}, 1);
+  const auto numbers = [](const posembed::QuantizedRows& rows) {
+    return posembed::functional::embedding(torch::tensor({0}), rows);
+  };
+  EXPECT_TRUE(torch::equal(numbers(posembed::QuantizedRows::from_rowwise(packed)),
+                           codes.to(torch::kFloat) * 0.5 - 2.0));
+  const torch::Tensor half =
+      torch::cat({codes, pair.to(torch::kHalf).view(torch::kByte)}, 1).contiguous();
+  EXPECT_TRUE(torch::equal(numbers(posembed::QuantizedRows::from_rowwise(half, 4)),
+                           torch::tensor({{0, 0, 15, 15, 3, 0, 0, 1}}, torch::kFloat) * 0.5 - 2.0));
+  EXPECT_THROW(posembed::QuantizedRows::from_rowwise(packed, 2), c10::ValueError);
+  EXPECT_THROW(posembed::QuantizedRows::from_rowwise(pair), c10::TypeError);
+}
+
 /// A file with a table "t" of float32 numbers.
 std::string safetensors_of(const torch::Tensor& weight) {
   const std::string path = testing::TempDir() + "posembed_file_table.safetensors";
@@ -293,6 +327,11 @@ TEST(FileTable, ReadsRowsAndRefusesAShorterFile) {
   EXPECT_TRUE(torch::equal(table->forward(ids), weight.index({ids}).to(torch::kBFloat16)));
   EXPECT_THROW(rows.prefetch(torch::tensor({90})), c10::IndexError);
   EXPECT_THROW(rows.codes(), c10::TypeError);
+  const posembed::FileRows shorter = rows.split(4).value();
+  EXPECT_EQ(shorter.num_embeddings(), 360);
+  EXPECT_TRUE(torch::equal(posembed::functional::embedding(4 * ids + 1, shorter),
+                           weight.index({ids}).narrow(-1, 4, 4)));
+  EXPECT_THROW(rows.split(3), c10::ValueError);
   EXPECT_THROW(posembed::FileRows(path, {"t", "u"}), c10::ValueError);
   std::filesystem::resize_file(path, 200);
   EXPECT_THROW(table->forward(ids), posembed::pretrained::FileFormatError);

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import re
+from pathlib import Path
 from typing import Any
 
 import posembed as pe
 import pytest
 import torch
+from safetensors.torch import save_file
 from support.processes import Processes
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -48,3 +51,34 @@ def check(summed: bool, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_over_processes(summed: bool, dtype: torch.dtype, two: Processes) -> None:
     two.run(check, summed, dtype)
+
+
+def resident(view: torch.Tensor) -> int:
+    """The bytes of a mapped file that this process has touched."""
+    for mapping in Path("/proc/self/smaps").read_text().split("VmFlags"):
+        found = re.search(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+ +/", mapping)
+        if found and int(found[1], 16) <= view.data_ptr() < int(found[2], 16):
+            rss = re.search(r"Rss: +(\d+) kB", mapping)
+            assert rss is not None
+            return int(rss[1]) << 10
+    raise AssertionError("the table is not a mapped file")
+
+
+def check_file(path: str) -> None:
+    """Each process touches its own rows of a file, and no others."""
+    mesh: Any = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    view = pe.pretrained.open_vectors(path).tensor("weight")
+    weight = distribute_tensor(view, mesh, [Shard(0)], src_data_rank=None)
+    token = pe.TokenEmbedding.from_pretrained(weight)
+    ids = torch.tensor([0, 4000, 7999, 4001, 3999])
+    found = token(ids).full_tensor()
+    assert resident(view) < view.nbytes * 0.75
+    assert torch.equal(found, view[ids])
+    view.sum()
+    assert resident(view) >= view.nbytes
+
+
+def test_rows_of_a_file_over_processes(two: Processes, tmp_path: Path) -> None:
+    path = tmp_path / "table.safetensors"
+    save_file({"weight": torch.randn(8000, 256)}, path)
+    two.run(check_file, str(path))

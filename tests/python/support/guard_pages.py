@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import faulthandler
 import importlib
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import posembed as pe
 import torch
 from posembed import functional as f
+from safetensors.torch import save_file
 from torch import Tensor
 
 from support.case import FLOATING, OperatorCase, Sample
@@ -102,6 +104,32 @@ def rows(width: int) -> Iterator[tuple[str, Call, list[tuple[int, ...]]]]:
     )
 
 
+def memories(width: int) -> Iterator[tuple[str, Call, list[tuple[int, ...]]]]:
+    """Tables of codes and in files, whose rows have the width, and texts of that length."""
+    for format in ("float8", "int8", *(("int4",) if width % 2 == 0 else ())):
+        for block in {None, width // 2 if width % 4 == 0 else None}:
+
+            def widened(w: Tensor, format: Any = format, block: int | None = block) -> Tensor:
+                codes, scales, biases = f.quantize_rows(w, format, block)
+                return f.embedding_quantized(IDS, codes, scales, biases, dtype=w.dtype)
+
+            yield f"embedding_quantized {format} {block}", widened, [(5, width)]
+
+    def stored(w: Tensor) -> Tensor:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "table.safetensors")
+            save_file({"weight": w.detach()}, path)
+            return pe.FileTable(path)(IDS)
+
+    yield "file_rows", stored, [(5, width)]
+    options = {"multipliers": (3, 5, 7), "moduli": ((11, 13), (17, 19))}
+    yield (
+        "ngram_ids",
+        lambda x: f.ngram_ids((x.detach().float() * 99).long(), **options),
+        [(2, width)],
+    )
+
+
 def scores(width: int) -> Iterator[tuple[str, Call, list[tuple[int, ...]]]]:
     """ALiBi and relative biases, whose rows are keys."""
     slopes = f.alibi_slopes(2)
@@ -124,7 +152,7 @@ def scores(width: int) -> Iterator[tuple[str, Call, list[tuple[int, ...]]]]:
 
 def calls_of(width: int) -> Iterator[tuple[str, Call, list[tuple[int, ...]]]]:
     """Names, functions and the shapes of their floating-point arguments."""
-    yield from rows(width) if width > 0 else ()
+    yield from (*rows(width), *memories(width)) if width > 0 else ()
     yield from scores(width)
     if width > 0 and width % 2 == 0:
         yield from rotations(width)

@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -115,6 +116,68 @@ def test_codes(path: Path, kind: str) -> None:
     table = pe.FileTable(path)
     table.prefetch(IDS)
     assert table(IDS).dtype == torch.float32
+
+
+def test_a_layer_of_a_table_reads_its_part_of_each_row(path: Path) -> None:
+    """The bits of the whole row, from a table in the file."""
+    weight = torch.randn(ROWS, COLUMNS)
+    save_file({"weight": weight}, path)
+    layers = pe.PerLayerEmbedding.from_file(path, num_layers=4, keep="file", scale=3.0)
+    evict(path)
+    for layer in range(-4, 4):
+        for ids in (IDS, IDS.int(), IDS[:0]):
+            assert torch.equal(layers.layer(ids, layer), layers(ids)[..., layer, :])
+    evict(path)
+    before = layers.table.misses
+    layers.layer(IDS, 1)
+    assert layers.table.misses > before or not tells_misses(path)
+    (part,) = layers.table._shorter.values()
+    assert part is not None and part.embedding_dim() == COLUMNS // 4
+    assert torch.equal(copy.deepcopy(layers).layer(IDS, 2), layers.layer(IDS, 2))
+    with pytest.raises(IndexError, match="ids: expected 0 to"):
+        layers.layer(torch.tensor([ROWS]), 0)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CODES if kind != "blocks of 128 x 128"])
+def test_a_layer_of_codes_in_a_file(path: Path, kind: str) -> None:
+    codes, scales, _, _ = CODES[kind]()
+    save_file({"t.weight": codes, "t.weight_scale": scales}, path)
+    for keep in ("file", "codes"):
+        layers = pe.PerLayerEmbedding.from_file(path, num_layers=4, keep=keep)
+        for layer in range(4):
+            assert torch.equal(layers.layer(IDS, layer), layers(IDS)[..., layer, :])
+        if keep == "file":
+            assert layers.table._shorter[4] is not None
+            layers.table._shorter[4].prefetch(4 * IDS)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_scales_of_any_shape_are_those_of_the_widened_table(path: Path, seed: int) -> None:
+    """A file whose scales fit no rule raises for both, and is never read otherwise."""
+    rng = random.Random(seed)
+    rows, columns = rng.choice((1, 3, 128, 129, 300)), rng.choice((1, 2, 48, 128, 130, 256))
+    code = rng.choice((torch.float8_e4m3fn, torch.int8, torch.uint8))
+    counts = (1, 2, 3, rows, columns, -(-rows // 128), -(-columns // 128))
+    shape = [rng.choice(counts) for _ in range(rng.randrange(4))]
+    kinds = (torch.float32, torch.bfloat16, torch.float8_e8m0fnu, torch.int32)
+    scales = (torch.rand(shape) + 0.5).to(rng.choice(kinds))
+    name = "t" + rng.choice((".weight_scale_inv", ".weight_scale", ".scales", ".scale"))
+    codes = (torch.randn(rows, columns) * 4).to(code)
+    save_file({"t.weight": codes, name: scales}, path)
+    ids = torch.randint(rows, (7,))
+    outcomes: list[Any] = []
+    for read in (
+        lambda: pe.TokenEmbedding.from_file(path, tensor="t.weight", dtype=torch.float32)(ids),
+        lambda: pe.FileTable(path, "t.weight", dtype=torch.float32)(ids),
+    ):
+        try:
+            outcomes.append(read())
+        except (ValueError, TypeError) as error:
+            outcomes.append(str(error))
+    if any(isinstance(each, str) for each in outcomes):
+        assert all(isinstance(each, str) for each in outcomes), outcomes
+    else:
+        assert torch.equal(*outcomes)
 
 
 def test_parts(tmp_path: Path) -> None:

@@ -103,6 +103,45 @@ def test_quantising_is_as_exact_as_the_codes(format: Any, block: int | None) -> 
     assert not quantized.dequantize()[3].any()
 
 
+@pytest.mark.parametrize(
+    ("format", "block", "layers"),
+    [("float8", None, 4), ("int8", 16, 4), ("int4", 16, 4), ("int8", 32, 4), ("int4", None, 32)],
+)
+def test_a_layer_of_codes(format: Any, block: int | None, layers: int, device: torch.device) -> None:
+    """The bits of whole rows, from blocks that lie within a layer, and from others."""
+    table = pe.PerLayerEmbedding(ROWS, layers, COLUMNS // layers, scale=3.0, device=device)
+    table.quantize(format, block)
+    ids = IDS.to(device)
+    for layer in range(layers):
+        assert torch.equal(table.layer(ids, layer), table(ids)[..., layer, :])
+        assert torch.equal(table.layer(ids.int(), layer - layers), table(ids)[..., layer, :])
+    compiled = torch.compile(table.layer, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(ids, 1), table.layer(ids, 1))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_rowwise_tables_as_torch_unpacks_them(bits: int) -> None:
+    """``torch.ops.quantized``'s own tables, which are FBGEMM's."""
+    weight = torch.randn(ROWS, COLUMNS) * torch.logspace(-3, 3, ROWS).unsqueeze(1)
+    name = {8: "byte", 4: "4bit"}[bits]
+    packed = getattr(torch.ops.quantized, f"embedding_bag_{name}_prepack")(weight)
+    theirs = getattr(torch.ops.quantized, f"embedding_bag_{name}_unpack")(packed)
+    table = pe.QuantizedTable.from_rowwise(packed, bits)
+    step = table.scales * (2**bits - 1)
+    assert bool(((table(IDS) - theirs[IDS]).abs() <= 2e-7 * step[IDS]).all())
+    assert bool(((table.dequantize() - weight).abs() <= step / (2**bits - 1) * 0.6).all())
+    for bad, error, message in (
+        (packed.char(), TypeError, "packed: expected uint8, got int8"),
+        (packed[0], ValueError, r"packed: expected \[num_embeddings, more than"),
+        (packed[:, :4], ValueError, r"packed: expected \[num_embeddings, more than"),
+        (packed.tolist(), TypeError, "packed: expected a Tensor"),
+    ):
+        with pytest.raises(error, match=message):
+            pe.QuantizedTable.from_rowwise(bad, bits)
+    with pytest.raises(ValueError, match="bits: expected 8 or 4, got 2"):
+        pe.QuantizedTable.from_rowwise(packed, 2)
+
+
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.no_stand_in
 def test_tracers(format: Any) -> None:
@@ -249,6 +288,33 @@ def test_codes_of_mlx(bits: int, dtype: torch.dtype, tmp_path: Path) -> None:
     for tensor in (None, "t.weight"):
         found = pe.TokenEmbedding.from_file(path, tensor=tensor, keep="codes")(IDS)
         torch.testing.assert_close(found.double(), expected, rtol=2e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_codes_of_torchao(dtype: torch.dtype, groups: int, tmp_path: Path) -> None:
+    """As torchao.prototype.safetensors writes the weights of an embedding."""
+    codes = torch.randint(-100, 100, (ROWS, COLUMNS)).to(dtype)
+    scales = torch.rand(ROWS, groups).bfloat16()
+    told = {"_type": "AnyTensor", "_data": {"block_size": [1, COLUMNS // groups]}}
+    parts = {"a.b._weight_qdata": codes, "a.b._weight_scale": scales, "c.weight": torch.ones(2, 2)}
+    wide = scales.float().repeat_interleave(COLUMNS // groups, 1)
+    path = tmp_path / "model.safetensors"
+    for zeros in (None, torch.randint(-9, 9, (ROWS, groups)).char(), torch.zeros(ROWS, groups)):
+        if zeros is not None:
+            parts["a.b._weight_zero_point"] = zeros
+        save_file(parts, path, {"a.b.weight": json.dumps(told)})
+        expected = codes.float()
+        if zeros is not None:
+            expected = expected - zeros.float().repeat_interleave(COLUMNS // groups, 1)
+        expected = expected.double() * wide
+        for tensor in (None, "a.b.weight", "a.b"):
+            found = pe.TokenEmbedding.from_file(path, tensor=tensor, keep="codes")(IDS)
+            torch.testing.assert_close(found.double(), expected[IDS], rtol=2e-7, atol=1e-5)
+    for block, message in ([1, 7], TypeError), ([2, COLUMNS], TypeError), (None, ValueError):
+        save_file(parts, path, {"a.b.weight": json.dumps({"_data": {"block_size": block}})})
+        with pytest.raises(message, match=r"a.b.weight"):
+            pe.QuantizedTable.from_file(path)
 
 
 def test_codes_of_gguf(tmp_path: Path) -> None:

@@ -1,0 +1,30 @@
+// Blocks of a table of codes, whose numbers share a scale.
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+
+namespace posembed::token {
+
+struct CodeBlocks {
+  int64_t rows, columns;
+
+  /// Blocks in a row of `dim` numbers.
+  int64_t in_row(int64_t dim) const { return (dim + columns - 1) / columns; }
+};
+
+/// The blocks of the same table if each row of `dim` numbers is read as `parts` rows; the scales
+/// keep their order. None if a block reaches over the end of a part but not over the whole row.
+inline std::optional<CodeBlocks> split(CodeBlocks blocks, int64_t dim, int64_t parts) {
+  TORCH_CHECK_VALUE(parts >= 1 && dim % parts == 0, "parts: expected a divisor of ", dim, ", got ",
+                    parts);
+  const int64_t part = dim / parts;
+  if (blocks.columns >= dim) return CodeBlocks{blocks.rows * parts, part};
+  if (blocks.rows > 1 || part % blocks.columns != 0) return std::nullopt;
+  return blocks;
+}
+
+}  // namespace posembed::token
