@@ -93,14 +93,13 @@ def listed(names: list[str]) -> str:
 def lesson(losses: dict[str, list[float | None]], lengths: list[int]) -> str:
     """What the table says: which positions help at the trained length, and which beyond it."""
     lines = []
-    for place, length in ((0, f"{lengths[0]} bytes, as trained"), (-1, f"{lengths[-1]} bytes")):
+    for place, length in ((0, f"{lengths[0]} bytes as trained"), (-1, f"{lengths[-1]} bytes")):
         found = {method: row[place] for method, row in losses.items() if row[place] is not None}
         none = found.pop("none")
         better = [method for method, loss in found.items() if loss < none]
         worse = [method for method, loss in found.items() if loss >= none]
-        line = f"In windows of {length}, "
-        line += f"{listed(better)}: better than no positions." if better else "none is better."
-        lines.append(line + (f" {listed(worse)}: not." if worse else ""))
+        told = f"{listed(better) if better else 'none'}{f'; not {listed(worse)}' if worse else ''}"
+        lines.append(f"Better than no positions, in windows of {length}: {told}.")
     return "\n".join(lines)
 
 

@@ -227,16 +227,16 @@ def test_demo_says_what_the_table_says() -> None:
         "alibi": [2.213, 2.210],
     }
     assert lesson(enough, [32, 128]).splitlines() == [
-        "In windows of 32 bytes, as trained, learned, sinusoidal, rope and alibi: better than no positions.",
-        "In windows of 128 bytes, rope and alibi: better than no positions. sinusoidal: not.",
+        "Better than no positions, in windows of 32 bytes as trained: learned, sinusoidal, rope and alibi.",
+        "Better than no positions, in windows of 128 bytes: rope and alibi; not sinusoidal.",
     ]
     few = {"none": [2.159], "learned": [2.172], "rope": [2.061]}
     few_lines = lesson(few, [32]).splitlines()
-    assert few_lines[0].endswith(" rope: better than no positions. learned: not.")
+    assert few_lines[0].endswith(" as trained: rope; not learned.")
     assert (
         lesson({"none": [2.1], "rope": [2.1]}, [32])
         .splitlines()[0]
-        .endswith(", none is better. rope: not.")
+        .endswith(" as trained: none; not rope.")
     )
 
 
