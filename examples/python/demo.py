@@ -114,6 +114,18 @@ def read_curves(file: Path) -> dict[str, tuple[list[int], list[float]]]:
     return curves
 
 
+def smooth(
+    curves: dict[str, tuple[list[int], list[float]]], width: int = 32
+) -> dict[str, tuple[list[int], list[float]]]:
+    """Means over steps, because single batches differ more than methods do."""
+    result = {}
+    for method, (steps, losses) in curves.items():
+        parts = range(0, len(losses) - width + 1, width)
+        means = [sum(losses[part : part + width]) / width for part in parts]
+        result[method] = ([steps[part + width - 1] for part in parts], means)
+    return result
+
+
 def draw(table: str, curves: Path) -> None:
     """Draws the table and the curves in one figure."""
     import posembed as pe
@@ -121,7 +133,7 @@ def draw(table: str, curves: Path) -> None:
 
     figure = Figure(figsize=(13, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
-    pe.plot.losses(read_curves(curves), axes=left)
+    pe.plot.losses(smooth(read_curves(curves)), axes=left)
     pe.plot.extrapolation(*read_table(table), axes=right)
     figure.savefig(BUILD / "language_models.png")
     print(f"Picture   {(BUILD / 'language_models.png').relative_to(ROOT)}", flush=True)

@@ -210,6 +210,10 @@ def test_demo_draws_what_the_program_prints(
     assert {method: curve[0] for method, curve in curves.items()} == {
         method: list(range(8)) for method in METHODS
     }
+    steps, means = demo.smooth(curves, 4)["rope"]
+    losses_of_rope = curves["rope"][1]
+    assert steps == [3, 7]
+    assert means == [sum(losses_of_rope[:4]) / 4, sum(losses_of_rope[4:]) / 4]
     monkeypatch.setattr(demo, "BUILD", tmp_path)
     monkeypatch.setattr(demo, "ROOT", tmp_path)
     demo.draw(printed, losses)
