@@ -45,7 +45,7 @@ def drawn() -> dict[str, Any]:
 
     llama = {f"base {base:,}": pe.RotarySpec(256, base=float(base)) for base in (10_000, 500_000)}
     pair_axes = pe.plot.side_by_side([1, 1], height=3.9)
-    for pair, axes in zip((0, 8), pair_axes, strict=True):
+    for pair, axes in zip((0, 4), pair_axes, strict=True):
         pe.plot.rotated_pair(pe.RotarySpec(64), pair, axes=axes)
     return {
         "rotated_pair": pair_axes[0],

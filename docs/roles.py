@@ -12,6 +12,20 @@ HEADING_OR_NAME = re.compile(
     r"|:(?:func|class|meth|mod|attr):<code>(?P<name>[\w.]+)</code>"
 )
 
+# A class's list of bases, and a base in it that the page does not describe.
+BASES = re.compile(r'<p class="doc doc-class-bases">.*?</p>', re.DOTALL)
+INNER_BASE = re.compile(r'<code><span title="posembed\.[^"]*">\w+</span></code>(?:,\s*)?')
+
+
+def without_inner_bases(html: str) -> str:
+    """Lists of bases without classes of posembed that are not public."""
+
+    def shown(found: re.Match[str]) -> str:
+        bases = INNER_BASE.sub("", found[0])
+        return bases if "<code>" in bases else ""
+
+    return BASES.sub(shown, html)
+
 
 def meanings(name: str, place: str) -> Iterator[str]:
     """Full names that a name may stand for in the description of ``place``: the nearest first."""
@@ -42,4 +56,4 @@ def with_links(html: str) -> str:
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
     """Called by mkdocs with every page."""
-    return with_links(output)
+    return with_links(without_inner_bases(output))

@@ -26,7 +26,8 @@ what it has instead.
 import posembed as pe
 from transformers import Gemma3TextConfig, Qwen2VLConfig
 
-gemma = Gemma3TextConfig()  # or a dict, or the path of a config.json or of its folder
+# or a dict, or the path of a config.json or of its folder
+gemma = Gemma3TextConfig()
 spec = pe.RotarySpec.from_huggingface(gemma, "full_attention")
 local = pe.RotarySpec.from_huggingface(gemma, "sliding_attention")
 tower = pe.RotarySpec.from_huggingface(Qwen2VLConfig(), part="vision_config")

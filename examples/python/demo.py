@@ -19,10 +19,10 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 BUILD = ROOT / "build" / "examples"
-# An eighth of the language models' default training.
+# A quarter of the language models' default training: enough for every kind of positions to help.
 SETTINGS = (
     *("--text", sysconfig.get_path("stdlib")),
-    *("--length", "32", "--steps", "160", "--held-out", "32768"),
+    *("--length", "32", "--batch", "16", "--steps", "640", "--held-out", "32768"),
 )
 NEXT = """\
 Where to go next
@@ -84,6 +84,25 @@ def read_table(text: str) -> tuple[dict[str, list[float | None]], list[int]]:
     return losses, [int(cell) for cell in rows[head]]
 
 
+def listed(names: list[str]) -> str:
+    """Names in a sentence."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def lesson(losses: dict[str, list[float | None]], lengths: list[int]) -> str:
+    """What the table says: which positions help at the trained length, and which beyond it."""
+    lines = []
+    for place, length in ((0, f"{lengths[0]} bytes as trained"), (-1, f"{lengths[-1]} bytes")):
+        found = {method: row[place] for method, row in losses.items() if row[place] is not None}
+        none = found.pop("none")
+        better = [method for method, loss in found.items() if loss < none]
+        worse = [method for method, loss in found.items() if loss >= none]
+        told = f"{listed(better) if better else 'none'}{f'; not {listed(worse)}' if worse else ''}"
+        lines.append(f"Better than no positions, in windows of {length}: {told}.")
+    return "\n".join(lines)
+
+
 def read_curves(file: Path) -> dict[str, tuple[list[int], list[float]]]:
     """Training losses of each method by step."""
     curves: dict[str, tuple[list[int], list[float]]] = {}
@@ -95,6 +114,18 @@ def read_curves(file: Path) -> dict[str, tuple[list[int], list[float]]]:
     return curves
 
 
+def smooth(
+    curves: dict[str, tuple[list[int], list[float]]], width: int = 32
+) -> dict[str, tuple[list[int], list[float]]]:
+    """Means over steps, because single batches differ more than methods do."""
+    result = {}
+    for method, (steps, losses) in curves.items():
+        parts = range(0, len(losses) - width + 1, width)
+        means = [sum(losses[part : part + width]) / width for part in parts]
+        result[method] = ([steps[part + width - 1] for part in parts], means)
+    return result
+
+
 def draw(table: str, curves: Path) -> None:
     """Draws the table and the curves in one figure."""
     import posembed as pe
@@ -102,7 +133,7 @@ def draw(table: str, curves: Path) -> None:
 
     figure = Figure(figsize=(13, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
-    pe.plot.losses(read_curves(curves), axes=left)
+    pe.plot.losses(smooth(read_curves(curves)), axes=left)
     pe.plot.extrapolation(*read_table(table), axes=right)
     figure.savefig(BUILD / "language_models.png")
     print(f"Picture   {(BUILD / 'language_models.png').relative_to(ROOT)}", flush=True)
@@ -115,7 +146,7 @@ def train_language_models(build: Future[Path]) -> int:
     losses = BUILD / "losses.csv"
     print("A C++ program trains one small language model with each kind of positions:", flush=True)
     table = run(result_of(build), *SETTINGS, "--losses", losses)
-    print(table)
+    print(f"{table}\n{lesson(*read_table(table))}")
     draw(table, losses)
     print("\nIts Python twin takes the first steps:", flush=True)
     return language_model.main([*SETTINGS, "--compare", str(losses)])

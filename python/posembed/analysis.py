@@ -9,17 +9,41 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from posembed import functional
+from posembed import _html, functional
 from posembed._validation import whole
+from posembed.functional._gate import check_tensors, wrong_type
 from posembed.functional._learned import checked_grid
 from posembed.learned import LearnedPositionalEmbedding
+from posembed.rotary import RotaryEmbedding
 from posembed.sinusoidal import SinusoidalPositionalEmbedding
 from posembed.specification import Numerics, RotarySpec, SinusoidalSpec
+
+__all__ = [
+    "Encoder",
+    "TermTable",
+    "Wavelengths",
+    "angle_error",
+    "binary_codes",
+    "component_scores",
+    "heat_map",
+    "most_similar",
+    "scores_by_distance",
+    "similarity",
+    "similarity_map",
+    "tf_idf",
+    "wavelengths",
+]
+
+
+def __dir__() -> list[str]:
+    """The functions; the types that they take and return are public, too."""
+    return [name for name in __all__ if name.islower()]
+
 
 CHUNK = 8192  # distances per step, which bounds memory for long contexts
 
@@ -30,6 +54,38 @@ class Encoder(Protocol):
     def encode(self, positions: Tensor) -> Tensor:
         """Integer [...] -> [..., dim]."""
         ...
+
+
+Rotation = RotarySpec | RotaryEmbedding
+Sinusoid = SinusoidalSpec | SinusoidalPositionalEmbedding
+
+
+def rotation(spec: Any, argument: str = "spec") -> RotarySpec:
+    """The specification, given as itself or as a module that has it.
+
+    Raises:
+        TypeError: It is neither.
+        ValueError: The module has learned frequencies, which its specification does not know.
+    """
+    if isinstance(spec, RotaryEmbedding):
+        if spec.frequencies is not None:
+            raise ValueError(
+                f"{argument}: expected frequencies that are not learned; of learned ones [pairs], "
+                "RotarySpec(head_dim, custom_frequencies=module.frequencies.tolist())"
+            )
+        spec = spec.spec
+    if not isinstance(spec, RotarySpec):
+        raise wrong_type(argument, "a RotarySpec or RotaryEmbedding", type(spec).__name__)
+    return spec
+
+
+def sinusoid(spec: Any, argument: str = "spec") -> SinusoidalSpec:
+    """The specification, given as itself or as a module that has it; others raise TypeError."""
+    spec = spec.spec if isinstance(spec, SinusoidalPositionalEmbedding) else spec
+    if not isinstance(spec, SinusoidalSpec):
+        expected = "a SinusoidalSpec or SinusoidalPositionalEmbedding"
+        raise wrong_type(argument, expected, type(spec).__name__)
+    return spec
 
 
 # ------------------------------------------------------------------------------------- frequencies
@@ -53,13 +109,22 @@ class Wavelengths:
     half_wavelengths: Tensor
     contexts: Tensor
 
+    def _repr_html_(self) -> str:
+        """A row for each pair, for notebooks."""
+        head = ("pair", "radians/position", "wavelength", "half", "longest context")
+        columns = (self.frequencies, self.wavelengths, self.half_wavelengths)
+        numbers = [[f"{number:.6g}" for number in column.tolist()] for column in columns]
+        contexts = [str(context) for context in self.contexts.tolist()]
+        rows = zip(*numbers, contexts, strict=True)
+        return _html.table(head, ([str(pair), *row] for pair, row in enumerate(rows)))
 
-def wavelengths(spec: RotarySpec | SinusoidalSpec) -> Wavelengths:
+
+def wavelengths(spec: Rotation | Sinusoid) -> Wavelengths:
     """Frequencies and wavelengths of a specification's pairs.
 
     Args:
-        spec: The specification. If its frequencies depend on the sequence length, pass
-            ``spec.resolve(length)``.
+        spec: The specification, or a module that has one. If its frequencies depend on the length
+            of the sequence, pass ``spec.resolve(length)``.
 
     Examples:
         >>> import posembed as pe
@@ -69,6 +134,8 @@ def wavelengths(spec: RotarySpec | SinusoidalSpec) -> Wavelengths:
         >>> table.contexts[:4].tolist()
         [4, 10, 32, 100]
     """
+    known = (SinusoidalSpec, SinusoidalPositionalEmbedding)
+    spec = sinusoid(spec) if isinstance(spec, known) else rotation(spec)
     full = spec.wavelengths()
     half = full / 2
     contexts = torch.where(half.isinf(), torch.ones_like(half), half.ceil()).to(torch.int64)
@@ -86,6 +153,7 @@ def places(name: str, numbers: Tensor) -> Tensor:
             and is not a distance.
         TypeError: The tensor is not of integers.
     """
+    check_tensors(**{name: numbers})
     if numbers.is_floating_point() or numbers.is_complex():
         raise TypeError(f"{name}: expected int32 or int64, got {numbers.dtype}")
     if numbers.dim() != 1:
@@ -116,6 +184,7 @@ def head_vector(name: str, vector: Tensor | None, spec: RotarySpec) -> Tensor:
     """One head's query or key, float64 [head_dim]; ones if none is given."""
     if vector is None:
         return torch.ones(spec.head_dim, dtype=torch.float64)
+    check_tensors(**{name: vector})
     if tuple(vector.shape) != (spec.head_dim,):
         raise ValueError(f"{name}: expected [{spec.head_dim}], got {list(vector.shape)}")
     return vector.detach().to("cpu", torch.float64)
@@ -131,7 +200,7 @@ def rotate_one(vector: Tensor, positions: Tensor, spec: RotarySpec) -> Tensor:
 
 
 def component_scores(
-    spec: RotarySpec,
+    spec: Rotation,
     distances: int | Tensor = 512,
     *,
     query: Tensor | None = None,
@@ -143,7 +212,7 @@ def component_scores(
     turn within thousands.
 
     Args:
-        spec: The rotation.
+        spec: The rotation: a specification, or a module that has one.
         distances: The largest distance (all from 0 are used), or int [n], each at least 0.
         query: [head_dim]; default: ones.
         key: [head_dim]; default: ones.
@@ -159,6 +228,7 @@ def component_scores(
         >>> pe.analysis.component_scores(pe.RotarySpec(256), 511).shape
         torch.Size([512, 256])
     """
+    spec = rotation(spec)
     at = distances_to(distances)
     start = torch.zeros(1, dtype=torch.int64)
     turned = rotate_one(head_vector("query", query, spec), at, spec)
@@ -167,7 +237,7 @@ def component_scores(
 
 
 def scores_by_distance(
-    spec: RotarySpec,
+    spec: Rotation,
     distances: int | Tensor = 512,
     *,
     query: Tensor | None = None,
@@ -179,7 +249,7 @@ def scores_by_distance(
     (Su et al., arXiv:2104.09864, section 3.4.3).
 
     Args:
-        spec: The rotation.
+        spec: The rotation: a specification, or a module that has one.
         distances: The largest distance (all from 0 are used), or int [n], each at least 0.
         query: [head_dim]; default: ones.
         key: [head_dim]; default: ones.
@@ -196,6 +266,7 @@ def scores_by_distance(
         >>> len(scores), scores[0].item()
         (65536, 16.0)
     """
+    spec = rotation(spec)
     parts = torch.split(distances_to(distances), CHUNK)
     sums = [component_scores(spec, part, query=query, key=key).sum(-1) for part in parts]
     return torch.cat(sums)
@@ -212,7 +283,7 @@ def count_of(positions: int) -> int:
     return count
 
 
-def heat_map(spec: SinusoidalSpec, positions: int = 100) -> Tensor:
+def heat_map(spec: Sinusoid, positions: int = 100) -> Tensor:
     """Sinusoidal encodings of the first positions: [positions, embedding_dim].
 
     Examples:
@@ -220,7 +291,7 @@ def heat_map(spec: SinusoidalSpec, positions: int = 100) -> Tensor:
         >>> pe.analysis.heat_map(pe.SinusoidalSpec(512, base=1e6)).shape
         torch.Size([100, 512])
     """
-    count = count_of(positions)
+    count, spec = count_of(positions), sinusoid(spec)
     return functional.sinusoidal_encode(torch.arange(count), spec=spec, dtype=torch.float64)
 
 
@@ -276,6 +347,8 @@ def similarity(embedding: Tensor | Encoder, positions: int | None = None) -> Ten
     count = None if positions is None else count_of(positions)
     if isinstance(embedding, Tensor):
         rows = embedding[:count]
+    elif not hasattr(embedding, "encode"):
+        raise wrong_type("embedding", "a Tensor or a module with encode", type(embedding).__name__)
     else:
         if count is None:
             count = getattr(embedding, "max_positions", None)
@@ -314,6 +387,7 @@ def most_similar(table: Tensor, query: int | Tensor, count: int = 10) -> tuple[T
         >>> [words[row] for row in rows]
         ['dog']
     """
+    check_tensors(table=table)
     if table.dim() != 2:
         raise ValueError(f"table: expected [rows, dim], got {list(table.shape)}")
     if whole("count", count) < 0:
@@ -338,8 +412,11 @@ def most_similar(table: Tensor, query: int | Tensor, count: int = 10) -> tuple[T
     return best.indices, best.values
 
 
+Cells = Tensor | LearnedPositionalEmbedding | SinusoidalPositionalEmbedding | Rotation
+
+
 def similarity_map(
-    embedding: Tensor | LearnedPositionalEmbedding | SinusoidalPositionalEmbedding | RotarySpec,
+    embedding: Cells,
     grid: Sequence[int] | None = None,
     cell: Sequence[int] | None = None,
 ) -> Tensor:
@@ -384,7 +461,7 @@ def similarity_map(
 
 
 def _vectors_of_cells(
-    embedding: Tensor | LearnedPositionalEmbedding | SinusoidalPositionalEmbedding | RotarySpec,
+    embedding: Cells,
     grid: tuple[int, int],
 ) -> Tensor:
     """A vector for each cell, row by row."""
@@ -394,13 +471,14 @@ def _vectors_of_cells(
         return embedding.encode_grid(grid, dtype=torch.float64)[0]
     if isinstance(embedding, LearnedPositionalEmbedding):
         return embedding.resampled(grid)[-grid[0] * grid[1] :]
-    axes = 1 if embedding.sections is None else 1 + max(embedding.sections.axis_of_pair)
+    spec = rotation(embedding, "embedding")
+    axes = 1 if spec.sections is None else 1 + max(spec.sections.axis_of_pair)
     if axes < 2:
         raise ValueError(f"grid: expected a rotation of rows and columns, got {axes} axis")
     positions = torch.zeros(axes, 1, grid[0] * grid[1], dtype=torch.int64)
     positions[-2:, 0] = torch.cartesian_prod(*(torch.arange(size) for size in grid)).T
-    ones = torch.ones(1, positions.shape[2], 1, embedding.head_dim, dtype=torch.float64)
-    return functional.rotary(ones, positions=positions, spec=embedding)[0, :, 0]
+    ones = torch.ones(1, positions.shape[2], 1, spec.head_dim, dtype=torch.float64)
+    return functional.rotary(ones, positions=positions, spec=spec)[0, :, 0]
 
 
 # ----------------------------------------------------------------------------------- float32 angles
@@ -422,7 +500,7 @@ def cosines_and_sines(
 
 
 def angle_error(
-    spec: RotarySpec,
+    spec: Rotation,
     positions: Tensor | None = None,
     *,
     numerics: Numerics = "float32",
@@ -430,7 +508,7 @@ def angle_error(
     """The difference between rounded and exact angles, in radians.
 
     Args:
-        spec: The rotation.
+        spec: The rotation: a specification, or a module that has one.
         positions: int [n], each at least 0; default: powers of two up to 2 ** 20.
         numerics: How angles of float32 data are rounded; see :class:`posembed.RotarySpec`.
             ``"float32"`` is what most code does; with ``"exact"`` only the result is rounded.
@@ -446,6 +524,7 @@ def angle_error(
         >>> pe.analysis.angle_error(spec, at, numerics="exact").max().item() < 2e-7
         True
     """
+    spec = rotation(spec)
     at = 2 ** torch.arange(21) if positions is None else places("positions", positions)
     exact = dataclasses.replace(spec, numerics="exact")
     cosine, sine = cosines_and_sines(exact, at, torch.float64)
@@ -492,6 +571,7 @@ def tf_idf(documents: Sequence[str], terms: Sequence[str] | None = None) -> Term
 
     Raises:
         ImportError: scikit-learn is missing.
+        TypeError: ``documents`` is one text.
         ValueError: A term does not occur in any document.
 
     Examples:
@@ -500,6 +580,8 @@ def tf_idf(documents: Sequence[str], terms: Sequence[str] | None = None) -> Term
         >>> table.weights.round(decimals=4).tolist()
         [[0.1003, 0.0], [0.0, 0.0]]
     """
+    if isinstance(documents, str):
+        raise TypeError("documents: expected several texts, got one str; [documents]")
     try:
         from sklearn.feature_extraction import text  # type: ignore[import-untyped]
     except ImportError as error:

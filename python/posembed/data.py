@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     import numpy as np
 
 # Two bytes per id are enough for vocabularies up to 65,536.
+__all__ = ["IdFile", "Ids", "WindowDataset", "mask_tokens", "open_ids", "save_ids", "windows"]
+
+
+def __dir__() -> list[str]:
+    """Public names."""
+    return __all__
+
+
 ID_TYPES = (torch.uint16, torch.int32, torch.int64)
 
 Ids: TypeAlias = "Tensor | np.ndarray[Any, Any] | str | os.PathLike[str]"

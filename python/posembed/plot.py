@@ -18,14 +18,13 @@ from torch import Tensor
 
 from posembed import analysis, functional
 from posembed.alibi import ALiBi
-from posembed.analysis import Encoder
-from posembed.learned import LearnedPositionalEmbedding
-from posembed.rotary import RotaryEmbedding
-from posembed.sinusoidal import SinusoidalPositionalEmbedding
-from posembed.specification import Numerics, RotarySpec, SinusoidalSpec
+from posembed.analysis import Cells, Encoder, Rotation, Sinusoid, rotation, sinusoid
+from posembed.functional._gate import check_tensors, wrong_type
+from posembed.specification import Numerics, RotarySpec
 
 try:
     from matplotlib import pyplot
+    from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.patches import Circle
     from matplotlib.ticker import MaxNLocator
 except ImportError as error:
@@ -36,14 +35,15 @@ except ImportError as error:
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colorbar import Colorbar
+    from matplotlib.colors import Colormap
 
 WIDTH, HEIGHT = 7.0, 4.0  # inches: about the width of a page's text
 DPI = 200  # two dots per component, for 512 components
 DIVERGING, SEQUENTIAL = "RdBu_r", "viridis"
+FIRST_TO_LAST = ("tab:blue", "tab:orange")  # both are seen on light and dark pages
 CURVES_SHOWN = 6
 LEGEND_WIDTH = 72  # characters per line that fit into the figure
 
-Rotation = RotarySpec | RotaryEmbedding
 Specs = Rotation | Sequence[Rotation] | Mapping[str, Rotation]
 
 __all__ = [
@@ -95,7 +95,12 @@ def label(axes: Axes, title: str, x: str, y: str) -> Axes:
 
 
 def matrix(
-    axes: Axes, values: Tensor, *, colors: str, limit: tuple[float, float] | None, bar: str
+    axes: Axes,
+    values: Tensor,
+    *,
+    colors: str | Colormap,
+    limit: tuple[float, float] | None,
+    bar: str,
 ) -> Colorbar:
     """Draws a matrix as a heat map, row 0 on top; returns the colour bar."""
     low, high = limit or (None, None)
@@ -117,28 +122,16 @@ def named(specs: Specs) -> dict[str, RotarySpec]:
     result: dict[str, RotarySpec] = {}
     seen: Counter[str] = Counter()
     for spec in several:
-        name = spec.describe()
+        name = f"head_dim {spec.describe()}"
         seen[name] += 1
         result[name if seen[name] == 1 else f"{name} ({seen[name]})"] = spec
     return result
 
 
-def rotation(spec: Any, argument: str = "spec") -> RotarySpec:
-    """The specification, given as itself or as a module that has it."""
-    spec = getattr(spec, "spec", spec)
-    if not isinstance(spec, RotarySpec):
-        got = type(spec).__name__
-        raise TypeError(f"{argument}: expected a RotarySpec or RotaryEmbedding, got {got}")
-    return spec
-
-
-def sinusoid(spec: Any) -> SinusoidalSpec:
-    """The specification, given as itself or as a module that has it."""
-    spec = getattr(spec, "spec", spec)
-    if not isinstance(spec, SinusoidalSpec):
-        expected = "a SinusoidalSpec or SinusoidalPositionalEmbedding"
-        raise TypeError(f"spec: expected {expected}, got {type(spec).__name__}")
-    return spec
+def check_mapping(name: str, value: Any) -> None:
+    """Raises TypeError for what is no mapping."""
+    if not isinstance(value, Mapping):
+        raise wrong_type(name, "a dict", type(value).__name__)
 
 
 def legend(axes: Axes) -> None:
@@ -199,16 +192,17 @@ def rotated_pair(
     at = torch.arange(analysis.count_of(positions))
     points = analysis.rotate_one(vector, at, spec)[:, [first, second]].tolist()
     axes = new_axes(axes, height=WIDTH)
-    colors = pyplot.get_cmap(SEQUENTIAL)
+    colors = LinearSegmentedColormap.from_list("positions", FIRST_TO_LAST)
     for position, (x, y) in enumerate(points):
-        color = colors(0.35 + 0.6 * position / max(1, positions - 1))
+        color = colors(position / max(1, positions - 1))
         style = {"arrowstyle": "-|>", "color": color, "linewidth": 1.5, "shrinkA": 0, "shrinkB": 0}
         axes.annotate("", (x, y), (0.0, 0.0), arrowprops=style)
         axes.text(1.12 * x, 1.12 * y, str(position), color=color, ha="center", va="center")
     axes.add_patch(Circle((0.0, 0.0), 1.0, fill=False, color="grey", linewidth=0.5))
     axes.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), xticks=[-1, 0, 1], yticks=[-1, 0, 1])
     axes.set_aspect("equal")
-    speed = f"{float(speeds[pair]):.2g} radians per position"
+    number = f"{float(speeds[pair]):.2g}"
+    speed = f"{number} radian{'' if number == '1' else 's'} per position"
     return label(axes, f"Pair {pair}: {speed}", f"component {first}", f"component {second}")
 
 
@@ -274,6 +268,9 @@ def component_scores(
         distances: The largest distance.
         components: Components to show; default: some, evenly spread over the pairs.
         axes: Where to draw.
+
+    Raises:
+        IndexError: The head has no such component.
     """
     spec = rotation(spec)
     axes = new_axes(axes)
@@ -282,6 +279,9 @@ def component_scores(
         pairs = spec.frequencies().numel()
         stride = 2 if spec.interleaved else 1
         components = [spec.rotary_start + stride * pair for pair in spread(pairs)]
+    for component in components:
+        if not 0 <= component < spec.head_dim:
+            raise IndexError(f"components: expected 0 to {spec.head_dim - 1}, got {component}")
     limit = float(scores[:, list(components)].abs().max())
     for row, component in enumerate(components):
         curve = row - 0.45 * scores[:, component] / limit  # the axis points down
@@ -306,6 +306,7 @@ def angle_error(
     spec = rotation(spec)
     axes = new_axes(axes)
     at = 2 ** torch.arange(21) if positions is None else positions
+    check_tensors(positions=at)
     names: dict[Numerics, str] = {"float32": "float32 product", "exact": "posembed, float32 data"}
     for numerics, name in names.items():
         worst = analysis.angle_error(spec, at, numerics=numerics).amax(1)
@@ -321,7 +322,7 @@ def angle_error(
 
 
 def heat_map(
-    spec: SinusoidalSpec | SinusoidalPositionalEmbedding,
+    spec: Sinusoid,
     positions: int = 100,
     *,
     axes: Axes | None = None,
@@ -357,13 +358,15 @@ def binary_codes(
     """Plots positions in binary as a heat map; sinusoids are a smooth form of them."""
     axes = new_axes(axes)
     values = analysis.binary_codes(positions, width)
-    matrix(axes, values, colors="Greys", limit=(0.0, 1.0), bar="bit").set_ticks([0, 1])
+    two = pyplot.get_cmap("Greys", 2)
+    bar = matrix(axes, values, colors=two, limit=(0.0, 1.0), bar="bit")
+    bar.set_ticks([0.25, 0.75], labels=["0", "1"])
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     return label(axes, "Binary codes", "bit, fastest first", "position")
 
 
 def shift_matrix(
-    spec: SinusoidalSpec | SinusoidalPositionalEmbedding,
+    spec: Sinusoid,
     distance: float,
     *,
     axes: Axes | None = None,
@@ -406,6 +409,7 @@ def grid(positions: Tensor, *, axes: Axes | None = None) -> Axes:
         >>> pe.plot.grid(cells).get_title()
         'Positions of 12 tokens'
     """
+    check_tensors(positions=positions)
     if positions.dim() == 3 and positions.shape[1] == 1:
         positions = positions[:, 0]
     if positions.dim() != 2 or len(positions) < 2:
@@ -430,7 +434,7 @@ def grid(positions: Tensor, *, axes: Axes | None = None) -> Axes:
 
 
 def similarity_map(
-    embedding: Tensor | LearnedPositionalEmbedding | SinusoidalPositionalEmbedding | RotarySpec,
+    embedding: Cells,
     grid: Sequence[int] | None = None,
     cell: Sequence[int] | None = None,
     *,
@@ -484,7 +488,7 @@ def alibi_bias(
         IndexError: ``alibi`` has no such head.
     """
     if not isinstance(alibi, ALiBi):
-        raise TypeError(f"alibi: expected an ALiBi, got {type(alibi).__name__}")
+        raise wrong_type("alibi", "an ALiBi", type(alibi).__name__)
     if not 0 <= head < alibi.num_heads:
         raise IndexError(f"head: expected 0 to {alibi.num_heads - 1}, got {head}")
     axes = new_axes(axes, height=5.0)
@@ -514,6 +518,7 @@ def extrapolation(
         axes: Where to draw.
 
     Raises:
+        TypeError: ``losses`` is no mapping.
         ValueError: A method does not have one loss per length.
 
     Examples:
@@ -522,6 +527,7 @@ def extrapolation(
         >>> len(pe.plot.extrapolation(losses, [64, 128]).containers)
         2
     """
+    check_mapping("losses", losses)
     axes = new_axes(axes)
     width = 0.8 / len(lengths)
     for method, row in losses.items():
@@ -548,7 +554,11 @@ def losses(
     Args:
         curves: Steps and losses by name.
         axes: Where to draw.
+
+    Raises:
+        TypeError: ``curves`` is no mapping.
     """
+    check_mapping("curves", curves)
     axes = new_axes(axes)
     for name, (steps, values) in curves.items():
         axes.plot(steps, values, linewidth=1.0, label=name)

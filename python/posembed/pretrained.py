@@ -23,6 +23,27 @@ from posembed._validation import shown, whole
 if TYPE_CHECKING:
     from posembed import _C
 
+__all__ = [
+    "Coverage",
+    "FileFormatError",
+    "Format",
+    "Missing",
+    "OnBadRow",
+    "Rows",
+    "Skipped",
+    "SkippedRow",
+    "Tokenizer",
+    "VectorFile",
+    "Vocabulary",
+    "open_vectors",
+]
+
+
+def __dir__() -> list[str]:
+    """Public names."""
+    return __all__
+
+
 Format = Literal["safetensors", "word2vec-binary", "word2vec-text", "glove"]
 Missing = Literal["mean", "zero", "random", "error"]
 OnBadRow = Literal["raise", "skip"]
@@ -171,7 +192,7 @@ class VectorFile:
 
     def tensor(
         self,
-        name: str = "vectors",
+        name: str | None = None,
         dtype: torch.dtype | None = None,
         *,
         copy: bool = False,
@@ -185,7 +206,7 @@ class VectorFile:
         file no longer has ends the process.
 
         Args:
-            name: One of :attr:`names`.
+            name: One of :attr:`names`; default: "vectors", or the only one.
             dtype: Dtype of the result; default: the file's.
             copy: Read into memory, so that the result does not depend on the file.
             progress: Show a progress bar; default: for a large file, on a terminal.
@@ -194,6 +215,9 @@ class VectorFile:
             FileFormatError: The file is malformed or was shortened, or a finite number is not
                 finite in ``dtype``.
         """
+        if name is None:
+            names = self.names
+            name = names[0] if len(names) == 1 else "vectors"
         with self._bar(progress) as advance:
             return self._file.tensor(name, dtype, advance, copy)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import html
 import json
@@ -22,7 +23,7 @@ from posembed.score_scale import ScoreScale
 Numerics = Literal["exact", "float32", "float32_product", "float32_rounded_table", "float32_polar"]
 
 
-@dataclasses.dataclass(frozen=True, init=False)
+@dataclasses.dataclass(frozen=True, init=False, repr=False)
 class Sections:
     """For positions with several axes (time, height, width): which axis rotates each pair.
 
@@ -82,6 +83,19 @@ class Sections:
         object.__setattr__(self, "restart", bool(restart))
         object.__setattr__(self, "axes", None if declared == used else declared)
         object.__setattr__(self, "within_axes", bool(within_axes))
+
+    def __repr__(self) -> str:
+        """By sizes where these give the axes of all pairs: ``Sections((16, 24, 24))``."""
+        axes = 1 + max(self.axis_of_pair, default=0) if self.axes is None else self.axes
+        sizes = tuple(self.axis_of_pair.count(axis) for axis in range(axes))
+        options = [f"axis_of_pair={self.axis_of_pair}"]
+        options += [] if self.axes is None else [f"axes={self.axes}"]
+        for interleaved in (True, False):
+            with contextlib.suppress(ValueError):  # there are more pairs than any head has
+                if self == Sections(sizes, interleaved, self.restart, within_axes=self.within_axes):
+                    options = [repr(sizes), *["interleaved=True"] * interleaved]
+        options += [f"{name}=True" for name in ("restart", "within_axes") if getattr(self, name)]
+        return f"Sections({', '.join(options)})"
 
 
 def read(family: str, fields: dict[str, Any]) -> tuple[str, str]:

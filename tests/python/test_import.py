@@ -106,3 +106,16 @@ except RuntimeError as error:
     assert first.startswith("This posembed was built for processors with avx512, which this one")
     assert "make build CMAKE_ARGS=-DPOSEMBED_INSTRUCTION_SETS=all" in first
     assert call.startswith("posembed: its CPU kernels need avx512, which this processor lacks")
+
+
+@pytest.mark.parametrize(
+    ("integration", "missing"), [("torchrec", "torchrec"), ("torchtitan", "spmd_types")]
+)
+def test_integrations_say_what_to_install(integration: str, missing: str) -> None:
+    code = (
+        f"import sys; sys.modules[{missing!r}] = None; import posembed.integrations.{integration}"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith(f"ModuleNotFoundError: posembed.integrations.{integration} ")
+    assert f"{missing} is missing: python -m pip install {integration}" in last

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
 from pathlib import Path
 from types import ModuleType
@@ -57,7 +58,9 @@ def figures(reason: str) -> list[str]:
 def test_figures_of_the_rotary_embedding(charts: ModuleType) -> None:
     row = charts.read_table("rotary_calls_cpu.md", charts.ROTARY.format("bfloat16"))[charts.SETTING]
     times = [f"{float(row[call]):.1f}" for call in ("transformers", "transformers, compiled")]
-    assert figures("Fast") == [f"{charts.milliseconds(row, 'posembed'):.1f}", *times]
+    sizes = re.findall(r"\d+", charts.ROTARY)[:2]
+    tokens = [f"{int(size):,}" for size in sizes]
+    assert figures("Fast") == [*tokens, f"{charts.milliseconds(row, 'posembed'):.1f}", *times]
     assert float(row["fastest copy"]) >= 1.0  # "as long as a copy of the same bytes"
 
 
@@ -83,7 +86,9 @@ def test_figures_of_a_gpu() -> None:
 
 def test_figures_of_the_angles(charts: ModuleType) -> None:
     theirs = charts.readable(charts.float32_errors()[charts.MARKED])
-    assert figures("Exact") == [charts.readable(charts.largest_error()), theirs, "131,072"]
+    ours = charts.readable(charts.largest_error())
+    base = inspect.signature(charts.float32_errors).parameters["base"].default.split()[1]
+    assert figures("Exact") == [ours, theirs, "131,072", base]
 
 
 def test_figures_of_the_input_layer(charts: ModuleType) -> None:

@@ -4,14 +4,15 @@
 
 int main() {
   // BERT's input: token + position, normalised, in one kernel.
-  posembed::InputEmbedding embed(
-      posembed::InputOptions(30522, 768).max_positions(512).norm(posembed::InputNorm::layer));
+  auto options = posembed::InputOptions(30522, 768).max_positions(512);
+  posembed::InputEmbedding embed(options.norm(posembed::InputNorm::layer));
   const torch::Tensor hidden = embed->forward(torch::randint(30522, {2, 128}));
   hidden.sum().backward();
 
   // Llama's RoPE: query and key in one kernel.
   posembed::RotaryEmbedding rope(posembed::RotaryOptions(128).base(500000.0));
-  const auto [query, key] =
-      rope->forward(torch::randn({2, 128, 32, 128}), torch::randn({2, 128, 8, 128}));
-  std::cout << hidden.sizes() << ' ' << query.sizes() << ' ' << key.sizes() << '\n';
+  const torch::Tensor query = torch::randn({2, 128, 32, 128});
+  const torch::Tensor key = torch::randn({2, 128, 8, 128});
+  const auto [q, k] = rope->forward(query, key);
+  std::cout << hidden.sizes() << ' ' << q.sizes() << ' ' << k.sizes() << '\n';
 }

@@ -29,6 +29,8 @@ ARGUMENTS = {
     "interleaved=False": "--half-split",
     "pass interleaved=": "pass --interleaved or --half-split",
     "pass ignore=": "pass --ignore with each of ",
+    "layer_type: expected": "--layer-type: expected",
+    "part: expected": "--part: expected",
 }
 
 
@@ -161,7 +163,7 @@ def read_kinds(
     try:
         return {"": read_spec(path, arguments, compared=compared)}
     except ValueError as error:
-        if arguments.layer_type is not None or ": layer_type: " not in str(error):
+        if arguments.layer_type is not None or ": --layer-type: " not in str(error):
             raise
         refused = error
     fields = select_part(load(file_of(path)), getattr(arguments, "part", None))
@@ -195,7 +197,7 @@ def specs_of(paths: Sequence[str], arguments: argparse.Namespace) -> dict[str, R
     else:
         only_with(arguments, "with CONFIG", "--layer-type", "--part", "--ignore")
         spec = spec_from_numbers(arguments)
-        specs = {spec.describe(): spec}
+        specs = {f"head_dim {spec.describe()}": spec}
     if arguments.seq_len is None:
         return specs
     return {name: spec.resolve(arguments.seq_len) for name, spec in specs.items()}

@@ -71,11 +71,14 @@ def run(arguments: argparse.Namespace) -> int:
         axes = plot.scores_by_distance(specs, farthest, log=arguments.log)
         common.save_picture(axes, arguments.plot)
     if arguments.json:
-        common.print_json({"distances": list(range(farthest + 1)), "scores": scores})
+        numbers = {"distances": list(range(farthest + 1)), "scores": scores}
+        common.print_json({"output": arguments.plot, **numbers})
     else:
         rows = (
             [str(at), *(f"{column[at]:.4f}" for column in scores.values())]
             for at in shown_distances(farthest)
         )
         common.print_table(["distance", *scores], rows)
+        if arguments.plot:
+            print(arguments.plot)
     return 0

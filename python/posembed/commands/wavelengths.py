@@ -48,11 +48,14 @@ def run(arguments: argparse.Namespace) -> int:
 
         common.save_picture(plot.wavelengths(spec), arguments.plot)
     if arguments.json:
-        common.print_json({"specification": common.facts(spec), **columns})
+        numbers = {"specification": common.facts(spec), **columns}
+        common.print_json({"output": arguments.plot, **numbers})
     else:
-        print(spec.describe())
+        print(f"head_dim {spec.describe()}")
         rows = zip(*columns.values(), strict=True)
         common.print_table(HEAD, (row(pair, *cells) for pair, cells in enumerate(rows)))
+        if arguments.plot:
+            print(arguments.plot)
     return 0
 
 

@@ -7,7 +7,9 @@ installed. Results are JSON texts and plain numbers.
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,11 +42,23 @@ def load(config: Any) -> Fields:
 def file_of(path: str | os.PathLike[str]) -> Path:
     """The configuration file at a path, or in a model folder."""
     if not Path(path).is_dir():
+        _check_is_no_name_of_the_hub(path)
         return Path(path)
     found = [Path(path, name) for name in NAMES if Path(path, name).is_file()]
     if not found:
         raise ValueError(f"{path}: expected a folder with {' or '.join(NAMES)}")
     return found[0]
+
+
+def _check_is_no_name_of_the_hub(path: str | os.PathLike[str]) -> None:
+    """Raises FileNotFoundError for owner/model, which transformers takes and posembed does not."""
+    missing = not os.path.lexists(path)
+    if missing and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(?<!\.json)(?<!\.gguf)", os.fspath(path)):
+        reason = (
+            f"{os.strerror(errno.ENOENT)}; a name on the Hugging Face hub is not downloaded: "
+            "pass transformers.AutoConfig.from_pretrained(name), or a folder"
+        )
+        raise FileNotFoundError(errno.ENOENT, reason, os.fspath(path))
 
 
 def rotary(config: Any, *, part: str | None = None, **options: Any) -> str:

@@ -10,13 +10,24 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-import torchrec  # type: ignore[import-not-found]
 from torch import Tensor, nn
-from torchrec.distributed.types import ShardedTensor  # type: ignore[import-not-found]
-from torchrec.modules.embedding_configs import DataType, PoolingType  # type: ignore[import-not-found]
 
 from posembed.bag import TokenBag
 from posembed.token import TokenEmbedding
+
+try:
+    import torchrec  # type: ignore[import-not-found]
+    from torchrec.distributed.types import ShardedTensor  # type: ignore[import-not-found]
+    from torchrec.modules.embedding_configs import (  # type: ignore[import-not-found]
+        DataType,
+        PoolingType,
+    )
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"posembed.integrations.torchrec makes torchrec's collections; {error.name} is missing: "
+        "python -m pip install torchrec fbgemm-gpu (fbgemm-gpu-cpu on machines without a GPU)",
+        name=error.name,
+    ) from error
 
 __all__ = ["from_torchrec", "gather_tables", "scatter_tables", "to_torchrec"]
 

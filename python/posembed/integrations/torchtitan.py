@@ -7,15 +7,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import spmd_types as spmd  # type: ignore[import-not-found]
 from torch import Tensor
-from torchtitan.config import derive, override  # type: ignore[import-not-found]
-from torchtitan.models.common.rope import (  # type: ignore[import-not-found]
-    ComplexRoPE,
-    CosSinRoPE,
-)
 
 from posembed import functional
+
+try:
+    import spmd_types as spmd  # type: ignore[import-not-found]
+    from torchtitan.config import derive, override  # type: ignore[import-not-found]
+    from torchtitan.models.common.rope import (  # type: ignore[import-not-found]
+        ComplexRoPE,
+        CosSinRoPE,
+    )
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "posembed.integrations.torchtitan overrides modules of torchtitan, and "
+        f"{error.name} is missing: python -m pip install torchtitan",
+        name=error.name,
+    ) from error
 
 __all__ = ["RotaryComplex", "RotaryCosSin", "complex_rope", "cos_sin_rope"]
 

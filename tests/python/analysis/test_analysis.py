@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import math
+import re
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import posembed as pe
@@ -51,6 +56,12 @@ def test_context_is_the_longest_that_a_pair_tells_apart() -> None:
     for frequency, context in zip(table.frequencies.tolist(), table.contexts.tolist(), strict=True):
         assert distances_told_apart(frequency, context)
         assert not distances_told_apart(frequency, context + 1)
+
+
+def test_notebooks_show_wavelengths_as_a_table() -> None:
+    shown = pe.analysis.wavelengths(pe.RotarySpec(4))._repr_html_()
+    cells = re.findall(r"<td>(.*?)</td>", shown)
+    assert cells == ["0", "1", "6.28319", "3.14159", "4", "1", "0.01", "628.319", "314.159", "315"]
 
 
 def test_pairs_that_stand_still_tell_nothing_apart() -> None:
@@ -353,3 +364,99 @@ def test_tf_idf_of_all_words() -> None:
     assert_close(table.term_frequencies.sum(1), torch.ones(4, dtype=torch.float64), 1e-15)
     with pytest.raises(ValueError, match=r"terms: expected words of the documents, got \['bar'\]"):
         pe.analysis.tf_idf(DOCUMENTS, ["church", "bar"])
+
+
+# ------------------------------------------------------------------------------------- arguments
+
+
+def test_names_are_those_of_functions_on_the_page() -> None:
+    """docs/guide/analysis.md lists what dir() and completion show."""
+    page = Path(__file__).parents[3] / "docs" / "guide" / "analysis.md"
+    tables = re.split(r"\| function \| (?:computes|draws) \|", page.read_text(encoding="utf-8"))[1:]
+    cells = [re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE) for table in tables]
+    computed, drawn = ({*re.findall(r"`(\w+)\(", " ".join(each))} for each in cells)
+    assert dir(pe.analysis) == sorted(computed)
+    assert all(inspect.isfunction(getattr(pe.analysis, name)) for name in dir(pe.analysis))
+    assert {*pe.analysis.__all__} - computed == {"Encoder", "TermTable", "Wavelengths"}
+    pytest.importorskip("matplotlib")
+    assert dir(pe.plot) == sorted(computed - {"most_similar", "tf_idf"} | drawn)
+
+
+def test_modules_are_computed_as_their_specifications() -> None:
+    sections = pe.Sections((4, 4), restart=True)
+    for module in (pe.RotaryEmbedding(16, base=500.0), pe.SinusoidalPositionalEmbedding(16)):
+        found = (pe.analysis.wavelengths(each) for each in (module, module.spec))
+        for ours, expected in zip(*map(dataclasses.astuple, found), strict=True):
+            assert torch.equal(ours, expected)
+    rope = pe.RotaryEmbedding(16, sections=sections)
+    sinusoidal = pe.SinusoidalPositionalEmbedding(16, base=50.0)
+    for compute, each in (
+        (lambda module: pe.analysis.component_scores(module, 9), rope),
+        (lambda module: pe.analysis.scores_by_distance(module, 9), rope),
+        (pe.analysis.angle_error, rope),
+        (lambda module: pe.analysis.similarity_map(module, (2, 3)), rope),
+        (pe.analysis.heat_map, sinusoidal),
+    ):
+        assert torch.equal(compute(each), compute(each.spec))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: pe.analysis.wavelengths(64),
+            TypeError,
+            "spec: expected a RotarySpec or RotaryEmbedding, got an int",
+        ),
+        (lambda: pe.analysis.component_scores(64), TypeError, "spec: expected a RotarySpec"),
+        (lambda: pe.analysis.scores_by_distance(64), TypeError, "spec: expected a RotarySpec"),
+        (
+            lambda: pe.analysis.angle_error(pe.SinusoidalSpec(8)),
+            TypeError,
+            "spec: expected a RotarySpec",
+        ),
+        (
+            lambda: pe.analysis.heat_map(pe.RotarySpec(8)),
+            TypeError,
+            "spec: expected a SinusoidalSpec or",
+        ),
+        (
+            lambda: pe.analysis.similarity(64, 3),
+            TypeError,
+            "embedding: expected a Tensor or a module with encode, got an int",
+        ),
+        (
+            lambda: pe.analysis.similarity_map(64, (4, 4)),
+            TypeError,
+            "embedding: expected a RotarySpec",
+        ),
+        (
+            lambda: pe.analysis.angle_error(pe.RotarySpec(8), [1, 2]),
+            TypeError,
+            "positions: expected a Tensor, got a list; torch.tensor.positions.",
+        ),
+        (
+            lambda: pe.analysis.scores_by_distance(pe.RotarySpec(8), query=[1.0]),
+            TypeError,
+            "query: expected a Tensor, got a list",
+        ),
+        (
+            lambda: pe.analysis.most_similar([[1.0]], 0),
+            TypeError,
+            "table: expected a Tensor, got a list",
+        ),
+        (
+            lambda: pe.analysis.tf_idf("one text"),
+            TypeError,
+            "documents: expected several texts, got one str",
+        ),
+        (
+            lambda: pe.analysis.wavelengths(pe.RotaryEmbedding(8, learned_frequencies=True)),
+            ValueError,
+            "spec: expected frequencies that are not learned",
+        ),
+    ],
+)
+def test_errors_name_the_argument(call: Callable[[], object], error: type, message: str) -> None:
+    with pytest.raises(error, match="^" + message):
+        call()

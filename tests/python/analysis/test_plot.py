@@ -98,9 +98,9 @@ def test_scores_side_by_side(log: bool) -> None:
 
 def test_one_specification_or_a_list_are_named_by_what_they_are() -> None:
     spec = pe.RotarySpec(64, base=500000.0)
-    assert legend(pe.plot.scores_by_distance(spec, 4)) == [spec.describe()]
+    assert legend(pe.plot.scores_by_distance(spec, 4)) == [f"head_dim {spec.describe()}"]
     both = [pe.RotarySpec(64), spec]
-    assert legend(pe.plot.wavelengths(both)) == [one.describe() for one in both]
+    assert legend(pe.plot.wavelengths(both)) == [f"head_dim {one.describe()}" for one in both]
 
 
 def longrope(factor: float) -> pe.RotarySpec:
@@ -123,7 +123,7 @@ def test_specifications_that_read_alike_are_all_drawn(
     draw: Callable[..., Axes], specs: list[pe.RotarySpec]
 ) -> None:
     axes = draw(specs)
-    name = specs[0].describe()
+    name = f"head_dim {specs[0].describe()}"
     numbered = [name, *(f"{name} ({i})" for i in range(2, len(specs) + 1))]
     assert [text.replace("\n", " ") for text in legend(axes)] == numbered
     first = axes.get_lines()[0].get_ydata()
@@ -188,6 +188,9 @@ def test_heat_map_beside_binary_codes() -> None:
         assert np.array_equal(colors(left)[:, int(place)], values[:, component])
     assert {0, 31} <= places.keys()
     assert np.array_equal(colors(right), pe.analysis.binary_codes(20, 8).numpy())
+    key = right.get_images()[0].colorbar
+    assert [tick.get_text() for tick in key.ax.get_yticklabels()] == ["0", "1"]
+    assert right.get_images()[0].get_cmap().N == 2
     assert left.get_images()[0].get_clim() == (-2.0, 2.0)
     assert left.get_figure() is figure
     assert len(pyplot.get_fignums()) == 1
@@ -215,8 +218,25 @@ def test_modules_are_drawn_as_their_specifications() -> None:
         (lambda: pe.plot.wavelengths({"a": 3}), TypeError, "specs: expected a RotarySpec or"),
         (lambda: pe.plot.angle_error(pe.SinusoidalSpec(8)), TypeError, "spec: expected a Rotary"),
         (lambda: pe.plot.heat_map(pe.RotarySpec(8)), TypeError, "spec: expected a SinusoidalSpec"),
-        (lambda: pe.plot.alibi_bias(8, 32), TypeError, "alibi: expected an ALiBi, got int"),
+        (lambda: pe.plot.alibi_bias(8, 32), TypeError, "alibi: expected an ALiBi, got an int$"),
         (lambda: pe.plot.alibi_bias(pe.ALiBi(8), 4, head=9), IndexError, "head: expected 0 to 7"),
+        (
+            lambda: pe.plot.angle_error(pe.RotarySpec(8), [1]),
+            TypeError,
+            "positions: expected a Tensor, got a list",
+        ),
+        (lambda: pe.plot.grid([1]), TypeError, "positions: expected a Tensor, got a list"),
+        (
+            lambda: pe.plot.component_scores(pe.RotarySpec(8), components=[8]),
+            IndexError,
+            "components: expected 0 to 7, got 8",
+        ),
+        (lambda: pe.plot.losses([1.0]), TypeError, "curves: expected a dict, got a list$"),
+        (
+            lambda: pe.plot.extrapolation([1.0], [8]),
+            TypeError,
+            "losses: expected a dict, got a list$",
+        ),
     ],
 )
 def test_errors_name_the_argument(draw: Callable[[], Axes], error: type, message: str) -> None:
@@ -230,6 +250,7 @@ def test_names_are_those_of_functions() -> None:
     functions = {name: f for name, f in vars(pe.plot).items() if inspect.isfunction(f)}
     drawing = {name for name, f in functions.items() if "axes" in inspect.signature(f).parameters}
     helpers = {"label", "legend", "matrix", "new_axes"}
+    assert all(inspect.isfunction(getattr(pe.plot, name)) for name in dir(pe.plot))
     assert drawing - helpers == {*pe.plot.__all__}
 
 
@@ -251,6 +272,7 @@ def test_rotated_pair(interleaved: bool) -> None:
     for position, arrow in enumerate(arrows):
         expected = (math.cos(position * speed), math.sin(position * speed))
         np.testing.assert_allclose(arrow.xy, expected, atol=1e-12)
+    assert pe.plot.rotated_pair(spec).get_title() == "Pair 0: 1 radian per position"
     with pytest.raises(IndexError, match=r"^pair: expected 0 to 3, got 4"):
         pe.plot.rotated_pair(spec, 4)
 

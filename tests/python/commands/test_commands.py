@@ -165,7 +165,7 @@ def test_part(two_parts: str, config: str, capsys: pytest.CaptureFixture[str]) -
     assert output(capsys, "explain", *vision).rstrip() == expected.explain()
     known = printed_json(capsys, "wavelengths", *vision)
     assert known["wavelengths"] == expected.wavelengths().tolist()
-    assert f"{two_parts}: part: expected one of" in refusal(
+    assert f"{two_parts}: --part: expected one of" in refusal(
         capsys, "explain", two_parts, "--part", "audio_config"
     )
     assert output(capsys, "diff", config, two_parts) == "equal\n"
@@ -298,6 +298,30 @@ def test_all_kinds_of_layers(gemma: Path, capsys: pytest.CaptureFixture[str]) ->
     assert [known[kind]["specification"]["base"] for kind in kinds] == [1e6, 1e4]
 
 
+def test_messages_name_the_options(gemma: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = "expected one of ['full_attention', 'sliding_attention']"
+    for command in ("scores", "wavelengths"):
+        told = refusal(capsys, command, gemma)
+        assert told == f"posembed {command}: {gemma}: --layer-type: {kinds}, got None\n"
+    told = refusal(capsys, "explain", gemma, "--layer-type", "full")
+    assert told == f"posembed explain: {gemma}: --layer-type: {kinds}, got 'full'\n"
+    assert f"{gemma}: --part: expected" in refusal(capsys, "explain", gemma, "--part", "tower")
+
+
+def test_names_on_the_hub_are_told_from_paths(capsys: pytest.CaptureFixture[str]) -> None:
+    told = refusal(capsys, "explain", "meta-llama/Llama-3.1-8B")
+    assert told.startswith("posembed explain: meta-llama/Llama-3.1-8B: No such file or directory; ")
+    assert "the Hugging Face hub is not downloaded" in told
+    for path in (
+        "no/such/file",
+        "models/config.json",
+        "models/tiny.gguf",
+        "/models/llama",
+        "llama",
+    ):
+        assert refusal(capsys, "explain", path).endswith(f"{path}: No such file or directory\n")
+
+
 def test_diff_of_all_kinds_of_layers(
     gemma: Path, config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -351,11 +375,18 @@ def test_diff(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         ["scores", "--head-dim", "16", "--log", "--plot"],
         ["heatmap", "--dim", "16", "--output"],
         ["heatmap", "--binary", "--json", "--output"],
+        ["scores", "--head-dim", "16", "--json", "--plot"],
+        ["wavelengths", "--head-dim", "16", "--json", "--plot"],
     ],
 )
 def test_pictures(argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib").use("Agg")
-    output(capsys, *argv, tmp_path / "picture.svg")
+    said = output(capsys, *argv, tmp_path / "picture.svg")
+    written = str(tmp_path / "picture.svg")
+    if "--json" in argv:
+        assert json.loads(said)["output"] == written
+    else:
+        assert said.splitlines()[-1] == written
     assert "</svg>" in (tmp_path / "picture.svg").read_text()
     assert refusal(capsys, *argv, tmp_path / "none" / "picture.svg").endswith(
         f"{tmp_path / 'none' / 'picture.svg'}: No such file or directory\n"

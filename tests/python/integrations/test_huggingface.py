@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -303,14 +304,17 @@ def test_the_report_is_a_table() -> None:
         ("LlamaAttention",),
     )
     assert "modeling_llama.py:" in row.location
-    header, line, note, versions = str(report).splitlines()
+    header, line, versions = str(report).splitlines()
     assert header.startswith("function")
     assert "2 x LlamaAttention  half-split" in line
-    assert note.startswith("nn.Embedding (1) stays")
+    assert re.search(r"  transformers/models/llama/modeling_llama\.py:\d+$", line)
     assert (
         versions
         == f"transformers {transformers.__version__} (posembed is tested with 5.23 and 5.24)"
     )
+    cells = re.findall(r"<td>(.*?)</td>", report._repr_html_())
+    assert cells[:3] == ["apply_rotary_pos_emb", "2 x LlamaAttention", "half-split"]
+    assert report._repr_html_().endswith(f"<p>{versions}</p>")
 
 
 def test_calls_since_the_patch() -> None:

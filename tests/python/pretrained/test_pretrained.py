@@ -52,6 +52,15 @@ def test_reads_every_format(files: dict[str, Path], vectors: torch.Tensor, name:
     assert torch.equal(file.table(), vectors)
 
 
+def test_the_only_tensor_needs_no_name(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.safetensors", tmp_path / "two.safetensors"
+    save_file({"bias": torch.arange(3.0)}, one)
+    save_file({"bias": torch.arange(3.0), "other": torch.zeros(2, 2)}, two)
+    assert torch.equal(open_vectors(one).tensor(), torch.arange(3.0))
+    with pytest.raises(ValueError, match=r"tensor: .* has none named 'vectors'"):
+        open_vectors(two).tensor()
+
+
 @pytest.mark.parametrize("name", WORD_FORMATS)
 def test_agrees_with_gensim(files: dict[str, Path], name: str) -> None:
     keyed_vectors = pytest.importorskip("gensim.models.keyedvectors").KeyedVectors

@@ -88,6 +88,24 @@ def test_integers_and_floats_make_equal_specifications() -> None:
     assert pe.Sections((1, 1, 2)) == pe.Sections(axis_of_pair=[0, 1, 2, 2])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Sections((16, 24, 24))",
+        "Sections((1, 1, 0))",
+        "Sections((24, 20, 20), interleaved=True)",
+        "Sections((16, 16), restart=True)",
+        "Sections((24, 20, 20), within_axes=True)",
+        "Sections((3, 3), interleaved=True, restart=True)",
+        "Sections(axis_of_pair=(0, 1, 1, 0, 2))",
+        "Sections(axis_of_pair=(0, 1, 1, 0), axes=3)",
+        f"Sections(axis_of_pair={(0,) * 100_000})",
+    ],
+)
+def test_sections_print_as_they_are_written(text: str) -> None:
+    assert repr(eval(text, {"Sections": pe.Sections})) == text
+
+
 def test_axes_without_a_pair_belong_to_the_specification() -> None:
     declared, used = pe.Sections((1, 1, 0)), pe.Sections((1, 1))
     assert (declared.axes, used.axes) == (3, None)

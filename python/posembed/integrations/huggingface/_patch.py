@@ -19,10 +19,6 @@ from posembed.integrations.huggingface._recognition import refusal
 from posembed.integrations.huggingface._report import Counter, Report, Row
 from posembed.integrations.huggingface._rotation import Rotation, repeats, rotation_of
 
-EMBEDDINGS = (
-    "nn.Embedding ({count}) stays: its lookup gives the same rows, and another class would change"
-    " what code that looks for nn.Embedding finds"
-)
 BIAS = "it makes one row for each head, too little to gain anything"
 INLINE = "it rotates in the code of a method, and posembed replaces functions"
 MODEL_BITS = "one pass for its sum and norm has other bits (numerics='exact')"
@@ -298,8 +294,7 @@ def _report(
             where = angles.get((module, name), [UNREACHED])
             row = dataclasses.replace(row, action="; ".join([row.action, *where]))
         rows.append(row)
-    embeddings = counts[nn.Embedding]
-    notes = [EMBEDDINGS.format(count=embeddings)] if embeddings else []
+    notes = []
     if any(cls.__module__.startswith("transformers.") for cls in counts):
         version = importlib.metadata.version("transformers")
         notes.append(VERSIONS.format(installed=version, tested=" and ".join(TESTED)))

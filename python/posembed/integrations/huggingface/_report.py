@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import html
+import os
+import sys
 from typing import NamedTuple
 
+from posembed import _html
+
 NOTHING = "nothing to replace: no function of the model's code rotates"
+
+
+def _in_package(location: str) -> str:
+    """A file and line without the folder that Python imports the file from, if there is one."""
+    folders = [os.path.join(folder, "") for folder in sys.path if folder]
+    known = [folder for folder in folders if location.startswith(folder)]
+    return location.removeprefix(max(known, key=len, default=""))
 
 
 class Counter:
@@ -67,7 +79,7 @@ class Report:
 
     Args:
         rows: One row for each function.
-        notes: What was deliberately not changed.
+        notes: The installed version of transformers, and those that posembed is tested with.
     """
 
     rows: tuple[Row, ...]
@@ -112,14 +124,26 @@ class Report:
             for row in self.patched
         )
 
-    def __str__(self) -> str:
-        if not self.rows:
-            return "\n".join([NOTHING, *self.notes])
-        table = [("function", "modules", "now", "where")]
+    def _lines(self) -> list[tuple[str, str, str, str]]:
+        """The cells of each row, below a head."""
+        lines = [("function", "modules", "now", "where")]
         for row in self.rows:
             classes = f"{row.modules} x {', '.join(row.classes)}"
             action = row.action if row.patched else f"left: {row.action}"
-            table.append((row.function, classes, action, row.location))
+            lines.append((row.function, classes, action, _in_package(row.location)))
+        return lines
+
+    def _repr_html_(self) -> str:
+        """The table, for notebooks."""
+        head, *rows = self._lines()
+        notes = self.notes if rows else (NOTHING, *self.notes)
+        texts = "".join(f"<p>{html.escape(note)}</p>" for note in notes)
+        return (_html.table(head, rows) if rows else "") + texts
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return "\n".join([NOTHING, *self.notes])
+        table = self._lines()
         widths = [max(len(line[i]) for line in table) for i in range(4)]
         lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in table]
         return "\n".join([*lines, *self.notes])
