@@ -29,7 +29,7 @@ QuantizedRows QuantizedRows::from_rowwise(const torch::Tensor& packed, int64_t b
   const int64_t bytes = packed.size(1) - tail;
   const torch::Tensor codes = packed.narrow(1, 0, bytes).contiguous();
   const torch::Tensor pair = packed.narrow(1, bytes, tail)
-                                 .contiguous()
+                                 .clone(at::MemoryFormat::Contiguous)  // aligned
                                  .view(bits == 8 ? at::kFloat : at::kHalf)
                                  .to(at::kFloat);
   const torch::Tensor scales = pair.narrow(1, 0, 1).contiguous();

@@ -21,7 +21,6 @@ from posembed.pretrained import FileFormatError
 if TYPE_CHECKING:
     import numpy as np
 
-# Two bytes per id are enough for vocabularies up to 65,536.
 __all__ = ["IdFile", "Ids", "WindowDataset", "mask_tokens", "open_ids", "save_ids", "windows"]
 
 
@@ -30,6 +29,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
+# Two bytes per id are enough for vocabularies up to 65,536.
 ID_TYPES = (torch.uint16, torch.int32, torch.int64)
 
 Ids: TypeAlias = "Tensor | np.ndarray[Any, Any] | str | os.PathLike[str]"
