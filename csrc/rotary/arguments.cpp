@@ -75,7 +75,8 @@ void check_batch(const Tensor& positions, const std::optional<c10::SymInt>& batc
   if (spec.axes == 1 || !batch.has_value() || positions.dim() != 2) return;
   TORCH_CHECK_VALUE(positions.sym_size(0) == *batch || positions.sym_size(0) == 1, argument,
                     ": expected [axes, batch, seq] or, with the same position on all axes, ",
-                    "[batch, seq] with batch ", *batch, " or 1, got ", positions.sym_sizes(),
+                    "[batch, seq] with batch ", *batch, *batch == 1 ? "" : " or 1", ", got ",
+                    positions.sym_sizes(),
                     "; give [axes, seq] a dimension for the batch: positions.unsqueeze(1)");
 }
 

@@ -13,7 +13,6 @@ from posembed.specification import RotarySpec
 def open_vectors(
     path: str | bytes | PathLike[str], words: list[str], check_utf8: bool, on_bad_row: str
 ) -> VectorFile: ...
-
 def rowwise_codes(packed: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]: ...
 
 _Progress = Callable[[int, int], None] | None

@@ -1,10 +1,9 @@
 """Tables of codes as MLX and torchao store them in safetensors.
 
-MLX packs codes into uint32 from the lower to the upper bits; a number is code * scale + bias, where a
-group of columns shares both, and config.json says how many bits a code has:
-https://ml-explore.github.io/mlx, mlx.core.quantize. torchao stores the tensors of a quantised
-weight, (code - zero_point) * scale, and its block_size in the metadata:
-https://docs.pytorch.org/ao, torchao.prototype.safetensors.
+MLX packs codes into uint32 from the lower to the upper bits; config.json says how many bits a code
+has. A number is code * scale + bias: https://ml-explore.github.io/mlx, mlx.core.quantize. torchao
+stores the tensors of a quantised weight, (code - zero_point) * scale, and its block_size in the
+metadata: https://docs.pytorch.org/ao, torchao.prototype.safetensors.
 """
 
 from __future__ import annotations

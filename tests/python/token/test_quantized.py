@@ -107,7 +107,9 @@ def test_quantising_is_as_exact_as_the_codes(format: Any, block: int | None) -> 
     ("format", "block", "layers"),
     [("float8", None, 4), ("int8", 16, 4), ("int4", 16, 4), ("int8", 32, 4), ("int4", None, 32)],
 )
-def test_a_layer_of_codes(format: Any, block: int | None, layers: int, device: torch.device) -> None:
+def test_a_layer_of_codes(
+    format: Any, block: int | None, layers: int, device: torch.device
+) -> None:
     """The bits of whole rows, from blocks that lie within a layer, and from others."""
     table = pe.PerLayerEmbedding(ROWS, layers, COLUMNS // layers, scale=3.0, device=device)
     table.quantize(format, block)
