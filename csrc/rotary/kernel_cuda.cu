@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(max_threads<size>, min_blocks<size, 3>)
       }
     }
     if (launch.tangent) continue;
-    constexpr int copies = form == Form::own ? 2 : 4;  // more would need more registers
+    constexpr int copies = form == Form::exact || form == Form::pairs ? 4 : 2;  // without spills
     copy_outside<copies>(launch, heads, 0, begin, min(end, launch.query_heads));
     copy_outside<copies>(launch, heads, 1, max(begin, launch.query_heads), end);
   }

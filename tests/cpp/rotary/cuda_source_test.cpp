@@ -43,6 +43,48 @@ TEST(RotaryGpuSource, EverySizeOfWindow) {
   }
 }
 
+/// More heads than a block copies at a time, into rows with another distance than those it reads.
+TEST(RotaryGpuSource, ComponentsOutsideTheWindowOfManyHeads) {
+  for (const Scalar scalar : scalars) {
+    Problem problem;
+    problem.scalar = scalar;
+    problem.heads[0] = 130;
+    problem.heads[1] = 9;
+    problem.pairs = 16;
+    problem.start = 64;
+    problem.head_dim = 192;
+    problem.seq = 3;
+    problem.padding = 8;
+    Call cpu(problem), gpu(problem);
+    const int64_t tokens = problem.batch * problem.seq;
+    const auto row_bytes = static_cast<size_t>(problem.head_dim * core::size_of(scalar));
+    std::vector<char> out[2];
+    for (int r = 0; r < 2; ++r) {
+      HeadView& view = gpu.arguments.views[r];
+      out[r].resize(static_cast<size_t>(tokens * view.heads) * row_bytes);
+      view.out = out[r].data();
+      view.out_stride[2] = problem.head_dim;
+      view.out_stride[1] = view.heads * problem.head_dim;
+      view.out_stride[0] = problem.seq * view.out_stride[1];
+    }
+    rotate_cpu(cpu.arguments, 0, tokens);
+    rotate_all(gpu.arguments, 0, tokens);
+    for (int r = 0; r < 2; ++r) {
+      const HeadView& view = cpu.arguments.views[r];
+      for (int64_t row = 0; row < tokens * view.heads; ++row) {
+        const int64_t token = row / view.heads;
+        const int64_t element = token / problem.seq * view.out_stride[0] +
+                                token % problem.seq * view.out_stride[1] +
+                                row % view.heads * view.out_stride[2];
+        const char* expected = static_cast<const char*>(view.out) + element * core::size_of(scalar);
+        ASSERT_EQ(memcmp(out[r].data() + static_cast<size_t>(row) * row_bytes, expected, row_bytes),
+                  0)
+            << problem.text() << " row " << row;
+      }
+    }
+  }
+}
+
 TEST(RotaryGpuSource, HeadsOverBlocksAndPasses) {
   for (const int multiprocessors : {0, 1, 4, 132}) {
     pretended_multiprocessors = multiprocessors;
