@@ -1,4 +1,7 @@
-"""Blocks of diffusers and a model of timm at real sizes, beside themselves patched."""
+"""Blocks of diffusers and a model of timm at real sizes, beside themselves patched.
+
+The first label, "transformers", is the program itself.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from torch import Tensor, nn
 from cases import peers, transformers
 
 TEXT, PICTURE = 512, 4096  # tokens; together 4,608
+EXACT = "posembed, exact"  # norms of query and key in the rotation's pass
 Made = tuple[nn.Module, dict[str, Any]]
 Maker = Callable[[torch.dtype, str], Made]
 
@@ -83,7 +87,7 @@ MODELS: dict[str, tuple[str, Maker]] = {
 
 
 def both(make: Maker, dtype: torch.dtype, device: str) -> dict[str, Callable[[], object]]:
-    """Calls of a model and of its patched copy, which shares the weights."""
+    """Calls of a model and of its patched copies, which share the weights."""
     torch.manual_seed(0)
     model, given = make(dtype, device)
 
@@ -95,12 +99,13 @@ def both(make: Maker, dtype: torch.dtype, device: str) -> dict[str, Callable[[],
         return run
 
     models = transformers.beside_patched(model.to(device, dtype).eval())
+    models[EXACT] = transformers.beside_patched(model, "exact")[transformers.AFTER]
     return {label: call(model) for label, model in models.items()}
 
 
 def forward(name: str, make: Maker, dtype: torch.dtype, device: str) -> Case:
-    goal = Goal(transformers.AFTER, transformers.BEFORE, 1.0)
-    return Case(name, both(make, dtype, device), None, (goal,))
+    goals = tuple(Goal(x, transformers.BEFORE, 1.0) for x in (transformers.AFTER, EXACT))
+    return Case(name, both(make, dtype, device), None, goals)
 
 
 def plans(setting: Setting) -> Iterator[Plan]:
