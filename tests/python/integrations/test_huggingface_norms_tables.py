@@ -38,6 +38,12 @@ def first_part(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
     return torch.cat((turned * c + half(turned) * s, rest), -1)
 
 
+def regrouped(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    """As DeepSeek-V3's: reads adjacent pairs and writes halves."""
+    x = torch.cat((x[..., ::2], x[..., 1::2]), -1)
+    return x * c + half(x) * s
+
+
 def complex_numbers(x: Tensor, freqs: Tensor) -> Tensor:
     parts = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(parts * freqs.unsqueeze(1)).flatten(-2).type_as(x)
@@ -48,7 +54,7 @@ class Processor:
 
     def __call__(self, attention: Any, q: Tensor, k: Tensor, form: str, *tables: Tensor) -> Any:
         forms = {"halves": halves, "backwards": backwards, "first_part": first_part}
-        forms |= {"complex_numbers": complex_numbers}  # type: ignore[dict-item]
+        forms |= {"regrouped": regrouped, "complex_numbers": complex_numbers}  # type: ignore[dict-item]
         if attention.over_all_heads:
             q = attention.norm_q(q).unflatten(2, (HEADS, -1))
             k = attention.norm_k(k).reshape(*k.shape[:-1], HEADS, -1)
@@ -200,6 +206,15 @@ def test_results_of_a_wider_dtype_are_the_functions(fused: list[bool]) -> None:
     assert not any(fused)
 
 
+def test_rotations_of_several_calls_get_the_norm(fused: list[bool]) -> None:
+    attention, given = Attention(), arguments("regrouped")
+    expected = attention(*given)
+    report = patch(attention, numerics="exact")
+    assert all(map(torch.equal, attention(*given), expected))
+    assert sum(each.kernel for each in report.calls()) == 2
+    assert not any(fused)
+
+
 def test_other_uses_see_the_norm_and_what_is_written_to_it() -> None:
     attention = Attention(over_all_heads=True)
     x = torch.randn(BATCH, TOKENS, HEADS * HEAD)
@@ -221,3 +236,23 @@ def test_other_uses_see_the_norm_and_what_is_written_to_it() -> None:
         assert torch.equal(
             attention.norm_q(x).unflatten(1, (1, -1)), expected.unflatten(1, (1, -1))
         )
+
+
+class Windows(nn.Module):
+    """What it splits after the norm are tokens, not heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(HEAD, eps=1e-3)
+
+    def forward(self, x: Tensor, *tables: Tensor) -> Tensor:
+        return halves(self.norm(x).unflatten(1, (2, -1)), *tables)
+
+
+def test_other_dimensions_are_split(fused: list[bool]) -> None:
+    windows, theta = Windows(), torch.rand(TOKENS, HEAD // 2).repeat(1, 2)
+    given = torch.randn(BATCH, 2 * TOKENS, HEAD), theta.cos(), theta.sin()
+    expected = windows(*given)
+    patch(windows, numerics="exact")
+    assert torch.equal(windows(*given), expected)
+    assert fused == []

@@ -74,7 +74,8 @@ def state(found: dict[str, Found]) -> str:
     inline = any(each.get("inline") for each in found.values())
     ran = all(each.get("kernel", 0) > 0 and each["near"] for each in found.values())
     owned = any(each.get("own") for each in found.values())
-    if not rows:
+    idle = not owned and not any(each.get("kernel") for each in found.values())
+    if idle and all(patched for _, patched, _ in rows):  # what could rotate is not called
         return "left" if inline else "does not rotate"
     if ran and not owned and all(patched for _, patched, _ in rows):
         return "patched"

@@ -120,7 +120,7 @@ class Late:
 
     def _split(self, name: str, arguments: tuple[Any, ...]) -> Any:
         rows = getattr(self.rows, name)(*arguments)
-        if self.over_all_heads or rows.dim() != 4 or rows.shape[:-2] != self.rows.shape[:-1]:
+        if rows.dim() != 4 or rows.shape[:-2] != self.rows.shape[:-1]:
             return getattr(self.tensor(), name)(*arguments)
         return self._moved(rows, (name, arguments))
 
@@ -180,10 +180,9 @@ def rows_of(slots: list[Any]) -> list[Tensor] | None:
     if first.options != last.options or first.over_all_heads != last.over_all_heads:
         return None
     rows = [x.rows for x in slots]
-    width = first.norm.weight.shape[0]
-    heads_apart = all(x.dim() == 4 and (first.over_all_heads or x.shape[-1] == width) for x in rows)
-    known = all(first.options.head_dim in (None, x.shape[-1]) for x in rows)
-    return rows if heads_apart and known and rows[0].dtype == rows[-1].dtype else None
+    head_dim = first.options.head_dim
+    heads_apart = all(x.dim() == 4 and head_dim in (None, x.shape[-1]) for x in rows)
+    return rows if heads_apart and rows[0].dtype == rows[-1].dtype else None
 
 
 def normed_and_rotated(

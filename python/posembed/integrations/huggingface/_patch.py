@@ -64,8 +64,8 @@ def patch(
     the model's code passes the tables to rotations only; otherwise the tables stay, and the report
     says why. Integer positions below -1 raise, and -1 leaves a token unchanged. RMSNorms of query
     and key that only the rotation takes, by head or over all heads, are computed in its kernel with
-    one rounding, by exact angles or by tables, if they are verified and have no hooks. Input layers of the BERT family sum and
-    normalize in one kernel, with one rounding of the result.
+    one rounding, by exact angles or by tables, if they are verified and have no hooks. Input layers
+    of the BERT family sum and normalize in one kernel, with one rounding of the result.
 
     Tables whose rows are scaled (Gemma 3n, 4) or hashed from n-grams (qwen4_exp) are looked up in
     one kernel, with equal bits. With ``tables="host"`` those that are no input table of the model
