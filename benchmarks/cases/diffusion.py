@@ -1,7 +1,11 @@
-"""Blocks of diffusers and a model of timm at real sizes, beside themselves patched."""
+"""Blocks of diffusers and a model of timm at real sizes, beside themselves patched.
+
+The first label, "transformers", is the program itself.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +18,8 @@ from torch import Tensor, nn
 
 from cases import peers, transformers
 
-TEXT, PICTURE = 512, 4096  # tokens; together 4,608
+TEXT, PICTURES = 512, (1024, 4096)  # tokens of text, and of pictures of 512 and of 1024 pixels
+EXACT = "posembed, exact"  # norms of query and key in the rotation's pass
 Made = tuple[nn.Module, dict[str, Any]]
 Maker = Callable[[torch.dtype, str], Made]
 
@@ -29,40 +34,40 @@ def code(name: str) -> Any:
     return importlib.import_module(f"diffusers.models.transformers.transformer_{name}")
 
 
-def flux(dtype: torch.dtype, device: str) -> Made:
+def flux(dtype: torch.dtype, device: str, picture: int) -> Made:
     """A block of FLUX.1 whose two streams are one."""
-    repeated = angles(TEXT + PICTURE, 128, device).repeat_interleave(2, -1)
+    repeated = angles(TEXT + picture, 128, device).repeat_interleave(2, -1)
     block = code("flux").FluxSingleTransformerBlock(3072, 24, 128)
     return block, {
-        "hidden_states": torch.randn(1, PICTURE, 3072, dtype=dtype, device=device),
+        "hidden_states": torch.randn(1, picture, 3072, dtype=dtype, device=device),
         "encoder_hidden_states": torch.randn(1, TEXT, 3072, dtype=dtype, device=device),
         "temb": torch.randn(1, 3072, dtype=dtype, device=device),
         "image_rotary_emb": (repeated.cos(), repeated.sin()),
     }
 
 
-def wan(dtype: torch.dtype, device: str) -> Made:
+def wan(dtype: torch.dtype, device: str, picture: int) -> Made:
     """A block of Wan 2.1 with 1.3B parameters."""
-    repeated = angles(TEXT + PICTURE, 128, device).repeat_interleave(2, -1)[None, :, None]
+    repeated = angles(TEXT + picture, 128, device).repeat_interleave(2, -1)[None, :, None]
     block = code("wan").WanTransformerBlock(1536, 8960, 12, cross_attn_norm=True)
     return block, {
-        "hidden_states": torch.randn(1, TEXT + PICTURE, 1536, dtype=dtype, device=device),
+        "hidden_states": torch.randn(1, TEXT + picture, 1536, dtype=dtype, device=device),
         "encoder_hidden_states": torch.randn(1, TEXT, 1536, dtype=dtype, device=device),
         "temb": torch.randn(1, 6, 1536, device=device),
         "rotary_emb": (repeated.cos(), repeated.sin()),
     }
 
 
-def qwen_image(dtype: torch.dtype, device: str) -> Made:
+def qwen_image(dtype: torch.dtype, device: str, picture: int) -> Made:
     """A block of Qwen-Image."""
-    picture, text = angles(PICTURE, 128, device), angles(TEXT, 128, device)
+    tables = [angles(tokens, 128, device) for tokens in (picture, TEXT)]
     block = code("qwenimage").QwenImageTransformerBlock(3072, 24, 128)
     return block, {
-        "hidden_states": torch.randn(1, PICTURE, 3072, dtype=dtype, device=device),
+        "hidden_states": torch.randn(1, picture, 3072, dtype=dtype, device=device),
         "encoder_hidden_states": torch.randn(1, TEXT, 3072, dtype=dtype, device=device),
         "encoder_hidden_states_mask": None,
         "temb": torch.randn(1, 3072, dtype=dtype, device=device),
-        "image_rotary_emb": tuple(torch.polar(torch.ones_like(x), x) for x in (picture, text)),
+        "image_rotary_emb": tuple(torch.polar(torch.ones_like(x), x) for x in tables),
     }
 
 
@@ -75,15 +80,17 @@ def dinov3(dtype: torch.dtype, device: str) -> Made:
 
 # Package and model.
 MODELS: dict[str, tuple[str, Maker]] = {
-    "diffusers: a block of Flux, 4608 tokens": ("diffusers", flux),
-    "diffusers: a block of Wan 1.3B, 4608 tokens": ("diffusers", wan),
-    "diffusers: a block of Qwen-Image, 4608 tokens": ("diffusers", qwen_image),
-    "timm: DINOv3, base, 1029 tokens": ("timm", dinov3),
-}
+    f"diffusers: a block of {name}, {TEXT + picture} tokens": (
+        "diffusers",
+        functools.partial(make, picture=picture),
+    )
+    for picture in PICTURES
+    for name, make in (("Flux", flux), ("Wan 1.3B", wan), ("Qwen-Image", qwen_image))
+} | {"timm: DINOv3, base, 1029 tokens": ("timm", dinov3)}
 
 
 def both(make: Maker, dtype: torch.dtype, device: str) -> dict[str, Callable[[], object]]:
-    """Calls of a model and of its patched copy, which shares the weights."""
+    """Calls of a model and of its patched copies, which share the weights."""
     torch.manual_seed(0)
     model, given = make(dtype, device)
 
@@ -95,12 +102,13 @@ def both(make: Maker, dtype: torch.dtype, device: str) -> dict[str, Callable[[],
         return run
 
     models = transformers.beside_patched(model.to(device, dtype).eval())
+    models[EXACT] = transformers.beside_patched(model, "exact")[transformers.AFTER]
     return {label: call(model) for label, model in models.items()}
 
 
 def forward(name: str, make: Maker, dtype: torch.dtype, device: str) -> Case:
-    goal = Goal(transformers.AFTER, transformers.BEFORE, 1.0)
-    return Case(name, both(make, dtype, device), None, (goal,))
+    goals = tuple(Goal(x, transformers.BEFORE, 1.0) for x in (transformers.AFTER, EXACT))
+    return Case(name, both(make, dtype, device), None, goals)
 
 
 def plans(setting: Setting) -> Iterator[Plan]:

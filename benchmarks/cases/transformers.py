@@ -36,7 +36,12 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Qwen3, 100M": ("Qwen3Config", "Qwen3ForCausalLM", {**SMALL, "num_key_value_heads": 4}),
     "Gemma3, 100M": ("Gemma3TextConfig", "Gemma3ForCausalLM", {**SMALL, "num_key_value_heads": 4}),
     "GPT-NeoX, 100M": ("GPTNeoXConfig", "GPTNeoXForCausalLM", SMALL),
-    # Its input layer, which only exact numerics fuse.
+    # Norms of query and key, and BERT's input layer, which only exact numerics fuse.
+    "Qwen3, 100M, exact": (
+        "Qwen3Config",
+        "Qwen3ForCausalLM",
+        {**SMALL, "num_key_value_heads": 4},
+    ),
     "BERT, exact": ("BertConfig", "BertForMaskedLM", SMALL),
     "ModernBERT, 100M": (
         "ModernBertConfig",

@@ -180,13 +180,27 @@ def test_forms(form: str, dtype: torch.dtype, model: Model) -> None:
     expected = model(form, *given)
     report = patch(model)
     for _ in range(2):  # decided at the first call, remembered at the second
-        found = model(form, *given)
-        if form == "complex_numbers":
-            torch.testing.assert_close(found, expected, rtol=2**-22, atol=1e-7)
-        else:
-            assert equal(found, expected)
+        assert equal(model(form, *given), expected)
     calls = {each.function: (each.kernel, each.own) for each in report.calls()}
     assert calls[form] == (2, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_tables_of_other_dtypes(dtype: torch.dtype, model: Model) -> None:
+    """The kernel's bits are the function's, or the function runs."""
+
+    def converted(x: Any) -> Any:
+        if isinstance(x, tuple):
+            return tuple(map(converted, x))
+        return x if x.is_complex() else x.to(dtype)
+
+    patch(model)
+    for form in FORMS:
+        for other in (torch.float32, torch.bfloat16, torch.float64):
+            given = list(arguments(form, other, (BATCH, HEADS, TOKENS, HEAD)))
+            tensors = {"pair_of_tables": (0, 1), "angles": (1,)}.get(form, (0,))
+            given = [x if i in tensors else converted(x) for i, x in enumerate(given)]
+            assert equal(model(form, *given), getattr(sys.modules[__name__], form)(*given))
 
 
 def test_options_by_their_values(model: Model) -> None:

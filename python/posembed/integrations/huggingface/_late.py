@@ -1,7 +1,7 @@
 """Norms of query and key that wait for the rotation, so that one kernel does both.
 
-A late norm returns a placeholder. A rotation with exact angles takes it in its own pass; for every
-other use the placeholder becomes the tensor that the model's norm returns.
+A late norm returns a placeholder. A rotation takes it in its own pass; for every other use the
+placeholder becomes the tensor that the model's norm returns.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from posembed.functional._rotary_norm import _NORM_ROTARY, no_key
@@ -18,7 +18,7 @@ NORM = "posembed_norm"
 METADATA = {"shape", "dtype", "device", "ndim", "size", "dim", "numel", "requires_grad"}
 OPERATORS = (
     "getitem add radd sub rsub mul rmul truediv rtruediv pow matmul rmatmul neg len iter "
-    "eq ne lt le gt ge"
+    "eq ne lt le gt ge setitem iadd isub imul itruediv"
 )
 
 
@@ -28,14 +28,12 @@ class NormOptions(NamedTuple):
     Args:
         eps: Added to the mean square.
         weight_offset: Added to the weights.
-        head_dim: Components of a head.
-        all_heads: Whether it is one norm over all heads of a token.
+        head_dim: Components of a head; None if the rotation's tables decide.
     """
 
     eps: float
     weight_offset: float
-    head_dim: int
-    all_heads: bool
+    head_dim: int | None
 
 
 class LateNorm:
@@ -48,12 +46,16 @@ class LateNorm:
         options: NormOptions | None = self.__dict__.get(NORM)
         if options is None or hooked(self) or not _fits(x, self.weight):
             return super().forward(x)  # type: ignore[misc]
-        return Late(self, options, x, x, ())
+        return Late(self, options, x, x, (), [])
 
     def own(self, x: Tensor) -> Tensor:
         """What the model's norm returns."""
         result: Tensor = super().forward(x)  # type: ignore[misc]
         return result
+
+
+class LateRMSNorm(LateNorm, nn.RMSNorm):  # type: ignore[misc]
+    """PyTorch's own RMSNorm."""
 
 
 def hooked(norm: Any) -> bool:
@@ -77,11 +79,20 @@ class Late:
         raw: What it was given.
         rows: The same after the moves.
         moves: Methods that change only the shape, with their arguments.
+        made: What the model's norm has returned, if it has run: all uses share it, since a use may
+            write to it.
     """
 
     def __init__(
-        self, norm: Any, options: NormOptions, raw: Tensor, rows: Tensor, moves: tuple[Any, ...]
+        self,
+        norm: Any,
+        options: NormOptions,
+        raw: Tensor,
+        rows: Tensor,
+        moves: tuple[Any, ...],
+        made: list[Tensor],
     ) -> None:
+        self.made = made
         self.norm = norm
         self.options = options
         self.raw = raw
@@ -97,18 +108,35 @@ class Late:
 
     def view(self, *shape: Any) -> Any:
         """Heads split off the last dimension, which a norm over all heads has."""
-        rows = self.rows.view(*shape)
-        split = self.options.all_heads and rows.dim() == 4 and self.rows.dim() == 3
-        if not split or rows.shape[:2] != self.rows.shape[:2]:
-            return self.tensor().view(*shape)
-        return self._moved(rows, ("view", shape))
+        return self._split("view", shape)
+
+    def reshape(self, *shape: Any) -> Any:
+        """The same as ``view``."""
+        return self._split("reshape", shape)
+
+    def unflatten(self, dim: int, sizes: Any) -> Any:
+        """The same for one dimension."""
+        return self._split("unflatten", (dim, sizes))
+
+    def _split(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        rows = getattr(self.rows, name)(*arguments)
+        if rows.dim() != 4 or rows.shape[:-2] != self.rows.shape[:-1]:
+            return getattr(self.tensor(), name)(*arguments)
+        return self._moved(rows, (name, arguments))
+
+    @property
+    def over_all_heads(self) -> bool:
+        """Whether heads were split off after the norm."""
+        return self.rows.dim() > self.raw.dim()
 
     def _moved(self, rows: Tensor, move: tuple[str, Any]) -> Late:
-        return Late(self.norm, self.options, self.raw, rows, (*self.moves, move))
+        return Late(self.norm, self.options, self.raw, rows, (*self.moves, move), self.made)
 
     def tensor(self) -> Tensor:
         """The normalised tensor, by the model's norm."""
-        result: Tensor = self.norm.own(self.raw)
+        if not self.made:
+            self.made.append(self.norm.own(self.raw))
+        result: Tensor = self.made[0]
         for name, arguments in self.moves:
             result = getattr(result, name)(*arguments)
         return result
@@ -144,30 +172,48 @@ def tensors_of(value: Any) -> Any:
     return {k: tensors_of(v) for k, v in value.items()} if type(value) is dict else value
 
 
-def normed_and_rotated(
-    slots: list[Any], positions: Tensor, spec: str, layout: str
-) -> tuple[Tensor, ...] | None:
-    """Query, and key if there is one, normalised and rotated; None if one call cannot do it."""
-    if not 0 < len(slots) <= 2 or not all(isinstance(x, Late) for x in slots):
+def rows_of(slots: list[Any]) -> list[Tensor] | None:
+    """What the norms of placeholders were given; None if one call cannot normalise them all."""
+    if not 0 < len(slots) <= 2 or not all(isinstance(x, Late) and not x.made for x in slots):
         return None
     first, last = slots[0], slots[-1]
-    heads_apart = all(x.rows.dim() == 4 and x.rows.shape[-1] == x.options.head_dim for x in slots)
-    if first.options != last.options or first.rows.dtype != last.rows.dtype or not heads_apart:
+    if first.options != last.options or first.over_all_heads != last.over_all_heads:
         return None
-    options = first.options
-    key = last.rows if len(slots) == 2 else no_key(first.rows, layout)
+    rows = [x.rows for x in slots]
+    head_dim = first.options.head_dim
+    heads_apart = all(x.dim() == 4 and head_dim in (None, x.shape[-1]) for x in rows)
+    return rows if heads_apart and rows[0].dtype == rows[-1].dtype else None
+
+
+def normed_and_rotated(
+    slots: list[Any],
+    spec: str,
+    layout: str,
+    positions: Tensor | None,
+    tables: tuple[Tensor, Tensor | None] | None = None,
+) -> tuple[Tensor, ...] | None:
+    """Query, and key if there is one, normalised and rotated; None if one call cannot do it."""
+    rows = rows_of(slots)
+    if rows is None:
+        return None
+    first, last = slots[0], slots[-1]
+    both = len(slots) == 2
+    more: tuple[Any, ...] = ()
+    if first.over_all_heads or tables is not None:  # not centred; no biases
+        more = (False, first.over_all_heads, None, None, *(tables or ()))
+        more += ("float32_product",) if tables else ()
     results = _NORM_ROTARY(
-        first.rows,
-        key,
+        rows[0],
+        rows[1] if both else no_key(rows[0], layout),
         first.norm.weight,
-        last.norm.weight if len(slots) == 2 else None,
+        last.norm.weight if both else None,
         spec,
         positions,
         layout,
         0,
-        options.eps,
-        options.weight_offset,
-        *((False, True) if options.all_heads else ()),  # not centred, over all heads
+        first.options.eps,
+        first.options.weight_offset,
+        *more,
     )
     return tuple(results[: len(slots)])
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from posembed.integrations.huggingface import _embeddings, _exact, _norms, _shadow, _tables
 from posembed.integrations.huggingface._late import NORM
@@ -60,8 +60,8 @@ def patch(
     the model's code passes the tables to rotations only; otherwise the tables stay, and the report
     says why. Integer positions below -1 raise, and -1 leaves a token unchanged. RMSNorms of query
     and key that only the rotation takes, by head or over all heads, are computed in its kernel with
-    one rounding, if they are verified and have no hooks. Input layers of the BERT family sum and
-    normalize in one kernel, with one rounding of the result.
+    one rounding, by exact angles or by tables, if they are verified and have no hooks. Input layers
+    of the BERT family sum and normalize in one kernel, with one rounding of the result.
 
     Tables whose rows are scaled (Gemma 3n, 4) or hashed from n-grams (qwen4_exp) are looked up in
     one kernel, with equal bits. With ``tables="host"`` those that are no input table of the model
@@ -130,38 +130,35 @@ def patch(
             cls = _shadow.EXACT[_shadow.original_of(type(decision.module))]
             vars(decision.module)[SPECIFICATIONS] = decision.texts
             _become(decision.module, cls)
-    norms = _wait(decisions or [])
+    norms = {} if decisions is None else _wait(model, decisions)
     report = _report(model, decisions, norms)
     rows = [*_input_layers(model, numerics == "exact"), *_placed(model, tables)]
     return Report((*report.rows, *rows), report.notes)
 
 
-def _wait(decisions: list[_exact.Decision]) -> dict[Rotation, list[str]]:
-    """Makes norms wait for rotations with exact angles, and says of each rotation which do."""
+def _wait(model: nn.Module, decisions: list[_exact.Decision]) -> dict[Rotation, list[str]]:
+    """Makes norms wait for rotations, and says of each rotation which do."""
     found: dict[Rotation, dict[str, None]] = {}
-    for decision in decisions:
-        for norm, name, rotation, options in list(_norms.late_norms(decision)):
-            if isinstance(options, str):
-                text = f"{name} stays: {options}"
-            else:
-                vars(norm)[NORM] = options
-                _become(norm, _shadow.NORMS[_shadow.original_of(type(norm))])
-                text = _norms.FUSED
-            found.setdefault(rotation, {})[text] = None
+    for norm, name, rotation, options in list(_norms.late_norms(model, decisions)):
+        if isinstance(options, str):
+            text = f"{name} stays: {options}"
+        else:
+            vars(norm)[NORM] = options
+            _become(norm, _shadow.NORMS[_shadow.original_of(type(norm))])
+            text = _norms.FUSED
+        found.setdefault(rotation, {})[text] = None
     return {rotation: list(texts) for rotation, texts in found.items()}
 
 
 def _parts(model: nn.Module) -> Iterator[Any]:
-    """Modules, and objects of other classes that they hold, as diffusers' attention processors."""
+    """Modules, and objects of other classes that they hold."""
     seen = set()
     for module in model.modules():
         yield module
-        for value in list(vars(module).values()):
-            held = not isinstance(value, nn.Module | Tensor | type | types.FunctionType)
-            if held and hasattr(value, "__dict__") and id(value) not in seen:
+        for value in _shadow.held(module):
+            if id(value) not in seen:
                 seen.add(id(value))
-                if _shadow.worth(_shadow.original_of(type(value)).__module__):
-                    yield value
+                yield value
 
 
 def _input_layers(model: nn.Module, exact: bool) -> list[Row]:
@@ -283,15 +280,16 @@ def _report(
     counts = collections.Counter(modules)
     users: dict[tuple[str, str], list[type]] = {}
     for cls in counts:
-        for found in _functions_of(cls):
+        for found in sorted(_functions_of(cls)):
             users.setdefault(found, []).append(cls)
     rows = []
-    angles = None if decisions is None else _angles(decisions, norms)
+    angles = None if decisions is None else _angles(decisions)
     for (module, name), classes in users.items():
         shadow = _shadow.SHADOWS[module]
         row = _row(shadow, name, classes, sum(counts[cls] for cls in classes))
         if angles is not None and row.patched:
             where = angles.get((module, name), [UNREACHED])
+            where = [*where, *norms.get(shadow.rotations[name], [])]
             row = dataclasses.replace(row, action="; ".join([row.action, *where]))
         rows.append(row)
     notes = []
@@ -301,9 +299,7 @@ def _report(
     return Report(tuple(rows), tuple(notes))
 
 
-def _angles(
-    decisions: list[_exact.Decision], norms: dict[Rotation, list[str]]
-) -> dict[tuple[str, str], list[str]]:
+def _angles(decisions: list[_exact.Decision]) -> dict[tuple[str, str], list[str]]:
     """What each function receives with exact numerics: angles, or tables and why."""
     found: dict[tuple[str, str], list[str]] = {}
     for decision in decisions:
@@ -314,7 +310,7 @@ def _angles(
         for module, name in sorted(set().union(*map(_functions_of, classes))):
             rotation = _shadow.SHADOWS[module].rotations.get(name)
             if rotation is not None and rotation in decision.rotations:
-                text = "; ".join(["exact angles", *norms.get(rotation, [])])
+                text = "exact angles"
             elif decision.reason:
                 text = f"tables of {maker} stay: {decision.reason}"
             else:

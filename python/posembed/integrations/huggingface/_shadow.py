@@ -25,7 +25,7 @@ from torch import nn
 from posembed.integrations.huggingface._angles import ExactAngles, makes_tables
 from posembed.integrations.huggingface._arithmetic import subtracts
 from posembed.integrations.huggingface._embeddings import OnePass, looks_like_layer
-from posembed.integrations.huggingface._late import LateNorm, looks_like_norm
+from posembed.integrations.huggingface._late import LateNorm, LateRMSNorm, looks_like_norm
 from posembed.integrations.huggingface._recognition import (
     COS,
     SIN,
@@ -78,11 +78,11 @@ class Shadow:
 
 SHADOWS: dict[str, Shadow] = {}
 CLASSES: dict[type, type] = {}
-ORIGINALS: dict[type, type] = {}
+ORIGINALS: dict[type, type] = {LateRMSNorm: nn.RMSNorm}
 EXACT: dict[type, type] = {}  # rotary modules that can return positions instead of tables
 METHODS: dict[type, dict[str, types.FunctionType]] = {}  # methods that rotations replace
 FUSED: dict[type, type[Any]] = {}  # input layers that can run in one kernel
-NORMS: dict[type, type[Any]] = {}  # norms that can wait for a rotation
+NORMS: dict[type, type[Any]] = {nn.RMSNorm: LateRMSNorm}  # norms that can wait for a rotation
 
 
 def original_of(cls: type) -> Any:
@@ -98,6 +98,14 @@ def worth(module: str) -> bool:
     if root in ELSEWHERE or (root in LIBRARIES and not rest.startswith("models.")):
         return False
     return any(value is torch or value is nn for value in vars(sys.modules[module]).values())
+
+
+def held(module: nn.Module) -> Iterator[Any]:
+    """Objects with model code that a module holds beside modules, as diffusers' processors."""
+    for value in list(vars(module).values()):
+        other = not isinstance(value, nn.Module | torch.Tensor | type | types.FunctionType)
+        if other and hasattr(value, "__dict__") and worth(original_of(type(value)).__module__):
+            yield value
 
 
 def shadow_of(module: str) -> types.ModuleType | None:
