@@ -462,6 +462,14 @@ def test_hooks_get_tables() -> None:
     assert all(isinstance(table, Tensor) for table in seen[0])
 
 
+def test_rotary_modules_with_parameters_stay() -> None:
+    """They may learn something else than their configuration says."""
+    model = small_model("llama")
+    model.model.rotary_emb.scale = nn.Parameter(torch.ones(()))
+    (row,) = patch(model, numerics="exact").patched
+    assert "it has hooks or parameters" in row.action
+
+
 def test_later_hooks_get_positions() -> None:
     model = patched()
     seen: list[Any] = []

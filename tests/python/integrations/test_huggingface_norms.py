@@ -162,6 +162,26 @@ def test_any_other_use_normalises_at_once() -> None:
     assert late.shape == x.shape
 
 
+def test_negative_positions(fused: list[bool]) -> None:
+    """At -1 a token is normalised alone."""
+    model = make("qwen3")
+    attention, q, k = attention_of(model), torch.randn(1, 1, 4, 32), torch.randn(1, 1, 2, 32)
+    with torch.no_grad():
+        expected = attention.q_norm(q).transpose(1, 2)
+        patch(model, numerics="exact")
+        rotate = type(attention).forward.__globals__["apply_rotary_pos_emb"]
+
+        def rotated(position: int) -> Any:
+            tables = model.model.rotary_emb(q, torch.tensor([[position]]))
+            query, key = attention.q_norm(q).transpose(1, 2), attention.k_norm(k).transpose(1, 2)
+            return rotate(query, key, *tables)[0]
+
+        torch.testing.assert_close(rotated(-1), expected, rtol=0, atol=1e-6)
+        assert fused == [True]
+        with pytest.raises(IndexError):
+            rotated(-2)
+
+
 def test_compiled_code_fuses(fused: list[bool]) -> None:
     model = make("qwen3")
     patch(model, numerics="exact")

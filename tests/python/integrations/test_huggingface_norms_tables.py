@@ -194,6 +194,36 @@ def test_hooks_and_dtypes_that_come_later_get_the_norm(fused: list[bool]) -> Non
     assert fused == []
 
 
+KINDS = ["forward", "full_backward", "full_backward_pre"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+def test_hooks_of_every_kind_get_the_norm(before: bool, kind: str, fused: list[bool]) -> None:
+    attention, (q, k, *rest), seen = Attention(), arguments("halves"), list[Any]()
+    q.requires_grad_()
+    register = getattr(attention.norm_q, f"register_{kind}_hook")
+    if before:
+        register(lambda *x: seen.append(x[-1]))
+    actions = [row.action for row in patch(attention, numerics="exact").patched]
+    assert all(("norm_q stays: it has hooks or another forward" in x) == before for x in actions)
+    if not before:
+        register(lambda *x: seen.append(x[-1]))
+    attention(q, k, *rest)[0].sum().backward()
+    (found,) = seen
+    assert type(found[0] if isinstance(found, tuple) else found) is Tensor
+    assert fused == [True]  # the key's
+
+
+def test_a_norm_with_another_forward_stays() -> None:
+    attention, given = Attention(), arguments("halves")
+    attention.norm_q.forward = lambda x: 2 * x  # type: ignore[method-assign]
+    expected = attention(*given)
+    actions = [row.action for row in patch(attention, numerics="exact").patched]
+    assert all("norm_q stays: it has hooks or another forward" in x for x in actions)
+    assert torch.equal(attention(*given)[0], expected[0])
+
+
 def test_results_of_a_wider_dtype_are_the_functions(fused: list[bool]) -> None:
     """PyTorch's product with float32 tables is in float32: the kernel of both has no such result."""
     attention, given = Attention().bfloat16(), arguments("halves", torch.bfloat16)

@@ -374,12 +374,14 @@ def test_relative_imports_inside_functions(tmp_path: Path, monkeypatch: pytest.M
         "    a, b = x.chunk(2, -1)\n"
         "    return x * c + torch.cat((-b, a), -1) * s\n"
     )
+    (package / "numbers.py").write_text("ONE = 1.0\n")  # no code of a model
     (package / "model.py").write_text(
         "import torch\n"
         "class Model(torch.nn.Module):\n"
         "    def forward(self, *given):\n"
+        "        from .numbers import ONE\n"
         "        from .rotations import spin\n"
-        "        return spin(*given)\n"
+        "        return spin(*given) + ONE\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     importlib.import_module("package_of_a_test.rotations")  # before the first patch

@@ -70,14 +70,18 @@ def _is_of_torch(wrapper: Any) -> bool:
 
 
 def compared(function: Any) -> list[Any]:
-    """Constants that a function's code compares something with."""
+    """Constants that a function's code compares something with.
+
+    Python 3.14 loads small integers by an instruction of their own.
+    """
     code = getattr(function, "__code__", None)
     steps = list(dis.get_instructions(code)) if code is not None else []
     return list(
         dict.fromkeys(
             first.argval
             for first, second in itertools.pairwise(steps)
-            if first.opname.startswith("LOAD_CONST") and second.opname == "COMPARE_OP"
+            if first.opname.startswith(("LOAD_CONST", "LOAD_SMALL_INT"))
+            and second.opname == "COMPARE_OP"
         )
     )
 

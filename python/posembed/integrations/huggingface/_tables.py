@@ -172,18 +172,20 @@ def _shared(model: nn.Module) -> set[int]:
 
 def _move(table: Any) -> None:
     device = table.weight.device
-    vars(table).setdefault(HOME, device)
+    vars(table).setdefault(HOME, (device, table.weight.requires_grad))
     table.keep_on_host(device if device.type == "cuda" else None)
 
 
 def release(module: nn.Module) -> None:
-    """Moves a table from the host to where it was."""
+    """Moves a table from the host to where it was, where it learns again if it did."""
     home = vars(module).pop(HOME, None)
     for name in ("on_host", "_mapped"):
         vars(module).pop(name, None)
     if home is not None:
+        device, learns = home
         weight: Any = module.weight
-        weight.data = weight.data.to(home)
+        weight.data = weight.data.to(device)
+        weight.requires_grad_(learns)
 
 
 def _added(module: Any, original: type) -> str | None:
