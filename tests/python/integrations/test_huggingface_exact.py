@@ -148,8 +148,8 @@ def test_types_of_layers() -> None:
 def rotated(model: Any, position: int, query: Tensor) -> Tensor:
     """A query of one token, rotated as the model's code does at that position."""
     tables = model.model.rotary_emb(query, torch.tensor([[position]]))
-    space = type(model.model.layers[0].self_attn).forward.__globals__
-    return space["apply_rotary_pos_emb"](query, query, *tables)[0]
+    modeling = sys.modules[type(model.model.layers[0].self_attn).__module__]
+    return modeling.apply_rotary_pos_emb(query, query, *tables)[0]
 
 
 def test_far_positions() -> None:

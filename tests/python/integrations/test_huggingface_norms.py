@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from typing import Any
 
 import pytest
@@ -159,7 +160,32 @@ def test_any_other_use_normalises_at_once() -> None:
             (torch.nn.functional.silu(moved), torch.nn.functional.silu(expected.transpose(1, 2))),
         ]
     assert all(torch.equal(found, wanted) for found, wanted in uses)
+    assert isinstance(moved, _late.Late)
+    assert isinstance(late.transpose(-1, 0), Tensor)  # the normalised one has moved
     assert late.shape == x.shape
+
+
+def rotate(model: Any, position: int, q: Tensor, k: Tensor) -> Any:
+    """Query and key [batch, 1, heads, head_dim], normalised and rotated as the model's code does."""
+    attention = attention_of(model)
+    tables = model.model.rotary_emb(q, torch.tensor([[position]]))
+    query, key = attention.q_norm(q).transpose(1, 2), attention.k_norm(k).transpose(1, 2)
+    return sys.modules[type(attention).__module__].apply_rotary_pos_emb(query, key, *tables)
+
+
+def test_query_and_key_of_two_dtypes(fused: list[bool]) -> None:
+    """One call cannot take them."""
+    model, q = make("qwen3"), torch.randn(1, 1, 4, 32)
+    attention_of(model).k_norm.bfloat16()
+    given = q, torch.randn(1, 1, 2, 32, dtype=torch.bfloat16)
+    with torch.no_grad():
+        expected = rotate(model, 5, *given)
+        patch(model, numerics="exact")
+        found = rotate(model, 5, *given)
+    assert [x.dtype for x in found] == [torch.float32, torch.bfloat16]
+    for x, y, slack in zip(found, expected, (1e-5, 0.03), strict=True):
+        torch.testing.assert_close(x, y.to(x.dtype), rtol=slack, atol=slack)
+    assert fused == [False]
 
 
 def test_negative_positions(fused: list[bool]) -> None:
@@ -169,12 +195,9 @@ def test_negative_positions(fused: list[bool]) -> None:
     with torch.no_grad():
         expected = attention.q_norm(q).transpose(1, 2)
         patch(model, numerics="exact")
-        rotate = type(attention).forward.__globals__["apply_rotary_pos_emb"]
 
         def rotated(position: int) -> Any:
-            tables = model.model.rotary_emb(q, torch.tensor([[position]]))
-            query, key = attention.q_norm(q).transpose(1, 2), attention.k_norm(k).transpose(1, 2)
-            return rotate(query, key, *tables)[0]
+            return rotate(model, position, q, k)[0]
 
         torch.testing.assert_close(rotated(-1), expected, rtol=0, atol=1e-6)
         assert fused == [True]

@@ -245,6 +245,29 @@ def test_rotations_of_several_calls_get_the_norm(fused: list[bool]) -> None:
     assert not any(fused)
 
 
+class Mixed(nn.Module):
+    """Normalises the query over all heads, and the key by head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm_q, self.norm_k = nn.RMSNorm(HEADS * HEAD, eps=1e-3), nn.RMSNorm(HEAD, eps=1e-3)
+
+    def forward(self, q: Tensor, k: Tensor, form: str, *tables: Tensor) -> Any:
+        q = self.norm_q(q).unflatten(2, (HEADS, -1)).transpose(1, 2)
+        k = self.norm_k(k.unflatten(2, (HEADS, -1))).transpose(1, 2)
+        return both(q, k, *tables)
+
+
+def test_two_norms_that_one_call_cannot_take(fused: list[bool]) -> None:
+    other, given = Attention(), arguments("both")
+    other.norm_k.eps = 0.5
+    for module in (other, Mixed()):
+        expected = module(*given)
+        patch(module, numerics="exact")
+        assert all(map(torch.equal, module(*given), expected))
+    assert not any(fused)
+
+
 def test_other_uses_see_the_norm_and_what_is_written_to_it() -> None:
     attention = Attention(over_all_heads=True)
     x = torch.randn(BATCH, TOKENS, HEADS * HEAD)
