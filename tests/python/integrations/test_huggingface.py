@@ -259,7 +259,10 @@ def test_random_numbers_stay() -> None:
 
 
 def test_a_subclass_calls_its_parent() -> None:
-    """super() of the user's class reaches the patched method of the library's class."""
+    """super() of the user's class reaches the patched method of the library's class.
+
+    No module names this class, as those that PyTorch's fully_shard makes.
+    """
     from transformers.models.llama.modeling_llama import LlamaAttention
 
     class Attention(LlamaAttention):
@@ -270,8 +273,13 @@ def test_a_subclass_calls_its_parent() -> None:
     expected = logits(model)
     for layer in model.model.layers:
         layer.self_attn.__class__ = Attention
-    assert patch(model).patched
+    report = patch(model)
     assert torch.equal(logits(model), expected)
+    assert [(each.kernel, each.own) for each in report.calls()] == [(2, 0)]
+    assert torch.equal(logits(copy.deepcopy(model)), expected)
+    assert report.calls()[0].kernel == 4
+    unpatch(model)
+    assert type(model.model.layers[0].self_attn) is Attention
 
 
 def test_methods_that_hooks_have_stored() -> None:

@@ -20,6 +20,7 @@ transformers = pytest.importorskip("transformers", minversion="5.0")
 from posembed.integrations.huggingface import _patch, patch, unpatch  # noqa: E402
 from support.transformers_small import MODELS, ids, small_model, vision_tower  # noqa: E402
 from transformers.models.llama import modeling_llama  # noqa: E402
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb  # noqa: E402
 from transformers.utils.import_utils import is_kernels_available  # noqa: E402
 
 EXACT = "; exact angles"
@@ -407,6 +408,21 @@ class Helped(modeling_llama.LlamaAttention):
         return super().forward(hidden_states, position_embeddings=tables, **rest)
 
 
+def of_a_function() -> type[nn.Module]:
+    class Local(modeling_llama.LlamaAttention):
+        """Rotates in a class that no module has: its code stays."""
+
+        def forward(self, hidden_states: Tensor, position_embeddings: Any, **rest: Any) -> Any:
+            cos, sin = position_embeddings
+            turned, _ = apply_rotary_pos_emb(
+                hidden_states[..., :8], hidden_states[..., :8], cos, sin, 0
+            )
+            hidden_states = hidden_states + turned.mean()
+            return super().forward(hidden_states, position_embeddings=position_embeddings, **rest)
+
+    return Local
+
+
 @pytest.mark.parametrize(
     ("path", "cls", "reason"),
     [
@@ -415,6 +431,7 @@ class Helped(modeling_llama.LlamaAttention):
         ("layers.1.self_attn", Looking, "has 'cos.mean'"),
         ("layers.1", Named, "has the name 'position_embeddings' as a string"),
         ("layers.0.self_attn", Helped, "has 'helper(tables=position_embeddings)'"),
+        ("layers.0.self_attn", of_a_function(), "Local.forward, line "),
     ],
 )
 def test_code_of_the_user(path: str, cls: type[nn.Module], reason: str) -> None:

@@ -95,6 +95,12 @@ class Members(nn.Module):
     def managed(self, x: Tensor, c: Tensor, s: Tensor) -> Iterator[Tensor]:
         yield turn(x, c, s) + 6
 
+    def delayed(self, x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+        def run(amount: int) -> Tensor:
+            return turn(x, c, s) + amount
+
+        return run(7)
+
     partly = functools.partial(doubled, 3.0)
 
     def scaled(
@@ -118,7 +124,7 @@ class Members(nn.Module):
 MEMBERS = ["decorated", "by_torch", "of_class", "static", "read", "write", "managed", "partly"]
 
 
-@pytest.mark.parametrize("name", [*MEMBERS, "scaled"])
+@pytest.mark.parametrize("name", [*MEMBERS, "delayed", "scaled"])
 def test_rotations_in_any_member_of_a_class(name: str) -> None:
     model, given = Members(), arguments()
     expected = model(name, *given)

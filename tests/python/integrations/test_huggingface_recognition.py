@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-pytest.importorskip("transformers", minversion="5.0")
+transformers = pytest.importorskip("transformers", minversion="5.0")
 
-from posembed.integrations.huggingface import _shadow, patch, unpatch
-from posembed.integrations.huggingface._recognition import recognise
+from posembed.integrations.huggingface import _shadow, patch, unpatch  # noqa: E402
+from posembed.integrations.huggingface._recognition import recognise  # noqa: E402
+from transformers.models.llama import modeling_llama  # noqa: E402
 
 HALF, FIRST = "half-split", "first part of the head"
 
@@ -136,6 +137,28 @@ def test_tables_that_do_not_repeat_values_run_the_function() -> None:
     expected = model(query, angles.cos(), angles.sin())
     patch(model)
     assert all(map(torch.equal, model(query, angles.cos(), angles.sin()), expected))
+
+
+class Recorded(modeling_llama.LlamaModel):
+    """Rotates in the class whose forward records outputs, which transformers finds by its name."""
+
+    def rotated(self, *given: Tensor) -> Any:
+        return rotate(*given)
+
+
+def test_outputs_of_a_patched_class_are_recorded() -> None:
+    sizes: dict[str, Any] = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 1}
+    model = Recorded(transformers.LlamaConfig(**sizes)).eval()
+    given = {"input_ids": torch.arange(5)[None], "output_hidden_states": True}
+    expected = model(**given).hidden_states
+    patch(model)
+    assert type(model) is not Recorded
+    found = model(**given).hidden_states
+    assert len(found) == len(expected) == 3
+    assert all(map(torch.equal, found, expected))
+    unpatch(model)
+    assert len(model(**given).hidden_states) == 3
 
 
 def test_errors_are_the_functions_own() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from posembed.integrations.huggingface import _rotation, patch, unpatch
+from posembed.integrations.huggingface._recognition import recognise
 from torch import Tensor, nn
 
 BATCH, HEADS, TOKENS, HEAD = 2, 3, 5, 8
@@ -128,6 +129,26 @@ def test_a_row_for_each_function() -> None:
     assert "left: computes no known rotation" in text
 
 
+def test_methods_of_classes_that_no_module_has_are_not_reported() -> None:
+    """They stay; what such a class inherits is patched."""
+
+    class Own(nn.Module):
+        def forward(self, x: Tensor, c: Tensor, s: Tensor, **options: Any) -> Tensor:
+            return turn(x, c, s, **options)
+
+    class Inherits(First):
+        pass
+
+    given = (query(), *tables())
+    own, inherits = Own(), Inherits()
+    expected = own(*given)
+    assert patch(nn.ModuleList([own])).rows == ()
+    report = patch(nn.ModuleList([inherits]))
+    assert torch.equal(own(*given), expected)
+    assert torch.equal(inherits(*given), expected)
+    assert [(each.function, each.kernel) for each in report.calls()] == [("turn", 1)]
+
+
 def test_compiled_calls_are_not_counted() -> None:
     model, given = First(), (query(), *tables())
     report = patch(model)
@@ -191,6 +212,19 @@ def test_decisions_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> N
         assert torch.equal(model(*given), turn(*given))
         assert len(rotation.plans) <= 2
         assert len(rotation.direct) <= 2
+
+
+def test_a_rotation_that_leaves_runs_the_function() -> None:
+    """As that of tables with axes, which another model of the family may have."""
+    rotation, given = recognise(turn, __name__), (query(), *tables())
+    assert rotation is not None
+    call, several = rotation.function(), ({}, {"adjacent": False})
+    for options in several:
+        call(*given, **options)
+    rotation.leave()
+    for options in several:
+        assert torch.equal(call(*given, **options), turn(*given, **options))
+    assert (rotation.counter.kernel, rotation.counter.own) == (2, 2)
 
 
 def test_query_key_and_value() -> None:

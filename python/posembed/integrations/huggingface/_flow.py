@@ -46,10 +46,15 @@ class Source:
 source = functools.lru_cache(maxsize=512)(Source)
 
 
-def functions_of(module: nn.Module) -> Iterator[types.FunctionType]:
-    """The functions of a module's class and its bases that are model code."""
+def functions_of(module: nn.Module, *, named: bool = True) -> Iterator[types.FunctionType]:
+    """The functions of a module's class and its bases that are model code.
+
+    Args:
+        module: The module.
+        named: False: only those of classes that no module has, which ``patch`` leaves as they are.
+    """
     for base in type(module).__mro__:
-        if _shadow.worth(base.__module__):
+        if _shadow.worth(base.__module__) and (named or not _shadow.is_named(base)):
             for value in vars(base).values():
                 for function in _shadow.inner(value):
                     if _shadow.worth(function.__module__):
@@ -81,6 +86,7 @@ class Flow:
         self.calls: set[tuple[Rotation, int | None]] = set()  # with the dimension that they pass
         self.owned = dict.fromkeys(functions_of(owner))
         functions = dict.fromkeys(f for m in owner.modules() for f in functions_of(m))
+        self.kept = {f for m in owner.modules() for f in functions_of(m, named=False)}
         self._refuse_others(model)
         known = -1
         while known != len(self.arguments):
@@ -156,7 +162,7 @@ class Flow:
         assert isinstance(call, ast.Call)
         callee = call.func
         rotation = rotation_named(function, callee.id) if isinstance(callee, ast.Name) else None
-        if rotation is not None:
+        if rotation is not None and function not in self.kept:
             self.calls.add((rotation, _dimension(function, rotation, call, node, name)))
             return
         while isinstance(callee, ast.Attribute | ast.Subscript):

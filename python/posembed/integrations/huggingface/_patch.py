@@ -349,14 +349,15 @@ def _functions_of(cls: type) -> set[tuple[str, str]]:
         shadow = _shadow.SHADOWS.get(base.__module__)
         if shadow is None:
             continue
-        for key, value in vars(base).items():
+        named = _shadow.is_named(base)  # otherwise its own methods stay
+        for key, value in vars(base).items() if named else ():
             name = f"{base.__name__}.{key}"
             if shadow.function(name) is not None:
                 if key not in overridden:
                     found.add((base.__module__, name))
             else:
                 found |= _reached(value)
-            overridden.add(key)
+        overridden.update(vars(base))
     return found
 
 

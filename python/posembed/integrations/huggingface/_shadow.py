@@ -119,7 +119,34 @@ def shadow_class(cls: type) -> type:
         return CLASSES.get(cls, cls)
     for base in cls.__mro__:
         shadow_of(base.__module__)
+    if not is_named(cls):
+        _inherit(cls)
     return CLASSES.get(cls, cls)
+
+
+def is_named(cls: type) -> bool:
+    """Whether a class's module has it: not one that a function defines or makes."""
+    module = sys.modules.get(cls.__module__)
+    return module is not None and any(value is cls for value in list(vars(module).values()))
+
+
+def _inherit(cls: type) -> None:
+    """Creates the subclass of a class that no module has, as fully_shard's, from patched bases."""
+    bases = [base for base in map(shadow_class, cls.__bases__) if base in ORIGINALS]
+    if cls in CLASSES or not bases:
+        return
+    space = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    made = type(cls)(cls.__name__, (cls, *bases), {**space, "__reduce_ex__": _reduced})
+    CLASSES[cls], ORIGINALS[made] = made, cls
+
+
+def _reduced(self: Any, protocol: Any) -> Any:
+    """For copies and pickle: the model's class, from which the subclass is made again."""
+    return _remade, (original_of(type(self)),), self.__getstate__()
+
+
+def _remade(original: type) -> Any:
+    return object.__new__(shadow_class(original))
 
 
 def inner(value: Any) -> Iterator[Any]:
