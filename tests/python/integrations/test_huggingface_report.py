@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import importlib
 import os
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,20 @@ def test_a_row_for_each_function() -> None:
     assert rows["build_alibi"].action.startswith("it makes one row for each head")
     (text,) = [x for x in str(patch(Others())).splitlines() if x.startswith("decorated")]
     assert "left: computes no known rotation" in text
+
+
+class Outer:
+    class Inner(First):
+        """Pickle finds it, although it is no name of the module."""
+
+
+def test_pickle_of_classes_inside_classes() -> None:
+    model, given = Outer.Inner(), (query(), *tables())
+    report = patch(model)
+    again = pickle.loads(pickle.dumps(model))
+    assert type(again) is type(model) is not Outer.Inner
+    assert torch.equal(again(*given), turn(*given))
+    assert [(each.kernel, each.own) for each in report.calls()] == [(1, 0)]
 
 
 def test_methods_of_classes_that_no_module_has_are_not_reported() -> None:
