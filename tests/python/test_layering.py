@@ -234,7 +234,7 @@ def test_only_the_operators_faces_call_operators() -> None:
         and file.parent.name not in {"_decompositions", "functional", "sharding", "vmap"}
     ]
     assert modules
-    callers = [file.name for file in modules if "torch.ops" in file.read_text()]
+    callers = [file.name for file in modules if "torch.ops.posembed" in file.read_text()]
     assert callers == []
 
 

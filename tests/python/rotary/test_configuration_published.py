@@ -270,7 +270,7 @@ def test_compared_configurations_may_have_one_kind_of_layer(
     for command in ("diff", "scores"):
         assert main([command, *paths, "--layer-type", "full_attention"]) == 0
     assert main(["explain", paths[1], "--layer-type", "full_attention"]) == 2
-    assert "layer_type: expected none" in capsys.readouterr().err
+    assert "--layer-type: expected none" in capsys.readouterr().err
 
 
 def test_layers_that_rotate_alike() -> None:
