@@ -90,6 +90,12 @@ def codes(name: str, format: str, dtype: torch.dtype, setting: Setting) -> Case:
     )
 
 
+def available_memory() -> int:
+    """The bytes that a program can have without swapping."""
+    (line,) = (x for x in Path("/proc/meminfo").read_text().splitlines() if "MemAvailable" in x)
+    return int(line.split()[1]) << 10
+
+
 def many_codes(name: str, setting: Setting) -> Case:
     """Rows of a table of 6.4 GB, of which no cache holds a part worth speaking of."""
     numbers = torch.empty(MANY_ROWS, 64, dtype=torch.uint8, device=setting.device)
@@ -164,7 +170,7 @@ def plans(setting: Setting) -> Iterator[Plan]:
         kind = str(dtype).removeprefix("torch.")
         name = f"rows of codes, {TOKENS} x {CODE_DIM} {format} to {kind}"
         yield plan(name, codes, format, dtype, setting)
-    if os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") > 12 << 30:
+    if available_memory() > 12 << 30:
         yield plan(f"rows of codes, {TOKENS} x 128 4-bit numbers of 10^8", many_codes, setting)
     if setting.device == "cpu":
         for count in (16, 1024, 65536):
