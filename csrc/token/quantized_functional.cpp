@@ -46,7 +46,7 @@ std::optional<QuantizedRows> QuantizedRows::split(int64_t parts) const {
   const auto blocks = token::split({block_rows, columns}, dim, parts);
   if (!blocks.has_value() || dim / parts % packed != 0) return std::nullopt;
   const int64_t blocks_in_row = blocks->in_row(dim / parts);
-  QuantizedRows shorter{codes.view({-1, codes.size(1) / parts}),
+  QuantizedRows shorter{codes.view({codes.size(0) * parts, codes.size(1) / parts}),
                         scales.reshape({-1, blocks_in_row}), std::nullopt, blocks->rows,
                         blocks->columns};
   if (biases.has_value()) shorter.biases = biases->reshape({-1, blocks_in_row});

@@ -278,6 +278,8 @@ TEST(Quantised, LayersAreParts) {
   const auto rows = posembed::functional::quantize_rows(torch::randn({9, 64}), "int8");
   EXPECT_THROW(rows.split(5), c10::ValueError);
   EXPECT_EQ(rows.split(4)->codes.data_ptr(), rows.codes.data_ptr());
+  const posembed::QuantizedRows empty{torch::zeros({5, 0}, torch::kChar), torch::ones({5, 1})};
+  EXPECT_EQ(empty.split(4)->block_columns, 1);
 }
 
 TEST(Quantised, RowwiseTables) {

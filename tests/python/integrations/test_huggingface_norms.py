@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from posembed.integrations.huggingface import _late, _rotation, patch, unpatch
+from posembed.integrations.huggingface import _late, patch, unpatch
 from torch import Tensor
 
 FUSED = "half-split; exact angles; norms that only it takes in the same pass"
@@ -48,20 +48,6 @@ def logits(model: Any) -> Tensor:
 
 def attention_of(model: Any) -> Any:
     return model.model.layers[0].self_attn
-
-
-@pytest.fixture
-def fused(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each rotation of a placeholder normalised it in its own pass."""
-    found: list[bool] = []
-
-    def spy(*args: Any) -> Any:
-        result = _late.normed_and_rotated(*args)
-        found.append(result is not None)
-        return result
-
-    monkeypatch.setattr(_rotation, "normed_and_rotated", spy)
-    return found
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "olmo2"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from posembed.integrations.huggingface import _late, _rotation, patch, unpatch
+from posembed.integrations.huggingface import _late, patch, unpatch
 from posembed.integrations.huggingface._norms import FUSED
 from torch import Tensor, nn
 
@@ -89,20 +89,6 @@ def arguments(form: str, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
         return q, k, form, torch.polar(torch.ones_like(theta), theta)
     theta = theta.repeat(1, 2)
     return q, k, form, theta.cos().to(dtype), theta.sin().to(dtype)
-
-
-@pytest.fixture
-def fused(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each rotation of a placeholder normalised it in its own pass."""
-    found: list[bool] = []
-
-    def spy(*args: Any) -> Any:
-        result = _late.normed_and_rotated(*args)
-        found.append(result is not None)
-        return result
-
-    monkeypatch.setattr(_rotation, "normed_and_rotated", spy)
-    return found
 
 
 FORMS = ("halves", "backwards", "both", "first_part", "complex_numbers")
