@@ -3,7 +3,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 
@@ -22,7 +21,8 @@ inline std::optional<CodeBlocks> split(CodeBlocks blocks, int64_t dim, int64_t p
   TORCH_CHECK_VALUE(parts >= 1 && dim % parts == 0, "parts: expected a divisor of ", dim, ", got ",
                     parts);
   const int64_t part = dim / parts;
-  if (blocks.columns >= dim) return CodeBlocks{blocks.rows * parts, std::max<int64_t>(1, part)};
+  if (dim == 0) return std::nullopt;
+  if (blocks.columns >= dim) return CodeBlocks{blocks.rows * parts, part};
   if (blocks.rows > 1 || part % blocks.columns != 0) return std::nullopt;
   return blocks;
 }
