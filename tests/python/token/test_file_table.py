@@ -52,6 +52,11 @@ def tells_misses(path: Path) -> bool:
     return False
 
 
+def bytes_read() -> int:
+    """What the process has read from files so far, whether from the disk or from the page cache."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_rows(path: Path, dtype: torch.dtype) -> None:
     weight = torch.randn(ROWS, COLUMNS).to(dtype)
@@ -132,16 +137,16 @@ def test_a_layer_of_a_table_reads_its_part_of_each_row(path: Path) -> None:
 
 
 def test_a_layer_reads_no_other_layers_rows(path: Path) -> None:
-    save_file({"weight": torch.randn(64, 4 * 4096)}, path)  # four pages for each layer
-    if not tells_misses(path):
-        pytest.skip("this file system does not tell what the page cache has")
+    if not Path("/proc/self/io").exists():
+        pytest.skip("this system does not count what a process reads")
+    save_file({"weight": torch.randn(64, 4 * 4096)}, path)
     layers = pe.PerLayerEmbedding.from_file(path, num_layers=4, keep="file")
-    evict(path)
-    ids = torch.tensor([60, 5, 33])
-    for layer in (0, 2):  # not neighbours, whose ends may share a page
-        before = layers.table.misses
+    ids = torch.tensor([60, 5, 33] * 20)
+    for layer in range(4):
+        before = bytes_read()
         layers.layer(ids, layer)
-        assert layers.table.misses == before + 3
+        # Python and pytest may read a little meanwhile; whole rows would be four times as much.
+        assert 1 <= (bytes_read() - before) / (ids.numel() * 4096 * 4) < 1.5
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CODES if kind != "blocks of 128 x 128"])
@@ -240,10 +245,15 @@ def test_prefetch_brings_rows_and_misses_are_counted(path: Path) -> None:
     if not tells_misses(path):
         pytest.skip("this file system does not tell what the page cache has")
     ids = torch.randperm(len(weight))[:300]
-    evict(path)
-    table = pe.FileTable(path)
-    assert torch.equal(table(ids), weight[ids])
-    assert table.misses > 100  # neighbours share a page
+    for _ in range(10):  # the system may keep pages that it is still writing or reading
+        evict(path)
+        table = pe.FileTable(path)
+        assert torch.equal(table(ids), weight[ids])
+        if table.misses > 100:  # neighbours share a page
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("no row was counted as missed")
     evict(path)
     table = pe.FileTable(path)
     table.prefetch(ids)
