@@ -35,7 +35,7 @@ export PATH := $(dir $(python)):$(PATH)
 export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: all build build-tests test test-cpp test-python test-transformers test-transformers-suite run-transformers-suite test-stacks run-stacks test-torchrec run-torchrec fuzz fuzz-readers reliability test-gpu test-packaging test-changed-packaging sanitize-gpu check-races check-machine-code test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels clean
+.PHONY: all build build-tests test test-cpp test-python test-transformers test-transformers-suite run-transformers-suite test-stacks run-stacks test-torchrec run-torchrec fuzz fuzz-readers reliability test-gpu test-packaging test-changed-packaging sanitize-gpu check-races check-machine-code test-cuda-on-cpu run-cuda-on-cpu test-aarch64 lint format docs demo benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels clean
 all: build
 
 # pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
@@ -151,6 +151,11 @@ run-cuda-on-cpu:
 	  $(addprefix tests/python/test_,operators.py parity.py launches.py) $(PYTEST_ARGS)
 	POSEMBED_CUDA_ON_CPU=1 PYTHONPATH=$(abspath $(cuda_on_cpu)/python) $(python) tests/gpu/sweep.py --quick
 
+# Arm, cross-compiled and run under an emulator: tests, and the bits of every operator beside this machine's.
+aarch64 = PYTHON=$(python) TORCH=$(TORCH) PYTEST_ARGS='$(PYTEST_ARGS)' scripts/aarch64.sh
+test-aarch64: build $(requirements_dev)
+	$(aarch64) test
+
 # Registers, local memory and wide loads of the hot CUDA kernels, beside what is recorded.
 check-machine-code: build-tests
 	$(python) scripts/machine_code.py $(BUILD)/csrc/libposembed.so
@@ -183,16 +188,16 @@ benchmark: build
 
 benchmark-kernels: $(requirements)
 	cmake -S . -B $(BUILD) -G Ninja --log-level=STATUS -DPOSEMBED_PYTHON=$(python) -DPOSEMBED_BENCHMARKS=ON $(CMAKE_ARGS)
-	cmake --build $(BUILD) --target rotary_benchmark alibi_benchmark token_benchmark exactness
+	cmake --build $(BUILD) --target rotary_benchmark alibi_benchmark token_benchmark exactness kernel_instructions
 	$(python) benchmarks/kernel_table.py $(BUILD)/benchmarks/rotary_benchmark
 	$(python) benchmarks/kernel_table.py $(BUILD)/benchmarks/alibi_benchmark
 	$(BUILD)/benchmarks/token_benchmark
 
 # A wheel in dist/ for machines without a compiler, for the torch and the Python of the environment: for the CPU, with
-# CUDA=1 for GPUs too.
+# CUDA=1 for GPUs too; with ARCH=aarch64 for Arm, cross-compiled.
 wheel: export POSEMBED_BUILD := $(abspath $(BUILD))$(if $(CUDA),-cuda)
 wheel: $(requirements_dev)
-	$(python) scripts/build_wheel.py $(if $(CUDA),--cuda)
+	$(if $(filter aarch64,$(ARCH)),$(aarch64) wheel,$(python) scripts/build_wheel.py $(if $(CUDA),--cuda))
 
 # Wheels for every torch and Python named, each in an environment of its own.
 TORCHES ?= 2.11.0 2.12.1 2.13.0 2.14.0 2.15.0

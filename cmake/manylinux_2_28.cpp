@@ -4,10 +4,23 @@
 // exported.
 #include <new>
 
-#define POSEMBED_OLD_VERSION(name, version)                                            \
-  __asm__(".symver posembed_old_" #name "," #name "@" version                          \
-          "\n.pushsection .text\n.globl " #name "\n.type " #name ", @function\n" #name \
-          ": jmp posembed_old_" #name "@PLT\n.size " #name ", . - " #name "\n.popsection");
+// The first glibc of the processor: its instruction for a jump, its symbols' version, and the
+// version of struct stat (glibc's bits/struct_stat.h of each).
+#ifdef __aarch64__
+#define POSEMBED_JUMP(name) "b " name
+#define POSEMBED_OLDEST(x86_64_version) "GLIBC_2.17"
+constexpr int stat_version = 0;
+#else
+#define POSEMBED_JUMP(name) "jmp " name "@PLT"
+#define POSEMBED_OLDEST(x86_64_version) x86_64_version
+constexpr int stat_version = 1;
+#endif
+
+#define POSEMBED_OLD_VERSION(name, version)                                                 \
+  __asm__(".symver posembed_old_" #name "," #name "@" POSEMBED_OLDEST(                      \
+      version) "\n.pushsection .text\n.globl " #name "\n.type " #name ", %function\n" #name \
+               ": " POSEMBED_JUMP("posembed_old_" #name) "\n.size " #name ", . - " #name    \
+                                                         "\n.popsection");
 #define POSEMBED_OLD(name) POSEMBED_OLD_VERSION(name, "GLIBC_2.2.5")
 
 // Mathematics.
@@ -71,7 +84,7 @@ POSEMBED_OLD_VERSION(dlmopen, "GLIBC_2.3.4")
 // definitions may not repeat.
 struct stat;
 extern "C" int __fxstat(int version, int file, struct stat* result);
-extern "C" int fstat(int file, struct stat* result) { return __fxstat(1, file, result); }
+extern "C" int fstat(int file, struct stat* result) { return __fxstat(stat_version, file, result); }
 
 namespace std {
 void __throw_bad_array_new_length() { throw bad_array_new_length(); }

@@ -17,6 +17,14 @@ ROOT = Path(__file__).resolve().parents[1]
 ARCHITECTURES = "8.0;8.6;8.9;9.0;10.0;12.0+PTX"
 # torch's wheel brings them.
 EXCLUDED = ("libtorch*.so", "libc10*.so", "libgomp.so.1")
+# auditwheel knows the platforms of the machine on which it runs: here, the one of the wheel.
+AUDITWHEEL = """
+import platform, sys
+machine = sys.argv.pop(1)
+platform.machine = lambda: machine
+from auditwheel.main import main
+sys.exit(main())
+"""
 
 
 def build(folder: Path, **environment: str) -> Path:
@@ -34,9 +42,10 @@ def build(folder: Path, **environment: str) -> Path:
 
 def repair(wheel: Path, output: Path) -> Path:
     """Checks the wheel and copies it to the output folder under its platform's name."""
-    platform = "manylinux_2_28_" + os.uname().machine
+    machine = wheel.stem.rpartition("linux_")[2]
+    platform = "manylinux_2_28_" + machine
     excluded = [word for library in EXCLUDED for word in ("--exclude", library)]
-    command = [sys.executable, "-m", "auditwheel", "repair", "--plat", platform, *excluded]
+    command = [sys.executable, "-c", AUDITWHEEL, machine, "repair", "--plat", platform, *excluded]
     subprocess.run([*command, "--wheel-dir", output, wheel], check=True)
     name = wheel.name.rpartition("-")[0]
     (repaired,) = output.glob(f"{name}-*{platform}.whl")

@@ -11,7 +11,12 @@
 namespace posembed::core {
 namespace {
 
+// On Arm, long double has 113 bits.
+#if defined(__aarch64__)
+using Wide = long double;
+#else
 __extension__ using Wide = __float128;
+#endif
 
 /// position * radians in turns, less the nearest whole number.
 double turns(double position, double radians) {

@@ -299,6 +299,18 @@ TEST_F(VectorFiles, LoadsTheStateOfAModuleByName) {
   EXPECT_TRUE(linear->weight.requires_grad());
 }
 
+TEST_F(VectorFiles, LoadsBuffersAndRefusesTensorsForWhichThereIsNone) {
+  const VectorFile file = open(write_table("model.safetensors", 3));
+  struct Tables : torch::nn::Module {
+    torch::Tensor table = register_buffer("table", torch::zeros({3, 2}));
+  };
+  Tables tables;
+  load_state(tables, file);
+  EXPECT_TRUE(torch::equal(tables.table, counted(3)));
+  torch::nn::Module empty;
+  EXPECT_THROW(load_state(empty, file), c10::ValueError);
+}
+
 TEST_F(VectorFiles, LoadsNothingUnlessAllNamesAndShapesFit) {
   const VectorFile file = open(write_table("model.safetensors", 3));
   const auto as_table = [](const std::string& name) { return name == "weight" ? "table" : name; };
