@@ -80,6 +80,13 @@ inline void check_length(const c10::SymInt& length, const char* argument) {
                     ": expected 0 to ", longest, ", got ", length);
 }
 
+/// Accepts a batch of 1, which serves all samples, and the batch itself.
+inline void check_batch(const c10::SymInt& size, const c10::SymInt& batch, const char* argument) {
+  if (size == 1 || size == batch) return;
+  TORCH_CHECK_VALUE(batch != 1, argument, ": expected batch 1, got ", size);
+  TORCH_CHECK_VALUE(false, argument, ": expected batch 1 or ", batch, ", got ", size);
+}
+
 /// Accepts positions [seq] and, with a batch, [batch, seq] or [1, seq]. Rejects an offset given
 /// with them.
 template <typename Hint = NoHint>
@@ -91,8 +98,7 @@ void check_positions_shape(const at::Tensor& positions, const char* argument,
                     ": expected [seq]", batch.has_value() ? " or [batch, seq]" : "", ", got ",
                     positions.sym_sizes());
   check_size(positions.sym_size(-1), seq, argument, "seq", hint);
-  TORCH_CHECK_VALUE(one_row || positions.sym_size(0) == *batch || positions.sym_size(0) == 1,
-                    argument, ": expected batch ", *batch, " or 1, got ", positions.sym_size(0));
+  if (!one_row) check_batch(positions.sym_size(0), *batch, argument);
   TORCH_CHECK_VALUE(offset == 0, "offset: expected 0 where positions are given, got ", offset);
 }
 

@@ -179,7 +179,7 @@ std::string table(const RotarySpec& spec, const std::vector<double>& plain,
   if (columns.axis) text += "axis  ";
   text += "radians/position    wavelength  ";
   if (columns.stretch) text += "stretched  ";
-  text += "half a turn from position";
+  text += "positions to half a turn";
   for (int64_t i = 0; i < shown; ++i) {
     const int64_t pair = shown < 2 ? i : (i * (pairs - 1) + (shown - 1) / 2) / (shown - 1);
     const auto index = static_cast<size_t>(pair);
@@ -220,7 +220,7 @@ std::string RotarySpec::explain(std::optional<int64_t> seq_len) const {
   const std::vector<double> scaled = rotary::frequencies(spec);
   const std::vector<double> plain = rotary::unscaled_frequencies(*this);
   const auto pairs = static_cast<int64_t>(scaled.size());
-  std::string text = rotary::sentence(spec, scaled) + "\n" + spec.describe() +
+  std::string text = rotary::sentence(spec, scaled) + "\nhead_dim=" + spec.describe() +
                      rotary::format("; attention factor %.6g", spec.attention_factor());
   if (score_scale.has_value()) text += "\nscore scale: " + score_scale->describe();
   if (pairs == 0) return text;

@@ -343,7 +343,34 @@ void print(std::ostream& stream, Numerics field) {
   stream << '\'' << posembed::name(field) << '\'';
 }
 
-void print(std::ostream& stream, const std::optional<Sections>& field) { stream << value(field); }
+/// The number of pairs of each axis; empty where an axis is out of range.
+std::vector<int64_t> sizes_of(const Sections& sections) {
+  const int64_t axes = sections.position_axes();
+  const auto pairs = static_cast<int64_t>(sections.axis_of_pair.size());
+  if (axes < sections.used_axes() || axes > max_axes || pairs > max_pairs) return {};
+  std::vector<int64_t> sizes(axes);
+  for (const int64_t axis : sections.axis_of_pair) {
+    if (axis < 0) return {};
+    ++sizes[axis];
+  }
+  return sizes;
+}
+
+/// By sizes where these give the axes of all pairs: "Sections([16, 24, 24], interleaved=True)".
+void print(std::ostream& stream, const std::optional<Sections>& field) {
+  const std::vector<int64_t> sizes = sizes_of(*field);
+  const auto is = [&](bool interleaved) {
+    return field->axis_of_pair == Sections::of(sizes, interleaved).axis_of_pair;
+  };
+  stream << "Sections(";
+  if (is(false) || is(true)) {
+    stream << json(sizes) << (is(false) ? "" : ", interleaved=True");
+  } else {
+    stream << "axis_of_pair=[" << field->axis_of_pair.size() << " numbers]";
+  }
+  stream << (field->restart ? ", restart=True" : "")
+         << (field->within_axes ? ", within_axes=True" : "") << ')';
+}
 
 void print(std::ostream& stream, const std::optional<ScoreScale>& field) {
   if (field.has_value()) stream << field->describe();

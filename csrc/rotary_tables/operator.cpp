@@ -217,8 +217,7 @@ void check_tables(const RotaryTables& tables, const Tensor& query, const Dimensi
   dispatcher::check_size(seq, query.sym_size(where.seq), "cos", "seq");
   if (cos.dim() > 2) {
     const c10::SymInt batch = where.batch < 0 ? 1 : query.sym_size(where.batch);
-    TORCH_CHECK_VALUE(cos.sym_size(0) == 1 || cos.sym_size(0) == batch, "cos: expected batch 1 or ",
-                      batch, ", got ", cos.sym_size(0));
+    dispatcher::check_batch(cos.sym_size(0), batch, "cos");
   }
   const bool halves = tables.half_width() || cos.is_complex();
   TORCH_CHECK_VALUE(halves || cos.sym_size(-1) % 2 == 0, "cos: expected an even width, got ",

@@ -89,6 +89,22 @@ TEST(RotarySpec, SaysInWordsWhatItDoes) {
   EXPECT_DOUBLE_EQ(RotarySpec(8).wavelengths()[0].item<double>(), 2.0 * std::acos(-1.0));
 }
 
+TEST(RotarySpec, DescribesSectionsBySizes) {
+  RotarySpec spec(128);
+  const auto described = [&](const Sections& sections) {
+    spec.sections = sections;
+    return spec.describe();
+  };
+  const std::string head = "128, base=10000, sections=Sections(";
+  EXPECT_EQ(described(Sections::of({16, 24, 24})), head + "[16,24,24])");
+  EXPECT_EQ(described(Sections::of({24, 20, 20}, true, true)),
+            head + "[24,20,20], interleaved=True, restart=True)");
+  EXPECT_EQ(described(Sections{{0, 1, 1, 0}}), head + "axis_of_pair=[4 numbers])");
+  for (const int64_t outside : {int64_t{-1}, int64_t{1} << 40}) {
+    EXPECT_EQ(described(Sections{{0, outside}}), head + "axis_of_pair=[2 numbers])");
+  }
+}
+
 TEST(ScoreScale, IsReadAndGrows) {
   const std::string config = R"({"model_type": "ministral3", "head_dim": 128,
     "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0,

@@ -394,11 +394,11 @@ def test_explanation_has_no_column_without_a_difference() -> None:
         "head of 16, of which components 4 to 11 are rotated: components 2i and 2i + 1 turn "
         "together, counted from the first of them; base 10,000; longest wavelength 6,283 positions"
     )
-    header = "pair  radians/position    wavelength  half a turn from position"
+    header = "pair  radians/position    wavelength  positions to half a turn"
     assert lines[2] == header
     assert len(lines) == 3 + 4
     axes = pe.RotarySpec(8, sections=pe.Sections((2, 2)), scaling=pe.LinearScaling(4.0))
-    header = "pair  axis  radians/position    wavelength  stretched  half a turn from position"
+    header = "pair  axis  radians/position    wavelength  stretched  positions to half a turn"
     assert header in axes.explain().splitlines()
 
 

@@ -183,7 +183,7 @@ def test_module_holds_nothing_that_can_rot() -> None:
         (lambda m, x: m(x[..., :6]), ValueError, "x: expected embedding_dim 8, got 6"),
         (lambda m, x: m(x.int()), TypeError, "x: expected float32, float64, bfloat16 or float16, got int32"),
         (lambda m, x: m(x, torch.arange(4)), ValueError, "positions: expected seq 3, got 4"),
-        (lambda m, x: m(x, torch.zeros(3, 3)), ValueError, "positions: expected batch 2 or 1, got 3"),
+        (lambda m, x: m(x, torch.zeros(3, 3)), ValueError, "positions: expected batch 1 or 2, got 3"),
         (lambda m, x: m(x, torch.zeros(1, 2, 3)), ValueError, r"positions: expected \[seq\] or \[batch, seq\], got \[1, 2, 3\]"),
         (lambda m, x: m(x, torch.arange(3) > 1), TypeError, "positions: expected int32, int64, float32"),
         (lambda m, x: m(x, torch.arange(3), offset=1), ValueError, "offset: expected 0 where positions are given, got 1"),
