@@ -247,6 +247,7 @@ def test_positions_among_padding_refuse() -> None:
         pe.functional.roberta_positions(torch.ones(1, 3, dtype=torch.int32), 1, past_length=-1)
 
 
+@pytest.mark.slow
 def test_positions_among_padding_compile() -> None:
     compiled = torch.compile(pe.functional.roberta_positions, fullgraph=True, dynamic=True)
     for seq in (5, 9):

@@ -51,6 +51,7 @@ def test_packed_grids_are_those_of_vision_towers() -> None:
     assert torch.equal(pe.positions.packed_grids(flat), pe.positions.packed_grids(timed))
 
 
+@pytest.mark.slow
 def test_packed_grids_compile_without_reading_them() -> None:
     torch._dynamo.reset()
     function = torch.compile(pe.positions.packed_grids, fullgraph=True, dynamic=True)

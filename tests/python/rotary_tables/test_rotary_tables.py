@@ -157,6 +157,7 @@ def test_learned_tables() -> None:
     torch.testing.assert_close(gradient(rotary_tables), gradient(eager), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_autocast_and_compile() -> None:
     query, by = numbers(2, 4, 7, 32), repeated(angles(7, 16), False)
 
