@@ -58,10 +58,11 @@ def patch(
     then differ from the model's by the rounding of its float32 angles, which grows with the
     position. This is done only if the specification is verified to rotate like the module, and if
     the model's code passes the tables to rotations only; otherwise the tables stay, and the report
-    says why. Integer positions below -1 raise, and -1 leaves a token unchanged. RMSNorms of query
-    and key that only the rotation takes, by head or over all heads, are computed in its kernel with
-    one rounding, by exact angles or by tables, if they are verified and have no hooks. Input layers
-    of the BERT family sum and normalize in one kernel, with one rounding of the result.
+    says why. Integer positions below -1 raise, and -1 leaves a token unchanged. RMSNorms and
+    LayerNorms of query and key that only the rotation takes, by head or over all heads, are
+    computed in its kernel with one rounding, by exact angles or by tables, if they are verified and
+    have no hooks. Input layers of the BERT family sum and normalize in one kernel, with one
+    rounding of the result.
 
     Tables whose rows are scaled (Gemma 3n, 4) or hashed from n-grams (qwen4_exp) are looked up in
     one kernel, with equal bits. With ``tables="host"`` those that are no input table of the model

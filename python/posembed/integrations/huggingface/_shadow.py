@@ -25,7 +25,12 @@ from torch import nn
 from posembed.integrations.huggingface._angles import ExactAngles, makes_tables
 from posembed.integrations.huggingface._arithmetic import subtracts
 from posembed.integrations.huggingface._embeddings import OnePass, looks_like_layer
-from posembed.integrations.huggingface._late import LateNorm, LateRMSNorm, looks_like_norm
+from posembed.integrations.huggingface._late import (
+    LateLayerNorm,
+    LateNorm,
+    LateRMSNorm,
+    looks_like_norm,
+)
 from posembed.integrations.huggingface._recognition import (
     COS,
     SIN,
@@ -78,11 +83,11 @@ class Shadow:
 
 SHADOWS: dict[str, Shadow] = {}
 CLASSES: dict[type, type] = {}
-ORIGINALS: dict[type, type] = {LateRMSNorm: nn.RMSNorm}
+ORIGINALS: dict[type, type] = {LateRMSNorm: nn.RMSNorm, LateLayerNorm: nn.LayerNorm}
 EXACT: dict[type, type] = {}  # rotary modules that can return positions instead of tables
 METHODS: dict[type, dict[str, types.FunctionType]] = {}  # methods that rotations replace
 FUSED: dict[type, type[Any]] = {}  # input layers that can run in one kernel
-NORMS: dict[type, type[Any]] = {nn.RMSNorm: LateRMSNorm}  # norms that can wait for a rotation
+NORMS: dict[type, type[Any]] = {own: late for late, own in ORIGINALS.items()}  # norms that can wait
 
 
 def original_of(cls: type) -> Any:
