@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import importlib.metadata
 import sys
 import types
@@ -108,11 +109,10 @@ def patch(
     parts = list(_parts(model))
     classes = {type(part): None for part in parts}
     patched = {cls: _shadow.shadow_class(_shadow.original_of(cls)) for cls in classes}
-    rotations = {
-        id(rotation.original): rotation.function()
-        for shadow in _shadow.SHADOWS.values()
-        for rotation in shadow.rotations.values()
-    }
+    rotations: dict[int, Any] = {}
+    for shadow in _shadow.SHADOWS.values():
+        for rotation in shadow.rotations.values():
+            rotations.setdefault(id(rotation.original), rotation.placed())
     for module in model.modules():
         _check_axes(module)
     # The model may be running: what a class needs is there before a module becomes its instance,
@@ -121,8 +121,9 @@ def patch(
         _record_as(module, patched[type(module)])
         _become(module, patched[type(module)])
         for name, value in list(vars(module).items()):
-            if id(value) in rotations:  # kernels put functions on modules
-                vars(module)[name] = rotations[id(value)]
+            function = value.func if isinstance(value, functools.partial) else value
+            if id(function) in rotations:  # kernels put functions on modules
+                vars(module)[name] = _with(value, rotations[id(function)])
         for added in ADDED:
             vars(module).pop(added, None)
     decisions = _exact.decide(model) if numerics == "exact" else None
@@ -226,9 +227,16 @@ def unpatch(model: nn.Module) -> None:
         for added in ADDED:
             vars(module).pop(added, None)
         for name, value in list(vars(module).items()):
-            rotation = rotation_of(value)
+            rotation = rotation_of(value.func if isinstance(value, functools.partial) else value)
             if rotation is not None:
-                vars(module)[name] = rotation.original
+                vars(module)[name] = _with(value, rotation.original)
+
+
+def _with(value: Any, function: Any) -> Any:
+    """Another function in place of one, or of that of a partial."""
+    if not isinstance(value, functools.partial):
+        return function
+    return functools.partial(function, *value.args, **value.keywords)
 
 
 def _check_axes(module: nn.Module) -> None:
@@ -388,5 +396,6 @@ def _globals_used(function: types.FunctionType) -> Iterator[tuple[str, str, Any]
     if module in _shadow.SHADOWS:
         for name in _shadow.names_in(function.__code__):
             target = function.__globals__.get(name)
-            if isinstance(target, types.FunctionType | nn.Module):
+            known = _shadow.SHADOWS[module].function(name) is not None
+            if known or isinstance(target, types.FunctionType | nn.Module):
                 yield module, name, target

@@ -6,6 +6,7 @@ What depends only on shapes, dtypes, devices and options is decided once for eac
 from __future__ import annotations
 
 import inspect
+import sys
 import types
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -702,6 +703,11 @@ class Rotation:
         )
         vars(made).update(__wrapped__=own, posembed_rotation=self)
         return made
+
+    def placed(self) -> Any:
+        """The function in its home, which pickle finds by name; a new one if there is none."""
+        found = getattr(sys.modules.get(self.home), self.__qualname__, None)
+        return found if rotation_of(found) is self else self.function()
 
     def __str__(self) -> str:
         """What it computes, by default and with other options."""
