@@ -51,8 +51,9 @@ def patch(
     Results are bitwise identical to those of the model's own code in eager mode. Complex products
     (Llama 4, DeepSeek-V2) may differ in the last bit, because PyTorch's depend on the memory
     layout. Tables as wide as what they rotate must repeat each value, as those of all known models
-    do, and matrices must be rotations. This is checked at the first call with each shape, and if it
-    does not hold the model's function runs; compiled code assumes that it holds.
+    do, and matrices must be rotations. This is checked for every new table on the CPU, and on a GPU
+    at the first call with each shape, and if it does not hold the model's function runs; compiled
+    code assumes that it holds.
 
     With ``numerics="exact"`` there are no tables: rotary modules pass positions to rotations, and
     the kernel computes exact angles from the specification in the model's configuration. Results
