@@ -143,10 +143,12 @@ def test_any_other_use_normalises_at_once() -> None:
             (moved.flatten(2), expected.transpose(1, 2).flatten(2)),
             (late.transpose(-1, 0), expected.transpose(-1, 0)),
             (late.view(2, -1), expected.view(2, -1)),
+            (late.to(torch.float64), expected.to(torch.float64)),
             (torch.nn.functional.silu(moved), torch.nn.functional.silu(expected.transpose(1, 2))),
         ]
     assert all(torch.equal(found, wanted) for found, wanted in uses)
     assert isinstance(moved, _late.Late)
+    assert isinstance(late.to(late.dtype), _late.Late)
     assert isinstance(late.transpose(-1, 0), Tensor)  # the normalised one has moved
     assert late.shape == x.shape
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from posembed.integrations.huggingface import _late, patch, unpatch
-from posembed.integrations.huggingface._norms import FUSED
+from posembed.integrations.huggingface._norms import AFTER, FUSED
 from torch import Tensor, nn
 
 BATCH, HEADS, TOKENS, HEAD = 2, 3, 7, 8
@@ -122,6 +123,159 @@ def test_one_pass(form: str, over_all_heads: bool, dtype: torch.dtype, fused: li
     assert not [name for name in vars(attention.norm_q) if name.startswith("posembed")]
 
 
+class L2Norm(nn.Module):
+    """As Llama 4's: no weights, and any number of components."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.eps = 1e-3
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).type_as(x)
+
+
+class LayerNorm1P(nn.LayerNorm):
+    """As Nemotron's: its weights are stored less one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.layer_norm(
+            x, self.normalized_shape, self.weight + 1, self.bias, self.eps
+        )
+
+
+class Float32Norm(nn.RMSNorm):
+    """Gives float32, whatever it takes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.float())
+
+
+KINDS_OF_NORMS: dict[str, Callable[[int], nn.Module]] = {
+    "LayerNorm": lambda size: nn.LayerNorm(size, eps=1e-3),
+    "LayerNorm without bias": lambda size: nn.LayerNorm(size, bias=False),
+    "LayerNorm without weights": lambda size: nn.LayerNorm(size, elementwise_affine=False),
+    "LayerNorm with weights less one": LayerNorm1P,
+    "RMSNorm without weights": lambda size: nn.RMSNorm(size, 1e-3, elementwise_affine=False),
+    "RMSNorm with torch's eps": nn.RMSNorm,
+    "L2 norm": L2Norm,
+}
+
+
+def normed_by(kind: Callable[[int], nn.Module], over_all_heads: bool = False) -> Any:
+    torch.manual_seed(0)
+    attention: Any = Attention(over_all_heads)
+    size = HEADS * HEAD if over_all_heads else HEAD
+    attention.norm_q, attention.norm_k = kind(size), kind(size)
+    for name, parameter in attention.named_parameters():
+        nn.init.normal_(parameter, float("weight" in name), 0.3)
+    return attention
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("over_all_heads", [False, True], ids=["each head", "all heads"])
+@pytest.mark.parametrize("kind", KINDS_OF_NORMS)
+def test_norms_of_every_kind(
+    kind: str, over_all_heads: bool, dtype: torch.dtype, fused: list[bool]
+) -> None:
+    attention = normed_by(KINDS_OF_NORMS[kind], over_all_heads).to(dtype)
+    given = arguments("both", dtype)
+    given = given[0] * 1e-3, *given[1:]  # to see eps
+    expected = attention(*given)
+    report = patch(attention, numerics="exact")
+    assert all(row.action.endswith(FUSED) for row in report.patched)
+    found = attention(*given)
+    assert fused == [True]
+    slack = 8 * torch.finfo(dtype).eps if dtype != torch.float32 else 2e-5
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=slack * y.abs().max().item())
+    if dtype == torch.float32:
+        torch.compiler.reset()  # code is compiled eight times at most
+        compiled = torch.compile(attention, backend="eager", fullgraph=True)
+        assert all(map(torch.equal, compiled(*given), found))
+    unpatch(attention)
+    assert all(map(torch.equal, attention(*given), expected))
+
+
+def test_norms_of_a_dtype_that_is_not_verified_run(fused: list[bool]) -> None:
+    """Float32Norm gives another dtype, and torch's eps is another one in float64."""
+    for kind, dtype, wide in (
+        (Float32Norm, torch.bfloat16, torch.float32),
+        (nn.RMSNorm, torch.float64, torch.float64),
+    ):
+        attention = normed_by(kind).to(dtype)
+        given = arguments("both", dtype)
+        given = given[0] * 1e-3, *given[1:]
+        expected = attention(*given)
+        patch(attention, numerics="exact")
+        found = attention(*given)
+        assert [x.dtype for x in found] == [wide, wide]
+        assert all(map(torch.equal, found, expected))
+        assert fused == []
+        attention.float()(*[x.float() if isinstance(x, Tensor) else x for x in given])
+        assert fused == [True]
+        fused.clear()
+
+
+def test_parameters_that_come_later_count(fused: list[bool]) -> None:
+    attention = normed_by(KINDS_OF_NORMS["RMSNorm without weights"])
+    given = arguments("halves")
+    patch(attention, numerics="exact")
+    attention.norm_q.weight = nn.Parameter(torch.rand(HEAD))
+    found = attention(*given)
+    unpatch(attention)
+    torch.testing.assert_close(found, attention(*given))
+    assert fused == [True]  # the key's
+
+
+def test_under_autocast_the_norm_runs(fused: list[bool]) -> None:
+    attention = normed_by(KINDS_OF_NORMS["LayerNorm without weights"])
+    given = arguments("halves", torch.bfloat16)
+    patch(attention, numerics="exact")
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attention(*given)
+        unpatch(attention)
+        assert all(map(torch.equal, found, attention(*given)))
+    assert fused == []
+
+
+def test_norms_that_the_kernel_lacks_have_a_reason() -> None:
+    by_head = nn.LayerNorm((HEADS, HEAD))
+    two = normed_by(nn.RMSNorm)
+    two.norm_q.register_parameter("other", nn.Parameter(torch.ones(1)))
+    for attention, reason in (
+        (normed_by(lambda size: by_head), "its weight has another shape than [head_dim]"),
+        (two, "it has other parameters than a weight and a bias"),
+        (normed_by(lambda size: nn.RMSNorm(size, 2.0)), "it computes something else than"),
+    ):
+        actions = [row.action for row in patch(attention, numerics="exact").patched]
+        assert all(f"norm_q stays: {reason}" in x for x in actions)
+
+
+class Afterwards(nn.Module):
+    """Normalises what is rotated, as Llama 4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.other = nn.RMSNorm(HEAD, eps=1e-3), nn.RMSNorm(HEAD, eps=1e-3)
+
+    def forward(self, q: Tensor, k: Tensor, *tables: Tensor) -> Any:
+        k = self.other(k)
+        q, k = both(q, k, *tables)
+        return self.norm(q), k
+
+
+def test_norms_of_what_is_rotated_stay() -> None:
+    module, (q, k, _, *tables) = Afterwards(), arguments("both")
+    q, k = (x.unflatten(2, (HEADS, -1)).transpose(1, 2) for x in (q, k))
+    expected = module(q, k, *tables)
+    (row,) = patch(module, numerics="exact").patched
+    assert row.action.startswith("half-split; tables stay")
+    assert row.action.endswith(f"; {FUSED}; norm stays: {AFTER}")
+    assert type(module.norm) is nn.RMSNorm
+    torch.testing.assert_close(module(q, k, *tables), expected)
+
+
 def test_gradients_copies_and_compiled_code(fused: list[bool]) -> None:
     attention = Attention(over_all_heads=True)
     q, k, *rest = arguments("halves")
@@ -151,10 +305,10 @@ def test_what_stays_has_a_reason(fused: list[bool]) -> None:
     assert fused == [True]  # the key's
     assert torch.equal(found[0], expected[0])
     attention = Attention()
-    attention.norm_q = nn.LayerNorm(HEAD)  # type: ignore[assignment]
+    attention.norm_q = nn.GroupNorm(1, TOKENS)  # type: ignore[assignment]
     expected = attention(*given)
     actions = [row.action for row in patch(attention, numerics="exact").patched]
-    assert all("norm_q stays: it is of the type LayerNorm" in x for x in actions)
+    assert all("norm_q stays: it is of the type GroupNorm" in x for x in actions)
     assert torch.equal(attention(*given)[0], expected[0])
     assert all("norm" not in row.action for row in patch(Attention()).patched)
 

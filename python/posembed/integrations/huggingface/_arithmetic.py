@@ -53,14 +53,22 @@ def is_arithmetic(
         owner: Its class if it is a method, which may call others of the class.
         attributes: Names of other attributes that it may read from its instance.
     """
-    while hasattr(function, "__wrapped__"):
-        if not _is_of_torch(function):  # it may compile the function, or have any other effect
-            return False
-        function = function.__wrapped__
+    if has_wrapper(function):
+        return False
+    function = inspect.unwrap(function)
     if not isinstance(function, types.FunctionType) or function.__code__.co_argcount < 2:
         return False
     reader = _Reader(owner, attributes)
     return reader.is_pure(function) and any(_multiplies(f.__code__) for f in reader.seen)
+
+
+def has_wrapper(function: Any) -> bool:
+    """Whether another function than PyTorch's wraps a function; it may have any effect."""
+    while hasattr(function, "__wrapped__"):
+        if not _is_of_torch(function):
+            return True
+        function = function.__wrapped__
+    return False
 
 
 def _is_of_torch(wrapper: Any) -> bool:

@@ -23,28 +23,39 @@ OPERATORS = (
 
 
 class NormOptions(NamedTuple):
-    """What ``norm_rotary`` takes for a norm, besides its weight.
+    """What ``norm_rotary`` takes for a norm, besides its weight and bias.
 
     Args:
-        eps: Added to the mean square.
+        eps: Added to the mean square or to the variance.
         weight_offset: Added to the weights.
+        centred: Whether it is a LayerNorm, which subtracts the mean.
         head_dim: Components of a head; None if the rotation's tables decide.
+        parameters: How many of weight and bias it has.
+        size: Components that it normalises; None: any number.
+        dtypes: Those for which it is verified.
     """
 
     eps: float
     weight_offset: float
+    centred: bool
     head_dim: int | None
+    parameters: int
+    size: int | None
+    dtypes: tuple[torch.dtype, ...]
+
+    @property
+    def shared(self) -> tuple[float, float, bool, int | None]:
+        """What one call has for query and key."""
+        return self[:4]
 
 
 class LateNorm:
     """Base class of norms that return a :class:`Late`; ``posembed_norm`` has their options."""
 
-    weight: Tensor
-
     def forward(self, x: Tensor) -> Any:
         """The placeholder, or the normalised tensor where the kernel cannot take it."""
         options: NormOptions | None = self.__dict__.get(NORM)
-        if options is None or hooked(self) or not _fits(x, self.weight):
+        if options is None or hooked(self) or not _fits(x, parts_of(self), options):
             return super().forward(x)  # type: ignore[misc]
         return Late(self, options, x, x, (), [])
 
@@ -54,8 +65,12 @@ class LateNorm:
         return result
 
 
-class LateRMSNorm(LateNorm, nn.RMSNorm):  # type: ignore[misc]
+class LateRMSNorm(LateNorm, nn.RMSNorm):
     """PyTorch's own RMSNorm."""
+
+
+class LateLayerNorm(LateNorm, nn.LayerNorm):
+    """PyTorch's own LayerNorm."""
 
 
 def hooked(norm: Any) -> bool:
@@ -64,10 +79,24 @@ def hooked(norm: Any) -> bool:
     return bool(own) or bool(_has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
-def _fits(x: Any, weight: Tensor) -> bool:
+def parts_of(norm: Any) -> tuple[Tensor | None, Tensor | None]:
+    """Weight and bias of a norm, each None if it has none."""
+    parameters = norm._parameters
+    return parameters.get("weight"), parameters.get("bias")
+
+
+def _fits(x: Any, parts: tuple[Tensor | None, Tensor | None], options: NormOptions) -> bool:
     """Whether the kernel takes a tensor, and gives it the dtype that the model gives it."""
-    known = isinstance(x, Tensor) and x.dim() in (3, 4) and x.shape[-1] == weight.shape[0]
-    return known and x.dtype == weight.dtype and x.device == weight.device and x.is_floating_point()
+    weight, bias = parts
+    if not isinstance(x, Tensor) or x.dim() not in (3, 4) or x.dtype not in options.dtypes:
+        return False
+    if options.size is not None and x.shape[-1] != options.size:
+        return False
+    if (weight is not None) + (bias is not None) != options.parameters:
+        return False
+    if (options.centred or weight is None) and torch.is_autocast_enabled(x.device.type):
+        return False  # LayerNorms may give float32
+    return all(p is None or (p.dtype == x.dtype and p.device == x.device) for p in parts)
 
 
 class Late:
@@ -105,6 +134,12 @@ class Late:
         if {first % (last + 1), second % (last + 1)} & {last}:
             return self.tensor().transpose(first, second)
         return self._moved(self.rows.transpose(first, second), ("transpose", (first, second)))
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """The same, if it has that dtype already."""
+        if args == (self.rows.dtype,) and not kwargs:
+            return self
+        return self.tensor().to(*args, **kwargs)
 
     def view(self, *shape: Any) -> Any:
         """Heads split off the last dimension, which a norm over all heads has."""
@@ -177,7 +212,7 @@ def rows_of(slots: list[Any]) -> list[Tensor] | None:
     if not 0 < len(slots) <= 2 or not all(isinstance(x, Late) and not x.made for x in slots):
         return None
     first, last = slots[0], slots[-1]
-    if first.options != last.options or first.over_all_heads != last.over_all_heads:
+    if first.options.shared != last.options.shared or first.over_all_heads != last.over_all_heads:
         return None
     rows = [x.rows for x in slots]
     head_dim = first.options.head_dim
@@ -196,28 +231,30 @@ def normed_and_rotated(
     rows = rows_of(slots)
     if rows is None:
         return None
-    first, last = slots[0], slots[-1]
-    both = len(slots) == 2
+    first, both = slots[0], len(slots) == 2
+    weight, bias = parts_of(first.norm)
+    key_weight, key_bias = parts_of(slots[-1].norm) if both else (None, None)
+    options = first.options
     more: tuple[Any, ...] = ()
-    if first.over_all_heads or tables is not None:  # not centred; no biases
-        more = (False, first.over_all_heads, None, None, *(tables or ()))
+    if first.over_all_heads or options.centred or tables is not None:
+        more = (options.centred, first.over_all_heads, bias, key_bias, *(tables or ()))
         more += ("float32_product",) if tables else ()
     results = _NORM_ROTARY(
         rows[0],
         rows[1] if both else no_key(rows[0], layout),
-        first.norm.weight,
-        last.norm.weight if both else None,
+        weight,
+        key_weight,
         spec,
         positions,
         layout,
         0,
-        first.options.eps,
-        first.options.weight_offset,
+        options.eps,
+        options.weight_offset,
         *more,
     )
     return tuple(results[: len(slots)])
 
 
 def looks_like_norm(cls: type) -> bool:
-    """Whether a class may be a norm with a weight."""
+    """Whether a class may be a norm."""
     return issubclass(cls, torch.nn.Module) and "Norm" in cls.__name__

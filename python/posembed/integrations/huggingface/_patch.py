@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import importlib.metadata
 import sys
 import types
@@ -50,18 +51,20 @@ def patch(
     Results are bitwise identical to those of the model's own code in eager mode. Complex products
     (Llama 4, DeepSeek-V2) may differ in the last bit, because PyTorch's depend on the memory
     layout. Tables as wide as what they rotate must repeat each value, as those of all known models
-    do, and matrices must be rotations. This is checked at the first call with each shape, and if it
-    does not hold the model's function runs; compiled code assumes that it holds.
+    do, and matrices must be rotations. This is checked for every new table on the CPU, and on a GPU
+    at the first call with each shape, and if it does not hold the model's function runs; compiled
+    code assumes that it holds.
 
     With ``numerics="exact"`` there are no tables: rotary modules pass positions to rotations, and
     the kernel computes exact angles from the specification in the model's configuration. Results
     then differ from the model's by the rounding of its float32 angles, which grows with the
     position. This is done only if the specification is verified to rotate like the module, and if
     the model's code passes the tables to rotations only; otherwise the tables stay, and the report
-    says why. Integer positions below -1 raise, and -1 leaves a token unchanged. RMSNorms of query
-    and key that only the rotation takes, by head or over all heads, are computed in its kernel with
-    one rounding, by exact angles or by tables, if they are verified and have no hooks. Input layers
-    of the BERT family sum and normalize in one kernel, with one rounding of the result.
+    says why. Integer positions below -1 raise, and -1 leaves a token unchanged. RMSNorms and
+    LayerNorms of query and key that only the rotation takes, by head or over all heads, are
+    computed in its kernel with one rounding, by exact angles or by tables, if they are verified and
+    have no hooks. Input layers of the BERT family sum and normalize in one kernel, with one
+    rounding of the result.
 
     Tables whose rows are scaled (Gemma 3n, 4) or hashed from n-grams (qwen4_exp) are looked up in
     one kernel, with equal bits. With ``tables="host"`` those that are no input table of the model
@@ -107,11 +110,10 @@ def patch(
     parts = list(_parts(model))
     classes = {type(part): None for part in parts}
     patched = {cls: _shadow.shadow_class(_shadow.original_of(cls)) for cls in classes}
-    rotations = {
-        id(rotation.original): rotation.function()
-        for shadow in _shadow.SHADOWS.values()
-        for rotation in shadow.rotations.values()
-    }
+    rotations: dict[int, Any] = {}
+    for shadow in _shadow.SHADOWS.values():
+        for rotation in shadow.rotations.values():
+            rotations.setdefault(id(rotation.original), rotation.placed())
     for module in model.modules():
         _check_axes(module)
     # The model may be running: what a class needs is there before a module becomes its instance,
@@ -120,8 +122,9 @@ def patch(
         _record_as(module, patched[type(module)])
         _become(module, patched[type(module)])
         for name, value in list(vars(module).items()):
-            if id(value) in rotations:  # kernels put functions on modules
-                vars(module)[name] = rotations[id(value)]
+            function = value.func if isinstance(value, functools.partial) else value
+            if id(function) in rotations:  # kernels put functions on modules
+                vars(module)[name] = _with(value, rotations[id(function)])
         for added in ADDED:
             vars(module).pop(added, None)
     decisions = _exact.decide(model) if numerics == "exact" else None
@@ -225,9 +228,16 @@ def unpatch(model: nn.Module) -> None:
         for added in ADDED:
             vars(module).pop(added, None)
         for name, value in list(vars(module).items()):
-            rotation = rotation_of(value)
+            rotation = rotation_of(value.func if isinstance(value, functools.partial) else value)
             if rotation is not None:
-                vars(module)[name] = rotation.original
+                vars(module)[name] = _with(value, rotation.original)
+
+
+def _with(value: Any, function: Any) -> Any:
+    """Another function in place of one, or of that of a partial."""
+    if not isinstance(value, functools.partial):
+        return function
+    return functools.partial(function, *value.args, **value.keywords)
 
 
 def _check_axes(module: nn.Module) -> None:
@@ -387,5 +397,6 @@ def _globals_used(function: types.FunctionType) -> Iterator[tuple[str, str, Any]
     if module in _shadow.SHADOWS:
         for name in _shadow.names_in(function.__code__):
             target = function.__globals__.get(name)
-            if isinstance(target, types.FunctionType | nn.Module):
+            known = _shadow.SHADOWS[module].function(name) is not None
+            if known or isinstance(target, types.FunctionType | nn.Module):
                 yield module, name, target

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posembed.integrations.huggingface._arithmetic import compared, is_arithmetic
+from posembed.integrations.huggingface._arithmetic import compared, has_wrapper, is_arithmetic
 from posembed.integrations.huggingface._rotation import TOKENS_FIRST, Case, Rotation
 from posembed.integrations.huggingface._rule import Packing, Roles, Rule
 
@@ -736,22 +736,30 @@ def recognise_method(method: types.FunctionType, home: str) -> Rotation | None:
         for roles in roles_with_attributes(function):
             trial = _Trial(function, roles)
             cases = trial.exact_cases() if trial.runs() else []
-            if cases:
+            if cases and _learns(function, cases[0]):
                 return Rotation(function, tuple(trial.positioned(cases)), home)
     return None
 
 
 _rounds_otherwise: weakref.WeakSet[Any] = weakref.WeakSet()
+_without_gradients: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def rounds_otherwise(function: Any) -> bool:
-    """Whether a function was seen to rotate with other roundings than the kernel's."""
-    return isinstance(function, types.FunctionType) and function in _rounds_otherwise
+def turns_otherwise(function: Any) -> bool:
+    """Whether a function was seen to rotate, but not as the kernel."""
+    seen = (_rounds_otherwise, _without_gradients)
+    return isinstance(function, types.FunctionType) and any(function in x for x in seen)
 
 
 def refusal(function: Any) -> str:
     """Why a function was not recognised, as far as it is known."""
-    if rounds_otherwise(function):
+    if not isinstance(function, types.FunctionType):
+        return f"it is no function, but of the type {type(function).__name__}"
+    if has_wrapper(function):
+        return "a function wraps it, whose effect is not known"
+    if function in _without_gradients:
+        return "it rotates, but its results have no gradients"
+    if turns_otherwise(function):
         return "it rotates, but rounds its products in a way that the kernel has not"
     codes = [part.__code__ for part in _unwrapped(function)]
     if any({"cos", "sin"} <= set(code.co_names) for code in codes):
@@ -772,6 +780,8 @@ _known: weakref.WeakKeyDictionary[Any, tuple[Case, ...]] = weakref.WeakKeyDictio
 
 def _cases(function: Callable[..., Any], owner: type | None) -> tuple[Case, ...]:
     """What a function computes; names of its arguments are tried first."""
+    if has_wrapper(getattr(function, "__func__", function)):
+        return ()
     named = roles_of(function)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -779,7 +789,24 @@ def _cases(function: Callable[..., Any], owner: type | None) -> tuple[Case, ...]
         cases = trial.positioned(trial.cases()) if trial else []
         if not cases and is_arithmetic(getattr(function, "__func__", function), owner):
             cases = _cases_by_trial(function)
+        if cases and not _learns(function, cases[0]):
+            _without_gradients.add(getattr(function, "__func__", function))
+            return ()
     return tuple(cases)
+
+
+def _learns(function: Callable[..., Any], case: Case) -> bool:
+    """Whether gradients flow through a function, in the first sample that it takes."""
+    trial = _Trial(function, case.roles)
+    for at in range(len(trial.samples)):
+        given = dict(trial.arguments(case.rule, at))
+        for name in case.roles.tensors:
+            given[name] = given[name].clone().requires_grad_()
+        with torch.enable_grad():
+            result = _run(function, given)
+        if result is not None:
+            return all(x is None or x.requires_grad for x in _flat(result) or [])
+    return False
 
 
 def _cases_by_trial(function: Callable[..., Any]) -> list[Case]:

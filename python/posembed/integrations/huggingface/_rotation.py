@@ -6,7 +6,9 @@ What depends only on shapes, dtypes, devices and options is decided once for eac
 from __future__ import annotations
 
 import inspect
+import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -28,6 +30,8 @@ ROUNDED = (torch.float32, torch.bfloat16, torch.float16)
 Numerics = Literal["float32", "float32_product"]
 MAX_WIDTH = 1024  # rotated components that the kernel takes
 TOKENS_FIRST = -4  # the place of heads in a layout whose tables are [tokens, 1, 1, width]
+NEVER: tuple[Any, int | None] = (lambda: None, None)
+TABLES = 64  # that a rotation remembers
 PLANS = 512  # a rotation clears its plans beyond this number: prompt lengths are unbounded
 
 
@@ -146,6 +150,55 @@ def _equal_values(first: Tensor, second: Tensor) -> bool:
         return True
 
 
+class Known:
+    """Remembers tables for which a condition holds, as long as they live and do not change.
+
+    A part of another tensor is known by that tensor: each layer may take the part anew. Changes of
+    tensors that were made in inference mode are not counted.
+
+    Args:
+        holds: The condition.
+    """
+
+    def __init__(self, holds: Callable[[Tensor], bool]) -> None:
+        self.holds = holds
+        self.seen: dict[int, tuple[Any, int | None]] = {}  # a reference, and the version
+        self.parts: dict[int, tuple[Any, int, Any]] = {}  # the same of whole tensors, and the part
+
+    def __call__(self, table: Tensor) -> bool:
+        """Whether the condition holds; tables on other devices than the CPU are not read."""
+        reference, version = self.seen.get(id(table), NEVER)
+        if reference() is table and (version is None or version == table._version):
+            return True
+        if type(table) is not Tensor or table.device.type != "cpu":
+            return True
+        whole = None if table.is_inference() else table._base
+        if whole is not None:
+            return self._part(whole, table)
+        if not self.holds(table):
+            return False
+        version = None if table.is_inference() else table._version
+        _remember(self.seen, id(table), (weakref.ref(table), version))
+        return True
+
+    def _part(self, whole: Tensor, table: Tensor) -> bool:
+        part, version = (table.storage_offset(), table.shape, table.stride()), table._version
+        known = self.parts.get(id(whole))
+        if known is None or known[0]() is not whole or known[1:] != (version, part):
+            if not self.holds(table):
+                return False
+            _remember(self.parts, id(whole), (weakref.ref(whole), version, part))
+        _remember(self.seen, id(table), (weakref.ref(table), version))
+        return True
+
+
+def _remember(kept: dict[int, Any], key: int, value: Any) -> None:
+    """Keeps a value among a bounded number."""
+    if len(kept) >= TABLES:
+        kept.clear()
+    kept[key] = value
+
+
 def kind_of(value: Any) -> Any:
     """What a decision may depend on: the metadata of tensors, and other values themselves."""
     if isinstance(value, Tensor):
@@ -160,6 +213,9 @@ class Case:
         self.roles = roles
         self.rule = rule
         self.others = roles.others()
+        self.known = Known(self._is_rotation)
+        separate = roles.packing == "separate" and rule.tables == "whole"
+        self.pair = (roles.cos, str(roles.sin)) if separate else None  # to compare in every call
 
     def rotate(self, given: dict[str, Any]) -> Any:
         """The result, or None if the function itself has to run."""
@@ -180,6 +236,30 @@ class Case:
         key = tensors[1] if len(tensors) > 1 else None
         result = rotated_by_tables(tensors[0], key, None, cos, sin, *plan.options)
         return self._packed(result, len(slots))
+
+    def turns(self, given: dict[str, Any]) -> bool:
+        """Whether the tables of a call are still those of rotations, which a plan has seen."""
+        if self.pair is not None:
+            return self.known(given[self.pair[0]]) and self.known(given[self.pair[1]])
+        return not self._reads_part() or all(map(self.known, self._read(given)))
+
+    def _reads_part(self) -> bool:
+        """Whether tables have more entries than are read."""
+        return self.rule.tables == "whole" or self.roles.packing == "matrices"
+
+    def _read(self, given: dict[str, Any]) -> tuple[Tensor, ...]:
+        """The tables before they are gathered by position or their cosines computed."""
+        table = given[self.roles.cos]
+        if self.roles.packing in ("angles", "matrices"):
+            return (table,)
+        return tuple(x for x in self._unpacked(given) if x is not None)
+
+    def _is_rotation(self, table: Tensor) -> bool:
+        if self.roles.packing != "matrices":
+            return repeats(table, self.rule.pairs == "adjacent")
+        return _equal_values(table[..., 0, 0], table[..., 1, 1]) and _equal_values(
+            table[..., 1, 0], -table[..., 0, 1]
+        )
 
     def direct(self, plan: Plan, count: int) -> Callable[..., Any] | None:
         """A function of this number of positional arguments that only calls the operator.
@@ -203,7 +283,17 @@ class Case:
         if rule.sine_first:
             first, second = second, first
         call = _operator_call(query, key, first, second, plan.options)
-        return (lambda *x: _contiguous(call(*x))) if rule.packs else call
+        if rule.packs:
+            return self._checked(lambda *x: _contiguous(call(*x)))
+        return self._checked(call)
+
+    def _checked(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A call that returns None if tables have become others than those of rotations."""
+        if self.pair is None:
+            return call
+        first, second = map(self.roles.names.index, self.pair)
+        known = self.known
+        return lambda *x: call(*x) if known(x[first]) and known(x[second]) else None
 
     def plan(self, given: dict[str, Any], *, values: bool = False) -> Plan | None:
         """The plan for these arguments; None if the function itself has to run.
@@ -223,13 +313,11 @@ class Case:
             return None
         if len(tensors) < len(slots) and not self._takes_first(slots, len(tensors)):
             return None
-        if not self._readable(given) or (values and not self._turns(given)):
+        if not self._readable(given):
+            return None
+        if values and self._reads_part() and not all(map(self._is_rotation, self._read(given))):
             return None
         cos, sin = self._tables(given, tensors[0])
-        if values and rule.tables == "whole":
-            tables = (cos,) if sin is None else (cos, sin)
-            if not all(repeats(table, rule.pairs == "adjacent") for table in tables):
-                return None
         dim = given[roles.unsqueeze] if roles.unsqueeze else rule.unsqueeze
         return self._plan(tensors, cos, sin, dim) if dim is None or isinstance(dim, int) else None
 
@@ -262,15 +350,6 @@ class Case:
         """The dtypes of tensors and of tables that are read."""
         query = given[self.roles.tensors[0]]
         return query.dtype, self._tables(given, query)[0].dtype
-
-    def _turns(self, given: dict[str, Any]) -> bool:
-        """Whether matrices are rotations."""
-        if self.roles.packing != "matrices":
-            return True
-        matrices = given[self.roles.cos]
-        return _equal_values(matrices[..., 0, 0], matrices[..., 1, 1]) and _equal_values(
-            matrices[..., 1, 0], -matrices[..., 0, 1]
-        )
 
     def _tables(self, given: dict[str, Any], query: Tensor) -> tuple[Tensor, Tensor | None]:
         """The part of the tables that is read, gathered by position if necessary."""
@@ -683,8 +762,11 @@ class Rotation:
                 call = None
             if call is None:
                 return self(*args)
+            result = call(*args)
+            if result is None:
+                return self(*args)
             counter.kernel += 1
-            return call(*args)
+            return result
 
         def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
             return self(*args, **kwargs, **{name: getattr(instance, name) for name in attributes})
@@ -702,6 +784,11 @@ class Rotation:
         )
         vars(made).update(__wrapped__=own, posembed_rotation=self)
         return made
+
+    def placed(self) -> Any:
+        """The function in its home, which pickle finds by name; a new one if there is none."""
+        found = getattr(sys.modules.get(self.home), self.__qualname__, None)
+        return found if rotation_of(found) is self else self.function()
 
     def __str__(self) -> str:
         """What it computes, by default and with other options."""
@@ -726,6 +813,8 @@ class Rotation:
                 return self(*tensors_of(args), **tensors_of(kwargs))
         else:
             planned = self._planned(given)
+            if planned is not None and not torch.compiler.is_compiling():
+                planned = planned if planned[0].turns(given) else None
             result = None if planned is None else planned[0].run(given, planned[1])
             if planned is not None and not kwargs and not torch.compiler.is_compiling():
                 self._remember(args, *planned)
@@ -742,8 +831,11 @@ class Rotation:
             return None
         plain = {k: x.rows if isinstance(x, Late) else x for k, x in given.items()}
         planned = self._planned(plain)
-        same = planned is not None and planned[0].roles.tensors == self.roles.tensors
-        return planned[0].normed(plain, slots, planned[1]) if planned and same else None
+        if planned is None or planned[0].roles.tensors != self.roles.tensors:
+            return None
+        if not torch.compiler.is_compiling() and not planned[0].turns(plain):
+            return None
+        return planned[0].normed(plain, slots, planned[1])
 
     def _planned(self, given: dict[str, Any]) -> tuple[Case, Plan] | None:
         """The case and the plan for these arguments; None if the function itself has to run."""

@@ -25,7 +25,12 @@ from torch import nn
 from posembed.integrations.huggingface._angles import ExactAngles, makes_tables
 from posembed.integrations.huggingface._arithmetic import subtracts
 from posembed.integrations.huggingface._embeddings import OnePass, looks_like_layer
-from posembed.integrations.huggingface._late import LateNorm, LateRMSNorm, looks_like_norm
+from posembed.integrations.huggingface._late import (
+    LateLayerNorm,
+    LateNorm,
+    LateRMSNorm,
+    looks_like_norm,
+)
 from posembed.integrations.huggingface._recognition import (
     COS,
     SIN,
@@ -34,16 +39,17 @@ from posembed.integrations.huggingface._recognition import (
     recognise,
     recognise_method,
     roles_of,
-    rounds_otherwise,
+    turns_otherwise,
 )
 from posembed.integrations.huggingface._report import Counter
-from posembed.integrations.huggingface._rotation import Rotation
+from posembed.integrations.huggingface._rotation import Rotation, rotation_of
 
 IDENTITY = ("__name__", "__path__", "__package__", "__spec__", "__loader__")  # of a module
 PREFIX = "posembed.integrations.huggingface.patched."
 ELSEWHERE = {"torch", "posembed", *sys.stdlib_module_names} - {"__main__"}
 LIBRARIES = {"transformers", "diffusers"}  # whose models are in a package of that name
 BIASES = re.compile(r"build\w*alibi")
+FUNCTIONS = (types.FunctionType, functools.partial)
 ROTATES = re.compile(r"_?(apply|rotate)\w*(rotary|rope|queries)|\w*(rotary|rope)_apply")
 
 
@@ -78,11 +84,11 @@ class Shadow:
 
 SHADOWS: dict[str, Shadow] = {}
 CLASSES: dict[type, type] = {}
-ORIGINALS: dict[type, type] = {LateRMSNorm: nn.RMSNorm}
+ORIGINALS: dict[type, type] = {LateRMSNorm: nn.RMSNorm, LateLayerNorm: nn.LayerNorm}
 EXACT: dict[type, type] = {}  # rotary modules that can return positions instead of tables
 METHODS: dict[type, dict[str, types.FunctionType]] = {}  # methods that rotations replace
 FUSED: dict[type, type[Any]] = {}  # input layers that can run in one kernel
-NORMS: dict[type, type[Any]] = {nn.RMSNorm: LateRMSNorm}  # norms that can wait for a rotation
+NORMS: dict[type, type[Any]] = {own: late for late, own in ORIGINALS.items()}  # norms that can wait
 
 
 def original_of(cls: type) -> Any:
@@ -182,6 +188,7 @@ class Builder:
         self.found = Shadow(original)
         self.changed = self.found.changed
         self._rebuilt: dict[int, Any] = {}
+        self._wrapped: dict[types.FunctionType, Any] = {}  # what others wrap, and its rotation
         self._codes: dict[types.CodeType, types.CodeType] = {}
 
     def build(self) -> None:
@@ -192,7 +199,7 @@ class Builder:
         items = [(n, v) for n, v in self.globals.items() if not n.startswith("__")]
         for name, value in items:
             self._replace(name, value)
-        self._spread([(n, v) for n, v in items if isinstance(v, types.FunctionType)])
+        self._spread([(n, v) for n, v in items if isinstance(v, FUNCTIONS)])
         for name, value in items:
             if isinstance(value, type) and value.__module__ == self.original.__name__:
                 self._shadow(value, name)
@@ -208,6 +215,8 @@ class Builder:
         """Replaces a function with a rotation, or an imported object with its shadow."""
         value = plain(value)
         module = getattr(value, "__module__", None)
+        if isinstance(value, FUNCTIONS) and self._follow(value, name):
+            return
         if isinstance(value, types.FunctionType):
             if not isinstance(module, str) or not worth(module):
                 return
@@ -215,12 +224,47 @@ class Builder:
             if rotation is not None:
                 self._set(name, rotation.function())
                 return
+        elif (
+            callable(value)
+            and not isinstance(value, type | nn.Module)
+            and (ROTATES.match(name) or roles_of(value))
+        ):
+            self.found.unknown[name] = value
         if module == self.original.__name__ or not isinstance(module, str):
             return
         if isinstance(value, types.FunctionType | type) and worth(module):
-            other = getattr(shadow_of(module), value.__name__, value)
+            # Its name may be that of the function that it wraps.
+            names = (n for n, x in list(vars(sys.modules[module]).items()) if plain(x) is value)
+            other = getattr(shadow_of(module), next(names, ""), value)
             if other is not value:
                 self._set(name, other)
+
+    def _follow(self, value: Any, name: str) -> bool:
+        """Puts a rotation in place of what a function or a partial wraps; whether it wraps one.
+
+        The wrapper's code stays, with its effect. One that changes variables around it stays whole,
+        since it shares them with that of other models.
+        """
+        found = False
+        for function in inner(value):
+            module = getattr(function, "__module__", None)
+            if function is value or not isinstance(module, str) or not worth(module):
+                continue
+            if function not in self._wrapped or writes(value):
+                rotation = self._rotation(function, name)
+                if rotation is not None and writes(value):
+                    self.found.rotations.pop(name)
+                    self.found.unknown[name] = value
+                if rotation is None or writes(value):
+                    continue
+                place = f"posembed_{name.replace('.', '_')}_{len(self._wrapped)}"
+                rotation.__qualname__ = place
+                self.space[place] = self._wrapped[function] = rotation.function()
+            known = rotation_of(self._wrapped[function])
+            assert known is not None
+            self.found.rotations[known.__qualname__ if found else name] = known
+            found = True
+        return found
 
     def _set(self, name: str, value: Any) -> None:
         self.space[name] = value
@@ -254,14 +298,14 @@ class Builder:
     @staticmethod
     def _looks_like_rotation(function: Any, bound: bool) -> bool:
         named = ROTATES.match(function.__name__) is not None
-        return named or rounds_otherwise(function) or (not bound and bool(roles_of(function)))
+        return named or turns_otherwise(function) or (not bound and bool(roles_of(function)))
 
     def _calls_bias(self, function: Any) -> bool:
         """Whether a builder of biases leaves that to another, which has a row of its own."""
         biases = self.found.biases.keys()
         return any(names_in(part.__code__) & biases for part in inner(function))
 
-    def _spread(self, functions: list[tuple[str, types.FunctionType]]) -> None:
+    def _spread(self, functions: list[tuple[str, Any]]) -> None:
         """Rebuilds functions that reach a changed name, until none is left."""
         pending = [(n, f) for n, f in functions if n not in self.changed]
         while reached := [(n, f) for n, f in pending if self.reaches(f)]:
@@ -276,13 +320,14 @@ class Builder:
     def reaches(self, value: Any) -> bool:
         """Whether a member uses a changed name of this module, or has or imports a rotation."""
         return any(
-            function.__globals__ is self.globals
-            and (
-                names_in(function.__code__) & self.changed
-                or self._code(function) is not function.__code__
-            )
+            (function in self._wrapped and function is not value and not writes(value))
+            or (function.__globals__ is self.globals and self._has_changed(function))
             for function in inner(value)
         )
+
+    def _has_changed(self, function: types.FunctionType) -> bool:
+        changed = names_in(function.__code__) & self.changed
+        return bool(changed) or self._code(function) is not function.__code__
 
     def _code(self, function: types.FunctionType) -> types.CodeType:
         """A function's code with rotations in place of functions that it defines or imports."""
@@ -341,6 +386,12 @@ class Builder:
             return
         members: dict[str, Any] = {}
         for key, value in vars(cls).items():
+            called = value.__func__ if isinstance(value, staticmethod) else value
+            if isinstance(value, staticmethod | functools.partial) and self._follow(
+                called, f"{name}.{key}"
+            ):
+                members[key] = self.rebuild(value)
+                continue
             if isinstance(value, staticmethod):
                 rotation = self._rotation(value.__func__, f"{name}.{key}", cls)
                 if rotation is not None:
@@ -410,7 +461,7 @@ class Builder:
             get, put, drop = (self.rebuild(part) for part in (value.fget, value.fset, value.fdel))
             return property(get, put, drop, value.__doc__)
         if isinstance(value, functools.partial):
-            return functools.partial(self.rebuild(value.func), *value.args, **value.keywords)
+            return functools.partial(self._replaced(value.func), *value.args, **value.keywords)
         if not isinstance(value, types.FunctionType) or not self.reaches(value):
             return value
         if id(value) not in self._rebuilt:
@@ -425,7 +476,7 @@ class Builder:
                 content = cell.cell_contents
             except ValueError:
                 content = None
-            part = self.rebuild(content) if content is not function else content
+            part = self._replaced(content) if content is not function else content
             cells.append(cell if part is content else types.CellType(part))
         made = types.FunctionType(
             self._code(function) if own else function.__code__,
@@ -443,8 +494,22 @@ class Builder:
             self.name if function.__module__ == self.original.__name__ else function.__module__
         )
         if "__wrapped__" in made.__dict__:
-            made.__dict__["__wrapped__"] = self.rebuild(made.__dict__["__wrapped__"])
+            made.__dict__["__wrapped__"] = self._replaced(made.__dict__["__wrapped__"])
         return made
+
+    def _replaced(self, value: Any) -> Any:
+        """What a wrapper has in place of a value."""
+        rotation = self._wrapped.get(value) if isinstance(value, types.FunctionType) else None
+        return rotation or self.rebuild(value)
+
+
+def writes(value: Any) -> bool:
+    """Whether a function, or one that it wraps, changes variables of those around it."""
+    return any(
+        x.opname == "STORE_DEREF" and x.argval in function.__code__.co_freevars
+        for function in inner(value)
+        for x in dis.get_instructions(function.__code__)
+    )
 
 
 def _bare(cls: type) -> Any:
