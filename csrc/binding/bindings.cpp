@@ -2,6 +2,7 @@
 // only in torch.ops.posembed.
 #include "bindings.h"
 
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+// Bound classes are constant, or belong to one thread: a free-threaded Python stays so.
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module, pybind11::mod_gil_not_used()) {
   for (const auto bind : posembed::binding::Binding::all()) bind(module);
 }

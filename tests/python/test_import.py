@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import posembed
@@ -34,6 +35,13 @@ def test_import_loads_neither_the_compiler_nor_optional_packages() -> None:
         packages.split()
     )
     assert compiler == "False"
+
+
+def test_a_free_threaded_python_stays_so() -> None:
+    """Importing a module that does not say that it needs no GIL turns it on."""
+    if not sysconfig.get_config_var("Py_GIL_DISABLED"):
+        pytest.skip("this Python has a GIL")
+    assert not getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 def test_dir_shows_what_users_are_meant_to_find() -> None:
