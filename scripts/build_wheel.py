@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,8 @@ sys.exit(main())
 
 def build(folder: Path, **environment: str) -> Path:
     """Builds the wheel into an empty folder; setup.py names the variables that it reads."""
+    for former in (ROOT / "build").glob("lib*"):  # setuptools would pack modules of former builds
+        shutil.rmtree(former)
     options = f"-DPOSEMBED_MANYLINUX=ON {environment.pop('CMAKE_ARGS', '')}"
     command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-build-isolation"]
     subprocess.run(
