@@ -13,7 +13,7 @@ import transformers
 from posembed.integrations.huggingface import _late, patch, unpatch
 from torch import Tensor
 
-FUSED = "half-split; exact angles; norms in the same pass, where it takes them whole"
+FUSED = "half-split; exact angles; norms that it takes whole, in the same pass"
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 64,

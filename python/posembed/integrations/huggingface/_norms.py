@@ -32,7 +32,7 @@ TOLERANCE = 1e-5  # relative to the largest result, in float32 and float64
 STEPS = 4  # the same in 16-bit types, in steps of the dtype
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 WIDTH = 8  # of norms that take any
-FUSED = "norms in the same pass, where it takes them whole"
+FUSED = "norms that it takes whole, in the same pass"
 AFTER = "it normalises what is rotated already"
 OTHER = "it is of the type {.__name__}"
 
