@@ -114,7 +114,7 @@ def test_position_without_a_row_cuda(cuda: torch.device) -> None:
         ),
         (
             ValueError,
-            "positions: expected batch 2",
+            "positions: expected batch 1 or 2, got 3",
             lambda m: m(torch.zeros(2, 3, 4), torch.zeros(3, 3).int()),
         ),
         (TypeError, "positions: expected int32", lambda m: m(torch.zeros(1, 3, 4), torch.zeros(3))),
