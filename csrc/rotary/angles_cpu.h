@@ -5,12 +5,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 
 #include "core/vector.h"
 #include "rotary/decay.h"
 #include "rotary/kernel.h"
+#include "rotary/rounding.h"
 #include "rotary/tokens_cpu.h"
 
 namespace posembed::rotary::POSEMBED_ISA {
@@ -255,6 +257,68 @@ void read_table(const Arguments& arguments, const Turns<T>& turns, const Token& 
       angles->sine[slot] = arguments.reverse ? -sine : sine;
     }
   });
+}
+
+/// Cosines and sines of a token from tables, for each component of the pairs.
+template <typename C>
+struct ApartAngles {
+  C cosine[2][max_pairs], sine[2][max_pairs];
+
+  void read(const Arguments& arguments, const Token& token, int64_t head = 0) {
+    const int64_t row = token.batch * arguments.table_stride[0] +
+                        token.seq * arguments.table_stride[1] + head * arguments.table_head_stride;
+    core::visit_scalar(arguments.table_scalar, [&](auto tag) {
+      using Stored = typename decltype(tag)::type;
+      for (int64_t k = 0; k < 2; ++k) {
+        const int64_t first = row + k * arguments.table_second;
+        const auto* const cosines = static_cast<const Stored*>(arguments.cosines) + first;
+        const auto* const sines = static_cast<const Stored*>(arguments.sines) + first;
+        for (int64_t i = 0; i < arguments.pairs; ++i) {
+          const int64_t index = i * arguments.table_stride[2];
+          cosine[k][i] = table_element<C>(cosines, index);
+          const C value = table_element<C>(sines, index);
+          sine[arguments.reverse ? 1 - k : k][i] = arguments.reverse ? -value : value;
+        }
+      }
+    });
+  }
+
+  PairAngle<C> of_pair(int64_t i) const {
+    return {{cosine[0][i], cosine[1][i]}, {sine[0][i], sine[1][i]}};
+  }
+};
+
+/// Whether both components of each pair have the same bits in a table's row.
+template <typename Stored>
+bool repeats(const Stored* row, int64_t pairs, int64_t stride, int64_t second) {
+  if (stride == 1) {
+    return memcmp(row, row + second, static_cast<size_t>(pairs) * sizeof(Stored)) == 0;
+  }
+  bool same = true;
+  for (int64_t i = 0; i < pairs; ++i) {
+    const Stored* const value = row + i * stride;
+    same &= memcmp(value, value + second, sizeof(Stored)) == 0;
+  }
+  return same;
+}
+
+/// Whether tables turn the components of a pair by different values in any head of a token.
+inline bool turns_apart(const Arguments& arguments, const Token& token) {
+  if (arguments.table_second == 0) return false;
+  bool same = true;
+  core::visit_scalar(arguments.table_scalar, [&](auto tag) {
+    using Stored = typename decltype(tag)::type;
+    const int64_t heads = arguments.table_head_stride == 0 ? 1 : arguments.views[0].heads;
+    for (const void* table : {arguments.cosines, arguments.sines}) {
+      const auto* row = static_cast<const Stored*>(table) +
+                        token.batch * arguments.table_stride[0] +
+                        token.seq * arguments.table_stride[1];
+      for (int64_t head = 0; head < heads && same; ++head, row += arguments.table_head_stride) {
+        same = repeats(row, arguments.pairs, arguments.table_stride[2], arguments.table_second);
+      }
+    }
+  });
+  return !same;
 }
 
 /// Computes the angles of a token in tensor `r` at the positions of its slots.

@@ -115,8 +115,9 @@ struct Arguments {
   const void* cosines = nullptr;                // tables [batch, seq, pairs] to turn by instead, as
   const void* sines = nullptr;                  // PyTorch does it: see rounding.h
   core::Scalar table_scalar = core::Scalar::float32;
-  int64_t table_stride[3] = {0, 0, 1};                       // batch, seq, pair; in elements
-  int64_t table_head_stride = 0;                             // 0: heads share tables
+  int64_t table_stride[3] = {0, 0, 1};  // batch, seq, pair; in elements
+  int64_t table_head_stride = 0;        // 0: heads share tables
+  int64_t table_second = 0;  // from the value of a pair's first component to that of its second
   ProductRounding product_rounding = ProductRounding::none;  // with tables; fused: only on CUDA
   Frequencies frequencies;                                   // instead of turns
   core::DeviceError* error = nullptr;  // CUDA: where a position below -1 is recorded

@@ -135,11 +135,44 @@ void begin_tile(const Arguments& arguments, const Turns<T>& turns, int64_t r, in
     token.rotated = begin_token<T>(arguments, turns, token, angles + t, r);
     if (turns.has_nan) set_nan_angles<T, interleaved>(arguments, angles + t);
     if (arguments.tangent) set_tangents<T, interleaved>(arguments, token, angles + t);
+    token.apart = turns_apart(arguments, token);
   }
 }
 
+/// Rotates rows of a head, or of heads that share tables, by a value for each component of a pair.
+template <typename T, bool interleaved, ProductRounding rounding>
+POSEMBED_IN_STEPS void rotate_apart(const Arguments& arguments, const HeadView& view,
+                                    const Token& token, int64_t head, const RowGroup<T>& rows) {
+  using C = Compute<T>;
+  const int64_t start = window_start(arguments, view), pairs = arguments.pairs;
+  copy_group(rows, 0, start);
+  copy_group(rows, start + 2 * pairs, row_dim(arguments, view));
+  ApartAngles<C> angles;
+  angles.read(arguments, token, head);
+  constexpr int64_t next = interleaved ? 2 : 1;
+  const int64_t step = interleaved ? 1 : pairs;
+  for (int64_t row = 0; row < rows.count; ++row) {
+    const T* const in = rows.in + row * rows.in_step + start;
+    T* const out = rows.out + row * rows.out_step + start;
+    for (int64_t i = 0; i < pairs; ++i) {
+      const int64_t first = i * next, second = first + step;
+      rotate_in_steps<rounding>(in[first], in[second], angles.of_pair(i), out + first,
+                                out + second);
+    }
+  }
+}
+
+template <typename T, bool interleaved>
+void rotate_apart(const Arguments& arguments, const HeadView& view, const Token& token,
+                  int64_t head, const RowGroup<T>& rows) {
+  const auto rotate = arguments.product_rounding == ProductRounding::to_data_type
+                          ? rotate_apart<T, interleaved, ProductRounding::to_data_type>
+                          : rotate_apart<T, interleaved, ProductRounding::none>;
+  rotate(arguments, view, token, head, rows);
+}
+
 /// Rotates the rows of a tile of `count` tokens, except tokens that are not rotated.
-template <typename T>
+template <typename T, bool interleaved>
 void rotate_tile(const Arguments& arguments, const Walk<T>& walk, const Token* tokens,
                  const Angles<T>* angles, int64_t count) {
   const HeadView& view = *walk.view;
@@ -150,6 +183,10 @@ void rotate_tile(const Arguments& arguments, const Walk<T>& walk, const Token* t
       const int64_t group = std::min(order.heads, view.heads - head);
       for (int64_t t = first; t < count; t += order.stride) {
         const RowGroup<T> heads = heads_of_token<T>(view, tokens[t], head, group);
+        if (tokens[t].apart) {
+          rotate_apart<T, interleaved>(arguments, view, tokens[t], /*head=*/0, heads);
+          continue;
+        }
         if (walk.fetches_ahead) fetch_ahead(heads, dim);
         rotate_rows(arguments, view, tokens[t], walk.rotating, angles[t], heads);
       }
@@ -227,7 +264,7 @@ void rotate_in_order(const Arguments& arguments, const Plan<T>& plan, const Toke
       if (of_both && !has_angles) {
         begin_tile<T, interleaved>(arguments, plan.turns, r, count, order, token, tokens, angles);
       }
-      rotate_tile(arguments, walks[r], tokens, angles, count);
+      rotate_tile<T, interleaved>(arguments, walks[r], tokens, angles, count);
       if (walks[r].fetches_behind) fetch_behind_token<T>(arguments, r, token, {batch, seq, false});
     }
   }
@@ -251,7 +288,8 @@ void rotate_shared_tiles(const Arguments& arguments, const Plan<T>& plan, const 
       const int64_t to = std::clamp<int64_t>(end - first, 0, count);
       for (int64_t t = from; t < to; ++t) tokens[t].batch = sequence;
       for (int64_t r = 0; r < arguments.count; ++r) {
-        rotate_tile(arguments, plan.walks[r], tokens + from, angles + from, to - from);
+        rotate_tile<T, interleaved>(arguments, plan.walks[r], tokens + from, angles + from,
+                                    to - from);
       }
     }
   }
@@ -360,6 +398,10 @@ class PieceRows {
       RowGroup<T> rows = heads_of_token<T>(view_, token, head, count);
       rows.in_step = view_.in_stride[0];
       rows.out_step = view_.out_stride[0];
+      if (token.apart) {
+        rotate_apart<T, interleaved>(arguments_, view_, token, head, rows);
+        continue;
+      }
       if (!arguments_.tangent) {
         const int64_t end = token.rotated ? start : dim;
         copy_group(rows, 0, end);
@@ -416,6 +458,7 @@ void rotate_pieces(const Arguments& arguments, int64_t begin, int64_t end) {
         token.rotated = begin_piece<T, interleaved>(turns[static_cast<size_t>(i / kinds)], token,
                                                     i % kinds, &angles[i]);
       }
+      token.apart = turns_apart(arguments, token);
       for (int64_t r = 0; r < arguments.count; ++r) {
         rows[r].rotate(token, to - from, &angles[kinds == 1 ? 0 : r], kinds);
       }

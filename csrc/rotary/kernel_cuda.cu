@@ -19,12 +19,7 @@ struct Tables {
                        const PairAt<T>& at) {
     const int pair = at.pair;
     if constexpr (reads_tables<form>) {
-      using C = Compute<T>;
-      const int64_t index = token.batch * launch.table_stride[0] +
-                            token.seq * launch.table_stride[1] + pair * launch.table_stride[2];
-      const C read = core::read_floating<C>(launch.sines, launch.table_scalar, index);
-      sine[0][pair] = launch.reverse ? -read : read;
-      cosine[0][pair] = core::read_floating<C>(launch.cosines, launch.table_scalar, index);
+      read_table<form>(launch, token, pair, &sine[0][pair], &cosine[0][pair]);
     } else {
       angle_of(launch, at, &sine[0][pair], &cosine[0][pair]);
     }
@@ -96,11 +91,44 @@ __device__ void rotate_owned(const LaunchOf<T, capacity, form>& launch,
   }
 }
 
+/// Rotates heads [begin, end) of a token by tables that have a value for each component of a pair.
+/// The block's threads share the pairs one by one, with few registers: such tables are rare.
+template <Form form, bool interleaved, typename T, int size, int capacity>
+__device__ void rotate_apart(const TableLaunch<T, capacity>& launch, const Token& token,
+                             const TokenHeads<T, size, capacity>& heads, int begin, int end) {
+  const int pairs = launch.pairs, count = (end - begin) * pairs;
+#pragma unroll 1
+  for (int item = threadIdx.x; item < count; item += blockDim.x) {
+    const int pair = item % pairs;
+    const Row<T> row = heads.row(begin + item / pairs);
+    const int first = interleaved ? 2 * pair : pair, second = first + (interleaved ? 1 : pairs);
+    const auto angle = table_angle<form>(launch, token, /*head=*/0, pair);
+    T x = row.in[first], y = row.in[second];
+    switch (form == Form::pairs ? ProductRounding::to_data_type : launch.product_rounding) {
+      case ProductRounding::none:
+        rotate_in_steps<ProductRounding::none>(x, y, angle, &x, &y);
+        break;
+      case ProductRounding::to_data_type:
+        rotate_in_steps<ProductRounding::to_data_type>(x, y, angle, &x, &y);
+        break;
+      case ProductRounding::fused:
+        rotate_in_steps<ProductRounding::fused>(x, y, angle, &x, &y);
+        break;
+    }
+    row.out[first] = x;
+    row.out[second] = y;
+  }
+}
+
 template <typename T, int size, bool interleaved, int capacity, Form form>
 __global__ void __launch_bounds__(max_threads<size>, min_blocks<size, 3>)
     rotate_kernel(const __grid_constant__ LaunchOf<T, capacity, form> launch) {
   using Owned = Pairs<T, size, interleaved>;
   __shared__ Tables<T, capacity, form> tables;
+  constexpr bool may_be_apart = reads_tables<form> && form != Form::head_table;
+  if constexpr (may_be_apart) {
+    if (threadIdx.x == 0) apart_token() = -1;  // visible to the block after fill_angles()
+  }
   core::wait_for_previous_kernel();
   const HeadThreads threads(launch.threads_per_head);
   const PackColumns<size, interleaved> columns(threads.index, launch.pairs);
@@ -135,6 +163,12 @@ __global__ void __launch_bounds__(max_threads<size>, min_blocks<size, 3>)
       rotated =
           fill_angles(launch, token, [&](const PairAt<T>& at) { tables.fill(launch, token, at); });
       tables.read(0, columns, &angles);
+    }
+    if constexpr (may_be_apart) {
+      if (__builtin_expect(apart_token() == number, 0)) {
+        if (rotated) rotate_apart<form, interleaved>(launch, token, heads, begin, end);
+        head = end;
+      }
     }
 
     while (head < end) {

@@ -97,7 +97,7 @@ struct TableLaunch : Launch<T, capacity> {
   const void* cosines;
   const void* sines;
   core::Scalar table_scalar;
-  int64_t table_stride[3], table_head_stride;
+  int64_t table_stride[3], table_head_stride, table_second;
   bool reverse;
   ProductRounding product_rounding;
 };
@@ -151,6 +151,12 @@ struct Angles<T, size, Form::pairs> {
   core::BFloat16Pair sine[size], cosine[size];
 };
 
+/// The same with a value for each component of a pair.
+template <typename T, int size>
+struct Angles<T, size, Form::head_table> {
+  PairAngle<Compute<T>> pair[size];
+};
+
 /// A thread's share of a row: `size` pairs in two packs. Half-split: the first and the second
 /// members; interleaved: 2 * size neighbours.
 template <typename T, int size, bool interleaved>
@@ -177,8 +183,7 @@ struct Pairs {
   __device__ void rotate_in_steps(const Angles<T, size, form>& angles) {
 #pragma unroll
     for (int i = 0; i < size; ++i) {
-      rotary::rotate_in_steps<rounding>(T(a(i)), T(b(i)), angles.cosine[i], angles.sine[i], &a(i),
-                                        &b(i));
+      rotary::rotate_in_steps<rounding>(T(a(i)), T(b(i)), angle_of(angles, i), &a(i), &b(i));
     }
   }
 
@@ -199,6 +204,15 @@ struct Pairs {
   }
 
  private:
+  template <Form form>
+  __device__ static PairAngle<Compute<T>> angle_of(const Angles<T, size, form>& angles, int i) {
+    if constexpr (form == Form::head_table) {
+      return angles.pair[i];
+    } else {
+      return {{angles.cosine[i], angles.cosine[i]}, {angles.sine[i], angles.sine[i]}};
+    }
+  }
+
   __device__ static core::BFloat16Pair pair_at(const Pack<T, size>& pack, int i) {
     core::BFloat16Pair pair;
     memcpy(&pair, pack.element + 2 * i, sizeof pair);
@@ -526,16 +540,47 @@ __device__ void head_sincos(const Launch<T, capacity>& launch, const Token& toke
   *cosine *= launch.amplitude;
 }
 
-/// Sine and cosine of a pair from tables, which may be those of a head.
-template <typename T, int capacity>
-__device__ void read_table(const TableLaunch<T, capacity>& launch, const Token& token, int64_t head,
-                           int pair, Compute<T>* sine, Compute<T>* cosine) {
-  using C = Compute<T>;
-  const int64_t index = token.batch * launch.table_stride[0] + token.seq * launch.table_stride[1] +
+/// The angle of a pair from tables, which may be those of a head.
+template <Form form = Form::table, typename T, int capacity>
+__device__ PairAngle<Compute<T>> table_angle(const TableLaunch<T, capacity>& launch,
+                                             const Token& token, int64_t head, int pair) {
+  const int64_t first = token.batch * launch.table_stride[0] + token.seq * launch.table_stride[1] +
                         pair * launch.table_stride[2] + head * launch.table_head_stride;
-  const C read = core::read_floating<C>(launch.sines, launch.table_scalar, index);
-  *sine = launch.reverse ? -read : read;
-  *cosine = core::read_floating<C>(launch.cosines, launch.table_scalar, index);
+  const core::Scalar scalar = form == Form::pairs ? core::Scalar::bfloat16 : launch.table_scalar;
+  const auto value = [&](const void* table, int64_t index) {
+    return core::read_floating<Compute<T>>(table, scalar, index);
+  };
+  const Compute<T> cosine = value(launch.cosines, first), sine = value(launch.sines, first);
+  Compute<T> second_cosine = cosine, second_sine = sine;
+  if (launch.table_second != 0) {
+    second_cosine = value(launch.cosines, first + launch.table_second);
+    second_sine = value(launch.sines, first + launch.table_second);
+  }
+  if (launch.reverse) return {{cosine, second_cosine}, {-second_sine, -sine}};
+  return {{cosine, second_cosine}, {sine, second_sine}};
+}
+
+/// Whether the components of a pair are turned by different values.
+template <typename C>
+__device__ bool is_apart(const PairAngle<C>& angle) {
+  const auto differ = [](C a, C b) { return !(a == b) || std::signbit(a) != std::signbit(b); };
+  return differ(angle.cosine[0], angle.cosine[1]) || differ(angle.sine[0], angle.sine[1]);
+}
+
+/// The last token of a block whose tables turn the components of a pair by different values.
+__device__ inline int64_t& apart_token() {
+  __shared__ int64_t number;
+  return number;
+}
+
+/// Reads a pair's angle from tables, and records whether its components have different values.
+template <Form form = Form::table, typename T, int capacity>
+__device__ void read_table(const TableLaunch<T, capacity>& launch, const Token& token, int pair,
+                           Compute<T>* sine, Compute<T>* cosine) {
+  const auto angle = table_angle<form>(launch, token, /*head=*/0, pair);
+  *sine = angle.sine[0];
+  *cosine = angle.cosine[0];
+  if (is_apart(angle)) apart_token() = token.number;
 }
 
 /// The angles of the thread's pairs of a head; the query's heads come first.
@@ -548,7 +593,7 @@ __device__ void head_angles(const LaunchOf<T, capacity, form>& launch, const Tok
   for (int i = 0; i < size; ++i) {
     const int pair = columns.pair(i);
     if constexpr (form == Form::head_table) {
-      read_table(launch, token, own, pair, &angles->sine[i], &angles->cosine[i]);
+      angles->pair[i] = table_angle(launch, token, own, pair);
     } else {
       head_sincos(launch, token, own, pair, &angles->sine[i], &angles->cosine[i]);
     }
@@ -616,6 +661,7 @@ LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
     launch.table_scalar = arguments.table_scalar;
     std::copy(arguments.table_stride, arguments.table_stride + 3, launch.table_stride);
     launch.table_head_stride = arguments.table_head_stride;
+    launch.table_second = arguments.table_second;
     launch.reverse = arguments.reverse;
     launch.product_rounding = arguments.product_rounding;
   }

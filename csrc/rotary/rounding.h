@@ -27,19 +27,27 @@ POSEMBED_INLINE core::Compute<T> rounded(core::Compute<T> value) {
   return core::load(kept);
 }
 
+/// What turns a pair: cosine and sine for each of its two components. They differ only in tables
+/// that have a value for each component.
+template <typename C>
+struct PairAngle {
+  C cosine[2], sine[2];
+};
+
 template <ProductRounding rounding, typename T>
-POSEMBED_INLINE void rotate_in_steps(T x_in, T y_in, core::Compute<T> cosine, core::Compute<T> sine,
+POSEMBED_INLINE void rotate_in_steps(T x_in, T y_in, const PairAngle<core::Compute<T>>& angle,
                                      T* first, T* second) {
   const core::Compute<T> x = core::load(x_in), y = core::load(y_in);
+  const auto& [cosine, sine] = angle;
   if constexpr (rounding == ProductRounding::fused) {
-    core::store(core::fma(x, cosine, -(y * sine)), first);
-    core::store(core::fma(x, sine, y * cosine), second);
+    core::store(core::fma(x, cosine[0], -(y * sine[0])), first);
+    core::store(core::fma(x, sine[1], y * cosine[1]), second);
   } else if constexpr (rounding == ProductRounding::to_data_type) {
-    core::store(rounded<T>(x * cosine) - rounded<T>(y * sine), first);
-    core::store(rounded<T>(y * cosine) + rounded<T>(x * sine), second);
+    core::store(rounded<T>(x * cosine[0]) - rounded<T>(y * sine[0]), first);
+    core::store(rounded<T>(y * cosine[1]) + rounded<T>(x * sine[1]), second);
   } else {
-    core::store(x * cosine - y * sine, first);
-    core::store(y * cosine + x * sine, second);
+    core::store(x * cosine[0] - y * sine[0], first);
+    core::store(y * cosine[1] + x * sine[1], second);
   }
 }
 

@@ -8,11 +8,13 @@
 namespace posembed::rotary::POSEMBED_ISA {
 namespace {
 
-/// A token's indices, and whether it is rotated at all.
+/// A token's indices, whether it is rotated at all, and whether by tables with different values for
+/// the two components of a pair.
 struct Token {
   int64_t batch;
   int64_t seq;
   bool rotated;
+  bool apart = false;
 };
 
 /// Numbers tokens 0 to batch * seq - 1 in memory order, because other orders are slow: in [seq,

@@ -21,19 +21,25 @@ void round_row(int64_t count, Compute<T>* row) {
 }
 
 /// Rotates pairs as rotary::rotate_in_steps() does, where members are `step` apart and pairs
-/// `next` apart. Cosines and sines are in the order of pairs.
+/// `next` apart; ProductRounding::fused: as without given roundings.
 template <rotary::ProductRounding rounding, typename T>
-POSEMBED_IN_STEPS void rotate_row_in_steps(const Compute<T>* cosines, const Compute<T>* sines,
+POSEMBED_IN_STEPS void rotate_row_in_steps(const kernel::ApartAngles<Compute<T>>& angles,
                                            int64_t pairs, int64_t step, int64_t next,
                                            Compute<T>* row) {
-  constexpr bool rounds = rounding == rotary::ProductRounding::to_data_type;
+  using rotary::ProductRounding;
   const auto product = [](Compute<T> a, Compute<T> b) {
-    return rounds ? rotary::rounded<T>(a * b) : a * b;
+    return rounding == ProductRounding::to_data_type ? rotary::rounded<T>(a * b) : a * b;
   };
+  const auto& [cosine, sine] = angles;
   for (int64_t i = 0; i < pairs; ++i) {
     const Compute<T> x = row[i * next], y = row[i * next + step];
-    row[i * next] = product(x, cosines[i]) - product(y, sines[i]);
-    row[i * next + step] = product(y, cosines[i]) + product(x, sines[i]);
+    if constexpr (rounding == ProductRounding::fused) {
+      row[i * next] = core::fma(x, cosine[0][i], -(y * sine[0][i]));
+      row[i * next + step] = core::fma(y, cosine[1][i], x * sine[1][i]);
+    } else {
+      row[i * next] = product(x, cosine[0][i]) - product(y, sine[0][i]);
+      row[i * next + step] = product(y, cosine[1][i]) + product(x, sine[1][i]);
+    }
   }
 }
 
@@ -60,13 +66,9 @@ class General {
   /// Computes the angles of a token.
   void begin(Token* token) {
     token->rotated = kernel::begin_token<C>(rotation_, turns_, *token, &angles_);
-    if (arguments_.row_rounding == RowRounding::once) return;
-    for (int64_t slot = 0; slot < kernel::padded(rotation_.pairs); ++slot) {
-      const int64_t pair = kernel::pair_of_slot<C, interleaved>(slot);
-      if (pair >= rotation_.pairs) continue;
-      cosines_[pair] = angles_.cosine[slot];
-      sines_[pair] = angles_.sine[slot];
-    }
+    token->apart = kernel::turns_apart(rotation_, *token);
+    const bool in_steps = token->apart || arguments_.row_rounding != RowRounding::once;
+    if (in_steps) apart_.read(rotation_, *token);
   }
 
   /// Writes the query's (r = 0) or key's heads of the token to out(head), then calls done(head).
@@ -84,7 +86,7 @@ class General {
         keep_rstd(moments.rstd, r, (token.batch * rotation_.seq + token.seq) * view.heads + head);
       }
       norm(in, moments, r, arguments_.all_heads ? head * dim_ : 0);
-      if (token.rotated) rotate();
+      if (token.rotated) rotate(token.apart);
       store(out(head));
       done(head);
     }
@@ -162,18 +164,22 @@ class General {
     if (rounding != RowRounding::once) round_row<T>(dim_, row_);
   }
 
-  void rotate() {
+  void rotate(bool apart) {
     C* window = row_ + rotation_.start;
     const int64_t pairs = rotation_.pairs;
-    if (arguments_.row_rounding == RowRounding::once) {
+    const bool once = arguments_.row_rounding == RowRounding::once;
+    if (once && !apart) {
       rotate_(window, window, 1, 0, 0, angles_, pairs, kernel::no_margins);
       return;
     }
     using rotary::ProductRounding;
-    const auto rotate = rotation_.product_rounding == ProductRounding::to_data_type
-                            ? rotate_row_in_steps<ProductRounding::to_data_type, T>
-                            : rotate_row_in_steps<ProductRounding::none, T>;
-    rotate(cosines_, sines_, pairs, interleaved ? 1 : pairs, interleaved ? 2 : 1, window);
+    auto rotate = rotate_row_in_steps<ProductRounding::none, T>;
+    if (once) {
+      rotate = rotate_row_in_steps<ProductRounding::fused, T>;
+    } else if (rotation_.product_rounding == ProductRounding::to_data_type) {
+      rotate = rotate_row_in_steps<ProductRounding::to_data_type, T>;
+    }
+    rotate(apart_, pairs, interleaved ? 1 : pairs, interleaved ? 2 : 1, window);
   }
 
   void store(T* out) {
@@ -193,7 +199,7 @@ class General {
   kernel::RotateGroup<C> rotate_;
   Turns<C> turns_;
   Angles<C> angles_;
-  C cosines_[rotary::max_pairs], sines_[rotary::max_pairs];
+  kernel::ApartAngles<C> apart_;    // read if pairs are rotated in steps
   Numbers weights_[2], biases_[2];  // nullptr: none
   alignas(64) Row<C> row_;          // in memory order
   alignas(64) Row<C> ordered_;      // in block order

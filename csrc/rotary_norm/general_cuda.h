@@ -171,18 +171,33 @@ class RowNorm {
   const GeneralNorms<C>& norms_;
 };
 
-/// Rotates pairs whose products and sums are rounded to T or, like the sums alone, not before they
-/// are stored.
-template <typename T, int size, bool interleaved>
-__device__ void rotate_in_steps(const rotary::Angles<Compute<T>, size>& angles, bool rounds,
+/// How a rotation by tables rounds. fused: as one without tables; none: before results are stored.
+__device__ inline rotary::ProductRounding rounding_of(RowRounding rows,
+                                                      rotary::ProductRounding products) {
+  using rotary::ProductRounding;
+  if (rows == RowRounding::once) return ProductRounding::fused;
+  return products == ProductRounding::to_data_type ? products : ProductRounding::none;
+}
+
+/// Rotates the pairs that a thread owns by angle(pair).
+template <typename T, int size, bool interleaved, typename Angle>
+__device__ void rotate_in_steps(const rotary::PackColumns<size, interleaved>& columns,
+                                rotary::ProductRounding rounding, const Angle& angle,
                                 rotary::Pairs<Compute<T>, size, interleaved>* owned) {
   using C = Compute<T>;
+  const bool rounds = rounding == rotary::ProductRounding::to_data_type;
   const auto product = [rounds](C a, C b) { return rounds ? rotary::rounded<T>(a * b) : a * b; };
 #pragma unroll
   for (int i = 0; i < size; ++i) {
-    const C x = owned->a(i), y = owned->b(i), cosine = angles.cosine[i], sine = angles.sine[i];
-    owned->a(i) = product(x, cosine) - product(y, sine);
-    owned->b(i) = product(y, cosine) + product(x, sine);
+    const C x = owned->a(i), y = owned->b(i);
+    const auto [cosine, sine] = angle(i, columns.pair(i));
+    if (rounding == rotary::ProductRounding::fused) {
+      owned->a(i) = core::fma(x, cosine[0], -(y * sine[0]));
+      owned->b(i) = core::fma(y, cosine[1], x * sine[1]);
+    } else {
+      owned->a(i) = product(x, cosine[0]) - product(y, sine[0]);
+      owned->b(i) = product(y, cosine[1]) + product(x, sine[1]);
+    }
   }
 }
 
@@ -193,7 +208,7 @@ __device__ bool begin_any_token(const rotary::TableLaunch<T, capacity>& launch, 
   if (launch.cosines == nullptr) return begin_token(launch, token, sines, cosines);
   __syncthreads();  // until the previous token's angles have been read
   for (int pair = threadIdx.x; pair < launch.pairs; pair += blockDim.x) {
-    read_table(launch, token, /*head=*/0, pair, sines + pair, cosines + pair);
+    read_table(launch, token, pair, sines + pair, cosines + pair);
   }
   __syncthreads();
   return true;
@@ -206,6 +221,7 @@ __device__ void norm_tokens(const rotary::TableLaunch<T, capacity>& launch,
   using C = Compute<T>;
   using Owned = rotary::Pairs<C, size, interleaved>;
   __shared__ C sines[capacity], cosines[capacity];
+  if (threadIdx.x == 0) rotary::apart_token() = -1;  // visible after begin_any_token()
   core::wait_for_previous_kernel();
   const HeadThreads threads(launch.threads_per_head);
   const rotary::PackColumns<size, interleaved> columns(threads.index, launch.pairs);
@@ -221,6 +237,23 @@ __device__ void norm_tokens(const rotary::TableLaunch<T, capacity>& launch,
     const bool rotated = begin_any_token(launch, token, sines, cosines) && has_window;
     const auto angles =
         has_window ? rotary::angles_of<C>(columns, sines, cosines) : rotary::Angles<C, size>{};
+    const bool apart = rotary::apart_token() == number;
+    const auto rotate = [&](Owned* owned) {
+      const auto rounding = rounding_of(norms.row_rounding, launch.product_rounding);
+      if (apart) {
+        rotate_in_steps<T>(
+            columns, rounding,
+            [&](int, int pair) { return table_angle(launch, token, /*head=*/0, pair); }, owned);
+      } else if (rounding == rotary::ProductRounding::fused) {
+        owned->rotate(angles);
+      } else {
+        const auto angle = [&](int i, int) {
+          const C cosine = angles.cosine[i], sine = angles.sine[i];
+          return rotary::PairAngle<C>{{cosine, cosine}, {sine, sine}};
+        };
+        rotate_in_steps<T>(columns, rounding, angle, owned);
+      }
+    };
     const auto writer = make_writer(token);
     const auto is_active = [&](int head, int last) {
       return threads.group < launch.heads_per_pass && head < last;
@@ -292,11 +325,7 @@ __device__ void norm_tokens(const rotary::TableLaunch<T, capacity>& launch,
       if (has_window) {
         norm.apply(of_head, r, parameters + start + columns.first, &owned.first);
         norm.apply(of_head, r, parameters + start + columns.second, &owned.second);
-        if (rotated && norms.row_rounding == RowRounding::once) owned.rotate(angles);
-        if (rotated && norms.row_rounding != RowRounding::once) {
-          const bool rounds = launch.product_rounding == rotary::ProductRounding::to_data_type;
-          rotate_in_steps<T>(angles, rounds, &owned);
-        }
+        if (rotated) rotate(&owned);
         write(owned.first, start + columns.first);
         write(owned.second, start + columns.second);
       }

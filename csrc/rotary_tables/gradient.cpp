@@ -49,44 +49,49 @@ Pairs pairs_in(const Tensor& tensor, const RotaryTables& tables, at::ScalarType 
   return {part(0, pairs, 1), part(pairs, 2 * pairs, 1)};
 }
 
-/// Cosine and sine gradients [batch, seq, pairs], summed over heads, or [batch, seq, heads, pairs]
-/// of tables that have heads.
-Pairs table_gradients(const Tensor& gradient, const Tensor& input, const TableRotation& rotation) {
+/// Brings terms of the two components of each pair, [batch, seq, heads, pairs], to the width of a
+/// table: their sum if the components share a value.
+Tensor in_width_of(const RotaryTables& tables, const Tensor& first, const Tensor& second) {
+  if (tables.half_width() || tables.cos().is_complex()) return first + second;
+  if (tables.interleaved()) return at::stack({first, second}, -1).flatten(-2);
+  return at::cat({first, second}, -1);
+}
+
+/// Sums a gradient [batch, seq, heads, width] to the shape of a table.
+Tensor in_shape_of(const Tensor& table, const RotaryTables& tables, const Tensor& gradient) {
+  if (has_heads(tables)) {
+    const Tensor sum = table.sym_size(2) == 1 ? gradient.sum(2, /*keepdim=*/true) : gradient;
+    return table.sym_size(0) == 1 ? sum.sum(0, /*keepdim=*/true) : sum;
+  }
+  const Tensor sum = gradient.sum(2);
+  if (table.dim() == 2) return sum.sum(0);
+  return table.sym_size(0) == 1 ? sum.sum(0, /*keepdim=*/true) : sum;
+}
+
+/// Gradients of cosines and sines.
+struct TableGradients {
+  Tensor cosine, sine;
+};
+
+TableGradients table_gradients(const Tensor& gradient, const Tensor& input,
+                               const TableRotation& rotation) {
+  const RotaryTables& tables = rotation.tables;
   const at::ScalarType type =
       at::promote_types(at::kFloat, at::promote_types(gradient.scalar_type(), input.scalar_type()));
-  const Pairs g = pairs_in(gradient, rotation.tables, type),
-              x = pairs_in(input, rotation.tables, type);
-  const auto over_heads = [&](const Tensor& each) {
-    return has_heads(rotation.tables) ? each : each.sum(2);
-  };
-  const Tensor cosine = over_heads(g.first * x.first + g.second * x.second);
-  const Tensor sine = over_heads(g.second * x.first - g.first * x.second);
-  return {cosine, rotation.transpose ? sine.neg() : sine};
+  const Pairs g = pairs_in(gradient, tables, type), x = pairs_in(input, tables, type);
+  const Tensor cosine = in_width_of(tables, g.first * x.first, g.second * x.second);
+  const Tensor along = g.first * x.second, against = g.second * x.first;
+  const Tensor sine = rotation.transpose ? in_width_of(tables, -against, along)
+                                         : in_width_of(tables, -along, against);
+  return {in_shape_of(tables.cos(), tables, cosine), in_shape_of(tables.cos(), tables, sine)};
 }
 
-/// Brings a gradient [batch, seq, pairs] into the shape of a table, whose repeated columns are not
-/// read and get gradient 0.
-Tensor in_shape_of(const Tensor& table, const RotaryTables& tables, const Tensor& gradient) {
-  Tensor result = gradient;
-  if (table.dim() == 2) {
-    result = result.sum(0);
-  } else if (table.sym_size(0) == 1) {
-    result = result.sum(0, /*keepdim=*/true);
+/// The same in the tables' dtype; complex tables have one gradient.
+std::pair<Tensor, Tensor> gradients_of_tables(const TableGradients& sums, const Tensor& cos) {
+  if (cos.is_complex()) {
+    return {at::complex(sums.cosine, sums.sine).to(cos.scalar_type()), Tensor()};
   }
-  if (has_heads(tables) && table.sym_size(2) == 1) result = result.sum(2, /*keepdim=*/true);
-  if (tables.half_width() || table.is_complex()) return result;
-  const Tensor rest = at::zeros_like(result);
-  if (tables.interleaved()) return at::stack({result, rest}, -1).flatten(-2);
-  return at::cat({result, rest}, -1);
-}
-
-/// Gradients of cos and sin.
-std::pair<Tensor, Tensor> gradients_of_tables(const Pairs& sums, const RotaryTables& tables) {
-  const Tensor& cos = tables.cos();
-  const Tensor cosine = in_shape_of(cos, tables, sums.first);
-  const Tensor sine = in_shape_of(cos, tables, sums.second);
-  if (cos.is_complex()) return {at::complex(cosine, sine).to(cos.scalar_type()), Tensor()};
-  return {cosine.to(cos.scalar_type()), sine.to(cos.scalar_type())};
+  return {sums.cosine.to(cos.scalar_type()), sums.sine.to(cos.scalar_type())};
 }
 
 // -------------------------------------------------------------------------------------------- node
@@ -110,15 +115,17 @@ class RotaryTablesBackward : public dispatcher::OperatorNode<RotaryTablesBackwar
     variable_list result(count + 2);
     if (needs(count) || needs(count + 1)) {
       const SavedVariable* const rotated[] = {&query, &key};
-      Pairs sums;
+      TableGradients sums;
       for (size_t i = 0; i < count; ++i) {
         if (!gradients[i].defined()) continue;
-        const Pairs own = table_gradients(gradients[i], *dispatcher::unpack(*rotated[i]), rotation);
-        sums = {dispatcher::accumulate(sums.first, own.first),
-                dispatcher::accumulate(sums.second, own.second)};
+        const TableGradients own =
+            table_gradients(gradients[i], *dispatcher::unpack(*rotated[i]), rotation);
+        sums = {dispatcher::accumulate(sums.cosine, own.cosine),
+                dispatcher::accumulate(sums.sine, own.sine)};
       }
-      if (sums.first.defined()) {
-        std::tie(result[count], result[count + 1]) = gradients_of_tables(sums, rotation.tables);
+      if (sums.cosine.defined()) {
+        std::tie(result[count], result[count + 1]) =
+            gradients_of_tables(sums, rotation.tables.cos());
       }
     }
     rotate_back(gradients, transposed(rotation), &result);

@@ -246,11 +246,14 @@ void set_tables(const RotaryTables& tables, rotary::Arguments* call) {
   call->sines = tables.sin()->const_data_ptr();
   call->table_scalar = dispatcher::scalar_of(cos);
   const bool by_batch = cos.dim() > 2 && cos.size(0) > 1;
-  const bool repeats = tables.interleaved() && !tables.half_width();
+  const int64_t step = cos.stride(-1);
   call->table_stride[0] = by_batch ? cos.stride(0) : 0;
   call->table_stride[1] = has_heads(tables) ? cos.stride(1) : cos.stride(-2);
   if (has_heads(tables) && cos.size(2) > 1) call->table_head_stride = cos.stride(2);
-  call->table_stride[2] = repeats ? 2 * cos.stride(-1) : cos.stride(-1);
+  call->table_stride[2] = step;
+  if (tables.half_width()) return;
+  if (tables.interleaved()) call->table_stride[2] = 2 * step;
+  call->table_second = tables.interleaved() ? step : call->pairs * step;
 }
 
 TORCH_LIBRARY_FRAGMENT(posembed, m) {

@@ -80,6 +80,29 @@ def of_tokens(table: Tensor, layout: str, by_head: bool = False) -> Tensor:
     return table.unsqueeze(-2)
 
 
+def components(x: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """First and second components of the pairs in the last dimension."""
+    if interleaved:
+        return x[..., 0::2], x[..., 1::2]
+    first, second = x.chunk(2, -1)
+    return first, second
+
+
+def joined(first: Tensor, second: Tensor, interleaved: bool) -> Tensor:
+    """The reverse of :func:`components`."""
+    if interleaved:
+        return torch.stack((first, second), -1).flatten(-2)
+    return torch.cat((first, second), -1)
+
+
+def placed(window: Tensor, x: Tensor, start: int) -> Tensor:
+    """``x`` with other components from ``start`` on."""
+    end = start + window.shape[-1]
+    if end - start == x.shape[-1]:
+        return window
+    return torch.cat([x[..., :start], window, x[..., end:]], -1)
+
+
 def turn(
     x: Tensor,
     cosines: Tensor,
@@ -102,16 +125,9 @@ def turn(
         return torch.cat(
             [x[..., :start], *(t.to(x.dtype) for t in turned), x[..., start + dim :]], -1
         )
-    if interleaved:
-        first, second = window[..., 0::2], window[..., 1::2]
-    else:
-        first, second = window.chunk(2, -1)
+    first, second = components(window, interleaved)
     halves = (first * cosines - second * sines, second * cosines + first * sines)
-    rotated = torch.stack(halves, -1).flatten(-2) if interleaved else torch.cat(halves, -1)
-    rotated = rotated.to(x.dtype)
-    if dim == x.shape[-1]:
-        return rotated
-    return torch.cat([x[..., :start], rotated, x[..., start + dim :]], -1)
+    return placed(joined(*halves, interleaved).to(x.dtype), x, start)
 
 
 def windows_of(numbers: dict[str, Any]) -> list[int]:

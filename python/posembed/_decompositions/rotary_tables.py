@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posembed._decompositions.rotary import of_tokens, turn
+from posembed._decompositions.rotary import components, joined, of_tokens, placed, turn
 from posembed._decompositions.shared import wide
 
 
@@ -25,15 +25,20 @@ def rotary_tables(
     if sin is None:  # complex
         cos, sin = torch.view_as_real(cos).unbind(-1)
         half_width = True
-    pairs = cos.shape[-1] if half_width else cos.shape[-1] // 2
-    if not half_width:
-        halves = slice(0, None, 2) if interleaved else slice(0, pairs)
-        cos, sin = cos[..., halves], sin[..., halves]
     dtype = wide(query.dtype)
     by_head = cos.dim() == 4
     cosines, sines = (of_tokens(table.to(dtype), layout, by_head) for table in (cos, sin))
-    sines = -sines if transpose else sines
-    return turn(query, cosines, sines, start, 2 * pairs, interleaved)
+    if half_width:
+        sines = -sines if transpose else sines
+        return turn(query, cosines, sines, start, 2 * cos.shape[-1], interleaved)
+    window = query[..., start : start + cos.shape[-1]].to(dtype)
+    (x, y), (cos_x, cos_y), (sin_x, sin_y) = (
+        components(whole, interleaved) for whole in (window, cosines, sines)
+    )
+    if transpose:
+        sin_x, sin_y = -sin_y, -sin_x
+    rotated = joined(x * cos_x - y * sin_x, y * cos_y + x * sin_y, interleaved)
+    return placed(rotated.to(query.dtype), query, start)
 
 
 def rotary_tables_pair(query: Tensor, key: Tensor, *given: Any) -> tuple[Tensor, Tensor]:

@@ -343,18 +343,41 @@ inline double kept(Scalar scalar, double value) {
   return element(&memory, scalar, 0);
 }
 
+/// What tables have for each pair: one value; two equal ones, and every third token two others; or
+/// the same where only the sines are others.
+enum class Columns { half, whole, whole_sines };
+
 /// Tables of cosines and sines that are not those of any angle.
 struct Tables {
   std::vector<float> cosines, sines;
   std::vector<core::BFloat16> narrow_cosines, narrow_sines;  // the same numbers, if `narrow`
+  int64_t width, step, second;  // columns; from pair to pair; from a pair's value to the other
 
-  explicit Tables(const Problem& problem, bool narrow = false)
-      : cosines(static_cast<size_t>(problem.batch * problem.seq * problem.pairs)), sines(cosines) {
-    for (size_t i = 0; i < cosines.size(); ++i) {
-      cosines[i] = std::sin(static_cast<float>(3 * i + 1));
-      sines[i] = std::sin(static_cast<float>(7 * i + 2));
-    }
+  explicit Tables(const Problem& problem, bool narrow = false, Columns columns = Columns::half)
+      : width(problem.pairs * (columns == Columns::half ? 1 : 2)),
+        step(columns != Columns::half && problem.interleaved ? 2 : 1),
+        second(columns == Columns::half ? 0
+               : problem.interleaved    ? 1
+                                        : problem.pairs) {
+    cosines.resize(static_cast<size_t>(problem.batch * problem.seq * width));
+    sines = cosines;
+    for (int64_t token = 0; token < problem.batch * problem.seq; ++token)
+      for (int64_t i = 0; i < problem.pairs; ++i) {
+        const int64_t number = token * problem.pairs + i, at = place(token, i);
+        const bool apart = token % 3 == 1 && i % 5 == 2;
+        const bool apart_cosine = apart && columns == Columns::whole;
+        set(at, number, number);
+        set(at + second, number + (apart_cosine ? 100 : 0), number + (apart ? 100 : 0));
+      }
     if (narrow) narrow_cosines = narrowed(&cosines), narrow_sines = narrowed(&sines);
+  }
+
+  /// The place of a pair's first value.
+  int64_t place(int64_t token, int64_t pair) const { return token * width + pair * step; }
+
+  void set(int64_t at, int64_t cosine, int64_t sine) {
+    cosines[static_cast<size_t>(at)] = std::sin(static_cast<float>(3 * cosine + 1));
+    sines[static_cast<size_t>(at)] = std::sin(static_cast<float>(7 * sine + 2));
   }
 
   /// Rounds the numbers to bfloat16 and returns them.
@@ -373,18 +396,20 @@ struct Tables {
     arguments->cosines = narrow ? static_cast<const void*>(narrow_cosines.data()) : cosines.data();
     arguments->sines = narrow ? static_cast<const void*>(narrow_sines.data()) : sines.data();
     arguments->table_scalar = narrow ? Scalar::bfloat16 : Scalar::float32;
-    arguments->table_stride[0] = arguments->seq * arguments->pairs;
-    arguments->table_stride[1] = arguments->pairs;
+    arguments->table_stride[0] = arguments->seq * width;
+    arguments->table_stride[1] = width;
+    arguments->table_stride[2] = step;
+    arguments->table_second = second;
     arguments->product_rounding = rounding;
   }
 };
 
 /// Rotates by tables and compares every bit with the same steps in plain code.
 inline void check_in_steps(const Variant& variant, const Problem& problem, ProductRounding rounding,
-                           bool narrow = false) {
+                           bool narrow = false, Columns columns = Columns::half) {
   Call call(problem);
   const int64_t tokens = problem.batch * problem.seq;
-  const Tables tables(problem, narrow);
+  const Tables tables(problem, narrow, columns);
   tables.apply(rounding, &call.arguments);
   const std::vector<char> before[2] = {call.input(0), call.input(1)};
   variant.rotate(call.arguments, 0, tokens);
@@ -403,12 +428,14 @@ inline void check_in_steps(const Variant& variant, const Problem& problem, Produ
           const int64_t row = call.row_offset(r, token / problem.seq, token % problem.seq, h);
           const int64_t first = row + problem.start + (problem.interleaved ? 2 * i : i);
           const int64_t second = problem.interleaved ? first + 1 : first + problem.pairs;
-          const double c = tables.cosines[static_cast<size_t>(token * problem.pairs + i)];
-          const double s = tables.sines[static_cast<size_t>(token * problem.pairs + i)];
+          const auto at = static_cast<size_t>(tables.place(token, i));
+          const size_t other = at + static_cast<size_t>(tables.second);
+          double sines[] = {tables.sines[at], tables.sines[other]};
+          if (problem.reverse) std::swap(sines[0] = -sines[0], sines[1] = -sines[1]);
           const double x = element(before[r].data(), scalar, first);
           const double y = element(before[r].data(), scalar, second);
-          const double difference = sum_of(x, c, -y, s);
-          const double sum = sum_of(x, s, y, c);
+          const double difference = sum_of(x, tables.cosines[at], -y, sines[0]);
+          const double sum = sum_of(x, sines[1], y, tables.cosines[other]);
           ASSERT_EQ(element(call.output(r).data(), scalar, first), kept(scalar, difference))
               << variant.name << " " << problem.text();
           ASSERT_EQ(element(call.output(r).data(), scalar, second), kept(scalar, sum))

@@ -204,8 +204,11 @@ TEST(RotaryGpuSource, TurnsByTablesInSteps) {
       problem.head_dim = 2 * problem.pairs + 16;
       for (const ProductRounding rounding :
            {ProductRounding::none, ProductRounding::to_data_type, ProductRounding::fused}) {
-        ASSERT_NO_FATAL_FAILURE(check_in_steps(source, problem, rounding));
-        ASSERT_NO_FATAL_FAILURE(check_in_steps(source, problem, rounding, /*narrow=*/true));
+        for (const Columns columns : {Columns::half, Columns::whole, Columns::whole_sines}) {
+          problem.reverse = columns == Columns::whole;
+          ASSERT_NO_FATAL_FAILURE(check_in_steps(source, problem, rounding, false, columns));
+          ASSERT_NO_FATAL_FAILURE(check_in_steps(source, problem, rounding, true, columns));
+        }
       }
     }
   }

@@ -107,7 +107,10 @@ TEST(RotaryKernel, TurnsByTablesInSteps) {
       problem.start = 8;
       problem.head_dim = 2 * problem.pairs + 16;
       for (const Variant& variant : variants()) {
-        ASSERT_NO_FATAL_FAILURE(check_in_steps(variant, problem, rounding));
+        for (const Columns columns : {Columns::half, Columns::whole, Columns::whole_sines}) {
+          problem.reverse = columns == Columns::whole;
+          ASSERT_NO_FATAL_FAILURE(check_in_steps(variant, problem, rounding, false, columns));
+        }
       }
     }
   }

@@ -152,20 +152,39 @@ class Call {
   std::vector<char> weight_[2], bias_[2], rstd_[2];
 };
 
-/// Cosines and sines of the pairs of every token.
+/// Cosines and sines of the pairs of every token or, if `apart`, for every other token of the
+/// components of the pairs.
 struct Tables {
-  explicit Tables(const Problem& problem) {
-    for (int64_t i = 0; i < problem.batch * problem.seq * problem.pairs; ++i) {
-      cosines.push_back(static_cast<float>(std::cos(0.37 * double(i))));
-      sines.push_back(static_cast<float>(std::sin(0.37 * double(i))));
-    }
+  Tables(const Problem& problem, bool apart)
+      : width(problem.pairs * (apart ? 2 : 1)),
+        step(apart && problem.interleaved ? 2 : 1),
+        second(!apart                ? 0
+               : problem.interleaved ? 1
+                                     : problem.pairs) {
+    cosines.resize(static_cast<size_t>(problem.batch * problem.seq * width));
+    sines = cosines;
+    for (int64_t token = 0; token < problem.batch * problem.seq; ++token)
+      for (int64_t i = 0; i < problem.pairs; ++i) {
+        const double number = double(token * problem.pairs + i), more = token % 2 == 1 ? 0.1 : 0.0;
+        set(place(token, i), 0.37 * number);
+        set(place(token, i) + second, 0.37 * number + (apart ? more : 0.0));
+      }
+  }
+
+  int64_t place(int64_t token, int64_t pair) const { return token * width + pair * step; }
+
+  void set(int64_t at, double angle) {
+    cosines[static_cast<size_t>(at)] = static_cast<float>(std::cos(angle));
+    sines[static_cast<size_t>(at)] = static_cast<float>(std::sin(angle));
   }
 
   void give_to(const Problem& problem, rotary::Arguments* arguments) const {
     arguments->cosines = cosines.data();
     arguments->sines = sines.data();
-    arguments->table_stride[0] = problem.seq * problem.pairs;
-    arguments->table_stride[1] = problem.pairs;
+    arguments->table_stride[0] = problem.seq * width;
+    arguments->table_stride[1] = width;
+    arguments->table_stride[2] = step;
+    arguments->table_second = second;
     arguments->reverse = false;
   }
 
@@ -173,14 +192,16 @@ struct Tables {
     for (int64_t i = 0; i < problem.pairs; ++i) {
       double* const first = row + problem.start + (problem.interleaved ? 2 * i : i);
       double* const second = problem.interleaved ? first + 1 : first + problem.pairs;
-      const auto at = static_cast<size_t>(token * problem.pairs + i);
+      const auto at = static_cast<size_t>(place(token, i));
+      const size_t other = at + static_cast<size_t>(this->second);
       const double x = *first, y = *second;
       *first = x * cosines[at] - y * sines[at];
-      *second = y * cosines[at] + x * sines[at];
+      *second = y * cosines[other] + x * sines[other];
     }
   }
 
   std::vector<float> cosines, sines;
+  int64_t width, step, second;  // columns; from pair to pair; from a pair's value to the other
 };
 
 void check_forward(const Problem& problem) {
@@ -202,7 +223,7 @@ void check_forward(const Problem& problem) {
 
 /// Checks LayerNorm, norms over all heads and rotations by tables.
 void check_general(const Problem& problem, bool centred, bool all_heads, bool by_tables) {
-  const Tables tables(problem);
+  const Tables tables(problem, /*apart=*/centred);
   for (const Variant& variant : variants()) {
     Call call(problem);
     if (centred) call.centre();

@@ -335,8 +335,8 @@ def test_calls_since_the_patch() -> None:
     assert [(each.kernel, each.own) for each in report.calls()] == [(4, 0)]
     assert [(each.kernel, each.own) for each in again.calls()] == [(2, 0)]
     attention = sys.modules[type(model.model.layers[0].self_attn).__module__]
-    tables = torch.rand(2, 1, 3, 8)  # halves that differ
-    attention.apply_rotary_pos_emb(tables, tables, tables[:, 0], tables[:, 0])
+    x, tables = torch.rand(2, 1, 3, 8), torch.rand(2, 3, 8)
+    attention.apply_rotary_pos_emb(x, x, tables, tables.half())  # tables of several dtypes
     assert [(each.function, each.kernel, each.own) for each in again.calls()] == [
         ("apply_rotary_pos_emb", 2, 1)
     ]
@@ -353,7 +353,7 @@ def test_rotated_values(value: bool) -> None:
 
 
 def test_axes_that_turn_components_of_a_pair_apart() -> None:
-    """HunYuan-VL's tables have equal halves for text, and others for pictures of the same length."""
+    """HunYuan-VL's tables have equal halves for text, and others for pictures."""
     from transformers.models.hunyuan_vl import HunYuanVLTextConfig, HunYuanVLTextModel
 
     torch.manual_seed(11)
@@ -367,10 +367,11 @@ def test_axes_that_turn_components_of_a_pair_apart() -> None:
             unpatch(model)
             calls = [{}, {"position_ids": steps.cumsum(-1)}]
             expected = [model(ids(), **given).last_hidden_state for given in calls]
-            (row,) = patch(model, numerics=numerics).left
-            assert row.action == "its tables turn the two components of a pair by different angles"
+            report = patch(model, numerics=numerics)
             found = [model(ids(), **given).last_hidden_state for given in calls]
             assert all(map(torch.equal, found, expected))
+            assert [(each.kernel, each.own) for each in report.calls()] == [(4, 0)]
+    assert "tables of HunYuanVLRotaryEmbedding stay" in report.patched[0].action
 
 
 @pytest.mark.parametrize("call", [patch, unpatch])
@@ -393,19 +394,14 @@ def test_the_function_alone(dim: int, dtype: torch.dtype) -> None:
     assert all(map(torch.equal, found, theirs(q, k, cos, sin, dim)))
 
 
-def test_the_function_alone_refuses_halves_that_differ() -> None:
-    """It reads the first half: tables of two axes, as HunYuan-VL's, would rotate otherwise."""
-    q = torch.randn(1, 2, 3, 8)
-    halves, apart = torch.rand(1, 3, 4).repeat(1, 1, 2), torch.rand(1, 3, 8)
-    apply_rotary_pos_emb(q, q, halves, halves)
-    for name, tables in {"cos": (apart, halves), "sin": (halves, apart)}.items():
-        with pytest.raises(ValueError, match=f"{name}: expected a second half equal to the first"):
-            apply_rotary_pos_emb(q, q, *tables)
-    halves[..., 4:] += 1  # the same tensor as before
-    with pytest.raises(ValueError, match="cos: expected"):
-        apply_rotary_pos_emb(q, q, halves, halves)
-    with torch.inference_mode(), pytest.raises(ValueError, match="cos: expected"):
-        apply_rotary_pos_emb(q, q, apart.clone(), apart.clone())
-    mapped = torch.vmap(apply_rotary_pos_emb)
-    tables = torch.rand(2, 1, 3, 4).repeat(1, 1, 1, 2)
-    assert mapped(q[None].repeat(2, 1, 1, 1, 1), q[None].repeat(2, 1, 1, 1, 1), tables, tables)
+def test_the_function_alone_by_tables_with_different_halves() -> None:
+    """As those of HunYuan-VL."""
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as theirs
+
+    given = torch.randn(2, 2, 3, 8), torch.randn(2, 4, 3, 8), *torch.randn(2, 2, 3, 8)
+    assert all(map(torch.equal, apply_rotary_pos_emb(*given), theirs(*given)))
+    mapped, expected = (
+        torch.vmap(function)(*(x[None].repeat_interleave(2, 0) for x in given))
+        for function in (apply_rotary_pos_emb, theirs)
+    )
+    assert all(map(torch.equal, mapped, expected))

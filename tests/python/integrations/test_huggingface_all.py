@@ -10,9 +10,8 @@ transformers = pytest.importorskip("transformers", minversion="5.0")
 
 from support.transformers_walk import visits  # noqa: E402
 
-# Their rotations are methods, or tables of one kind turned by pairs of another.
+# Their rotations are methods, or make their tables themselves.
 LEFT = {"seamless_m4t", "vjepa2", "wav2vec2-bert", "wav2vec2-conformer"}
-LEFT |= {"hunyuan_vl", "hunyuan_vl_text"}
 PARTLY = {"edgetam_video", "neucodec", "xcodec2"}
 # Small models whose options, not their code, decide that nothing rotates.
 IDLE = {"clvp_decoder"}

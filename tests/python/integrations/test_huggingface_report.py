@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from posembed.integrations.huggingface import _rotation, patch, unpatch
-from posembed.integrations.huggingface._recognition import recognise
 from torch import Tensor, nn
 
 BATCH, HEADS, TOKENS, HEAD = 2, 3, 5, 8
@@ -189,11 +188,11 @@ def test_each_kind_of_call_is_decided_once(monkeypatch: pytest.MonkeyPatch) -> N
     model = First()
     report = patch(model)
     x, (cos, sin) = query(), tables()
-    apart = torch.rand(TOKENS + 1, HEAD)
+    row = torch.rand(1, HEAD)
     for given, options, later in [
         ((x, cos, sin), {}, []),  # the operator call is remembered
         ((x.double(), cos.double(), sin.double()), {}, []),
-        ((query(TOKENS + 1), apart, apart), {}, ["call"]),  # that there is none
+        ((query(TOKENS + 1), row, row), {}, ["call"]),  # that there is none
         ((x, cos, sin), {"adjacent": 2.5}, ["call"]),
         ((x, cos, sin.bfloat16()), {}, ["call"]),
     ]:
@@ -229,48 +228,11 @@ def test_decisions_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> N
         assert len(rotation.direct) <= 2
 
 
-def test_a_rotation_that_leaves_runs_the_function() -> None:
-    """As that of tables with axes, which another model of the family may have."""
-    rotation, given = recognise(turn, __name__), (query(), *tables())
-    assert rotation is not None
-    call, several = rotation.function(), ({}, {"adjacent": False})
-    for options in several:
-        call(*given, **options)
-    rotation.leave()
-    for options in several:
-        assert torch.equal(call(*given, **options), turn(*given, **options))
-    assert (rotation.counter.kernel, rotation.counter.own) == (2, 2)
-
-
 def test_query_key_and_value() -> None:
     model, given = Forms(), (query(), query(), query(), *tables())
     report = patch(model)
     assert all(map(torch.equal, model("three", *given), three(*given)))
     assert {each.function: each.kernel for each in report.calls()}["three"] == 1
-
-
-@pytest.mark.parametrize("which", ["cosine", "sine"])
-def test_one_table_that_does_not_repeat_values(which: str) -> None:
-    model, (cos, sin), apart = First(), tables(301), torch.rand(301, HEAD)
-    report = patch(model)
-    given = query(301), *((apart, sin) if which == "cosine" else (cos, apart))
-    if which == "sine":
-        given = query(301)[:1], *given[1:]  # another kind of call
-    assert torch.equal(model(*given), turn(*given))
-    assert [(each.kernel, each.own) for each in report.calls()] == [(0, 1)]
-
-
-@pytest.mark.parametrize("place", [(0, 0), (0, 1), (1, 0), (1, 1)])
-def test_matrices_that_are_no_rotations(place: tuple[int, int]) -> None:
-    model, theta = Forms(), torch.rand(TOKENS, HEAD // 2)
-    c, s = theta.cos(), theta.sin()
-    turned = torch.stack((c, -s, s, c), -1).unflatten(-1, (2, 2))
-    turned[..., place[0], place[1]] *= 2
-    x = torch.randn(1 + place[0], 1 + place[1], TOKENS, HEAD)  # a kind of call for each place
-    report = patch(model)
-    assert torch.equal(model("matrices", x, turned), matrices(x, turned))
-    calls = {each.function: (each.kernel, each.own) for each in report.calls()}
-    assert calls["matrices"] == (0, 1)
 
 
 CALLS = 0

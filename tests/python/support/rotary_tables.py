@@ -18,6 +18,12 @@ def halves_of(x: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
     return (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
 
 
+def rotate_half(x: Tensor, interleaved: bool) -> Tensor:
+    first, second = halves_of(x, interleaved)
+    parts = -second, first
+    return torch.stack(parts, -1).flatten(-2) if interleaved else torch.cat(parts, -1)
+
+
 def rotate(
     x: Tensor,
     cos: Tensor,
@@ -31,9 +37,9 @@ def rotate(
     **_: Any,
 ) -> Tensor:
     if sin is None:
-        cos, sin = cos.real.to(x.dtype), cos.imag.to(x.dtype)
-    elif not half_width:
-        cos, sin = halves_of(cos, interleaved)[0], halves_of(sin, interleaved)[0]
+        cos, sin, half_width = cos.real.to(x.dtype), cos.imag.to(x.dtype), True
+    if half_width:
+        cos, sin = repeated(cos, interleaved), repeated(sin, interleaved)
     if cos.dim() == 4:  # [batch or 1, seq, heads or 1, width]
         order = {"bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}.get(layout, (0, 1, 2, 3))
         cos, sin = (t.permute(order) for t in (cos, sin))
@@ -48,14 +54,13 @@ def rotate(
             cos, sin = (t.reshape(t.shape[-2:]) for t in (cos, sin))
         dim = HEADS_DIM[layout] - x.dim()
         cos, sin = cos.unsqueeze(dim), sin.unsqueeze(dim)
-    sin = -sin if transpose else sin
-    before, window, after = x.split(
-        [start, 2 * cos.shape[-1], x.shape[-1] - start - 2 * cos.shape[-1]], -1
-    )
-    first, second = halves_of(window, interleaved)
-    rotated = (first * cos - second * sin, second * cos + first * sin)
-    joined = torch.stack(rotated, -1).flatten(-2) if interleaved else torch.cat(rotated, -1)
-    return torch.cat((before, joined, after), -1)
+    width = cos.shape[-1]
+    before, window, after = x.split([start, width, x.shape[-1] - start - width], -1)
+    if transpose:
+        rotated = window * cos - rotate_half(window * sin, interleaved)
+    else:
+        rotated = window * cos + rotate_half(window, interleaved) * sin
+    return torch.cat((before, rotated, after), -1)
 
 
 def reference(query: Tensor, *tables: Tensor, **options: Any) -> Tensor:
@@ -105,11 +110,13 @@ def sample(
     by_batch: bool | None = False,
     complex_table: bool = False,
     table_heads: int | None = None,
+    apart: bool = False,
     **options: Any,
 ) -> Any:
     """Samples whose tables are [seq, width], or [batch or 1, seq, width] by ``by_batch``.
 
-    With ``table_heads``: [batch or 1, seq, heads, width].
+    With ``table_heads``: [batch or 1, seq, heads, width]. ``apart`` tables have a value of its own
+    for each component of a pair.
     """
 
     def make(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
@@ -124,7 +131,10 @@ def sample(
         if complex_table:
             return Sample((*tensors, torch.polar(torch.ones_like(angles), angles)), options)
         tables = (angles.cos().to(dtype), angles.sin().to(dtype))
-        if not options.get("half_width"):
+        if apart:
+            angles = torch.randn(*rows, seq, *by_head, 2 * pairs, device=device)
+            tables = (angles.cos().to(dtype), angles.sin().to(dtype))
+        elif not options.get("half_width"):
             tables = tuple(repeated(table, bool(options.get("interleaved"))) for table in tables)
         return Sample((*tensors, *tables), options)
 
@@ -140,7 +150,31 @@ CASES = [
         sample((3,), by_batch=True),
         reference,
         dtypes=WIDE,
-        conventional=True,  # repeated columns of tables have no gradient, but derivatives
+    ),
+    OperatorCase(
+        "rotary_tables-apart",
+        OPERATORS.rotary_tables.default,
+        sample((3,), by_batch=True, apart=True, start=1, numerics=PRODUCT),
+        reference,
+    ),
+    OperatorCase(
+        "rotary_tables_pair-apart",
+        OPERATORS.rotary_tables_pair.default,
+        sample((3, 2), apart=True, interleaved=True, layout="bshd"),
+        reference_pair,
+        dtypes=WIDE,
+    ),
+    OperatorCase(
+        "rotary_tables_pair-apart-transposed",
+        OPERATORS.rotary_tables_pair.default,
+        sample((3, 2), apart=True, transpose=True, layout="sbhd", numerics=PRODUCT),
+        reference_pair,
+    ),
+    OperatorCase(
+        "rotary_tables-apart-heads",
+        OPERATORS.rotary_tables.default,
+        sample((3,), by_batch=True, apart=True, table_heads=3, interleaved=True, numerics=PRODUCT),
+        reference,
     ),
     OperatorCase(
         "rotary_tables-half_width",
@@ -153,7 +187,6 @@ CASES = [
         OPERATORS.rotary_tables.default,
         sample((2,), by_batch=None, layout="thd", interleaved=True, numerics=PRODUCT),
         reference,
-        conventional=True,
     ),
     OperatorCase(
         "rotary_tables-complex",
@@ -186,7 +219,6 @@ CASES = [
         OPERATORS.rotary_tables.default,
         sample((2,), table_heads=2, layout="thd", interleaved=True, numerics=PRODUCT),
         reference,
-        conventional=True,
     ),
     OperatorCase(
         "rotary_tables_pair-one-head",

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from posembed.integrations.huggingface import patch, unpatch
-from posembed.integrations.huggingface._patch import APART, INLINE
+from posembed.integrations.huggingface._patch import INLINE
 from torch import Tensor, nn
 
 from support.transformers_walk import run
@@ -197,7 +197,7 @@ def reason(line: Found) -> str:
     texts = []
     for each in found:
         texts += [action for _, _, action in each.get("rows", [])]
-        texts += [INLINE] * bool(each.get("inline")) + [APART] * bool(each.get("own"))
+        texts += [INLINE] * bool(each.get("inline"))
     return "; ".join(dict.fromkeys("; ".join(texts).split("; "))) if texts else ""
 
 

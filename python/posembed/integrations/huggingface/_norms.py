@@ -116,7 +116,7 @@ def _calls(module: nn.Module) -> Iterator[tuple[Rotation, str, types.FunctionTyp
             for place, name in sorted(shadow.uses.get(function.__code__, ())) if shadow else ():
                 found.append((_shadow.SHADOWS[place].rotations.get(name), name))
             for rotation, name in found:
-                if rotation is not None and not rotation.apart:
+                if rotation is not None:
                     yield rotation, name, function
 
 

@@ -11,20 +11,18 @@ import types
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from posembed.integrations.huggingface import _embeddings, _exact, _norms, _shadow, _tables
 from posembed.integrations.huggingface._late import NORM
 from posembed.integrations.huggingface._recognition import refusal
 from posembed.integrations.huggingface._report import Counter, Report, Row
-from posembed.integrations.huggingface._rotation import Rotation, repeats, rotation_of
+from posembed.integrations.huggingface._rotation import Rotation, rotation_of
 
 BIAS = "it makes one row for each head, too little to gain anything"
 INLINE = "it rotates in the code of a method, and posembed replaces functions"
 MODEL_BITS = "one pass for its sum and norm has other bits (numerics='exact')"
 ONE_PASS = "sum and norm in one pass"
-APART = "its tables turn the two components of a pair by different angles"
 TESTED = ("5.23", "5.24")  # versions of transformers that the tests run with
 VERSIONS = "transformers {installed} (posembed is tested with {tested})"
 UNREACHED = "tables stay: they are not made by a module from positions alone"
@@ -50,10 +48,7 @@ def patch(
 
     Results are bitwise identical to those of the model's own code in eager mode. Complex products
     (Llama 4, DeepSeek-V2) may differ in the last bit, because PyTorch's depend on the memory
-    layout. Tables as wide as what they rotate must repeat each value, as those of all known models
-    do, and matrices must be rotations. This is checked for every new table on the CPU, and on a GPU
-    at the first call with each shape, and if it does not hold the model's function runs; compiled
-    code assumes that it holds.
+    layout.
 
     With ``numerics="exact"`` there are no tables: rotary modules pass positions to rotations, and
     the kernel computes exact angles from the specification in the model's configuration. Results
@@ -114,8 +109,6 @@ def patch(
     for shadow in _shadow.SHADOWS.values():
         for rotation in shadow.rotations.values():
             rotations.setdefault(id(rotation.original), rotation.placed())
-    for module in model.modules():
-        _check_axes(module)
     # The model may be running: what a class needs is there before a module becomes its instance,
     # and rotations take positions before rotary modules pass them.
     for module in parts:
@@ -240,27 +233,6 @@ def _with(value: Any, function: Any) -> Any:
     return functools.partial(function, *value.args, **value.keywords)
 
 
-def _check_axes(module: nn.Module) -> None:
-    """Leaves rotations whose tables have halves that differ where axes differ, as HunYuan-VL's do.
-
-    For text they are equal, so no first call can show it.
-    """
-    cls, sections = _shadow.original_of(type(module)), getattr(module, "mrope_section", None)
-    if cls not in _shadow.EXACT or not isinstance(sections, list | tuple):
-        return
-    try:
-        with torch.device("cpu"), torch.no_grad():
-            positions = torch.arange(4 * len(sections)).view(len(sections), 1, 4)
-            table = cls(module.config)(torch.zeros(1), positions)[0]
-    except Exception:  # another kind of module may need anything
-        return
-    for rotation in _shadow.SHADOWS[cls.__module__].rotations.values():
-        if rotation.rule.tables == "whole" and not repeats(
-            table, rotation.rule.pairs == "adjacent"
-        ):
-            rotation.leave()
-
-
 def _record_as(module: nn.Module, cls: type) -> None:
     """Registers a module's additional outputs, which transformers looks up by the class's name."""
     capturing = sys.modules.get("transformers.utils.output_capturing")
@@ -335,8 +307,6 @@ def _row(shadow: _shadow.Shadow, name: str, classes: list[type], modules: int) -
     rotation = shadow.rotations.get(name)
     action = str(rotation) if rotation else refusal(shadow.function(name))
     action = BIAS if name in shadow.biases else INLINE if name in shadow.inline else action
-    if rotation and rotation.apart:
-        rotation, action = None, APART
     names = tuple(cls.__name__ for cls in classes)
     location = _location(shadow.function(name))
     rotates = name not in shadow.biases and name not in shadow.inline

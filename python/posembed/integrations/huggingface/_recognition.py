@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from posembed.integrations.huggingface._arithmetic import compared, has_wrapper, is_arithmetic
-from posembed.integrations.huggingface._rotation import TOKENS_FIRST, Case, Rotation
-from posembed.integrations.huggingface._rule import Packing, Roles, Rule
+from posembed.integrations.huggingface._rotation import TOKENS_FIRST, Case, Rotation, part_of
+from posembed.integrations.huggingface._rule import WHOLE, Packing, Part, Roles, Rule
 
 BATCH, HEADS, KEY_HEADS, TOKENS, ROWS, HEAD = 2, 3, 4, 5, 7, 12
 DIMS = [1, -2, 2, None, -3, 0]
@@ -36,7 +36,8 @@ DTYPES = [
 DOUBLE = [(torch.bfloat16, torch.float64), (torch.float32, torch.float64)]
 PLAIN = (torch.float32, torch.float32)
 NARROW = (torch.bfloat16, torch.float16)
-TABLES = ("half", "whole")
+PARTS: tuple[Part, ...] = ("first half", "second half", "even", "odd")
+HALF, TABLES = ("half", "complex"), ("half", "whole")
 PACKINGS: tuple[Packing, ...] = ("pair", "complex", "matrices", "stacked", "joint", "angles")
 DIMENSIONS = (-2, -3, 1, 2)  # of heads or tokens, if a function takes one
 OPTIONS = 48  # combinations of options that are tried
@@ -225,11 +226,11 @@ def other_options(function: Any, roles: Roles) -> Iterator[Roles]:
 def structures(roles: Roles) -> Iterator[Rule]:
     """What a function with these roles may do with whole heads, most common first."""
     tables: list[Any] = {
-        "separate": ["first half", "whole", "half"],
+        "separate": ["whole", "half"],
         "complex": ["complex"],
         "stacked": ["half", "whole"],
-        "matrices": ["half"],
-    }.get(roles.packing, ["half", "whole", "first half"])
+        "matrices": ["whole"],
+    }.get(roles.packing, ["half", "whole"])
     known_order = roles.packing in ("complex", "matrices") or COS.match(roles.cos)
     pairings: list[Any] = ["adjacent"] if roles.packing == "complex" else ["halves", "adjacent"]
     if roles.packing != "complex":
@@ -346,20 +347,13 @@ def _sizes(shape: tuple[int | str, ...], heads: int) -> tuple[int, ...]:
 
 
 def _tables(rule: Rule, sample: Sample, random: _Numbers) -> dict[str, Tensor]:
-    """Tables of random angles; only whole tables repeat each value."""
+    """Tables of random numbers; whole ones have another for each component of a pair."""
     width = 8 if sample.narrow else HEAD
     shape = (ROWS,) if rule.gathers else _sizes(sample.table, HEADS)
     dtype = sample.dtypes[1]
     result = {}
     for name in ("cos", "sin"):
-        half = random((*shape, width // 2), dtype)
-        if rule.tables == "whole":
-            whole = half.repeat_interleave(2, -1)
-            result[name] = whole if rule.pairs == "adjacent" else torch.cat((half, half), -1)
-        elif rule.tables == "first half":
-            result[name] = torch.cat((half, random(half.shape, dtype)), -1)
-        else:
-            result[name] = half
+        result[name] = random((*shape, width // 2 if rule.tables in HALF else width), dtype)
     return result
 
 
@@ -376,15 +370,21 @@ def _packed(packing: Packing, tables: list[Tensor]) -> Any:
         case "angles":
             return first
         case "matrices":
-            return torch.stack((first, -second, second, first), -1).view(*first.shape, 2, 2)
+            (a, d), (b, c) = first.chunk(2, -1), second.chunk(2, -1)
+            return torch.stack((a, b, c, d), -1).view(*a.shape, 2, 2)
     double = first.dtype == torch.float64
     return torch.complex(*tables) if double else torch.complex(first.float(), second.float())
 
 
-def _arguments(roles: Roles, rule: Rule, sample: Sample) -> dict[str, Any]:
+def _arguments(
+    roles: Roles, rule: Rule, sample: Sample, known: tuple[Part, Part] = WHOLE
+) -> dict[str, Any]:
+    """Arguments of random numbers; beside the known parts, tables are NaN."""
     random = _Numbers()
     tables = _tables(rule, sample, random)
-    pair = list(tables.values())  # of random numbers, so that either may be the sine
+    pair = [  # of random numbers, so that either may be the sine
+        _known_part(table, part) for table, part in zip(tables.values(), known, strict=True)
+    ]
     arguments: dict[str, Any] = dict(roles.options)
     if roles.packing == "separate":
         arguments |= {roles.cos: pair[0], roles.sin or "": pair[1]}
@@ -405,6 +405,14 @@ def _arguments(roles: Roles, rule: Rule, sample: Sample) -> dict[str, Any]:
     if roles.unsqueeze:
         arguments[roles.unsqueeze] = sample.unsqueeze
     return arguments
+
+
+def _known_part(table: Tensor, part: Part) -> Tensor:
+    if part == "whole":
+        return table
+    known = torch.full_like(table, torch.nan)
+    part_of(known, part).copy_(part_of(table, part))
+    return known
 
 
 def _flat(result: Any) -> list[Tensor | None] | None:
@@ -448,7 +456,8 @@ def _run(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         result = function(**copies)
     except Exception:  # a function that takes other arguments may raise anything
         return None
-    kept = all(torch.equal(v, copies[k]) for k, v in arguments.items() if isinstance(v, Tensor))
+    tensors = {k: v for k, v in arguments.items() if isinstance(v, Tensor)}
+    kept = all(torch.equal(v.nan_to_num(), copies[k].nan_to_num()) for k, v in tensors.items())
     return result if kept else None
 
 
@@ -478,6 +487,7 @@ class _Trial:
         ]
         self._arguments: dict[Any, dict[str, Any]] = {}
         self._results: dict[Any, Any] = {}
+        self._parts: dict[bool, tuple[Part, Part]] = {}
 
     def arguments(self, rule: Rule, at: int) -> dict[str, Any]:
         """The arguments of one sample."""
@@ -579,12 +589,39 @@ class _Trial:
         """Rules that hold up to rounding, and the dimensions that they may insert."""
         dims = [None] if self.roles.unsqueeze else DIMS
         for rule in structures(self.roles):
+            if rule.tables == "whole":
+                rule = dataclasses.replace(rule, parts=self.parts(rule.gathers))
             tried = {dim: dataclasses.replace(rule, unsqueeze=dim) for dim in dims}
             near = [dim for dim, x in tried.items() if self.near(x, lambda s: s.is_whole)]
             if near:
                 rule = self._part(tried[near[0]], "window", ("first", "last"), lambda s: s.narrow)
                 parts = ("last", "table's last", "table's first")
                 yield self._part(rule, "tokens", parts, lambda s: s.more + s.fewer > 0), near
+
+    def parts(self, gathers: bool) -> tuple[Part, Part]:
+        """What the function reads of whole tables: all, or one of the two values of each pair."""
+        if gathers not in self._parts:
+            rule = Rule(gathers=gathers)
+            plain = (
+                at
+                for at, sample in enumerate(self.samples)
+                if sample.dtypes == PLAIN and sample.is_whole and self.result(rule, at) is not None
+            )
+            at = None if self.roles.packing in ("matrices", "complex") else next(plain, None)
+            first, second = (self._reads(rule, at, index) for index in (0, 1))
+            second = first if self.roles.packing == "angles" else second
+            self._parts[gathers] = WHOLE if "whole" in (first, second) else (first, second)
+        return self._parts[gathers]
+
+    def _reads(self, rule: Rule, at: int | None, index: int) -> Part:
+        """The part of one table whose numbers are enough."""
+        for part in PARTS if at is not None else ():
+            known = (part, WHOLE[1]) if index == 0 else (WHOLE[0], part)
+            given = _arguments(self.roles, rule, self.samples[at or 0], known)
+            results = [x for x in _flat(_run(self.function, given)) or [] if x is not None]
+            if results and all(bool(x.isfinite().all()) for x in results):
+                return part
+        return "whole"
 
     def _part(
         self, rule: Rule, field: str, values: tuple[str, ...], chosen: Callable[[Sample], bool]
@@ -699,8 +736,7 @@ class _Trial:
 
     @staticmethod
     def _key(rule: Rule, at: int) -> tuple[Any, ...]:
-        neighbours = rule.tables == "whole" and rule.pairs == "adjacent"
-        return rule.tables, neighbours, rule.gathers, at
+        return rule.tables in HALF, rule.gathers, at
 
 
 def recognise(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import sys
 import types
-import weakref
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +21,7 @@ from posembed.functional._rotary import rotated
 from posembed.functional._rotary_tables import LAYOUTS, rotated_by_tables
 from posembed.integrations.huggingface._late import Late, normed_and_rotated, rows_of, tensors_of
 from posembed.integrations.huggingface._report import Counter
-from posembed.integrations.huggingface._rule import Roles, Rule
+from posembed.integrations.huggingface._rule import WHOLE, Part, Roles, Rule
 from posembed.specification import RotarySpec
 
 KERNEL_DEVICES = {"cpu", "meta"} | ({"cuda"} if build_info()["cuda_version"] else set())
@@ -30,8 +29,6 @@ ROUNDED = (torch.float32, torch.bfloat16, torch.float16)
 Numerics = Literal["float32", "float32_product"]
 MAX_WIDTH = 1024  # rotated components that the kernel takes
 TOKENS_FIRST = -4  # the place of heads in a layout whose tables are [tokens, 1, 1, width]
-NEVER: tuple[Any, int | None] = (lambda: None, None)
-TABLES = 64  # that a rotation remembers
 PLANS = 512  # a rotation clears its plans beyond this number: prompt lengths are unbounded
 
 
@@ -133,70 +130,11 @@ def _tokens(x: Tensor, heads: int) -> int:
     return x.shape[-2 if heads == -3 else -3]
 
 
-def repeats(table: Tensor, adjacent: bool) -> bool:
-    """Whether a table has each value twice, as far as its values can be read."""
-    first, second = (table[..., ::2], table[..., 1::2]) if adjacent else table.chunk(2, -1)
-    return _equal_values(first, second)
-
-
-def _equal_values(first: Tensor, second: Tensor) -> bool:
-    if type(first) is not Tensor or first.is_meta:
-        return True
-    if first.is_cuda and torch.cuda.is_current_stream_capturing():
-        return True
-    try:
-        return torch.equal(first, second)
-    except RuntimeError:  # inside torch.func.vmap
-        return True
-
-
-class Known:
-    """Remembers tables for which a condition holds, as long as they live and do not change.
-
-    A part of another tensor is known by that tensor: each layer may take the part anew. Changes of
-    tensors that were made in inference mode are not counted.
-
-    Args:
-        holds: The condition.
-    """
-
-    def __init__(self, holds: Callable[[Tensor], bool]) -> None:
-        self.holds = holds
-        self.seen: dict[int, tuple[Any, int | None]] = {}  # a reference, and the version
-        self.parts: dict[int, tuple[Any, int, Any]] = {}  # the same of whole tensors, and the part
-
-    def __call__(self, table: Tensor) -> bool:
-        """Whether the condition holds; tables on other devices than the CPU are not read."""
-        reference, version = self.seen.get(id(table), NEVER)
-        if reference() is table and (version is None or version == table._version):
-            return True
-        if type(table) is not Tensor or table.device.type != "cpu":
-            return True
-        whole = None if table.is_inference() else table._base
-        if whole is not None:
-            return self._part(whole, table)
-        if not self.holds(table):
-            return False
-        version = None if table.is_inference() else table._version
-        _remember(self.seen, id(table), (weakref.ref(table), version))
-        return True
-
-    def _part(self, whole: Tensor, table: Tensor) -> bool:
-        part, version = (table.storage_offset(), table.shape, table.stride()), table._version
-        known = self.parts.get(id(whole))
-        if known is None or known[0]() is not whole or known[1:] != (version, part):
-            if not self.holds(table):
-                return False
-            _remember(self.parts, id(whole), (weakref.ref(whole), version, part))
-        _remember(self.seen, id(table), (weakref.ref(table), version))
-        return True
-
-
-def _remember(kept: dict[int, Any], key: int, value: Any) -> None:
-    """Keeps a value among a bounded number."""
-    if len(kept) >= TABLES:
-        kept.clear()
-    kept[key] = value
+def part_of(table: Tensor, part: Part) -> Tensor:
+    """Some columns of a table."""
+    half = table.shape[-1] // 2
+    columns = {"whole": slice(None), "first half": slice(half), "second half": slice(half, None)}
+    return table[..., columns.get(part, slice(part == "odd", None, 2))]
 
 
 def kind_of(value: Any) -> Any:
@@ -213,9 +151,6 @@ class Case:
         self.roles = roles
         self.rule = rule
         self.others = roles.others()
-        self.known = Known(self._is_rotation)
-        separate = roles.packing == "separate" and rule.tables == "whole"
-        self.pair = (roles.cos, str(roles.sin)) if separate else None  # to compare in every call
 
     def rotate(self, given: dict[str, Any]) -> Any:
         """The result, or None if the function itself has to run."""
@@ -229,37 +164,11 @@ class Case:
         cos, sin = self._tables(given, tensors[0])
         if plan.squeeze is not None:
             cos, sin = cos.squeeze(plan.squeeze), None if sin is None else sin.squeeze(plan.squeeze)
-        if sin is not None and self.rule.backwards:
-            sin = -sin
         if not plan.plain:
             return self._packed(tuple(self._rearranged(tensors, cos, sin, plan)), len(slots))
         key = tensors[1] if len(tensors) > 1 else None
         result = rotated_by_tables(tensors[0], key, None, cos, sin, *plan.options)
         return self._packed(result, len(slots))
-
-    def turns(self, given: dict[str, Any]) -> bool:
-        """Whether the tables of a call are still those of rotations, which a plan has seen."""
-        if self.pair is not None:
-            return self.known(given[self.pair[0]]) and self.known(given[self.pair[1]])
-        return not self._reads_part() or all(map(self.known, self._read(given)))
-
-    def _reads_part(self) -> bool:
-        """Whether tables have more entries than are read."""
-        return self.rule.tables == "whole" or self.roles.packing == "matrices"
-
-    def _read(self, given: dict[str, Any]) -> tuple[Tensor, ...]:
-        """The tables before they are gathered by position or their cosines computed."""
-        table = given[self.roles.cos]
-        if self.roles.packing in ("angles", "matrices"):
-            return (table,)
-        return tuple(x for x in self._unpacked(given) if x is not None)
-
-    def _is_rotation(self, table: Tensor) -> bool:
-        if self.roles.packing != "matrices":
-            return repeats(table, self.rule.pairs == "adjacent")
-        return _equal_values(table[..., 0, 0], table[..., 1, 1]) and _equal_values(
-            table[..., 1, 0], -table[..., 0, 1]
-        )
 
     def direct(self, plan: Plan, count: int) -> Callable[..., Any] | None:
         """A function of this number of positional arguments that only calls the operator.
@@ -268,7 +177,7 @@ class Case:
         """
         roles, rule = self.roles, self.rule
         needed = (*roles.tensors, roles.cos, roles.sin)
-        as_is = rule.tables != "first half" and not (rule.gathers or rule.casts)
+        as_is = rule.parts == WHOLE and not (rule.gathers or rule.casts)
         if not plan.plain or plan.squeeze is not None or not as_is or rule.backwards:
             return None
         if roles.packing not in ("separate", "complex") or not set(needed) <= {
@@ -283,25 +192,10 @@ class Case:
         if rule.sine_first:
             first, second = second, first
         call = _operator_call(query, key, first, second, plan.options)
-        if rule.packs:
-            return self._checked(lambda *x: _contiguous(call(*x)))
-        return self._checked(call)
+        return (lambda *x: _contiguous(call(*x))) if rule.packs else call
 
-    def _checked(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """A call that returns None if tables have become others than those of rotations."""
-        if self.pair is None:
-            return call
-        first, second = map(self.roles.names.index, self.pair)
-        known = self.known
-        return lambda *x: call(*x) if known(x[first]) and known(x[second]) else None
-
-    def plan(self, given: dict[str, Any], *, values: bool = False) -> Plan | None:
-        """The plan for these arguments; None if the function itself has to run.
-
-        Args:
-            given: All arguments of the function.
-            values: Whether to read tables, too: they must be those of rotations.
-        """
+    def plan(self, given: dict[str, Any]) -> Plan | None:
+        """The plan for these arguments; None if the function itself has to run."""
         roles, rule = self.roles, self.rule
         if len(given) > len(roles.names):
             return None
@@ -314,8 +208,6 @@ class Case:
         if len(tensors) < len(slots) and not self._takes_first(slots, len(tensors)):
             return None
         if not self._readable(given):
-            return None
-        if values and self._reads_part() and not all(map(self._is_rotation, self._read(given))):
             return None
         cos, sin = self._tables(given, tensors[0])
         dim = given[roles.unsqueeze] if roles.unsqueeze else rule.unsqueeze
@@ -355,16 +247,18 @@ class Case:
         """The part of the tables that is read, gathered by position if necessary."""
         roles, rule = self.roles, self.rule
         cos, sin = self._unpacked(given)
+        if rule.parts != WHOLE and sin is not None:
+            first, second = rule.parts
+            cos, sin = part_of(cos, first), part_of(sin, second)
         if rule.sine_first and sin is not None:
             cos, sin = sin, cos
         if rule.gathers:
             positions = given[roles.positions or ""]
             cos, sin = cos[positions], None if sin is None else sin[positions]
-        if rule.tables == "first half":
-            half = cos.shape[-1] // 2
-            cos, sin = cos[..., :half], None if sin is None else sin[..., :half]
         if rule.casts:
             cos, sin = cos.to(query.dtype), None if sin is None else sin.to(query.dtype)
+        if rule.backwards and sin is not None and roles.packing != "matrices":
+            sin = -sin
         return cos, sin
 
     def _unpacked(self, given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
@@ -384,9 +278,18 @@ class Case:
                     table = table.float()
                 return table.cos(), table.sin()
             case "matrices":
-                return table[..., 0, 0], table[..., 1, 0]
+                table = table.mT if self.rule.backwards else table
+                diagonal = table[..., 0, 0], table[..., 1, 1]
+                sines = -table[..., 0, 1], table[..., 1, 0]
+                return self._whole(*diagonal), self._whole(*sines)
             case _:
                 return table, None
+
+    def _whole(self, first: Tensor, second: Tensor) -> Tensor:
+        """A table with a value for each component of a pair."""
+        if self.rule.pairs == "adjacent":
+            return torch.stack((first, second), -1).flatten(-2)
+        return torch.cat((first, second), -1)
 
     def _plan(
         self, tensors: list[Tensor], cos: Tensor, sin: Tensor | None, dim: int | None
@@ -421,7 +324,7 @@ class Case:
         if cos.dtype == torch.complex128:
             numerics = "float32"
         start = query.shape[-1] - self._width(cos) if rule.window == "last" else 0
-        half_width = rule.tables in ("first half", "half")
+        half_width = rule.tables == "half" or rule.parts != WHOLE
         options = (
             LAYOUTS[query.dim(), heads],
             rule.pairs == "adjacent",
@@ -515,7 +418,8 @@ class Case:
         return all(length == rows for length in lengths)
 
     def _width(self, cos: Tensor) -> int:
-        return cos.shape[-1] * (1 if self.rule.tables == "whole" else 2)
+        whole = self.rule.tables == "whole" and self.rule.parts == WHOLE
+        return cos.shape[-1] * (1 if whole else 2)
 
     def _call(
         self, query: Tensor, key: Tensor | None, cos: Tensor, sin: Tensor | None, plan: Plan
@@ -619,8 +523,6 @@ class Case:
         layout, interleaved, _, start, _ = plan.options
         if plan.squeeze is not None:
             cos, sin = cos.squeeze(plan.squeeze), None if sin is None else sin.squeeze(plan.squeeze)
-        if sin is not None and self.rule.backwards:
-            sin = -sin
         spec = _part_text(query.shape[-1], self._width(cos), start, interleaved)
         found = normed_and_rotated(slots, spec, layout, None, (cos, sin))
         return None if found is None else self._packed(found, len(slots))
@@ -734,7 +636,6 @@ class Rotation:
         self.plans: dict[Any, tuple[Case, Plan] | None] = {}
         self.direct: dict[Any, Callable[..., Any]] = {}  # one operator call, by signature
         self.counter = Counter()
-        self.apart = False  # whether the model turns the two components of a pair apart
         self.__name__ = str(getattr(original, "__name__", type(original).__name__))
         self.__qualname__ = str(getattr(original, "__qualname__", self.__name__))
         self.__doc__ = getattr(original, "__doc__", None)
@@ -762,11 +663,8 @@ class Rotation:
                 call = None
             if call is None:
                 return self(*args)
-            result = call(*args)
-            if result is None:
-                return self(*args)
             counter.kernel += 1
-            return result
+            return call(*args)
 
         def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
             return self(*args, **kwargs, **{name: getattr(instance, name) for name in attributes})
@@ -813,8 +711,6 @@ class Rotation:
                 return self(*tensors_of(args), **tensors_of(kwargs))
         else:
             planned = self._planned(given)
-            if planned is not None and not torch.compiler.is_compiling():
-                planned = planned if planned[0].turns(given) else None
             result = None if planned is None else planned[0].run(given, planned[1])
             if planned is not None and not kwargs and not torch.compiler.is_compiling():
                 self._remember(args, *planned)
@@ -833,32 +729,28 @@ class Rotation:
         planned = self._planned(plain)
         if planned is None or planned[0].roles.tensors != self.roles.tensors:
             return None
-        if not torch.compiler.is_compiling() and not planned[0].turns(plain):
-            return None
         return planned[0].normed(plain, slots, planned[1])
 
     def _planned(self, given: dict[str, Any]) -> tuple[Case, Plan] | None:
         """The case and the plan for these arguments; None if the function itself has to run."""
         if torch.compiler.is_compiling():
-            return self._choose(given, values=False)
+            return self._choose(given)
         try:
             key = tuple([kind_of(value) for value in given.values()])
             if key in self.plans:
                 return self.plans[key]
         except (KeyError, TypeError):  # another thread cleared it, or symbolic shapes
-            return self._choose(given, values=True)
-        found = self._choose(given, values=True)
+            return self._choose(given)
+        found = self._choose(given)
         if len(self.plans) >= PLANS:
             self.plans.clear()
             self.direct.clear()
         self.plans[key] = found
         return found
 
-    def _choose(self, given: dict[str, Any], *, values: bool) -> tuple[Case, Plan] | None:
-        if self.apart:
-            return None
+    def _choose(self, given: dict[str, Any]) -> tuple[Case, Plan] | None:
         for case in self.cases:
-            plan = case.plan(given, values=values)
+            plan = case.plan(given)
             if plan is not None:
                 return case, plan
         return None
@@ -869,9 +761,3 @@ class Rotation:
         call = case.direct(plan, len(args)) if all(type(x) in kinds for x in args) else None
         if call is not None:
             self.direct[signature(args)] = call
-
-    def leave(self) -> None:
-        """Runs the model's function from now on."""
-        self.apart = True
-        self.plans.clear()
-        self.direct.clear()

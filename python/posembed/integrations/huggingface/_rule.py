@@ -8,6 +8,8 @@ from typing import Any, Literal
 import torch
 
 Packing = Literal["separate", "pair", "joint", "stacked", "angles", "matrices", "complex"]
+Part = Literal["whole", "first half", "second half", "even", "odd"]
+WHOLE: tuple[Part, Part] = ("whole", "whole")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,8 +19,10 @@ class Rule:
     Args:
         pairs: "halves" are components i and i + n/2, "adjacent" are 2i and 2i + 1, and
             "regrouped" reads adjacent pairs and writes halves.
-        tables: "whole" tables repeat each value; of whole ones, "first half" reads a part;
-            "half" tables have each value once; "complex" is cos + i sin.
+        tables: "whole" tables have a value for each component, "half" ones for each pair;
+            "complex" is cos + i sin.
+        parts: What is read of the first whole table and of the second, if each has a value twice:
+            a half, or every other column.
         numerics: "float32" rounds each product as PyTorch does, "float32_product" rounds once,
             "float64" computes in float64.
         keeps_dtype: Whether results keep the dtype of their tensors even if tables are wider.
@@ -40,7 +44,8 @@ class Rule:
     """
 
     pairs: Literal["halves", "adjacent", "regrouped"] = "halves"
-    tables: Literal["whole", "first half", "half", "complex"] = "whole"
+    tables: Literal["whole", "half", "complex"] = "whole"
+    parts: tuple[Part, Part] = WHOLE
     numerics: Literal["float32", "float32_product", "float64"] = "float32"
     keeps_dtype: bool = False
     window: Literal["all", "first", "last"] = "all"
@@ -64,6 +69,8 @@ class Rule:
         }[self.pairs]
         if self.tables != "whole":
             words += f", {self.tables}" + (" tables" if self.tables != "complex" else "")
+        elif {"first half", "second half"} >= set(self.parts):
+            words += f", {' and '.join(dict.fromkeys(self.parts))} tables"
         if self.window != "all":
             words += f", {self.window} part of the head"
         if self.tokens != "all":
