@@ -262,9 +262,13 @@ void read_table(const Arguments& arguments, const Turns<T>& turns, const Token& 
 /// Cosines and sines of a token from tables, for each component of the pairs.
 template <typename C>
 struct ApartAngles {
-  C cosine[2][max_pairs], sine[2][max_pairs];
+  alignas(64) C cosine[2][max_padded_pairs];
+  alignas(64) C sine[2][max_padded_pairs];
 
-  void read(const Arguments& arguments, const Token& token, int64_t head = 0) {
+  /// Reads the angle of pair_of(i) into place i < `count`.
+  template <typename PairOf>
+  void read(const Arguments& arguments, const Token& token, int64_t head, int64_t count,
+            const PairOf& pair_of) {
     const int64_t row = token.batch * arguments.table_stride[0] +
                         token.seq * arguments.table_stride[1] + head * arguments.table_head_stride;
     core::visit_scalar(arguments.table_scalar, [&](auto tag) {
@@ -273,8 +277,8 @@ struct ApartAngles {
         const int64_t first = row + k * arguments.table_second;
         const auto* const cosines = static_cast<const Stored*>(arguments.cosines) + first;
         const auto* const sines = static_cast<const Stored*>(arguments.sines) + first;
-        for (int64_t i = 0; i < arguments.pairs; ++i) {
-          const int64_t index = i * arguments.table_stride[2];
+        for (int64_t i = 0; i < count; ++i) {
+          const int64_t index = pair_of(i) * arguments.table_stride[2];
           cosine[k][i] = table_element<C>(cosines, index);
           const C value = table_element<C>(sines, index);
           sine[arguments.reverse ? 1 - k : k][i] = arguments.reverse ? -value : value;
@@ -282,24 +286,42 @@ struct ApartAngles {
       }
     });
   }
-
-  PairAngle<C> of_pair(int64_t i) const {
-    return {{cosine[0][i], cosine[1][i]}, {sine[0][i], sine[1][i]}};
-  }
 };
+
+/// Whether every element with an even index has the bits of the next one.
+template <typename Stored>
+bool neighbours_repeat(const Stored* row, int64_t pairs) {
+  constexpr int64_t pairs_of_word = sizeof(Stored) == 2 ? 2 : 1;
+  constexpr int bits = 8 * sizeof(Stored) % 64;  // unused for doubles, which are words themselves
+  constexpr uint64_t firsts = sizeof(Stored) == 2 ? 0x0000ffff0000ffffu : 0xffffffffu;
+  const auto word = [row](int64_t i) {
+    uint64_t value;
+    memcpy(&value, reinterpret_cast<const char*>(row) + i * int64_t{sizeof value}, sizeof value);
+    return value;
+  };
+  uint64_t differ = 0;
+  for (int64_t i = 0; i < pairs / pairs_of_word; ++i) {
+    if constexpr (sizeof(Stored) == sizeof(uint64_t)) {
+      differ |= word(2 * i) ^ word(2 * i + 1);
+    } else {
+      differ |= (word(i) ^ word(i) >> bits) & firsts;
+    }
+  }
+  if (differ != 0 || pairs % pairs_of_word == 0) return differ == 0;
+  const Stored* const last = row + 2 * (pairs - 1);
+  return memcmp(last, last + 1, sizeof(Stored)) == 0;
+}
 
 /// Whether both components of each pair have the same bits in a table's row.
 template <typename Stored>
 bool repeats(const Stored* row, int64_t pairs, int64_t stride, int64_t second) {
-  if (stride == 1) {
-    return memcmp(row, row + second, static_cast<size_t>(pairs) * sizeof(Stored)) == 0;
+  constexpr size_t size = sizeof(Stored);
+  if (stride == 1) return memcmp(row, row + second, static_cast<size_t>(pairs) * size) == 0;
+  if (stride == 2 && second == 1) return neighbours_repeat(row, pairs);
+  for (int64_t i = 0; i < pairs; ++i, row += stride) {
+    if (memcmp(row, row + second, size) != 0) return false;
   }
-  bool same = true;
-  for (int64_t i = 0; i < pairs; ++i) {
-    const Stored* const value = row + i * stride;
-    same &= memcmp(value, value + second, sizeof(Stored)) == 0;
-  }
-  return same;
+  return true;
 }
 
 /// Whether tables turn the components of a pair by different values in any head of a token.

@@ -139,36 +139,23 @@ void begin_tile(const Arguments& arguments, const Turns<T>& turns, int64_t r, in
   }
 }
 
-/// Rotates rows of a head, or of heads that share tables, by a value for each component of a pair.
-template <typename T, bool interleaved, ProductRounding rounding>
-POSEMBED_IN_STEPS void rotate_apart(const Arguments& arguments, const HeadView& view,
-                                    const Token& token, int64_t head, const RowGroup<T>& rows) {
-  using C = Compute<T>;
+/// Rotates rows of a token, in heads that share tables, by a value for each component of a pair.
+template <typename T, bool interleaved>
+void rotate_apart(const Arguments& arguments, const HeadView& view, const Token& token,
+                  int64_t head, RowGroup<T> rows) {
   const int64_t start = window_start(arguments, view), pairs = arguments.pairs;
   copy_group(rows, 0, start);
   copy_group(rows, start + 2 * pairs, row_dim(arguments, view));
-  ApartAngles<C> angles;
-  angles.read(arguments, token, head);
-  constexpr int64_t next = interleaved ? 2 : 1;
-  const int64_t step = interleaved ? 1 : pairs;
-  for (int64_t row = 0; row < rows.count; ++row) {
-    const T* const in = rows.in + row * rows.in_step + start;
-    T* const out = rows.out + row * rows.out_step + start;
-    for (int64_t i = 0; i < pairs; ++i) {
-      const int64_t first = i * next, second = first + step;
-      rotate_in_steps<rounding>(in[first], in[second], angles.of_pair(i), out + first,
-                                out + second);
-    }
-  }
-}
-
-template <typename T, bool interleaved>
-void rotate_apart(const Arguments& arguments, const HeadView& view, const Token& token,
-                  int64_t head, const RowGroup<T>& rows) {
-  const auto rotate = arguments.product_rounding == ProductRounding::to_data_type
-                          ? rotate_apart<T, interleaved, ProductRounding::to_data_type>
-                          : rotate_apart<T, interleaved, ProductRounding::none>;
-  rotate(arguments, view, token, head, rows);
+  ApartAngles<Compute<T>> angles;
+  angles.read(arguments, token, head, padded(pairs), [pairs](int64_t slot) {
+    return std::min(pair_of_slot<T, interleaved>(slot), pairs - 1);
+  });
+  rows.in += start;
+  rows.out += start;
+  const bool rounds = arguments.product_rounding == ProductRounding::to_data_type;
+  const auto rotate = rounds ? rotate_apart<interleaved, ProductRounding::to_data_type, T>
+                             : rotate_apart<interleaved, ProductRounding::none, T>;
+  rotate(rows, angles, pairs);
 }
 
 /// Rotates the rows of a tile of `count` tokens, except tokens that are not rotated.
@@ -184,7 +171,9 @@ void rotate_tile(const Arguments& arguments, const Walk<T>& walk, const Token* t
       for (int64_t t = first; t < count; t += order.stride) {
         const RowGroup<T> heads = heads_of_token<T>(view, tokens[t], head, group);
         if (tokens[t].apart) {
-          rotate_apart<T, interleaved>(arguments, view, tokens[t], /*head=*/0, heads);
+          if (head > 0) continue;  // all heads are rotated with the first
+          rotate_apart<T, interleaved>(arguments, view, tokens[t], head,
+                                       heads_of_token<T>(view, tokens[t], head, view.heads));
           continue;
         }
         if (walk.fetches_ahead) fetch_ahead(heads, dim);

@@ -88,7 +88,32 @@ struct DecayingAngles {
   }
 };
 
-/// Rotates in PyTorch's steps: see rounding.h.
+template <typename T>
+void round_both(Floats* a, Floats* b) {
+  const FloatPair pair = core::rounded<T>(FloatPair{*a, *b});
+  *a = pair.first;
+  *b = pair.second;
+}
+
+template <typename T>
+void round_both(double*, double*) {}
+
+/// Turns the first component by `angle` and the second by `other`, in PyTorch's steps: see
+/// rounding.h.
+template <ProductRounding rounding, typename T, typename Values>
+POSEMBED_INLINE void turn_in_steps(Values* first, Values* second, Values cosine, Values sine,
+                                   Values other_cosine, Values other_sine) {
+  const Values x = *first, y = *second;
+  Values terms[] = {x * cosine, y * sine, y * other_cosine, x * other_sine};
+  if constexpr (rounding == ProductRounding::to_data_type) {
+    round_both<T>(terms, terms + 1);
+    round_both<T>(terms + 2, terms + 3);
+  }
+  *first = terms[0] - terms[1];
+  *second = terms[2] + terms[3];
+}
+
+/// Rotates in PyTorch's steps.
 template <ProductRounding rounding, typename T>
 struct AnglesInSteps {
   const Compute<T>* cosines;
@@ -97,24 +122,24 @@ struct AnglesInSteps {
   explicit AnglesInSteps(const Angles<T>& angles) : cosines(angles.cosine), sines(angles.sine) {}
   template <typename Values>
   void rotate(Values* first, Values* second, int64_t slot) const {
-    const Values x = *first, y = *second, cosine = load_values<Values>(cosines + slot),
+    const Values cosine = load_values<Values>(cosines + slot),
                  sine = load_values<Values>(sines + slot);
-    Values terms[] = {x * cosine, y * sine, y * cosine, x * sine};
-    if constexpr (rounding == ProductRounding::to_data_type) {
-      round(terms, terms + 1);
-      round(terms + 2, terms + 3);
-    }
-    *first = terms[0] - terms[1];
-    *second = terms[2] + terms[3];
+    turn_in_steps<rounding, T>(first, second, cosine, sine, cosine, sine);
   }
+};
 
- private:
-  static void round(Floats* a, Floats* b) {
-    const FloatPair pair = core::rounded<T>(FloatPair{*a, *b});
-    *a = pair.first;
-    *b = pair.second;
+/// The same where each component of a pair has its own angle.
+template <ProductRounding rounding, typename T>
+struct ApartInSteps {
+  const ApartAngles<Compute<T>>& angles;
+
+  template <typename Values>
+  void rotate(Values* first, Values* second, int64_t slot) const {
+    const auto& [cosine, sine] = angles;
+    turn_in_steps<rounding, T>(
+        first, second, load_values<Values>(cosine[0] + slot), load_values<Values>(sine[0] + slot),
+        load_values<Values>(cosine[1] + slot), load_values<Values>(sine[1] + slot));
   }
-  static void round(double*, double*) {}
 };
 
 /// Whether results are often ties, halfway between two 16-bit numbers, as sums of 16-bit products
@@ -124,6 +149,9 @@ constexpr bool makes_ties = false;
 
 template <ProductRounding rounding, typename T>
 constexpr bool makes_ties<AnglesInSteps<rounding, T>> = true;
+
+template <ProductRounding rounding, typename T>
+constexpr bool makes_ties<ApartInSteps<rounding, T>> = true;
 
 /// Sine and cosine, loaded once for all rows; in registers because the number of pairs is a
 /// constant.
@@ -373,6 +401,13 @@ POSEMBED_IN_STEPS void rotate_group_in_steps(const T* in, T* out, int64_t count,
                                              int64_t pairs, const Margins& margins) {
   rotate_each<interleaved, streaming>(RowGroup<T>{in, out, count, in_step, out_step},
                                       AnglesInSteps<rounding, T>(angles), pairs, margins);
+}
+
+/// The rotation by tables with a value for each component of a pair.
+template <bool interleaved, ProductRounding rounding, typename T>
+POSEMBED_IN_STEPS void rotate_apart(const RowGroup<T>& rows, const ApartAngles<Compute<T>>& angles,
+                                    int64_t pairs) {
+  rotate_each<interleaved, false>(rows, ApartInSteps<rounding, T>{angles}, pairs, no_margins);
 }
 
 template <typename T>

@@ -68,7 +68,8 @@ class General {
     token->rotated = kernel::begin_token<C>(rotation_, turns_, *token, &angles_);
     token->apart = kernel::turns_apart(rotation_, *token);
     const bool in_steps = token->apart || arguments_.row_rounding != RowRounding::once;
-    if (in_steps) apart_.read(rotation_, *token);
+    const auto in_order = [](int64_t pair) { return pair; };
+    if (in_steps) apart_.read(rotation_, *token, /*head=*/0, rotation_.pairs, in_order);
   }
 
   /// Writes the query's (r = 0) or key's heads of the token to out(head), then calls done(head).
