@@ -113,6 +113,8 @@ def rotary(batch: int, seq: int, dtype: torch.dtype = torch.bfloat16, **spec: An
         rotation = pe.RotarySpec(128, **spec)
         tables = tuple(table.to(dtype) for table in angle_tables(seq, 128))
         given = [table.squeeze(1)[None] for table in tables]  # as models pass them on
+        if spec:
+            given = [table.chunk(2, -1)[0].repeat_interleave(2, -1) for table in given]
         options = {"unsqueeze_dim": 2, "interleaved": bool(spec)}
         return {
             "posembed": lambda: pe.functional.rotary(query, key, spec=rotation),

@@ -343,8 +343,8 @@ inline double kept(Scalar scalar, double value) {
   return element(&memory, scalar, 0);
 }
 
-/// What tables have for each pair: one value; two equal ones, and every third token two others; or
-/// the same where only the sines are others.
+/// What tables have for each pair: one value; two, of which some differ at every third token; or the
+/// same where only sines differ. At some of these tokens only the last pair has two values.
 enum class Columns { half, whole, whole_sines };
 
 /// Tables of cosines and sines that are not those of any angle.
@@ -364,7 +364,8 @@ struct Tables {
     for (int64_t token = 0; token < problem.batch * problem.seq; ++token)
       for (int64_t i = 0; i < problem.pairs; ++i) {
         const int64_t number = token * problem.pairs + i, at = place(token, i);
-        const bool apart = token % 3 == 1 && i % 5 == 2;
+        const bool last = i == problem.pairs - 1;
+        const bool apart = token % 3 == 1 && (last || (token % 2 == 0 && i % 5 == 2));
         const bool apart_cosine = apart && columns == Columns::whole;
         set(at, number, number);
         set(at + second, number + (apart_cosine ? 100 : 0), number + (apart ? 100 : 0));

@@ -49,6 +49,22 @@ def matrices(x: Tensor, turns: Tensor) -> Tensor:
     return (turns[..., 0] * parts[..., 0] + turns[..., 1] * parts[..., 1]).flatten(-2)
 
 
+def transposed(x: Tensor, turns: Tensor) -> Tensor:
+    parts, columns = x.unflatten(-1, (-1, 1, 2)), turns.mT
+    return (columns[..., 0] * parts[..., 0] + columns[..., 1] * parts[..., 1]).flatten(-2)
+
+
+def neighbours(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    swapped = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+    return x * c + swapped * s
+
+
+def second_halves(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    """Reads one of the two values."""
+    c, s = (torch.cat((t.chunk(2, -1)[1],) * 2, -1) for t in (c, s))
+    return x * c + half(x) * s
+
+
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -57,6 +73,8 @@ class Model(nn.Module):
     def forward(self, form: str, *given: Any, **named: Any) -> Tensor:
         forms = {"separate": separate, "packed": packed, "pair": pair, "joint": joint}
         forms |= {"by_angle": by_angle, "gathered": gathered, "matrices": matrices}  # type: ignore[dict-item]
+        forms |= {"transposed": transposed, "neighbours": neighbours}  # type: ignore[dict-item]
+        forms |= {"second_halves": second_halves}
         if form == "normed":
             return separate(self.norm(given[0]), *given[1:])
         return forms[form](*given, **named)
@@ -67,7 +85,7 @@ def tables(form: str, equal: bool) -> tuple[Any, ...]:
     theta = torch.rand(TOKENS, HEAD // 2)
     theta = torch.cat((theta, theta if equal else torch.rand(TOKENS, HEAD // 2)), -1)
     cos, sin = theta.cos(), theta.sin()
-    if form == "matrices":
+    if form in ("matrices", "transposed"):
         first, second = cos.chunk(2, -1), sin.chunk(2, -1)
         rows = first[0], -second[0], second[1], first[1]
         return (torch.stack(rows, -1).unflatten(-1, (2, 2)),)
@@ -78,12 +96,16 @@ def tables(form: str, equal: bool) -> tuple[Any, ...]:
     return (theta,) if form == "by_angle" else (cos, sin)
 
 
-FORMS = ("separate", "packed", "pair", "joint", "by_angle", "gathered", "matrices", "normed")
+FORMS = (
+    *("separate", "packed", "pair", "joint", "by_angle", "gathered", "matrices", "transposed"),
+    *("neighbours", "second_halves", "normed"),
+)
 
 
 @pytest.mark.parametrize("mode", ["eager", "inference mode", "compiled"])
 @pytest.mark.parametrize("form", FORMS)
 def test_other_tables_of_the_same_shape(form: str, mode: str) -> None:
+    torch._dynamo.reset()
     own, model = Model(), Model()
     report = patch(model, numerics="exact" if form == "normed" else "model")
     run = torch.compile(model, backend="eager", fullgraph=True) if mode == "compiled" else model
