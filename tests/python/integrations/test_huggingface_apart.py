@@ -61,8 +61,8 @@ def neighbours(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
 
 def second_halves(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
     """Reads one of the two values."""
-    c, s = (torch.cat((t.chunk(2, -1)[1],) * 2, -1) for t in (c, s))
-    return x * c + half(x) * s
+    c, s = c.chunk(2, -1)[1], s.chunk(2, -1)[1]
+    return x * torch.cat((c, c), -1) + half(x) * torch.cat((s, s), -1)
 
 
 class Model(nn.Module):
