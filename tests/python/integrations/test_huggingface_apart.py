@@ -60,9 +60,9 @@ def neighbours(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
 
 
 def second_halves(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
-    """Reads one of the two values."""
-    c, s = c.chunk(2, -1)[1], s.chunk(2, -1)[1]
-    return x * torch.cat((c, c), -1) + half(x) * torch.cat((s, s), -1)
+    """Reads one of the two values, in a generator expression."""
+    c, s = (torch.cat((t.chunk(2, -1)[1],) * 2, -1) for t in (c, s))
+    return x * c + half(x) * s
 
 
 class Model(nn.Module):
