@@ -41,7 +41,6 @@ KNOWN = {
 PRODUCTS = {"mul", "multiply", "mul_", "addcmul", "addcmul_", "einsum", "matmul", "bmm"}
 MUTATORS = {"append", "add", "clear", "extend", "insert", "pop", "popitem", "setdefault", "update"}
 CHANGES = {"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR"}
-GENERATES = "YIELD_VALUE"  # harmless in a generator expression
 
 
 def is_arithmetic(
@@ -118,8 +117,6 @@ class _Reader:
             stores = stores or not MUTATORS.isdisjoint(attributes)
             for x in dis.get_instructions(code):
                 if x.opname in CHANGES or x.opname.startswith("IMPORT"):
-                    return False
-                if x.opname == GENERATES and code.co_name != "<genexpr>":
                     return False
                 if x.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
                     attributes.discard(x.argval)
