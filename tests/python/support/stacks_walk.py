@@ -150,7 +150,7 @@ def shallow(name: str) -> Any:
     """A model of timm with one layer; None for models whose blocks are of several kinds."""
     import timm
 
-    for options in ({}, {"num_kv_heads": None}):  # whose default may have an entry for each layer
+    for options in ({}, {"num_kv_heads": (1,)}):  # whose default has an entry for each layer
         with contextlib.suppress(AssertionError, TypeError):
             return timm.create_model(name, depth=1, **options)
     return None
