@@ -50,7 +50,7 @@ the model's bits in bfloat16 and float32, but for the last bit of complex produc
 """
 TEXTS = {
     "diffusers": "The small models of its own tests run, with tables that rotate.",
-    "timm": "Small models run with one layer at their own image size.",
+    "timm": "All run with one layer at their own image size, but for vit_5b_patch16_sapiens2.",
 }
 
 

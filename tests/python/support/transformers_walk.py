@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from posembed.integrations.huggingface import Report, patch, unpatch
+from posembed.integrations.huggingface._patch import INLINE
 from torch import nn
 
 from support.transformers_models import COMPLETED, code_of
@@ -80,7 +81,8 @@ class Visit:
         if self.why:
             return "failed" if self.why.startswith("failed") else "not built"
         assert self.report is not None
-        patched = {row.patched for row in self.report.rows if row.rotates}
+        rows = self.report.rows
+        patched = {row.patched for row in rows if row.rotates or row.action == INLINE}
         if not patched:
             return "does not rotate"
         if patched == {True}:
@@ -370,7 +372,7 @@ def summary(found: list[Visit]) -> dict[str, Any]:
     users: dict[str, list[Visit]] = {}
     for visit in found:
         rows = visit.report.rows if visit.report else ()
-        for action in {row.action for row in rows if row.rotates}:
+        for action in {row.action for row in rows if row.rotates and row.patched}:
             users.setdefault(action, []).append(visit)
     families = {action: sorted({v.family for v in visits}) for action, visits in users.items()}
     return {
