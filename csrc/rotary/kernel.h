@@ -117,7 +117,7 @@ struct Arguments {
   core::Scalar table_scalar = core::Scalar::float32;
   int64_t table_stride[3] = {0, 0, 1};  // batch, seq, pair; in elements
   int64_t table_head_stride = 0;        // 0: heads share tables
-  int64_t table_second = 0;  // from the value of a pair's first component to that of its second
+  int64_t table_second = 0;  // from the value of a pair's first component to the second's; 0: one
   ProductRounding product_rounding = ProductRounding::none;  // with tables; fused: only on CUDA
   Frequencies frequencies;                                   // instead of turns
   core::DeviceError* error = nullptr;  // CUDA: where a position below -1 is recorded

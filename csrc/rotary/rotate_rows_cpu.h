@@ -98,8 +98,8 @@ void round_both(Floats* a, Floats* b) {
 template <typename T>
 void round_both(double*, double*) {}
 
-/// Turns the first component by `angle` and the second by `other`, in PyTorch's steps: see
-/// rounding.h.
+/// Turns the first component by `cosine` and `sine` and the second by the others, in PyTorch's
+/// steps: see rounding.h.
 template <ProductRounding rounding, typename T, typename Values>
 POSEMBED_INLINE void turn_in_steps(Values* first, Values* second, Values cosine, Values sine,
                                    Values other_cosine, Values other_sine) {

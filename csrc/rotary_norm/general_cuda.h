@@ -179,7 +179,7 @@ __device__ inline rotary::ProductRounding rounding_of(RowRounding rows,
   return products == ProductRounding::to_data_type ? products : ProductRounding::none;
 }
 
-/// Rotates the pairs that a thread owns by angle(pair).
+/// Rotates the pairs that a thread owns by angle(i, pair), where i counts them.
 template <typename T, int size, bool interleaved, typename Angle>
 __device__ void rotate_in_steps(const rotary::PackColumns<size, interleaved>& columns,
                                 rotary::ProductRounding rounding, const Angle& angle,

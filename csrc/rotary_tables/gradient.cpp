@@ -49,23 +49,25 @@ Pairs pairs_in(const Tensor& tensor, const RotaryTables& tables, at::ScalarType 
   return {part(0, pairs, 1), part(pairs, 2 * pairs, 1)};
 }
 
-/// Brings terms of the two components of each pair, [batch, seq, heads, pairs], to the width of a
-/// table: their sum if the components share a value.
-Tensor in_width_of(const RotaryTables& tables, const Tensor& first, const Tensor& second) {
-  if (tables.half_width() || tables.cos().is_complex()) return first + second;
-  if (tables.interleaved()) return at::stack({first, second}, -1).flatten(-2);
-  return at::cat({first, second}, -1);
-}
-
-/// Sums a gradient [batch, seq, heads, width] to the shape of a table.
-Tensor in_shape_of(const Tensor& table, const RotaryTables& tables, const Tensor& gradient) {
-  if (has_heads(tables)) {
-    const Tensor sum = table.sym_size(2) == 1 ? gradient.sum(2, /*keepdim=*/true) : gradient;
-    return table.sym_size(0) == 1 ? sum.sum(0, /*keepdim=*/true) : sum;
+/// Sums a gradient [batch, seq, heads, pairs] over what shares the rows of the tables.
+Tensor over_rows(const RotaryTables& tables, const Tensor& gradient) {
+  const Tensor& table = tables.cos();
+  Tensor sum = gradient;
+  if (!has_heads(tables)) {
+    sum = sum.sum(2);
+  } else if (table.sym_size(2) == 1) {
+    sum = sum.sum(2, /*keepdim=*/true);
   }
-  const Tensor sum = gradient.sum(2);
   if (table.dim() == 2) return sum.sum(0);
   return table.sym_size(0) == 1 ? sum.sum(0, /*keepdim=*/true) : sum;
+}
+
+/// The gradient of a table from the terms of both components of each pair, [batch, seq, heads,
+/// pairs]: their sum if the components share a value.
+Tensor gradient_of_table(const RotaryTables& tables, const Tensor& first, const Tensor& second) {
+  if (tables.half_width() || tables.cos().is_complex()) return over_rows(tables, first + second);
+  const Tensor parts[] = {over_rows(tables, first), over_rows(tables, second)};
+  return tables.interleaved() ? at::stack(parts, -1).flatten(-2) : at::cat(parts, -1);
 }
 
 /// Gradients of cosines and sines.
@@ -79,11 +81,10 @@ TableGradients table_gradients(const Tensor& gradient, const Tensor& input,
   const at::ScalarType type =
       at::promote_types(at::kFloat, at::promote_types(gradient.scalar_type(), input.scalar_type()));
   const Pairs g = pairs_in(gradient, tables, type), x = pairs_in(input, tables, type);
-  const Tensor cosine = in_width_of(tables, g.first * x.first, g.second * x.second);
+  const Tensor cosine = gradient_of_table(tables, g.first * x.first, g.second * x.second);
   const Tensor along = g.first * x.second, against = g.second * x.first;
-  const Tensor sine = rotation.transpose ? in_width_of(tables, -against, along)
-                                         : in_width_of(tables, -along, against);
-  return {in_shape_of(tables.cos(), tables, cosine), in_shape_of(tables.cos(), tables, sine)};
+  return {cosine, rotation.transpose ? gradient_of_table(tables, -against, along)
+                                     : gradient_of_table(tables, -along, against)};
 }
 
 /// The same in the tables' dtype; complex tables have one gradient.

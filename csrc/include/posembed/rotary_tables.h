@@ -35,8 +35,9 @@ struct POSEMBED_API RotaryTables {
   TORCH_ARG(Layout, layout) = Layout::bhsd;
   /// Pairs (2i, 2i + 1); otherwise (i, i + rotary_dim / 2).
   TORCH_ARG(bool, interleaved) = false;
-  /// Tables have one column for each pair. Full-width tables have one for each component, which
-  /// are equal in rotations: columns i and i + rotary_dim / 2, or 2i and 2i + 1 if interleaved.
+  /// Tables have a column for each pair. Full-width tables have one for each component. Those of a
+  /// pair (i and i + rotary_dim / 2, or 2i and 2i + 1 if interleaved) are usually equal; otherwise
+  /// each component is turned by its own.
   TORCH_ARG(bool, half_width) = false;
   /// The first rotated component.
   TORCH_ARG(int64_t, start) = 0;

@@ -97,11 +97,12 @@ def rotary_tables(
             the tables do not cover are copied.
         key: Like ``query`` with any number of heads, or None.
         cos: Floating-point [batch or 1, seq, width] or [seq, width]. The width is the number of
-            rotated components, rotary_dim: a column for each, equal for both components of a pair
-            in rotations (columns ``i`` and ``i + rotary_dim / 2``, or adjacent ones if
-            ``interleaved``). Or complex ``freqs_cis`` with a column for each pair, without ``sin``.
-            With another dimension, of the size of the heads or 1, where ``query`` has its heads,
-            each head has its own table: [batch or 1, heads, seq, width] for ``unsqueeze_dim=1``.
+            rotated components, rotary_dim. The columns of a pair (``i`` and ``i + rotary_dim / 2``,
+            or adjacent ones if ``interleaved``) are usually equal; otherwise each component is
+            turned by its own. Or complex ``freqs_cis`` with a column for each pair, without
+            ``sin``. With another dimension, of the size of the heads or 1, where ``query`` has its
+            heads, each head has its own table: [batch or 1, heads, seq, width] for
+            ``unsqueeze_dim=1``.
         sin: Like ``cos``, or None if ``cos`` is complex.
         interleaved: Pairs (2i, 2i + 1), as GPT-J; otherwise (i, i + rotary_dim / 2), as Llama.
         half_width: Real tables have only one column for each pair.

@@ -343,8 +343,8 @@ inline double kept(Scalar scalar, double value) {
   return element(&memory, scalar, 0);
 }
 
-/// What tables have for each pair: one value; two, of which some differ at every third token; or the
-/// same where only sines differ. At some of these tokens only the last pair has two values.
+/// What tables have for each pair: one value; two, of which some differ at every third token; or
+/// the same where only sines differ. At some of these tokens only the last pair has two values.
 enum class Columns { half, whole, whole_sines };
 
 /// Tables of cosines and sines that are not those of any angle.
@@ -432,7 +432,7 @@ inline void check_in_steps(const Variant& variant, const Problem& problem, Produ
           const auto at = static_cast<size_t>(tables.place(token, i));
           const size_t other = at + static_cast<size_t>(tables.second);
           double sines[] = {tables.sines[at], tables.sines[other]};
-          if (problem.reverse) std::swap(sines[0] = -sines[0], sines[1] = -sines[1]);
+          if (problem.reverse) sines[0] = -tables.sines[other], sines[1] = -tables.sines[at];
           const double x = element(before[r].data(), scalar, first);
           const double y = element(before[r].data(), scalar, second);
           const double difference = sum_of(x, tables.cosines[at], -y, sines[0]);

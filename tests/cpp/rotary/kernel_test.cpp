@@ -172,7 +172,7 @@ TEST(RotaryKernel, SizesZeroAndOne) {
 void check_streamed(Problem problem, bool by_tables) {
   problem.in_place = true;
   Call in_place(problem), call(problem);
-  const Tables tables(problem);
+  const Tables tables(problem, /*narrow=*/false, Columns::whole);
   if (by_tables) tables.apply(ProductRounding::to_data_type, &in_place.arguments);
   if (by_tables) tables.apply(ProductRounding::to_data_type, &call.arguments);
   baseline::rotate(in_place.arguments, 0, problem.batch * problem.seq);

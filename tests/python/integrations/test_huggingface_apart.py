@@ -65,6 +65,35 @@ def second_halves(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
     return x * c + half(x) * s
 
 
+def exchanged(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    """Turns each component by the sine of the other."""
+    return x * c + half(x * s)
+
+
+def one_half(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    """Reads a value for each component of one table, and for each pair of the other."""
+    first, _ = s.chunk(2, -1)
+    return x * c + half(x) * torch.cat((first, first), -1)
+
+
+def careful(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    if c.isnan().any() or s.isnan().any():
+        raise ValueError("a table has NaN")
+    c, s = c.chunk(2, -1)[0].repeat_interleave(2, -1), s.chunk(2, -1)[0].repeat_interleave(2, -1)
+    return x * c + torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2) * s
+
+
+def first_columns(x: Tensor, turns: Tensor) -> Tensor:
+    c, s, (first, second) = turns[..., 0, 0], turns[..., 1, 0], x.chunk(2, -1)
+    return torch.cat((first * c - second * s, second * c + first * s), -1)
+
+
+def angles_of_neighbours(x: Tensor, angles: Tensor) -> Tensor:
+    c, s = angles[..., ::2].cos(), angles[..., 1::2].sin()
+    first, second = x[..., ::2], x[..., 1::2]
+    return torch.stack((first * c - second * s, second * c + first * s), -1).flatten(-2)
+
+
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +103,9 @@ class Model(nn.Module):
         forms = {"separate": separate, "packed": packed, "pair": pair, "joint": joint}
         forms |= {"by_angle": by_angle, "gathered": gathered, "matrices": matrices}  # type: ignore[dict-item]
         forms |= {"transposed": transposed, "neighbours": neighbours}  # type: ignore[dict-item]
-        forms |= {"second_halves": second_halves}
+        forms |= {"second_halves": second_halves, "exchanged": exchanged, "one_half": one_half}
+        forms |= {"careful": careful, "first_columns": first_columns}  # type: ignore[dict-item]
+        forms |= {"angles_of_neighbours": angles_of_neighbours}  # type: ignore[dict-item]
         if form == "normed":
             return separate(self.norm(given[0]), *given[1:])
         return forms[form](*given, **named)
@@ -85,7 +116,7 @@ def tables(form: str, equal: bool) -> tuple[Any, ...]:
     theta = torch.rand(TOKENS, HEAD // 2)
     theta = torch.cat((theta, theta if equal else torch.rand(TOKENS, HEAD // 2)), -1)
     cos, sin = theta.cos(), theta.sin()
-    if form in ("matrices", "transposed"):
+    if form in ("matrices", "transposed", "first_columns"):
         first, second = cos.chunk(2, -1), sin.chunk(2, -1)
         rows = first[0], -second[0], second[1], first[1]
         return (torch.stack(rows, -1).unflatten(-1, (2, 2)),)
@@ -93,12 +124,13 @@ def tables(form: str, equal: bool) -> tuple[Any, ...]:
         return cos, sin, torch.arange(TOKENS)[None]
     if form in ("pair", "joint"):
         return ((cos, sin),) if form == "pair" else (torch.cat((cos, sin), -1),)
-    return (theta,) if form == "by_angle" else (cos, sin)
+    return (theta,) if form in ("by_angle", "angles_of_neighbours") else (cos, sin)
 
 
 FORMS = (
     *("separate", "packed", "pair", "joint", "by_angle", "gathered", "matrices", "transposed"),
-    *("neighbours", "second_halves", "normed"),
+    *("neighbours", "second_halves", "exchanged", "one_half", "careful", "first_columns"),
+    *("angles_of_neighbours", "normed"),
 )
 
 
@@ -108,7 +140,13 @@ def test_other_tables_of_the_same_shape(form: str, mode: str) -> None:
     torch._dynamo.reset()
     own, model = Model(), Model()
     report = patch(model, numerics="exact" if form == "normed" else "model")
-    run = torch.compile(model, backend="eager", fullgraph=True) if mode == "compiled" else model
+    operators: list[str] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        operators.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    run = torch.compile(model, backend=backend, fullgraph=True) if mode == "compiled" else model
     with torch.inference_mode(mode == "inference mode"):
         x = torch.randn(1, 2, TOKENS, HEAD)
         for equal in (True, False, True, False):
@@ -118,6 +156,8 @@ def test_other_tables_of_the_same_shape(form: str, mode: str) -> None:
             torch.testing.assert_close(found, expected, **({"rtol": 0, "atol": 0} if exact else {}))
     total = [sum(x) for x in zip(*[each[2:] for each in report.calls()], strict=True)]
     assert total == ([0, 0] if mode == "compiled" else [4, 0])
+    rotation = "posembed.norm_rotary" if form == "normed" else "posembed.rotary_tables"
+    assert any(name.startswith(rotation) for name in operators) == (mode == "compiled")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

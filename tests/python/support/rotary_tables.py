@@ -171,6 +171,12 @@ CASES = [
         reference_pair,
     ),
     OperatorCase(
+        "rotary_tables_pair-apart-heads-shared",
+        OPERATORS.rotary_tables_pair.default,
+        sample((3, 3), apart=True, table_heads=3, layout="bshd", numerics=PRODUCT),
+        reference_pair,
+    ),
+    OperatorCase(
         "rotary_tables-apart-heads",
         OPERATORS.rotary_tables.default,
         sample((3,), by_batch=True, apart=True, table_heads=3, interleaved=True, numerics=PRODUCT),

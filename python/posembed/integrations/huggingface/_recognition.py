@@ -37,6 +37,12 @@ DOUBLE = [(torch.bfloat16, torch.float64), (torch.float32, torch.float64)]
 PLAIN = (torch.float32, torch.float32)
 NARROW = (torch.bfloat16, torch.float16)
 PARTS: tuple[Part, ...] = ("first half", "second half", "even", "odd")
+OTHER_PARTS: tuple[tuple[Part, Part], ...] = (
+    ("whole", "exchanged"),
+    ("exchanged", "whole"),
+    ("even", "odd"),
+    ("odd", "even"),
+)
 HALF, TABLES = ("half", "complex"), ("half", "whole")
 PACKINGS: tuple[Packing, ...] = ("pair", "complex", "matrices", "stacked", "joint", "angles")
 DIMENSIONS = (-2, -3, 1, 2)  # of heads or tokens, if a function takes one
@@ -229,7 +235,7 @@ def structures(roles: Roles) -> Iterator[Rule]:
         "separate": ["whole", "half"],
         "complex": ["complex"],
         "stacked": ["half", "whole"],
-        "matrices": ["whole"],
+        "matrices": ["whole", "half"],
     }.get(roles.packing, ["half", "whole"])
     known_order = roles.packing in ("complex", "matrices") or COS.match(roles.cos)
     pairings: list[Any] = ["adjacent"] if roles.packing == "complex" else ["halves", "adjacent"]
@@ -357,8 +363,8 @@ def _tables(rule: Rule, sample: Sample, random: _Numbers) -> dict[str, Tensor]:
     return result
 
 
-def _packed(packing: Packing, tables: list[Tensor]) -> Any:
-    """Two tables in the form of a packing."""
+def _packed(packing: Packing, tables: list[Tensor], halves: bool) -> Any:
+    """Two tables in the form of a packing. Of matrices, halves are the first columns."""
     first, second = tables
     match packing:
         case "pair":
@@ -370,7 +376,8 @@ def _packed(packing: Packing, tables: list[Tensor]) -> Any:
         case "angles":
             return first
         case "matrices":
-            (a, d), (b, c) = first.chunk(2, -1), second.chunk(2, -1)
+            more = (first.flip(-1) + 1, second.flip(-1) + 1)
+            (a, b), (c, d) = zip(tables, more, strict=True) if halves else _in_halves(tables)
             return torch.stack((a, b, c, d), -1).view(*a.shape, 2, 2)
     double = first.dtype == torch.float64
     return torch.complex(*tables) if double else torch.complex(first.float(), second.float())
@@ -379,7 +386,7 @@ def _packed(packing: Packing, tables: list[Tensor]) -> Any:
 def _arguments(
     roles: Roles, rule: Rule, sample: Sample, known: tuple[Part, Part] = WHOLE
 ) -> dict[str, Any]:
-    """Arguments of random numbers; beside the known parts, tables are NaN."""
+    """Arguments of random numbers; beside the known parts, tables have other ones."""
     random = _Numbers()
     tables = _tables(rule, sample, random)
     pair = [  # of random numbers, so that either may be the sine
@@ -389,7 +396,7 @@ def _arguments(
     if roles.packing == "separate":
         arguments |= {roles.cos: pair[0], roles.sin or "": pair[1]}
     else:
-        arguments[roles.cos] = _packed(roles.packing, pair)
+        arguments[roles.cos] = _packed(roles.packing, pair, rule.tables in HALF)
     if roles.positions and (rule.gathers or roles.positions not in roles.defaults):
         arguments[roles.positions] = torch.randint(
             ROWS if rule.gathers else TOKENS,
@@ -407,10 +414,14 @@ def _arguments(
     return arguments
 
 
+def _in_halves(tables: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    return (table.chunk(2, -1) for table in tables)
+
+
 def _known_part(table: Tensor, part: Part) -> Tensor:
     if part == "whole":
         return table
-    known = torch.full_like(table, torch.nan)
+    known = table.flip(-1) + 1
     part_of(known, part).copy_(part_of(table, part))
     return known
 
@@ -456,8 +467,7 @@ def _run(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         result = function(**copies)
     except Exception:  # a function that takes other arguments may raise anything
         return None
-    tensors = {k: v for k, v in arguments.items() if isinstance(v, Tensor)}
-    kept = all(torch.equal(v.nan_to_num(), copies[k].nan_to_num()) for k, v in tensors.items())
+    kept = all(torch.equal(v, copies[k]) for k, v in arguments.items() if isinstance(v, Tensor))
     return result if kept else None
 
 
@@ -588,15 +598,34 @@ class _Trial:
     def structures(self) -> Iterator[tuple[Rule, list[int | None]]]:
         """Rules that hold up to rounding, and the dimensions that they may insert."""
         dims = [None] if self.roles.unsqueeze else DIMS
+        found = False
+        for rules in (self.usual_structures, self.other_structures):
+            for rule in () if found else rules():
+                tried = {dim: dataclasses.replace(rule, unsqueeze=dim) for dim in dims}
+                near = [dim for dim, x in tried.items() if self.near(x, lambda s: s.is_whole)]
+                if near:
+                    found = True
+                    yield self._in_part(tried[near[0]]), near
+
+    def _in_part(self, rule: Rule) -> Rule:
+        """The rule with the components and the tokens that rotate."""
+        rule = self._part(rule, "window", ("first", "last"), lambda s: s.narrow)
+        parts = ("last", "table's last", "table's first")
+        return self._part(rule, "tokens", parts, lambda s: s.more + s.fewer > 0)
+
+    def usual_structures(self) -> Iterator[Rule]:
+        """What a function may do, with the parts of whole tables that it is seen to read."""
         for rule in structures(self.roles):
-            if rule.tables == "whole":
-                rule = dataclasses.replace(rule, parts=self.parts(rule.gathers))
-            tried = {dim: dataclasses.replace(rule, unsqueeze=dim) for dim in dims}
-            near = [dim for dim, x in tried.items() if self.near(x, lambda s: s.is_whole)]
-            if near:
-                rule = self._part(tried[near[0]], "window", ("first", "last"), lambda s: s.narrow)
-                parts = ("last", "table's last", "table's first")
-                yield self._part(rule, "tokens", parts, lambda s: s.more + s.fewer > 0), near
+            parts = self.parts(rule.gathers) if rule.tables == "whole" else WHOLE
+            yield dataclasses.replace(rule, parts=parts)
+
+    def other_structures(self) -> Iterator[Rule]:
+        """The same where both values of each pair are read, but not one for each component."""
+        if self.roles.packing in ("matrices", "complex"):
+            return
+        for rule, parts in itertools.product(structures(self.roles), OTHER_PARTS):
+            if rule.tables == "whole" and self.parts(rule.gathers) == WHOLE:
+                yield dataclasses.replace(rule, parts=parts)
 
     def parts(self, gathers: bool) -> tuple[Part, Part]:
         """What the function reads of whole tables: all, or one of the two values of each pair."""
@@ -607,19 +636,23 @@ class _Trial:
                 for at, sample in enumerate(self.samples)
                 if sample.dtypes == PLAIN and sample.is_whole and self.result(rule, at) is not None
             )
-            at = None if self.roles.packing in ("matrices", "complex") else next(plain, None)
-            first, second = (self._reads(rule, at, index) for index in (0, 1))
-            second = first if self.roles.packing == "angles" else second
-            self._parts[gathers] = WHOLE if "whole" in (first, second) else (first, second)
+            at = next(plain, None)
+            if at is None or self.roles.packing in ("matrices", "complex"):
+                self._parts[gathers] = WHOLE
+            else:
+                first = self._reads(rule, at, 0)
+                both = self.roles.packing == "angles"
+                self._parts[gathers] = first, first if both else self._reads(rule, at, 1)
         return self._parts[gathers]
 
-    def _reads(self, rule: Rule, at: int | None, index: int) -> Part:
-        """The part of one table whose numbers are enough."""
-        for part in PARTS if at is not None else ():
+    def _reads(self, rule: Rule, at: int, index: int) -> Part:
+        """The part of one table that alone decides on the result."""
+        expected = self.result(rule, at)
+        for part in PARTS:
             known = (part, WHOLE[1]) if index == 0 else (WHOLE[0], part)
-            given = _arguments(self.roles, rule, self.samples[at or 0], known)
-            results = [x for x in _flat(_run(self.function, given)) or [] if x is not None]
-            if results and all(bool(x.isfinite().all()) for x in results):
+            given = _arguments(self.roles, rule, self.samples[at], known)
+            found = _run(self.function, given)
+            if found is not None and _alike(found, expected) and _equal(found, expected, True):
                 return part
         return "whole"
 

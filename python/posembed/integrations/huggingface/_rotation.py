@@ -248,8 +248,7 @@ class Case:
         roles, rule = self.roles, self.rule
         cos, sin = self._unpacked(given)
         if rule.parts != WHOLE and sin is not None:
-            first, second = rule.parts
-            cos, sin = part_of(cos, first), part_of(sin, second)
+            cos, sin = map(self._columns, (cos, sin), rule.parts)
         if rule.sine_first and sin is not None:
             cos, sin = sin, cos
         if rule.gathers:
@@ -279,11 +278,23 @@ class Case:
                 return table.cos(), table.sin()
             case "matrices":
                 table = table.mT if self.rule.backwards else table
-                diagonal = table[..., 0, 0], table[..., 1, 1]
-                sines = -table[..., 0, 1], table[..., 1, 0]
-                return self._whole(*diagonal), self._whole(*sines)
+                cosine, sine = table[..., 0, 0], table[..., 1, 0]
+                if self.rule.has_halves:
+                    return cosine, sine
+                return self._whole(cosine, table[..., 1, 1]), self._whole(-table[..., 0, 1], sine)
             case _:
                 return table, None
+
+    def _columns(self, table: Tensor, part: Part) -> Tensor:
+        """The columns that are read of a table, for each pair or for each component."""
+        if part == "exchanged":
+            adjacent = self.rule.pairs == "adjacent"
+            first, second = (
+                (part_of(table, "even"), part_of(table, "odd")) if adjacent else table.chunk(2, -1)
+            )
+            return self._whole(second, first)
+        columns = part_of(table, part)
+        return columns if part == "whole" or self.rule.has_halves else self._whole(columns, columns)
 
     def _whole(self, first: Tensor, second: Tensor) -> Tensor:
         """A table with a value for each component of a pair."""
@@ -324,7 +335,7 @@ class Case:
         if cos.dtype == torch.complex128:
             numerics = "float32"
         start = query.shape[-1] - self._width(cos) if rule.window == "last" else 0
-        half_width = rule.tables == "half" or rule.parts != WHOLE
+        half_width = rule.has_halves
         options = (
             LAYOUTS[query.dim(), heads],
             rule.pairs == "adjacent",
@@ -418,8 +429,8 @@ class Case:
         return all(length == rows for length in lengths)
 
     def _width(self, cos: Tensor) -> int:
-        whole = self.rule.tables == "whole" and self.rule.parts == WHOLE
-        return cos.shape[-1] * (1 if whole else 2)
+        rule = self.rule
+        return cos.shape[-1] * (2 if rule.has_halves or rule.tables == "complex" else 1)
 
     def _call(
         self, query: Tensor, key: Tensor | None, cos: Tensor, sin: Tensor | None, plan: Plan

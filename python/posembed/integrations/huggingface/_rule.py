@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 Packing = Literal["separate", "pair", "joint", "stacked", "angles", "matrices", "complex"]
-Part = Literal["whole", "first half", "second half", "even", "odd"]
+Part = Literal["whole", "exchanged", "first half", "second half", "even", "odd"]
 WHOLE: tuple[Part, Part] = ("whole", "whole")
 
 
@@ -21,8 +21,8 @@ class Rule:
             "regrouped" reads adjacent pairs and writes halves.
         tables: "whole" tables have a value for each component, "half" ones for each pair;
             "complex" is cos + i sin.
-        parts: What is read of the first whole table and of the second, if each has a value twice:
-            a half, or every other column.
+        parts: What is read of the first whole table and of the second: all columns, all with those
+            of each pair exchanged, a half, or every other one.
         numerics: "float32" rounds each product as PyTorch does, "float32_product" rounds once,
             "float64" computes in float64.
         keeps_dtype: Whether results keep the dtype of their tensors even if tables are wider.
@@ -61,6 +61,11 @@ class Rule:
     least: int = 0
     lone: Literal["", "alone", "padded"] = ""
 
+    @property
+    def has_halves(self) -> bool:
+        """Whether tables, or what is read of them, have a value for each pair."""
+        return self.tables == "half" or {"whole", "exchanged"}.isdisjoint(self.parts)
+
     def __str__(self) -> str:
         words = {
             "halves": "half-split",
@@ -69,8 +74,8 @@ class Rule:
         }[self.pairs]
         if self.tables != "whole":
             words += f", {self.tables}" + (" tables" if self.tables != "complex" else "")
-        elif {"first half", "second half"} >= set(self.parts):
-            words += f", {' and '.join(dict.fromkeys(self.parts))} tables"
+        elif set(self.parts) == {"first half"}:
+            words += ", first half tables"
         if self.window != "all":
             words += f", {self.window} part of the head"
         if self.tokens != "all":
