@@ -71,6 +71,19 @@ struct Tables {
   }
 };
 
+/// Rotates the pairs that a thread owns by angle(i), as tables are used.
+template <typename Owned, typename Angle>
+__device__ void rotate_by_tables(ProductRounding rounding, const Angle& angle, Owned* owned) {
+  switch (rounding) {
+    case ProductRounding::none:
+      return owned->template rotate_in_steps<ProductRounding::none>(angle);
+    case ProductRounding::to_data_type:
+      return owned->template rotate_in_steps<ProductRounding::to_data_type>(angle);
+    case ProductRounding::fused:
+      return owned->template rotate_in_steps<ProductRounding::fused>(angle);
+  }
+}
+
 template <typename T, int size, bool interleaved, int capacity, Form form>
 __device__ void rotate_owned(const LaunchOf<T, capacity, form>& launch,
                              const Angles<T, size, form>& angles,
@@ -78,14 +91,11 @@ __device__ void rotate_owned(const LaunchOf<T, capacity, form>& launch,
   if constexpr (form == Form::pairs) {
     owned->rotate_pairs(angles);
   } else if constexpr (reads_tables<form>) {
-    switch (launch.product_rounding) {
-      case ProductRounding::none:
-        return owned->template rotate_in_steps<ProductRounding::none>(angles);
-      case ProductRounding::to_data_type:
-        return owned->template rotate_in_steps<ProductRounding::to_data_type>(angles);
-      case ProductRounding::fused:
-        return owned->template rotate_in_steps<ProductRounding::fused>(angles);
-    }
+    const auto angle = [&](int i) {
+      const Compute<T> cosine = angles.cosine[i], sine = angles.sine[i];
+      return PairAngle<Compute<T>>{{cosine, cosine}, {sine, sine}};
+    };
+    rotate_by_tables(launch.product_rounding, angle, owned);
   } else {
     owned->rotate(angles);
   }
@@ -178,10 +188,18 @@ __global__ void __launch_bounds__(max_threads<size>, min_blocks<size, 3>)
         if constexpr (form == Form::decaying) {
           tables.read(head >= launch.query_heads, columns, &angles);
         }
-        if constexpr (has_head_angles<form>) {
+        if constexpr (form == Form::by_head) {
           head_angles<T, size, interleaved, capacity, form>(launch, token, head, columns, &angles);
         }
-        if (rotated) rotate_owned<T, size, interleaved, capacity, form>(launch, angles, &owned[i]);
+        if constexpr (form == Form::head_table) {
+          const auto angle = [&](int k) {
+            return table_angle(launch, token, own_head(launch, head), columns.pair(k));
+          };
+          if (rotated) rotate_by_tables(launch.product_rounding, angle, &owned[i]);
+        } else {
+          if (rotated)
+            rotate_owned<T, size, interleaved, capacity, form>(launch, angles, &owned[i]);
+        }
         const Row<T> row = heads.row(head);
         if (rotated || (row.in != row.out && !launch.tangent)) {
           owned[i].first.write(row.out + columns.first);

@@ -151,12 +151,6 @@ struct Angles<T, size, Form::pairs> {
   core::BFloat16Pair sine[size], cosine[size];
 };
 
-/// The same with a value for each component of a pair.
-template <typename T, int size>
-struct Angles<T, size, Form::head_table> {
-  PairAngle<Compute<T>> pair[size];
-};
-
 /// A thread's share of a row: `size` pairs in two packs. Half-split: the first and the second
 /// members; interleaved: 2 * size neighbours.
 template <typename T, int size, bool interleaved>
@@ -178,12 +172,12 @@ struct Pairs {
     }
   }
 
-  /// Rotates in PyTorch's steps: see rounding.h.
-  template <ProductRounding rounding, Form form>
-  __device__ void rotate_in_steps(const Angles<T, size, form>& angles) {
+  /// Rotates pair i by angle(i) in PyTorch's steps: see rounding.h.
+  template <ProductRounding rounding, typename Angle>
+  __device__ void rotate_in_steps(const Angle& angle) {
 #pragma unroll
     for (int i = 0; i < size; ++i) {
-      rotary::rotate_in_steps<rounding>(T(a(i)), T(b(i)), angle_of(angles, i), &a(i), &b(i));
+      rotary::rotate_in_steps<rounding>(T(a(i)), T(b(i)), angle(i), &a(i), &b(i));
     }
   }
 
@@ -204,15 +198,6 @@ struct Pairs {
   }
 
  private:
-  template <Form form>
-  __device__ static PairAngle<Compute<T>> angle_of(const Angles<T, size, form>& angles, int i) {
-    if constexpr (form == Form::head_table) {
-      return angles.pair[i];
-    } else {
-      return {{angles.cosine[i], angles.cosine[i]}, {angles.sine[i], angles.sine[i]}};
-    }
-  }
-
   __device__ static core::BFloat16Pair pair_at(const Pack<T, size>& pack, int i) {
     core::BFloat16Pair pair;
     memcpy(&pair, pack.element + 2 * i, sizeof pair);
@@ -583,20 +568,21 @@ __device__ void read_table(const TableLaunch<T, capacity>& launch, const Token& 
   if (is_apart(angle)) apart_token() = token.number;
 }
 
-/// The angles of the thread's pairs of a head; the query's heads come first.
+/// The index of a head among those of its tensor; the query's heads come first.
+template <typename T, int capacity>
+__device__ int own_head(const Launch<T, capacity>& launch, int head) {
+  return head < launch.query_heads ? head : head - launch.query_heads;
+}
+
+/// The angles of the thread's pairs of a head that has frequencies of its own.
 template <typename T, int size, bool interleaved, int capacity, Form form>
 __device__ void head_angles(const LaunchOf<T, capacity, form>& launch, const Token& token, int head,
                             const PackColumns<size, interleaved>& columns,
                             Angles<T, size, form>* angles) {
-  const int own = head < launch.query_heads ? head : head - launch.query_heads;
 #pragma unroll
   for (int i = 0; i < size; ++i) {
-    const int pair = columns.pair(i);
-    if constexpr (form == Form::head_table) {
-      angles->pair[i] = table_angle(launch, token, own, pair);
-    } else {
-      head_sincos(launch, token, own, pair, &angles->sine[i], &angles->cosine[i]);
-    }
+    head_sincos(launch, token, own_head(launch, head), columns.pair(i), &angles->sine[i],
+                &angles->cosine[i]);
   }
 }
 
