@@ -67,7 +67,8 @@ Tensor over_rows(const RotaryTables& tables, const Tensor& gradient) {
 Tensor gradient_of_table(const RotaryTables& tables, const Tensor& first, const Tensor& second) {
   if (tables.half_width() || tables.cos().is_complex()) return over_rows(tables, first + second);
   const Tensor parts[] = {over_rows(tables, first), over_rows(tables, second)};
-  return tables.interleaved() ? at::stack(parts, -1).flatten(-2) : at::cat(parts, -1);
+  if (!tables.interleaved()) return at::cat(parts, -1);
+  return at::stack(parts, -1).reshape_symint(tables.cos().sym_sizes());
 }
 
 /// Gradients of cosines and sines.
