@@ -71,17 +71,25 @@ struct Tables {
   }
 };
 
+/// Calls rotate(rounding) with the rounding as a constant.
+template <typename Rotate>
+__device__ void visit_rounding(ProductRounding rounding, const Rotate& rotate) {
+  switch (rounding) {
+    case ProductRounding::none:
+      return rotate(std::integral_constant<ProductRounding, ProductRounding::none>());
+    case ProductRounding::to_data_type:
+      return rotate(std::integral_constant<ProductRounding, ProductRounding::to_data_type>());
+    case ProductRounding::fused:
+      return rotate(std::integral_constant<ProductRounding, ProductRounding::fused>());
+  }
+}
+
 /// Rotates the pairs that a thread owns by angle(i), as tables are used.
 template <typename Owned, typename Angle>
 __device__ void rotate_by_tables(ProductRounding rounding, const Angle& angle, Owned* owned) {
-  switch (rounding) {
-    case ProductRounding::none:
-      return owned->template rotate_in_steps<ProductRounding::none>(angle);
-    case ProductRounding::to_data_type:
-      return owned->template rotate_in_steps<ProductRounding::to_data_type>(angle);
-    case ProductRounding::fused:
-      return owned->template rotate_in_steps<ProductRounding::fused>(angle);
-  }
+  visit_rounding(rounding, [&](auto constant) {
+    owned->template rotate_in_steps<decltype(constant)::value>(angle);
+  });
 }
 
 template <typename T, int size, bool interleaved, int capacity, Form form>
@@ -91,11 +99,8 @@ __device__ void rotate_owned(const LaunchOf<T, capacity, form>& launch,
   if constexpr (form == Form::pairs) {
     owned->rotate_pairs(angles);
   } else if constexpr (reads_tables<form>) {
-    const auto angle = [&](int i) {
-      const Compute<T> cosine = angles.cosine[i], sine = angles.sine[i];
-      return PairAngle<Compute<T>>{{cosine, cosine}, {sine, sine}};
-    };
-    rotate_by_tables(launch.product_rounding, angle, owned);
+    rotate_by_tables(
+        launch.product_rounding, [&](int i) { return angles.of(i); }, owned);
   } else {
     owned->rotate(angles);
   }
@@ -114,17 +119,11 @@ __device__ void rotate_apart(const TableLaunch<T, capacity>& launch, const Token
     const int first = interleaved ? 2 * pair : pair, second = first + (interleaved ? 1 : pairs);
     const auto angle = table_angle<form>(launch, token, /*head=*/0, pair);
     T x = row.in[first], y = row.in[second];
-    switch (form == Form::pairs ? ProductRounding::to_data_type : launch.product_rounding) {
-      case ProductRounding::none:
-        rotate_in_steps<ProductRounding::none>(x, y, angle, &x, &y);
-        break;
-      case ProductRounding::to_data_type:
-        rotate_in_steps<ProductRounding::to_data_type>(x, y, angle, &x, &y);
-        break;
-      case ProductRounding::fused:
-        rotate_in_steps<ProductRounding::fused>(x, y, angle, &x, &y);
-        break;
-    }
+    const auto rounding =
+        form == Form::pairs ? ProductRounding::to_data_type : launch.product_rounding;
+    visit_rounding(rounding, [&](auto constant) {
+      rotate_in_steps<decltype(constant)::value>(x, y, angle, &x, &y);
+    });
     row.out[first] = x;
     row.out[second] = y;
   }

@@ -142,6 +142,11 @@ template <typename T, int size, Form form = Form::exact>
 struct Angles {
   Compute<T> sine[size], cosine[size];
   Compute<T> outer[form == Form::decaying ? size : 1];
+
+  /// The angle of pair `i`, whose components share it.
+  __device__ PairAngle<Compute<T>> of(int i) const {
+    return {{cosine[i], cosine[i]}, {sine[i], sine[i]}};
+  }
 };
 
 /// The same for arithmetic on two numbers at once. Half-split: sines and cosines of two pairs in

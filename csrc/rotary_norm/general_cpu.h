@@ -168,18 +168,17 @@ class General {
   void rotate(bool apart) {
     C* window = row_ + rotation_.start;
     const int64_t pairs = rotation_.pairs;
-    const bool once = arguments_.row_rounding == RowRounding::once;
-    if (once && !apart) {
+    using rotary::ProductRounding;
+    const auto rounding = rounding_of(arguments_.row_rounding, rotation_.product_rounding);
+    if (rounding == ProductRounding::fused && !apart) {
       rotate_(window, window, 1, 0, 0, angles_, pairs, kernel::no_margins);
       return;
     }
-    using rotary::ProductRounding;
-    auto rotate = rotate_row_in_steps<ProductRounding::none, T>;
-    if (once) {
-      rotate = rotate_row_in_steps<ProductRounding::fused, T>;
-    } else if (rotation_.product_rounding == ProductRounding::to_data_type) {
-      rotate = rotate_row_in_steps<ProductRounding::to_data_type, T>;
-    }
+    const auto rotate = rounding == ProductRounding::fused
+                            ? rotate_row_in_steps<ProductRounding::fused, T>
+                        : rounding == ProductRounding::to_data_type
+                            ? rotate_row_in_steps<ProductRounding::to_data_type, T>
+                            : rotate_row_in_steps<ProductRounding::none, T>;
     rotate(apart_, pairs, interleaved ? 1 : pairs, interleaved ? 2 : 1, window);
   }
 

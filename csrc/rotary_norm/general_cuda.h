@@ -171,14 +171,6 @@ class RowNorm {
   const GeneralNorms<C>& norms_;
 };
 
-/// How a rotation by tables rounds. fused: as one without tables; none: before results are stored.
-__device__ inline rotary::ProductRounding rounding_of(RowRounding rows,
-                                                      rotary::ProductRounding products) {
-  using rotary::ProductRounding;
-  if (rows == RowRounding::once) return ProductRounding::fused;
-  return products == ProductRounding::to_data_type ? products : ProductRounding::none;
-}
-
 /// Rotates the pairs that a thread owns by angle(i, pair), where i counts them.
 template <typename T, int size, bool interleaved, typename Angle>
 __device__ void rotate_in_steps(const rotary::PackColumns<size, interleaved>& columns,
@@ -247,11 +239,8 @@ __device__ void norm_tokens(const rotary::TableLaunch<T, capacity>& launch,
       } else if (rounding == rotary::ProductRounding::fused) {
         owned->rotate(angles);
       } else {
-        const auto angle = [&](int i, int) {
-          const C cosine = angles.cosine[i], sine = angles.sine[i];
-          return rotary::PairAngle<C>{{cosine, cosine}, {sine, sine}};
-        };
-        rotate_in_steps<T>(columns, rounding, angle, owned);
+        rotate_in_steps<T>(
+            columns, rounding, [&](int i, int) { return angles.of(i); }, owned);
       }
     };
     const auto writer = make_writer(token);

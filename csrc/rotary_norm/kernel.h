@@ -19,6 +19,14 @@ inline constexpr int64_t max_head_dim = 2 * rotary::max_pairs;
 /// type of the data, and again after it is multiplied by the weights. after_weight: only then.
 enum class RowRounding : int8_t { once, before_weight, after_weight };
 
+/// How the rotation of a row rounds. fused: as one without tables; none: before results are stored.
+POSEMBED_INLINE rotary::ProductRounding rounding_of(RowRounding rows,
+                                                    rotary::ProductRounding products) {
+  using rotary::ProductRounding;
+  if (rows == RowRounding::once) return ProductRounding::fused;
+  return products == ProductRounding::to_data_type ? products : ProductRounding::none;
+}
+
 /// Index 0 is query, 1 is key.
 struct Arguments {
   rotary::Arguments rotation;

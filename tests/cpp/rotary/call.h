@@ -347,20 +347,38 @@ inline double kept(Scalar scalar, double value) {
 /// the same where only sines differ. At some of these tokens only the last pair has two values.
 enum class Columns { half, whole, whole_sines };
 
+/// Where tables [batch, seq, width] have the values of a pair.
+struct TablePlaces {
+  int64_t seq, width, step, second;  // step: from pair to pair; second: to a pair's other value
+
+  TablePlaces(const Problem& problem, bool whole)
+      : seq(problem.seq),
+        width(whole ? 2 * problem.pairs : problem.pairs),
+        step(whole && problem.interleaved ? 2 : 1),
+        second(whole ? (problem.interleaved ? 1 : problem.pairs) : 0) {}
+
+  size_t size(const Problem& problem) const {
+    return static_cast<size_t>(problem.batch * problem.seq * width);
+  }
+
+  /// The place of a pair's first value.
+  int64_t place(int64_t token, int64_t pair) const { return token * width + pair * step; }
+
+  void give_to(Arguments* arguments) const {
+    arguments->table_stride[0] = seq * width;
+    arguments->table_stride[1] = width;
+    arguments->table_stride[2] = step;
+    arguments->table_second = second;
+  }
+};
+
 /// Tables of cosines and sines that are not those of any angle.
-struct Tables {
+struct Tables : TablePlaces {
   std::vector<float> cosines, sines;
   std::vector<core::BFloat16> narrow_cosines, narrow_sines;  // the same numbers, if `narrow`
-  int64_t width, step, second;  // columns; from pair to pair; from a pair's value to the other
 
   explicit Tables(const Problem& problem, bool narrow = false, Columns columns = Columns::half)
-      : width(problem.pairs * (columns == Columns::half ? 1 : 2)),
-        step(columns != Columns::half && problem.interleaved ? 2 : 1),
-        second(columns == Columns::half ? 0
-               : problem.interleaved    ? 1
-                                        : problem.pairs) {
-    cosines.resize(static_cast<size_t>(problem.batch * problem.seq * width));
-    sines = cosines;
+      : TablePlaces(problem, columns != Columns::half), cosines(size(problem)), sines(cosines) {
     for (int64_t token = 0; token < problem.batch * problem.seq; ++token)
       for (int64_t i = 0; i < problem.pairs; ++i) {
         const int64_t number = token * problem.pairs + i, at = place(token, i);
@@ -372,9 +390,6 @@ struct Tables {
       }
     if (narrow) narrow_cosines = narrowed(&cosines), narrow_sines = narrowed(&sines);
   }
-
-  /// The place of a pair's first value.
-  int64_t place(int64_t token, int64_t pair) const { return token * width + pair * step; }
 
   void set(int64_t at, int64_t cosine, int64_t sine) {
     cosines[static_cast<size_t>(at)] = std::sin(static_cast<float>(3 * cosine + 1));
@@ -397,10 +412,7 @@ struct Tables {
     arguments->cosines = narrow ? static_cast<const void*>(narrow_cosines.data()) : cosines.data();
     arguments->sines = narrow ? static_cast<const void*>(narrow_sines.data()) : sines.data();
     arguments->table_scalar = narrow ? Scalar::bfloat16 : Scalar::float32;
-    arguments->table_stride[0] = arguments->seq * width;
-    arguments->table_stride[1] = width;
-    arguments->table_stride[2] = step;
-    arguments->table_second = second;
+    give_to(arguments);
     arguments->product_rounding = rounding;
   }
 };

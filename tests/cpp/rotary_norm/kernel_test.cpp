@@ -154,15 +154,9 @@ class Call {
 
 /// Cosines and sines of the pairs of every token or, if `apart`, for every other token of the
 /// components of the pairs.
-struct Tables {
+struct Tables : rotary::TablePlaces {
   Tables(const Problem& problem, bool apart)
-      : width(problem.pairs * (apart ? 2 : 1)),
-        step(apart && problem.interleaved ? 2 : 1),
-        second(!apart                ? 0
-               : problem.interleaved ? 1
-                                     : problem.pairs) {
-    cosines.resize(static_cast<size_t>(problem.batch * problem.seq * width));
-    sines = cosines;
+      : TablePlaces(problem, apart), cosines(size(problem)), sines(cosines) {
     for (int64_t token = 0; token < problem.batch * problem.seq; ++token)
       for (int64_t i = 0; i < problem.pairs; ++i) {
         const double number = double(token * problem.pairs + i), more = token % 2 == 1 ? 0.1 : 0.0;
@@ -171,20 +165,15 @@ struct Tables {
       }
   }
 
-  int64_t place(int64_t token, int64_t pair) const { return token * width + pair * step; }
-
   void set(int64_t at, double angle) {
     cosines[static_cast<size_t>(at)] = static_cast<float>(std::cos(angle));
     sines[static_cast<size_t>(at)] = static_cast<float>(std::sin(angle));
   }
 
-  void give_to(const Problem& problem, rotary::Arguments* arguments) const {
+  void apply(rotary::Arguments* arguments) const {
     arguments->cosines = cosines.data();
     arguments->sines = sines.data();
-    arguments->table_stride[0] = problem.seq * width;
-    arguments->table_stride[1] = width;
-    arguments->table_stride[2] = step;
-    arguments->table_second = second;
+    give_to(arguments);
     arguments->reverse = false;
   }
 
@@ -201,7 +190,6 @@ struct Tables {
   }
 
   std::vector<float> cosines, sines;
-  int64_t width, step, second;  // columns; from pair to pair; from a pair's value to the other
 };
 
 void check_forward(const Problem& problem) {
@@ -228,7 +216,7 @@ void check_general(const Problem& problem, bool centred, bool all_heads, bool by
     Call call(problem);
     if (centred) call.centre();
     call.arguments.all_heads = all_heads;
-    if (by_tables) tables.give_to(problem, &call.arguments.rotation);
+    if (by_tables) tables.apply(&call.arguments.rotation);
     const std::vector<char> before[2] = {call.rotary().input(0), call.rotary().input(1)};
     variant.forward(call.arguments, 0, problem.batch * problem.seq);
     for (int64_t r = 0; r < call.arguments.rotation.count; ++r) {
