@@ -35,7 +35,7 @@ export PATH := $(dir $(python)):$(PATH)
 export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: all build build-tests test test-cpp test-python test-transformers test-transformers-suite run-transformers-suite test-stacks run-stacks test-torchrec run-torchrec fuzz fuzz-readers reliability test-gpu test-packaging test-changed-packaging sanitize-gpu check-races check-machine-code test-cuda-on-cpu run-cuda-on-cpu test-aarch64 lint format docs demo benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels clean
+.PHONY: all build build-tests test test-cpp test-python test-transformers test-transformers-suite run-transformers-suite test-stacks run-stacks test-torchrec run-torchrec fuzz fuzz-readers reliability test-gpu test-packaging check-newest-torch requirements install-locked sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu test-families-cuda-on-cpu build-cuda-on-cpu test-aarch64 lint format docs demo benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels clean
 all: build
 
 # pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
@@ -65,14 +65,24 @@ build-tests: $(requirements_dev)
 	cmake --build $(BUILD)
 	$(install_library)
 
-test: test-cpp test-python
+# With the seconds of each stage, and one line at the end: passed, failed, skipped and why.
+stages = $(or $(shell command -v $(PYTHON)),python3) scripts/stages.py
+test:
+	$(stages) requirements build ctest sanitizers pytest
+
+requirements: $(requirements_dev)
+
+# The same and no others, with known hashes (.ci/requirements.txt).
+install-locked:
+	test -x $(python) || $(PYTHON) -m venv $(VENV)
+	$(install) --quiet --require-hashes --only-binary :all: -r .ci/requirements.txt
 
 test-cpp: build-tests
 	ctest --test-dir $(BUILD) --output-on-failure --parallel 2 $(CTEST_ARGS)
 
 # Files of tests are spread over processes, whose waiting threads leave the cores to each other.
 test-python: build $(requirements_dev)
-	OMP_WAIT_POLICY=passive $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
+	OMP_WAIT_POLICY=passive $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --junitxml=$(BUILD)/reports/pytest.xml $(PYTEST_ARGS)
 
 # Patches every model class of the installed transformers, or of TRANSFORMERS=5.24.0; make test takes one in 48.
 test-transformers: private other = $(abspath $(BUILD))/transformers-$(TRANSFORMERS)
@@ -121,7 +131,7 @@ fuzz-readers: $(requirements)
 # Everything long of docs/guide/reliability.md (two hours on two cores); make test has its short form.
 reliability: FUZZ_RUNS = 10000000
 reliability: build-tests fuzz fuzz-readers
-	POSEMBED_LONG=1 OMP_WAIT_POLICY=passive $(python) -m pytest --timeout 7200 $(addprefix tests/python/,test_reliability.py \
+	POSEMBED_LONG=1 OMP_WAIT_POLICY=passive $(python) -m pytest --timeout 7200 $(addprefix tests/python/,test_operators.py test_reliability.py \
 	  test_memory.py test_guard_pages.py pretrained commands/test_convert_interrupted.py) $(PYTEST_ARGS)
 
 # What needs a GPU (docs/guide/gpu.md). "slow" tests compile with Inductor and are left out.
@@ -129,27 +139,31 @@ test-gpu sanitize-gpu benchmark-gpu profile-gpu: build-tests
 	BUILD=$(BUILD) PYTHON=$(python) PYTEST_ARGS='$(PYTEST_ARGS)' BENCHMARK_ARGS='$(BENCHMARK_ARGS)' \
 	  scripts/gpu.sh $(@:-gpu=)
 
-# Without a GPU: the CUDA kernels' sources, run on the CPU under ThreadSanitizer. make test runs them under
-# AddressSanitizer and UndefinedBehaviorSanitizer.
-check-races: build-tests
-	cmake --build $(BUILD) --target check_races -- -k 0
+# Without a GPU: the CUDA kernels' sources, run on the CPU under AddressSanitizer and UndefinedBehaviorSanitizer, or under
+# ThreadSanitizer.
+check-memory check-races: build-tests
+	cmake --build $(BUILD) --target $(subst -,_,$@) -- -k 0
 
 # Without a GPU: Python tests on a library whose operators take their CUDA half for tensors on the CPU, beside a copy of
-# the Python sources (4 minutes on two cores). A build without CUDA kernels has no such half.
+# the Python sources. A build without CUDA kernels has no such half. Tests of all operators and launches, and the sweep;
+# then the families' own tests, which CI runs when their sources have changed.
 cuda_on_cpu := $(BUILD)/tests/cpp/cuda_on_cpu
-test-cuda-on-cpu: build-tests
-	cmake --build $(BUILD) --target posembed_cuda_on_cpu
-	test ! -e $(cuda_on_cpu)/libposembed.so || $(MAKE) --no-print-directory run-cuda-on-cpu
+with_cuda_on_cpu = POSEMBED_CUDA_ON_CPU=1 PYTHONPATH=$(abspath $(cuda_on_cpu)/python) OMP_WAIT_POLICY=passive $(python)
+families := token bag learned sinusoidal rotary rotary_cache rotary_norm alibi input
+test-cuda-on-cpu: build-cuda-on-cpu
+	test ! -e $(cuda_on_cpu)/libposembed.so || $(with_cuda_on_cpu) -m pytest --numprocesses 2 -m 'not slow' \
+	  $(addprefix tests/python/test_,operators.py launches.py) $(PYTEST_ARGS)
+	test ! -e $(cuda_on_cpu)/libposembed.so || $(with_cuda_on_cpu) tests/gpu/sweep.py --quick
 
-run-cuda-on-cpu:
+test-families-cuda-on-cpu: build-cuda-on-cpu
+	test ! -e $(cuda_on_cpu)/libposembed.so || $(with_cuda_on_cpu) -m pytest --numprocesses 2 -m 'not slow' \
+	  $(addprefix tests/python/,$(families) test_parity.py) $(PYTEST_ARGS)
+
+build-cuda-on-cpu: build-tests
+	cmake --build $(BUILD) --target posembed_cuda_on_cpu
 	cmake -E rm -rf $(cuda_on_cpu)/python
 	cmake -E copy_directory python $(cuda_on_cpu)/python
-	cmake -E copy $(cuda_on_cpu)/libposembed.so $(cuda_on_cpu)/python/posembed/lib
-	POSEMBED_CUDA_ON_CPU=1 PYTHONPATH=$(abspath $(cuda_on_cpu)/python) OMP_WAIT_POLICY=passive \
-	  $(python) -m pytest --numprocesses 2 -m 'not slow' \
-	  $(addprefix tests/python/,token bag learned sinusoidal rotary rotary_cache rotary_norm alibi input) \
-	  $(addprefix tests/python/test_,operators.py parity.py launches.py) $(PYTEST_ARGS)
-	POSEMBED_CUDA_ON_CPU=1 PYTHONPATH=$(abspath $(cuda_on_cpu)/python) $(python) tests/gpu/sweep.py --quick
+	test ! -e $(cuda_on_cpu)/libposembed.so || cmake -E copy $(cuda_on_cpu)/libposembed.so $(cuda_on_cpu)/python/posembed/lib
 
 # Arm, cross-compiled and run under an emulator: tests, and the bits of every operator beside this machine's.
 aarch64 = PYTHON=$(python) TORCH=$(TORCH) PYTEST_ARGS='$(PYTEST_ARGS)' scripts/aarch64.sh
@@ -207,16 +221,16 @@ wheels:
 	  $(MAKE) wheel TORCH=$$torch PYTHON=$$python VENV=.venv-$$torch-$$python BUILD=build/wheel-$$torch-$$python; \
 	done; done
 
-# Packaging from scratch: the wheel and a project that includes posembed compile all of it (20 minutes on two cores).
-# .ci/packaging-tested keeps which packaging files passed; CI repeats the test only for others.
-packaging_files := CMakeLists.txt setup.py pyproject.toml scripts/build_wheel.py $(sort $(wildcard cmake/*))
-packaging = $(firstword $(shell cat $(packaging_files) | sha256sum))
+# Packaging from scratch: the wheel and a project that includes posembed compile all of it.
 test-packaging: build-tests
 	POSEMBED_PACKAGING_FROM_SCRATCH=1 $(python) -m pytest tests/install/test_wheel.py tests/install/test_install.py $(PYTEST_ARGS)
-	echo $(packaging) > .ci/packaging-tested
 
-test-changed-packaging:
-	test "$$(cat .ci/packaging-tested)" = $(packaging) || $(MAKE) --no-print-directory test-packaging
+# Of the newest torch the headers serve, whatever the Python.
+newest_torch := build/newest-torch
+check-newest-torch: build-tests
+	env -u PIP_NO_INDEX $(python) -m pip download --quiet --require-hashes --no-deps --only-binary :all: --dest $(newest_torch) \
+	  --implementation cp --python-version 3.11 --platform manylinux_2_28_x86_64 -r .ci/newest-torch.txt
+	$(python) scripts/newest_torch.py $(BUILD) $(newest_torch)/torch-*.whl
 
 clean:
 	rm -rf build dist python/posembed/lib python/posembed/include python/posembed/_C.*.so python/*.egg-info

@@ -95,7 +95,7 @@ run_tests() {
 
   # The emulator ignores advice on huge pages; outputs beyond the caches take it minutes.
   local program skipped='*Cuda*:*GpuSource*:HugePages*:*StreamedOutputs*:*BeyondTheCaches*'
-  for program in "$folder"/tests/tests/cpp/{,cuda_on_cpu/}test_*; do
+  for program in "$folder"/tests/tests/cpp/{test_,cuda_on_cpu/memory_}*; do
     if [ -f "$program" ] && [ -x "$program" ] && [[ $program != *_cuda_source ]]; then
       echo "== $(basename "$program")"
       emulated "$program" --gtest_brief=1 --gtest_filter="-$skipped"
