@@ -230,6 +230,25 @@ def test_any_frequencies(frequencies: tuple[float, ...]) -> None:
     assert_close(program.module()(query), rope(query), 1e-6)
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        (torch.tensor([3, 1]), torch.tensor([], dtype=torch.int64)),
+        (torch.tensor([], dtype=torch.int64), torch.tensor([0, 0])),
+        (torch.zeros(2, 0, dtype=torch.int64),),
+        (torch.zeros(0, 3, dtype=torch.int64),),
+    ],
+    ids=["no bags", "no ids", "empty bags", "no rows"],
+)
+def test_bags_without_tokens(mode: str, given: tuple[Tensor, ...]) -> None:
+    bag = pe.TokenBag(50, 16, mode=mode)
+    program = pe.decompose(torch.export.export(bag, given))
+    expected = torch.zeros(len(given[-1]), 16)  # as torch.nn's, which ends the process for maxima
+    assert torch.equal(program.module()(*given), expected)
+    assert torch.equal(bag(*given), expected)
+
+
 def test_encodings_of_integers_are_float32() -> None:
     """As the operator's are, whatever torch's default dtype."""
     encode = torch.ops.posembed.sinusoidal_encode.default

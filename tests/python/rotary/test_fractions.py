@@ -34,7 +34,7 @@ def tensors(dtype: torch.dtype, device: torch.device | str = "cpu") -> tuple[Ten
 
 def expected(x: Tensor, spec: pe.RotarySpec, positions: Tensor) -> Tensor:
     frequencies = spec.frequencies().to(x.device)
-    return rotate(x.double(), positions, frequencies, spec=spec.text)
+    return rotate(x.double(), spec.text, positions, frequencies=frequencies)
 
 
 @pytest.mark.parametrize("spec", [*SPECS, XPOS], ids=str)
@@ -125,7 +125,9 @@ def test_learned_frequencies_have_gradients(device: torch.device) -> None:
 
     inputs = [x.requires_grad_() for x in (query, key, frequencies)]
     assert torch.autograd.gradcheck(rotated, inputs, check_forward_ad=True)
-    assert_close(rotated(*inputs)[0], rotate(query, positions, frequencies, spec=spec.text), 1e-13)
+    assert_close(
+        rotated(*inputs)[0], rotate(query, spec.text, positions, frequencies=frequencies), 1e-13
+    )
 
 
 def test_fused_operators_take_them(device: torch.device) -> None:

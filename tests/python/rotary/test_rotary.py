@@ -42,7 +42,7 @@ def test_inverse_undoes(dtype: torch.dtype, device: torch.device) -> None:
 def test_query_and_key_are_views_of_one_tensor(device: torch.device) -> None:
     packed = torch.randn(2, 6, 4 + 2 + 2, 16, device=device)
     query, key, value = packed.split([4, 2, 2], dim=2)
-    expected = [rotate(x.double(), None, spec='{"head_dim":16}') for x in (query, key)]
+    expected = [rotate(x.double(), '{"head_dim":16}') for x in (query, key)]
     kept = value.clone()
     pe.RotaryEmbedding(16).rotate_(query, key)
     assert_close(query, expected[0], TOLERANCE[torch.float32])

@@ -7,8 +7,7 @@ from typing import Any
 import posembed as pe
 import pytest
 import torch
-from support.case import FLOATING, assert_close
-from support.rotary_norm import reference
+from support.case import FLOATING, assert_close, decomposed
 from torch import Tensor
 from torch.nn.functional import layer_norm, rms_norm
 
@@ -81,7 +80,7 @@ def test_tables_in_one_rounding(dtype: torch.dtype, device: torch.device) -> Non
     exact = {name: tensor.double() for name, tensor in given.items()}
     options |= {"cos": cos.double(), "sin": sin.double()}
     for actual, wanted in zip(
-        found, reference(**exact, **options, spec='{"head_dim":32}'), strict=True
+        found, decomposed("norm_rotary")(**exact, **options, spec='{"head_dim":32}'), strict=True
     ):
         ulp = torch.finfo(dtype).eps * 2.0 ** wanted.abs().log2().floor()
         assert ((actual.double() - wanted).abs() <= 0.5 * ulp + 4e-6).all()
@@ -109,7 +108,7 @@ def test_weights_in_float32(spec: pe.RotarySpec, dtype: torch.dtype, device: tor
     leaves = {name: tensor.requires_grad_() for name, tensor in given.items()}
     found = pe.functional.norm_rotary(**leaves, spec=spec, eps=1e-5)
     exact = {name: x.detach().double().requires_grad_() for name, x in given.items()}
-    wanted = reference(**exact, spec=spec.to_json(), eps=1e-5)
+    wanted = decomposed("norm_rotary")(**exact, spec=spec.to_json(), eps=1e-5)
     for actual, expected in zip(found, wanted, strict=True):
         ulp = torch.finfo(dtype).eps * 2.0 ** expected.abs().log2().floor()
         assert ((actual.double() - expected).abs() <= 0.5 * ulp + 4e-6).all()
@@ -231,7 +230,7 @@ def test_gradients_flow_to_tables(device: torch.device) -> None:
 
     tensors = [*given.values(), cos, sin]
     found = torch.autograd.grad([x.square().sum() for x in ours(*tensors)], tensors)
-    wanted = reference(**given, cos=cos, sin=sin, spec='{"head_dim":32}')
+    wanted = decomposed("norm_rotary")(**given, cos=cos, sin=sin, spec='{"head_dim":32}')
     expected = torch.autograd.grad([x.square().sum() for x in wanted], tensors)
     for actual, other in zip(found, expected, strict=True):
         assert_close(actual, other, 1e-10)
