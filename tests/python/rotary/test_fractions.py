@@ -10,6 +10,7 @@ import posembed as pe
 import pytest
 import torch
 from support.case import FLOATING, TOLERANCE, assert_close
+from support.refusals import refused
 from support.rotary import rotate
 from torch import Tensor
 
@@ -164,9 +165,9 @@ def test_the_cpp_module_takes_them() -> None:
 def test_what_is_refused(device: torch.device) -> None:
     query, _ = tensors(torch.float32, device)
     rope = pe.RotaryEmbedding(16)
-    with pytest.raises(TypeError, match="positions: expected int32, int64, float32 or float64"):
-        rope(query, positions=torch.zeros(4, dtype=torch.bfloat16, device=device))
-    with pytest.raises(ValueError, match="positions: requires grad"):
-        rope(query, positions=torch.zeros(4, device=device, requires_grad=True))
+    refused(
+        (lambda: rope(query, positions=torch.zeros(4, dtype=torch.bfloat16, device=device)), TypeError, "positions: expected int32, int64, float32 or float64"),
+        (lambda: rope(query, positions=torch.zeros(4, device=device, requires_grad=True)), ValueError, "positions: requires grad"),
+    )  # fmt: skip
     with torch.no_grad():
         rope(query, positions=torch.zeros(4, device=device, requires_grad=True))

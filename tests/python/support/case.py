@@ -157,6 +157,19 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
     )
 
 
+def same_for_any_thread_count(call: Callable[[], Sequence[Tensor]]) -> None:
+    """A call gives the same bits with one, two and three threads."""
+    threads, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(call())
+    finally:
+        torch.set_num_threads(threads)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
 def in_schema_order(cases: Sequence[OperatorCase], *names: str) -> list[OperatorCase]:
     """Cases whose samples pass tensors in the order of ``names``.
 
