@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 from collections.abc import Callable
@@ -13,6 +14,8 @@ import torch
 from posembed._decompositions import decompositions, replacements
 from support.case import TOLERANCE, OperatorCase, as_tuple, assert_close
 from support.families import FAMILIES
+from support.modules import MODULES, Row, heads, vectors
+from support.refusals import refused
 from torch import Tensor, nn
 
 TABLE = decompositions()
@@ -40,8 +43,7 @@ def test_against_float64(case: OperatorCase, device: torch.device) -> None:
         sample = case.sample(2, 3, device, dtype)
         function = TABLE[case.operator]
         if case.name in WITH_DROPOUT:
-            with pytest.raises(ValueError, match="decompose: expected dropout 0"):
-                function(*sample.args, **sample.kwargs)
+            refused((lambda: function(*sample.args, **sample.kwargs), ValueError, "decompose: expected dropout 0"))  # fmt: skip
             continue
         # Float32 angles of float64 data: the program's frequencies have other last bits.
         exact = dtype == torch.float64 and '"numerics"' not in str(sample)
@@ -65,7 +67,7 @@ def test_every_operator_of_inference_is_replaced() -> None:
 
 
 class Call(nn.Module):
-    """A module whose forward is a function of another one."""
+    """A module whose forward is a function of another one and of tensors."""
 
     def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -76,115 +78,67 @@ class Call(nn.Module):
         return self.function(self.module, *given)
 
 
-def ids(batch: int, seq: int) -> Tensor:
-    return torch.randint(0, 50, (batch, seq))
-
-
-def heads(batch: int, seq: int) -> tuple[Tensor, Tensor]:
-    return torch.randn(batch, seq, 4, 64), torch.randn(batch, seq, 2, 64)
-
-
 def far(*size: int) -> Tensor:
     return torch.randint(0, 1_000_000, size)
 
 
-YARN = pe.RotarySpec(
-    64, rotary_dim=32, interleaved=True, scaling=pe.YarnScaling(4.0, original_max_positions=128)
-)
-SECTIONS = pe.RotarySpec(64, sections=pe.Sections((8, 12, 12)))
-MODULES: dict[str, tuple[nn.Module, Callable[[int, int], tuple[Tensor, ...]]]] = {
-    "token": (pe.TokenEmbedding(50, 16, scale="sqrt_dim"), lambda b, s: (ids(b, s),)),
-    "bag": (pe.TokenBag(50, 16, mode="mean"), lambda b, s: (ids(b, s),)),
-    "bag-offsets": (pe.TokenBag(50, 16), lambda b, s: (ids(1, b * s)[0], torch.arange(b) * s)),
-    "learned": (pe.LearnedPositionalEmbedding(64, 16), lambda b, s: (torch.randn(b, s, 16),)),
-    "sinusoidal": (
-        pe.SinusoidalPositionalEmbedding(16),
-        lambda b, s: (torch.randn(b, s, 16), far(b, s)),
+YARN = pe.YarnScaling(4.0, original_max_positions=128)
+PARTIAL = pe.RotarySpec(64, rotary_dim=32, interleaved=True, scaling=YARN)
+SECTIONS = pe.RotarySpec(8, sections=pe.Sections((1, 2, 1)))
+# Those of support/modules.py that differ in a program for inference, and other calls.
+ALIKE = ("token-rows", "token-max-norm", "rotary", "input-roberta", "rotary-yarn")
+PROGRAMS: dict[str, Row] = {
+    **{name: row for name, row in MODULES.items() if name not in ALIKE},
+    "sinusoidal-far": Row(
+        lambda: pe.SinusoidalPositionalEmbedding(8), lambda b, s: (*vectors(b, s), far(b, s))
     ),
-    "rotary": (pe.RotaryEmbedding(64), heads),
-    "rotary-far": (pe.RotaryEmbedding(64), lambda b, s: (*heads(b, s), far(b, s))),
-    "rotary-yarn": (pe.RotaryEmbedding(YARN), lambda b, s: (*heads(b, s), far(b, s))),
-    "rotary-sections": (pe.RotaryEmbedding(SECTIONS), lambda b, s: (*heads(b, s), far(3, b, s))),
-    "rotary-half": (
-        pe.RotaryEmbedding(64),
-        lambda b, s: tuple(x.half() for x in heads(b, s)),
+    "rotary-far": Row(lambda: pe.RotaryEmbedding(8), lambda b, s: (*heads(b, s), far(b, s))),
+    "rotary-yarn": Row(
+        lambda: pe.RotaryEmbedding(PARTIAL),
+        lambda b, s: (torch.randn(b, s, 4, 64), None, far(b, s)),
     ),
-    "norm_rotary": (
-        Call(
-            pe.RotaryEmbedding(64),
+    "rotary-sections": Row(
+        lambda: pe.RotaryEmbedding(SECTIONS), lambda b, s: (*heads(b, s), far(3, b, s))
+    ),
+    "rotary-half": Row(
+        lambda: pe.RotaryEmbedding(8), lambda b, s: tuple(x.half() for x in heads(b, s))
+    ),
+    "norm_rotary": Row(
+        lambda: Call(
+            pe.RotaryEmbedding(8),
             lambda rope, q, k: pe.functional.norm_rotary(
-                q, k, torch.ones(64), torch.ones(64), spec=rope.spec
+                q, k, torch.ones(8), torch.ones(8), spec=rope.spec
             ),
         ),
         heads,
     ),
-    "rotary_tables": (
-        Call(nn.Identity(), lambda _, q, k, cos, sin: pe.functional.rotary_tables(q, k, cos, sin)),
+    "rotary_tables": Row(
+        lambda: Call(
+            nn.Identity(), lambda _, q, k, cos, sin: pe.functional.rotary_tables(q, k, cos, sin)
+        ),
         lambda b, s: (
             *(torch.randn(b, h, s, 8) for h in (4, 2)),
             *(torch.randn(b, s, 4).repeat(1, 1, 2) for _ in range(2)),
         ),
     ),
-    "alibi": (
-        Call(pe.ALiBi(4), lambda alibi, x, m: alibi.softmax(x, attention_mask=m)),
+    "alibi-mask": Row(
+        lambda: Call(pe.ALiBi(4), lambda alibi, x, m: alibi.softmax(x, attention_mask=m)),
         lambda b, s: (torch.randn(b, 4, s, s), torch.ones(b, s, dtype=torch.int64)),
     ),
-    "alibi-train_length": (
-        Call(pe.ALiBi(4, train_length=8), lambda alibi, x: alibi.softmax(x)),
-        lambda b, s: (torch.randn(b, 4, 3, s),),
-    ),
-    "alibi-attention": (
-        Call(pe.ALiBi(4), lambda alibi, q, k: alibi.attention(q, k, k)),
-        lambda b, s: (torch.randn(b, 4, s, 8), torch.randn(b, 2, s, 8)),
-    ),
-    "relative_bias": (
-        Call(pe.RelativePositionBias(num_heads=4), lambda bias, x: bias(x.shape[1], x.shape[1])),
-        lambda b, s: (torch.randn(b, s),),
-    ),
-    "relative_window_bias": (
-        Call(
-            pe.RelativePositionBias(num_heads=4, window=(3, 3), class_token=True),
-            lambda bias, x: bias(window=(x.shape[1], 5)),
-        ),
-        lambda b, s: (torch.randn(b, s),),
-    ),
-    "learned-grid": (
-        Call(
-            pe.LearnedPositionalEmbedding(grid=(3, 4), embedding_dim=8),
-            lambda position, x: position(x.flatten(1, 2), grid=(x.shape[1], 2)),
-        ),
-        lambda b, s: (torch.randn(b, s, 2, 8),),
-    ),
-    "sinusoidal-grid": (
-        Call(
-            pe.SinusoidalPositionalEmbedding(8, preset="detr"),
-            lambda position, x: position(x.flatten(1, 2), grid=(x.shape[1], 2)),
-        ),
-        lambda b, s: (torch.randn(b, s, 2, 8),),
-    ),
-    "input": (
-        pe.InputEmbedding(50, 16, max_positions=64, num_types=2, norm="layer", dropout=0.1),
-        lambda b, s: (ids(b, s),),
-    ),
-    "input-sinusoidal": (
-        pe.InputEmbedding(50, 16, positions="sinusoidal", norm="rms"),
-        lambda b, s: (ids(b, s),),
-    ),
-    "input-roberta": (
-        pe.InputEmbedding(50, 16, max_positions=64, padding_idx=1, position_rule="roberta"),
-        lambda b, s: (ids(b, s),),
-    ),
 }
-modules = pytest.mark.parametrize("name", MODULES)
+modules = pytest.mark.parametrize("name", PROGRAMS)
 
 
+@functools.cache
 def exported(name: str) -> tuple[nn.Module, tuple[Tensor, ...], torch.export.ExportedProgram]:
     """A module, its arguments of other sizes, and its decomposed program."""
-    module, make = MODULES[name]
+    make, inputs = PROGRAMS[name]
     torch.manual_seed(0)
-    given, others = make(3, 7), make(5, 11)
+    module, given, others = make(), inputs(3, 7), inputs(5, 11)
     dynamic = tuple(
         {d: torch.export.Dim.AUTO for d in range(x.dim()) if x.shape[d] != other.shape[d]}
+        if isinstance(x, Tensor)
+        else None
         for x, other in zip(given, others, strict=True)
     )
     shapes = (dynamic,) if isinstance(module, Call) else dynamic
@@ -230,6 +184,25 @@ def test_any_frequencies(frequencies: tuple[float, ...]) -> None:
     assert_close(program.module()(query), rope(query), 1e-6)
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        (torch.tensor([3, 1]), torch.tensor([], dtype=torch.int64)),
+        (torch.tensor([], dtype=torch.int64), torch.tensor([0, 0])),
+        (torch.zeros(2, 0, dtype=torch.int64),),
+        (torch.zeros(0, 3, dtype=torch.int64),),
+    ],
+    ids=["no bags", "no ids", "empty bags", "no rows"],
+)
+def test_bags_without_tokens(mode: str, given: tuple[Tensor, ...]) -> None:
+    bag = pe.TokenBag(50, 16, mode=mode)
+    program = pe.decompose(torch.export.export(bag, given))
+    expected = torch.zeros(len(given[-1]), 16)  # as torch.nn's, which ends the process for maxima
+    assert torch.equal(program.module()(*given), expected)
+    assert torch.equal(bag(*given), expected)
+
+
 def test_encodings_of_integers_are_float32() -> None:
     """As the operator's are, whatever torch's default dtype."""
     encode = torch.ops.posembed.sinusoidal_encode.default
@@ -251,5 +224,4 @@ def test_operators_that_write_are_refused() -> None:
 
     given = (torch.zeros(2, 4, 2, 64), torch.randn(3, 2, 64), torch.arange(3))
     program = torch.export.export(Call(rope, write), given)
-    with pytest.raises(ValueError, match=r"decompose: expected .* got .*posembed\.rotary_cache_"):
-        pe.decompose(program)
+    refused((lambda: pe.decompose(program), ValueError, "decompose: expected .* got .*posembed.rotary_cache_"))  # fmt: skip

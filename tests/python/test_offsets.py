@@ -8,6 +8,7 @@ from typing import Any
 import posembed as pe
 import pytest
 import torch
+from support.refusals import refused
 from torch import Tensor
 
 OFFSETS = [7, 0, 19]
@@ -74,23 +75,17 @@ def test_what_is_refused(modules: Any) -> None:
     rope = modules.RotaryEmbedding(8)
     x = torch.randn(3, 5, 2, 8)
     offsets = torch.tensor(OFFSETS)
-    with pytest.raises(
-        ValueError, match=r"offset: expected 0 where positions are given, got \[3\]"
-    ):
-        rope(x, positions=torch.arange(5), offset=offsets)
-    with pytest.raises(TypeError, match="offset: expected int32 or int64"):
-        rope(x, offset=offsets.float())
-    with pytest.raises(ValueError, match=r"expected a number or \[batch\] with batch 3, got \[2\]"):
-        rope(x, offset=offsets[:2])
-    with pytest.raises(ValueError, match="offset: expected a number where there is no batch"):
-        modules.RotaryEmbedding(8, layout="thd")(x[0], offset=offsets)
-    with pytest.raises(ValueError, match="offset: expected a number where there is no batch"):
-        modules.SinusoidalPositionalEmbedding(8)(x[0, 0], offset=offsets)
+    refused(
+        (lambda: rope(x, positions=torch.arange(5), offset=offsets), ValueError, "offset: expected 0 where positions are given, got [3]"),
+        (lambda: rope(x, offset=offsets.float()), TypeError, "offset: expected int32 or int64"),
+        (lambda: rope(x, offset=offsets[:2]), ValueError, "expected a number or [batch] with batch 3, got [2]"),
+        (lambda: modules.RotaryEmbedding(8, layout="thd")(x[0], offset=offsets), ValueError, "offset: expected a number where there is no batch"),
+        (lambda: modules.SinusoidalPositionalEmbedding(8)(x[0, 0], offset=offsets), ValueError, "offset: expected a number where there is no batch"),
+    )  # fmt: skip
     counted = modules.InputEmbedding(
         11, 8, positions="learned", max_positions=9, padding_idx=1, position_rule="roberta"
     )
-    with pytest.raises(ValueError, match="offset: expected a number where padding is counted"):
-        counted(torch.zeros(3, 5, dtype=torch.int64), offset=offsets)
+    refused((lambda: counted(torch.zeros(3, 5, dtype=torch.int64), offset=offsets), ValueError, "offset: expected a number where padding is counted"))  # fmt: skip
 
 
 def test_in_compiled_functions() -> None:

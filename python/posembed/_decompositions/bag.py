@@ -20,27 +20,32 @@ def token_bag(
     weights: Tensor | None,
     gradient: str,
 ) -> Tensor:
-    counts_id = (ids != padding_idx).unsqueeze(-1)
+    counts = (ids != padding_idx).unsqueeze(-1)
     rows = torch.nn.functional.embedding(ids, weight).to(wide(weight.dtype))
     if weights is not None:
         rows = rows * weights.unsqueeze(-1)
+    rows = torch.where(counts, rows, -math.inf if mode == "max" else 0.0)
     # ids: [bags, tokens] without offsets, else [tokens]
     if offsets is None:
-        pooled = (rows * counts_id).sum(1)
-        sizes = counts_id.sum(1)
-        largest = torch.where(counts_id, rows, -math.inf).amax(1)
+        sizes = counts.sum(1)
+        if mode == "max":  # of a bag without tokens, too
+            pooled = torch.nn.functional.pad(rows, (0, 0, 0, 1), value=-math.inf).amax(1)
+        else:
+            pooled = rows.sum(1)
     else:
         bags = offsets.shape[0] - int(include_last_offset)
         places = torch.arange(ids.shape[0], device=ids.device).unsqueeze(-1)
-        bag = (places >= offsets[:bags]).sum(-1) - 1
+        bag = (places >= offsets[:bags]).sum(-1)  # from 1 on; without bags, 0
         index = bag.unsqueeze(-1).expand_as(rows)
-        pooled = rows.new_zeros(bags, rows.shape[1]).scatter_add(0, index, rows * counts_id)
-        sizes = bag.new_zeros(bags).scatter_add(0, bag, counts_id.squeeze(-1).long()).unsqueeze(-1)
-        lowest = rows.new_full((bags, rows.shape[1]), -math.inf)
-        seen = torch.where(counts_id, rows, -math.inf)
-        largest = lowest.scatter_reduce(0, index, seen, "amax")
+        if mode == "max":
+            lowest = rows.new_full((bags + 1, rows.shape[1]), -math.inf)
+            pooled = lowest.scatter_reduce(0, index, rows, "amax")[1:]
+        else:
+            pooled = rows.new_zeros(bags + 1, rows.shape[1]).scatter_add(0, index, rows)[1:]
+        sizes = bag.new_zeros(bags + 1).scatter_add(0, bag, counts.squeeze(-1).long())[1:]
+        sizes = sizes.unsqueeze(-1)
     if mode == "mean":
         pooled = pooled / sizes.clamp_min(1)
     elif mode == "max":
-        pooled = torch.where(sizes > 0, largest, 0.0)
+        pooled = torch.where(sizes > 0, pooled, 0.0)
     return pooled.to(weight.dtype)

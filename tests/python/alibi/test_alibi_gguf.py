@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import posembed as pe
 import pytest
+from support.refusals import refused
 
 
 @pytest.mark.parametrize("architecture", ["bloom", "jais", "jina-bert-v2", "mpt", "refact"])
@@ -33,5 +34,4 @@ def test_alibi_of_baichuan_and_mpt() -> None:
         ({"general.architecture": "bloom", "bloom.attention.max_alibi_bias": 4.0,
           "bloom.attention.head_count": 8}, "attention.max_alibi_bias: the configuration contra"),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=message):
-            pe.ALiBi.from_config(metadata)
+        refused((lambda: pe.ALiBi.from_config(metadata), ValueError, message))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from posembed.integrations.distributed import VocabularyParallel
 from support.processes import Processes
+from support.refusals import refused
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -70,14 +71,13 @@ def check_refused() -> None:
     parallelize_module(table, mesh(), RowwiseParallel(input_layouts=Replicate()))
     with torch.no_grad():
         assert table(IDS).shape == (2, 4, COLUMNS)
-    with pytest.raises(ValueError, match="gradient: expected 'dense', as a DTensor has no sparse"):
-        table(IDS)
+    refused((lambda: table(IDS), ValueError, "gradient: expected 'dense', as a DTensor has no sparse"))  # fmt: skip
     short = pe.TokenEmbedding(ROWS, COLUMNS, max_norm=1.0)
     parallelize_module(short, mesh(), RowwiseParallel(input_layouts=Replicate()))
-    with pytest.raises(ValueError, match="max_norm: expected none for a DTensor, got 1"):
-        short(IDS)
-    with pytest.raises(TypeError, match="expected an InputEmbedding, got TokenEmbedding"):
-        parallelize_module(short, mesh(), VocabularyParallel())
+    refused(
+        (lambda: short(IDS), ValueError, "max_norm: expected none for a DTensor, got 1"),
+        (lambda: parallelize_module(short, mesh(), VocabularyParallel()), TypeError, "expected an InputEmbedding, got TokenEmbedding"),
+    )  # fmt: skip
 
 
 def test_options_that_dtensors_cannot_have(two: Processes) -> None:
@@ -210,10 +210,10 @@ def check_calls() -> None:
         ROWS, COLUMNS, max_positions=16, padding_idx=3, position_rule="roberta"
     )
     parallelize_module(counted, mesh(), VocabularyParallel())
-    with pytest.raises(ValueError, match="offset: expected a number where padding is counted"):
-        counted(IDS, offset=torch.tensor([1, 2]))
-    with pytest.raises(ValueError, match="expected either ids or inputs_embeds, got neither"):
-        embed()
+    refused(
+        (lambda: counted(IDS, offset=torch.tensor([1, 2])), ValueError, "offset: expected a number where padding is counted"),
+        (embed, ValueError, "expected either ids or inputs_embeds, got neither"),
+    )  # fmt: skip
 
 
 def test_calls_of_input_embeddings(two: Processes) -> None:

@@ -10,6 +10,7 @@ import posembed as pe
 import pytest
 import torch
 from support.processes import Processes
+from support.refusals import refused
 from torch import Tensor, nn
 
 torchrec = pytest.importorskip("torchrec")
@@ -152,55 +153,25 @@ def test_an_optimizer_continues(kind: type) -> None:
     ("make", "error", "message"),
     [
         (lambda: {}, ValueError, "tables: expected a table, got none"),
-        (
-            lambda: {"a": pe.TokenBag(3, 4), "b": pe.TokenEmbedding(3, 4)},
-            TypeError,
-            "tables: expected all TokenEmbedding or all TokenBag, got TokenBag, TokenEmbedding",
-        ),
-        (
-            lambda: {"a": pe.TokenBag(3, 4, padding_idx=0)},
-            ValueError,
-            r"tables\['a'\]: expected no padding_idx, as jagged features have no padding, got 0",
-        ),
-        (
-            lambda: {"a": pe.TokenBag(3, 4, mode="max")},
-            ValueError,
-            r"tables\['a'\]: expected mode 'sum' or 'mean', got 'max'",
-        ),
-        (
-            lambda: {"a": pe.TokenEmbedding(3, 4, scale=2.0)},
-            ValueError,
-            r"tables\['a'\]: expected scale 1.0, got 2.0",
-        ),
-        (
-            lambda: {"a": pe.TokenEmbedding(3, 4, max_norm=1.0)},
-            ValueError,
-            r"tables\['a'\]: expected max_norm None, got 1.0",
-        ),
-        (
-            lambda: {"a": pe.TokenEmbedding(3, 4, scale_grad_by_freq=True)},
-            ValueError,
-            r"tables\['a'\]: expected scale_grad_by_freq False, got True",
-        ),
-        (
-            lambda: {"a": pe.TokenEmbedding(3, 4, dtype=torch.bfloat16)},
-            TypeError,
-            r"tables\['a'\]: expected float32 or float16, got torch.bfloat16",
-        ),
+        (lambda: {"a": pe.TokenBag(3, 4), "b": pe.TokenEmbedding(3, 4)}, TypeError, "tables: expected all TokenEmbedding or all TokenBag, got TokenBag, TokenEmbedding"),
+        (lambda: {"a": pe.TokenBag(3, 4, padding_idx=0)}, ValueError, r"tables\['a'\]: expected no padding_idx, as jagged features have no padding, got 0"),
+        (lambda: {"a": pe.TokenBag(3, 4, mode="max")}, ValueError, r"tables\['a'\]: expected mode 'sum' or 'mean', got 'max'"),
+        (lambda: {"a": pe.TokenEmbedding(3, 4, scale=2.0)}, ValueError, r"tables\['a'\]: expected scale 1.0, got 2.0"),
+        (lambda: {"a": pe.TokenEmbedding(3, 4, max_norm=1.0)}, ValueError, r"tables\['a'\]: expected max_norm None, got 1.0"),
+        (lambda: {"a": pe.TokenEmbedding(3, 4, scale_grad_by_freq=True)}, ValueError, r"tables\['a'\]: expected scale_grad_by_freq False, got True"),
+        (lambda: {"a": pe.TokenEmbedding(3, 4, dtype=torch.bfloat16)}, TypeError, r"tables\['a'\]: expected float32 or float16, got torch.bfloat16"),
     ],
-)
+)  # fmt: skip
 def test_tables_that_torchrec_lacks(make: Callable[[], Any], error: type, message: str) -> None:
-    with pytest.raises(error, match=message):
-        to_torchrec(make())
+    refused((lambda: to_torchrec(make()), error, message))
 
 
 def test_other_arguments() -> None:
-    with pytest.raises(ValueError, match="features: expected names of tables, got shop"):
-        to_torchrec({"item": pe.TokenBag(3, 4)}, {"shop": ["a"]})
-    with pytest.raises(ValueError, match="is_weighted: expected False for TokenEmbedding"):
-        to_torchrec({"item": pe.TokenEmbedding(3, 4)}, is_weighted=True)
-    with pytest.raises(TypeError, match=r"collection: expected an EmbeddingCollection .* Linear"):
-        from_torchrec(nn.Linear(2, 2))
+    refused(
+        (lambda: to_torchrec({"item": pe.TokenBag(3, 4)}, {"shop": ["a"]}), ValueError, "features: expected names of tables, got shop"),
+        (lambda: to_torchrec({"item": pe.TokenEmbedding(3, 4)}, is_weighted=True), ValueError, "is_weighted: expected False for TokenEmbedding"),
+        (lambda: from_torchrec(nn.Linear(2, 2)), TypeError, "collection: expected an EmbeddingCollection .* Linear"),
+    )  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------- sharded
@@ -295,12 +266,9 @@ def refusals() -> None:
         (bags, torch.optim.Adagrad([torch.zeros(1)]), ValueError, "optimizer: expected the coll"),
     ]  # fmt: skip
     for of, optimizer, error, message in wrong:
-        with pytest.raises(error, match=message):
-            gather_tables(sharded, of, optimizer)
-        with pytest.raises(error, match=message):
-            scatter_tables(of, sharded, optimizer)
-    with pytest.raises(TypeError, match="of a sharded one, gather_tables"):
-        from_torchrec(sharded)
+        refused((lambda: gather_tables(sharded, of, optimizer), error, message))
+        refused((lambda: scatter_tables(of, sharded, optimizer), error, message))
+    refused((lambda: from_torchrec(sharded), TypeError, "of a sharded one, gather_tables"))
     for weight, old in zip(weights, before, strict=True):
         assert torch.equal(weight, old)
 

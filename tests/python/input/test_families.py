@@ -12,6 +12,7 @@ import posembed as pe
 import pytest
 import torch
 from support.case import assert_close
+from support.refusals import refused
 from torch import Tensor, nn
 
 transformers = pytest.importorskip("transformers")
@@ -300,22 +301,19 @@ def test_folders_are_read_without_transformers(
     assert pe.InputEmbedding.from_huggingface(tmp_path).token.weight.dtype == torch.float16
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"model_type": "bert", "position_embedding_type": "relative_key"}))
-    with pytest.raises(ValueError, match="position_embedding_type: expected 'absolute', got 'rel"):
-        pe.InputEmbedding.from_huggingface(tmp_path)
+    refused((lambda: pe.InputEmbedding.from_huggingface(tmp_path), ValueError, "position_embedding_type: expected 'absolute', got 'rel"))  # fmt: skip
 
 
 def test_other_families_are_refused() -> None:
     model = transformers.T5EncoderModel(
         transformers.T5Config(vocab_size=ROWS, d_model=8, num_layers=1, num_heads=1, d_kv=8, d_ff=8)
     )
-    with pytest.raises(ValueError, match="opt, m2m_100, nllb-moe, fsmt, got 't5'"):
-        pe.InputEmbedding.from_huggingface(model)
+    refused((lambda: pe.InputEmbedding.from_huggingface(model), ValueError, "opt, m2m_100, nllb-moe, fsmt, got 't5'"))  # fmt: skip
 
 
 @pytest.mark.parametrize("other", [None, 3, nn.Linear(2, 2)], ids=["None", "3", "Linear"])
 def test_what_is_no_model_is_refused(other: object) -> None:
-    with pytest.raises(TypeError, match="model_or_path: expected a transformers model or its name"):
-        pe.InputEmbedding.from_huggingface(other)
+    refused((lambda: pe.InputEmbedding.from_huggingface(other), TypeError, "model_or_path: expected a transformers model or its name"))  # fmt: skip
 
 
 def test_opts_decoder_serves_as_well() -> None:
@@ -360,40 +358,28 @@ def test_opt_without_a_mask_counts_all() -> None:
     [
         ("position_rule: expected 'consecutive', 'roberta'", {"position_rule": "bert"}),
         ("padding_idx: expected an id", {"position_rule": "roberta"}),
-        (
-            "position_rule: expected 'consecutive' or 'roberta' without learned positions, got 'opt'",
-            {"position_rule": "opt", "positions": "sinusoidal", "max_positions": None},
-        ),
-        (
-            "position_rule: expected 'consecutive' without positions, got 'roberta'",
-            {"position_rule": "roberta", "positions": None, "max_positions": None},
-        ),
+        ("position_rule: expected 'consecutive' or 'roberta' without learned positions, got 'opt'", {"position_rule": "opt", "positions": "sinusoidal", "max_positions": None}),
+        ("position_rule: expected 'consecutive' without positions, got 'roberta'", {"position_rule": "roberta", "positions": None, "max_positions": None}),
         ("max_positions: expected none without learned positions, got 5", {"positions": None}),
         ("token_dim: expected 0 or more, got -2", {"token_dim": -2}),
         ("output_dim: expected 0 or more, got -2", {"output_dim": -2}),
         ("output_dim: expected none beside", {"token_dim": 4, "output_dim": 4}),
     ],
-)
+)  # fmt: skip
 def test_options_that_do_not_fit(message: str, options: dict[str, Any]) -> None:
     for kind in (pe.InputEmbedding, pe.cpp.InputEmbedding):
-        with pytest.raises(ValueError, match=message):
-            kind(ROWS, 8, **{"max_positions": 5, **options})
+        refused((lambda: kind(ROWS, 8, **{"max_positions": 5, **options}), ValueError, message))
 
 
 def test_arguments_that_do_not_fit() -> None:
     ids, mask = batch()
     for kind in (pe.InputEmbedding, pe.cpp.InputEmbedding):
         bert = kind(ROWS, 8, max_positions=12)
-        with pytest.raises(ValueError, match="attention_mask: expected none unless"):
-            bert(ids, attention_mask=mask)
+        refused((lambda: bert(ids, attention_mask=mask), ValueError, "attention_mask: expected none unless"))  # fmt: skip
         opt = kind(ROWS, 8, max_positions=12, position_rule="opt")
-        with pytest.raises(ValueError, match="attention_mask: expected none unless"):
-            opt(ids, torch.arange(9), attention_mask=mask)
-        with pytest.raises(ValueError, match=r"attention_mask: expected .* offset \+ seq 12, got"):
-            opt(ids, attention_mask=mask, offset=3)
-        with pytest.raises(ValueError, match="offset: expected 0 where positions are given"):
-            opt(ids, torch.arange(9), offset=2)
-    with pytest.raises(ValueError, match="position_padding_idx: expected -1"):
-        pe.functional.input_embedding(
-            ids, torch.zeros(ROWS, 8), torch.zeros(12, 8), position_padding_idx=0
-        )
+        refused(
+            (lambda: opt(ids, torch.arange(9), attention_mask=mask), ValueError, "attention_mask: expected none unless"),
+            (lambda: opt(ids, attention_mask=mask, offset=3), ValueError, "attention_mask: expected .* offset + seq 12, got"),
+            (lambda: opt(ids, torch.arange(9), offset=2), ValueError, "offset: expected 0 where positions are given"),
+        )  # fmt: skip
+    refused((lambda: pe.functional.input_embedding(ids, torch.zeros(ROWS, 8), torch.zeros(12, 8), position_padding_idx=0), ValueError, "position_padding_idx: expected -1"))  # fmt: skip

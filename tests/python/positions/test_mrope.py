@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from published import rope_index
+from support.refusals import refused
 
 # Transformers computes Qwen3-Omni's positions in float32, sum by sum; posembed rounds once.
 TOLERANCE = 1e-6
@@ -105,8 +106,7 @@ def test_given_types_replace_ids() -> None:
 def test_text_alone_and_no_tokens() -> None:
     for rule in pe.positions.rules().values():
         if rule.canvas:  # its name alone has no ids
-            with pytest.raises(ValueError, match="rule: expected one with the ids of its canvas"):
-                pe.positions.mrope(torch.ones(2, 4, dtype=torch.int32), rule=rule)
+            refused((lambda: pe.positions.mrope(torch.ones(2, 4, dtype=torch.int32), rule=rule), ValueError, "rule: expected one with the ids of its canvas"))  # fmt: skip
             rule = dataclasses.replace(rule, canvas=range(90, 95))
         positions, delta = pe.positions.mrope(torch.ones(2, 4, dtype=torch.int32), rule=rule)
         assert torch.equal(positions, torch.arange(4).expand_as(positions).to(positions.dtype))
@@ -123,61 +123,28 @@ VIDEO = {"video_grids": torch.tensor([[2, 4, 4]]), "seconds_per_grid": torch.one
     ("change", "error", "message"),
     [
         ({"image_grids": None}, ValueError, "image_grids: expected 6 tokens, .* got 0"),
-        (
-            {"image_grids": torch.tensor([[1, 4, 4]])},
-            ValueError,
-            "image_grids: expected 6 tokens, the placeholders of images in ids, got 4",
-        ),
+        ({"image_grids": torch.tensor([[1, 4, 4]])}, ValueError, "image_grids: expected 6 tokens, the placeholders of images in ids, got 4"),
         ({"image_grids": GRIDS[0]}, ValueError, r"image_grids: expected \[items, 3\]"),
         ({"image_grids": GRIDS.float()}, TypeError, "image_grids: expected int32 or int64"),
-        (
-            {"image_grids": torch.tensor([[1, 1, 6]])},
-            ValueError,
-            "image_grids: expected a token or more",
-        ),
-        (
-            {"ids": torch.tensor([[151655] * 3 + [5] + [151655] * 3])},
-            ValueError,
-            "image_grids: .*number 0 of the images side by side, .*token 4 of sample 0",
-        ),
+        ({"image_grids": torch.tensor([[1, 1, 6]])}, ValueError, "image_grids: expected a token or more"),
+        ({"ids": torch.tensor([[151655] * 3 + [5] + [151655] * 3])}, ValueError, "image_grids: .*number 0 of the images side by side, .*token 4 of sample 0"),
         ({"video_grids": GRIDS}, ValueError, "video_grids: expected 0 tokens"),
         (VIDEO, ValueError, "seconds_per_grid: expected none"),
         ({**VIDEO, "rule": "qwen2_5_vl"}, ValueError, "video_grids: expected 0 tokens"),
-        (
-            {"rule": "qwen2_5_vl", "seconds_per_grid": torch.ones(2)},
-            ValueError,
-            "seconds_per_grid: expected a number for each video",
-        ),
-        (
-            {"rule": "qwen2_5_vl", **VIDEO, "seconds_per_grid": torch.tensor([float("nan")])},
-            ValueError,
-            "seconds_per_grid: expected finite numbers of at least 0, got nan",
-        ),
-        (
-            {"token_types": torch.full((1, 10), 4)},
-            ValueError,
-            "token_types: expected 0 to 3, got 4",
-        ),
+        ({"rule": "qwen2_5_vl", "seconds_per_grid": torch.ones(2)}, ValueError, "seconds_per_grid: expected a number for each video"),
+        ({"rule": "qwen2_5_vl", **VIDEO, "seconds_per_grid": torch.tensor([float("nan")])}, ValueError, "seconds_per_grid: expected finite numbers of at least 0, got nan"),
+        ({"token_types": torch.full((1, 10), 4)}, ValueError, "token_types: expected 0 to 3, got 4"),
         ({"attention_mask": torch.ones(1, 3)}, TypeError, "attention_mask: expected bool or"),
-        (
-            {"attention_mask": torch.ones(1, 3).bool()},
-            ValueError,
-            "attention_mask: expected the shape of ids",
-        ),
+        ({"attention_mask": torch.ones(1, 3).bool()}, ValueError, "attention_mask: expected the shape of ids"),
         ({"ids": torch.ones(3).long()}, ValueError, r"ids: expected \[batch, seq\]"),
         ({"ids": torch.ones(1, 3)}, TypeError, "ids: expected int32 or int64"),
         ({"rule": "llama"}, ValueError, "rule: expected one of .*'qwen2_vl'.*, got 'llama'"),
-        (
-            {"rule": "qwen2_5_omni", "audio_lengths": torch.tensor([40])},
-            ValueError,
-            "audio_lengths: expected 0 tokens, the placeholders of audios in ids, got 10",
-        ),
+        ({"rule": "qwen2_5_omni", "audio_lengths": torch.tensor([40])}, ValueError, "audio_lengths: expected 0 tokens, the placeholders of audios in ids, got 10"),
     ],
-)
+)  # fmt: skip
 def test_refuses(change: dict[str, object], error: type[Exception], message: str) -> None:
     arguments = {"ids": image_prompt(), "rule": "qwen2_vl", "image_grids": GRIDS, **change}
-    with pytest.raises(error, match=message):
-        pe.positions.mrope(arguments.pop("ids"), **arguments)  # type: ignore[arg-type]
+    refused((lambda: pe.positions.mrope(arguments.pop("ids"), **arguments), error, message))
 
 
 def prompts(token: int, images: int, tokens: int, text: int) -> list[torch.Tensor]:
@@ -204,8 +171,7 @@ def test_compiled() -> None:
     assert counter.frame_count == 1
     rope = pe.RotaryEmbedding(16, sections=pe.Sections((2, 3, 3)))
     for misfit in (positions, (ids.shape[1] + delta).expand(3, 2, ids.shape[1])):
-        with pytest.raises(IndexError, match="positions: expected"):
-            rope(torch.ones(*ids.shape, 1, 16), positions=misfit)
+        refused((lambda: rope(torch.ones(*ids.shape, 1, 16), positions=misfit), IndexError, "positions: expected"))  # fmt: skip
 
 
 class Hunyuan(torch.nn.Module):
@@ -244,10 +210,10 @@ def test_rules_are_texts_and_objects() -> None:
     for name, rule in pe.positions.rules().items():
         assert pe.positions.MropeRule.from_json(rule.to_json()) == rule
         assert pe.positions.MropeRule.from_json(name) == rule
-    with pytest.raises(ValueError, match="spatial_merge: expected 1 or more"):
-        pe.positions.MropeRule(spatial_merge=0)
-    with pytest.raises(ValueError, match="time: expected 'index', 'interval', 'elapsed' or"):
-        pe.positions.MropeRule(time="seconds")  # type: ignore[arg-type]
+    refused(
+        (lambda: pe.positions.MropeRule(spatial_merge=0), ValueError, "spatial_merge: expected 1 or more"),
+        (lambda: pe.positions.MropeRule(time="seconds"), ValueError, "time: expected 'index', 'interval', 'elapsed' or"),
+    )  # fmt: skip
 
 
 def test_numbers_of_a_configuration() -> None:
@@ -262,9 +228,7 @@ def test_numbers_of_a_configuration() -> None:
     rule = pe.positions.MropeRule.from_huggingface(config)
     assert rule.spatial_merge == 3
     assert (rule.audio_token, rule.positions_per_second, rule.audio_chunk) == (9, 7.0, 60)
-    with pytest.raises(ValueError, match="image_token_id: expected a number"):
-        pe.positions.MropeRule.from_huggingface(
-            {"model_type": "qwen2_vl", "image_token_id": "<image>"}
-        )
-    with pytest.raises(ValueError, match="rule: expected one of"):
-        pe.positions.MropeRule.from_huggingface({"model_type": "llama"})
+    refused(
+        (lambda: pe.positions.MropeRule.from_huggingface({"model_type": "qwen2_vl", "image_token_id": "<image>"}), ValueError, "image_token_id: expected a number"),
+        (lambda: pe.positions.MropeRule.from_huggingface({"model_type": "llama"}), ValueError, "rule: expected one of"),
+    )  # fmt: skip

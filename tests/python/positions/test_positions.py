@@ -7,6 +7,7 @@ from typing import Any
 import posembed as pe
 import pytest
 import torch
+from support.refusals import refused
 
 
 def test_grid_of_every_order_and_size() -> None:
@@ -70,22 +71,16 @@ def test_packed_grids_compile_without_reading_them() -> None:
     [
         (torch.tensor([[1, 4]]), {"merge": 2}, "merge 2 divides, and no size below 0, got 1 x 4"),
         (torch.tensor([[1, 2, 2], [1, 4, -4]]), {"merge": 2}, "got 4 x -4 for picture 1"),
-        (
-            torch.tensor([[1, 2, 2]]),
-            {"num_tokens": 5},
-            "grids: expected 5 tokens, num_tokens, got 4",
-        ),
+        (torch.tensor([[1, 2, 2]]), {"num_tokens": 5}, "grids: expected 5 tokens, num_tokens, got 4"),
         (torch.tensor([[1, 2, 2]]), {"num_tokens": -1}, "num_tokens: expected 0 to"),
         (torch.tensor([[1, 2, 2]]), {"merge": 0}, "merge: expected 1 or more, got 0"),
         (torch.tensor([[1, 2, 2]]), {"order": "hh"}, "order: expected 't', 'h' and 'w'"),
         (torch.tensor([1, 2, 2]), {}, r"grids: expected \[items, 3\] or \[items, 2\], got \[3\]"),
     ],
-)
+)  # fmt: skip
 def test_packed_grids_refuse(grids: torch.Tensor, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        pe.positions.packed_grids(grids, **options)
-    with pytest.raises(TypeError, match="grids: expected int32 or int64, got float32"):
-        pe.positions.packed_grids(grids.float())
+    refused((lambda: pe.positions.packed_grids(grids, **options), ValueError, message))
+    refused((lambda: pe.positions.packed_grids(grids.float()), TypeError, "grids: expected int32 or int64, got float32"))  # fmt: skip
 
 
 def test_floating_grids() -> None:
@@ -114,10 +109,15 @@ def test_floating_grids() -> None:
         ({"scale": (1, 2)}, "scale: expected a number, or one each"),
         ({"offset": float("nan")}, "offset: expected finite numbers"),
     ],
-)
+)  # fmt: skip
 def test_grid_refuses(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        pe.positions.grid(**{"frames": 1, "height": 4, "width": 4, **options})  # type: ignore[arg-type]
+    refused(
+        (
+            lambda: pe.positions.grid(**{"frames": 1, "height": 4, "width": 4, **options}),
+            ValueError,
+            message,
+        )
+    )
 
 
 def test_packed(device: torch.device) -> None:
@@ -180,14 +180,12 @@ def test_zigzag_refuses(boundaries: list[int], message: str) -> None:
 
 def test_other_refusals() -> None:
     boundaries = torch.tensor([0, 4])
-    with pytest.raises(ValueError, match="rank: expected 0 to 1, got 2"):
-        pe.positions.zigzag(boundaries, 2, 2)
-    with pytest.raises(TypeError, match="cu_seqlens: expected int32 or int64"):
-        pe.positions.packed(boundaries.float())
-    with pytest.raises(ValueError, match="cu_seqlens: expected 0 to 5, got 0 to 4"):
-        pe.positions.packed(boundaries, num_tokens=5)
-    with pytest.raises(ValueError, match="expected either cu_seqlens or documents"):
-        pe.positions.packed()
+    refused(
+        (lambda: pe.positions.zigzag(boundaries, 2, 2), ValueError, "rank: expected 0 to 1, got 2"),
+        (lambda: pe.positions.packed(boundaries.float()), TypeError, "cu_seqlens: expected int32 or int64"),
+        (lambda: pe.positions.packed(boundaries, num_tokens=5), ValueError, "cu_seqlens: expected 0 to 5, got 0 to 4"),
+        (pe.positions.packed, ValueError, "expected either cu_seqlens or documents"),
+    )  # fmt: skip
 
 
 def test_compiled_for_every_length() -> None:

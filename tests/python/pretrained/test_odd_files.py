@@ -12,6 +12,7 @@ import posembed as pe
 import pytest
 import torch
 from posembed.pretrained import open_vectors
+from support.refusals import refused
 
 # ---------------------------------------------------------------------------------------- separators
 
@@ -32,11 +33,9 @@ def test_a_tab_ends_a_word_that_ends_in_a_number(header: str, between: str, tmp_
 def test_a_row_without_the_files_separator(tmp_path: Path) -> None:
     path = tmp_path / "vectors.txt"
     path.write_text("a\t1 2\nb 1 2\n")
-    with pytest.raises(pe.FileFormatError, match="byte 6: expected a TAB after the word"):
-        open_vectors(path).table()
+    refused((open_vectors(path).table, pe.FileFormatError, "byte 6: expected a TAB after the word"))
     path.write_text("a\t1 2\nb\t1 2 3\n")
-    with pytest.raises(pe.FileFormatError, match="expected a row of 2 numbers, got 3"):
-        open_vectors(path).table()
+    refused((open_vectors(path).table, pe.FileFormatError, "expected a row of 2 numbers, got 3"))
 
 
 # ------------------------------------------------------------------------------------------ odd rows
@@ -92,8 +91,7 @@ def test_numbers_that_are_not_finite_have_one_rule(number: float, tmp_path: Path
     path = tmp_path / "vectors.bin"
     path.write_bytes(binary([(b"the", [1, 2]), (b"x", [3, number]), (b"cat", [5, 6])]))
     message = f"byte 22: expected a finite number, got '{number}' .on_bad_row 'skip'"
-    with pytest.raises(pe.FileFormatError, match=message):
-        open_vectors(path).table()
+    refused((lambda: open_vectors(path).table(), pe.FileFormatError, message))
     file = open_vectors(path, on_bad_row="skip")
     assert file.format == "word2vec-binary"
     assert file.words() == ["the", "cat"]
@@ -129,11 +127,9 @@ def test_token_embedding_tells_what_it_skipped(tmp_path: Path) -> None:
 
 def test_on_bad_row_refuses_what_it_does_not_know(tmp_path: Path) -> None:
     path = with_odd_row(tmp_path / "vectors.txt", b"")
-    with pytest.raises(ValueError, match="on_bad_row: expected 'raise' or 'skip', got 'ignore'"):
-        open_vectors(path, on_bad_row="ignore")  # type: ignore[arg-type]
+    refused((lambda: open_vectors(path, on_bad_row="ignore"), ValueError, "on_bad_row: expected 'raise' or 'skip', got 'ignore'"))  # fmt: skip
     tensors = write(tmp_path / "m.safetensors", "t", "F32", [1, 1], bytes(4))
-    with pytest.raises(ValueError, match="on_bad_row: expected 'raise' for safetensors"):
-        open_vectors(tensors, on_bad_row="skip")
+    refused((lambda: open_vectors(tensors, on_bad_row="skip"), ValueError, "on_bad_row: expected 'raise' for safetensors"))  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------- tensors
@@ -169,12 +165,10 @@ def test_eight_bits_are_converted_or_refused(name: str, dtype: torch.dtype, tmp_
     data = table.to(dtype).view(torch.uint8).numpy().tobytes()
     path = write(tmp_path / "m.safetensors", "t", name, [2, 2], data)
     for kind in (pe.TokenEmbedding, pe.cpp.TokenEmbedding):
-        with pytest.raises(TypeError, match="expected float32, float64, bfloat16 or float16, got"):
-            kind.from_file(path)
+        refused((lambda: kind.from_file(path), TypeError, "expected float32, float64, bfloat16 or float16, got"))  # fmt: skip
         token = kind.from_file(path, dtype=torch.bfloat16)
         assert token(torch.tensor([1])).tolist() == [[0.5, 4.0]]
-    with pytest.raises(TypeError, match=r"embeddings: expected float32, .* got torch.float8"):
-        pe.TokenEmbedding.from_pretrained(table.to(dtype))
+    refused((lambda: pe.TokenEmbedding.from_pretrained(table.to(dtype)), TypeError, "embeddings: expected float32, .* got torch.float8"))  # fmt: skip
 
 
 def test_four_bits_as_far_as_torch_has_them(tmp_path: Path) -> None:
@@ -188,13 +182,12 @@ def test_four_bits_as_far_as_torch_has_them(tmp_path: Path) -> None:
         assert tensor.view(torch.uint8).tolist() == [[0, 1], [2, 3]]
     rows = file.rows(["b"], missing="error").vectors
     assert rows.view(torch.uint8).tolist() == [[2, 3]]
-    with pytest.raises(TypeError, match="dtype: tensor 't': torch does not convert F4 to Float"):
-        file.table("t", torch.float32)
-    with pytest.raises(TypeError, match="embeddings: expected float32"):
-        pe.TokenEmbedding.from_file(path)
+    refused(
+        (lambda: file.table("t", torch.float32), TypeError, "dtype: tensor 't': torch does not convert F4 to Float"),
+        (lambda: pe.TokenEmbedding.from_file(path), TypeError, "embeddings: expected float32"),
+    )  # fmt: skip
     odd = write(tmp_path / "odd.safetensors", "t", "F4", [2, 1], bytes(1))
-    with pytest.raises(TypeError, match="tensor 't': torch has F4 in pairs only"):
-        open_vectors(odd).shape("t")
+    refused((lambda: open_vectors(odd).shape("t"), TypeError, "tensor 't': torch has F4 in pairs only"))  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------- other formats
@@ -217,8 +210,7 @@ def test_says_what_a_file_is(case: str, name: str, tmp_path: Path) -> None:
     content, message = FOREIGN[case]
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(pe.FileFormatError, match=f"byte 0: {message}"):
-        open_vectors(path)
+    refused((lambda: open_vectors(path), pe.FileFormatError, f"byte 0: {message}"))
 
 
 # ------------------------------------------------------------------------- numbers beyond the dtype's range
@@ -263,8 +255,7 @@ def test_a_finite_number_stays_finite_or_is_refused(
     where = "row 2, column 2" if kind in ("text", "binary") else r"tensor 't' at \[1, 1\]"
     message = rf"{where}: expected a number that is finite in {dtype}, got {str(number)[:5]}"
     for read in reads_of(path):
-        with pytest.raises(pe.FileFormatError, match=message):
-            read(getattr(torch, dtype))
+        refused((lambda: read(getattr(torch, dtype)), pe.FileFormatError, message))
     if dtype in LARGEST:  # the largest finite number is read
         path = table_of(tmp_path / "file", kind, sign * LARGEST[dtype])
         for read in reads_of(path):
@@ -292,8 +283,7 @@ def test_every_dtype_of_a_file_has_the_rule(
         return open_vectors(write(tmp_path / "m.safetensors", "t", kind, [2, 1], data))
 
     assert file_with(7).tensor("t", torch.float16).tolist() == [[3], [7]]
-    with pytest.raises(pe.FileFormatError, match=r"at \[1, 0\]: .* in float16, got"):
-        file_with(number).tensor("t", torch.float16)
+    refused((lambda: file_with(number).tensor("t", torch.float16), pe.FileFormatError, "at [1, 0]: .* in float16, got"))  # fmt: skip
 
 
 def test_integers_and_rows_far_into_a_tensor_have_the_rule_too(tmp_path: Path) -> None:
@@ -304,11 +294,9 @@ def test_integers_and_rows_far_into_a_tensor_have_the_rule_too(tmp_path: Path) -
     write(path, "t", "I32", [3000, 1000], numbers.tobytes())
     for dtype in (torch.float32, torch.bfloat16, torch.int16):
         assert open_vectors(path).table("t", dtype)[2500, 7] != 0
-    with pytest.raises(pe.FileFormatError, match=r"at \[2500, 7\]: .* in float16, got 70000"):
-        open_vectors(path).table("t", torch.float16)
+    refused((lambda: open_vectors(path).table("t", torch.float16), pe.FileFormatError, "at [2500, 7]: .* in float16, got 70000"))  # fmt: skip
     file = open_vectors(path, words=[f"w{i}" for i in range(3000)])
-    with pytest.raises(pe.FileFormatError, match=r"at \[2500, 7\]"):
-        file.rows(["w1", "w2500"], tensor="t", dtype=torch.float16)
+    refused((lambda: file.rows(["w1", "w2500"], tensor="t", dtype=torch.float16), pe.FileFormatError, "at [2500, 7]"))  # fmt: skip
     assert not file.rows(["w1", "none"], tensor="t", dtype=torch.float16).vectors.any()
 
 
@@ -340,15 +328,13 @@ CR = {
 def test_lines_that_end_in_cr_alone_are_refused(case: str, tmp_path: Path) -> None:
     path = tmp_path / "v.txt"
     path.write_bytes(CR[case])
-    with pytest.raises(pe.FileFormatError, match="expected lines that end in LF or CR LF, got CR"):
-        open_vectors(path)
+    refused((lambda: open_vectors(path), pe.FileFormatError, "expected lines that end in LF or CR LF, got CR"))  # fmt: skip
 
 
 def test_a_line_that_ends_in_cr_alone_is_a_bad_row(tmp_path: Path) -> None:
     path = tmp_path / "v.txt"
     path.write_bytes(b"the 0.5 0.25\r\ncat 1 2\rdog 3 4\r\na b 5 6\r\n\r 7 8\r\n")
-    with pytest.raises(pe.FileFormatError, match="byte 21: expected lines that end in LF or CR LF"):
-        open_vectors(path).table()
+    refused((open_vectors(path).table, pe.FileFormatError, "byte 21: expected lines that end in LF or CR LF"))  # fmt: skip
     assert open_vectors(path, on_bad_row="skip").words() == ["the", "a b", "\r"]
 
 
@@ -404,8 +390,15 @@ def test_packed_numbers_with_scales_are_refused(tmp_path: Path) -> None:
     )
     message = r"'e.weight' has codes \(F4\) packed for 'e.weight_scale': dequantise it with"
     for options in ({}, {"dtype": torch.bfloat16}):
-        with pytest.raises(TypeError, match=message):
-            pe.TokenEmbedding.from_file(tmp_path / "m.safetensors", tensor="e.weight", **options)
+        refused(
+            (
+                lambda: pe.TokenEmbedding.from_file(
+                    tmp_path / "m.safetensors", tensor="e.weight", **options
+                ),
+                TypeError,
+                message,
+            )
+        )
 
 
 # --------------------------------------------------------------------------------------- model2vec
@@ -431,8 +424,7 @@ def test_rows_of_model2vec_by_token_id(table: str, beside: set[str], tmp_path: P
     half = pe.TokenEmbedding.from_file(path, tensor=table, dtype=torch.bfloat16)
     assert torch.equal(half.weight, expected.float().bfloat16())
     if "weights" in beside:
-        with pytest.raises(ValueError, match="words: expected none for a file with weights by"):
-            pe.TokenEmbedding.from_file(path, tensor=table, words=list("abc"), vocabulary=["b"])
+        refused((lambda: pe.TokenEmbedding.from_file(path, tensor=table, words=list("abc"), vocabulary=["b"]), ValueError, "words: expected none for a file with weights by"))  # fmt: skip
     else:
         words = dict(zip("abcde", mapping.tolist(), strict=False))
         found = pe.TokenEmbedding.from_file(path, tensor=table, words=words, vocabulary=["b"])
@@ -444,18 +436,15 @@ def test_a_mapping_that_does_not_fit(tmp_path: Path) -> None:
     pytest.importorskip("safetensors.torch").save_file(
         {"embeddings": ROWS, "mapping": torch.tensor([0, 3])}, path
     )
-    with pytest.raises(ValueError, match="mapping: expected rows of 'embeddings', which has 3"):
-        pe.TokenEmbedding.from_file(path)
+    refused((lambda: pe.TokenEmbedding.from_file(path), ValueError, "mapping: expected rows of 'embeddings', which has 3"))  # fmt: skip
     pytest.importorskip("safetensors.torch").save_file(
         {"embeddings": ROWS, "mapping": MAPPING, "weights": WEIGHTS[:3]}, path
     )
-    with pytest.raises(ValueError, match="weights: expected 5, one for each token, got 3"):
-        pe.TokenEmbedding.from_file(path)
+    refused((lambda: pe.TokenEmbedding.from_file(path), ValueError, "weights: expected 5, one for each token, got 3"))  # fmt: skip
     pytest.importorskip("safetensors.torch").save_file(
         {"embeddings": 70000 * ROWS, "mapping": MAPPING}, path
     )
-    with pytest.raises(pe.FileFormatError, match="embeddings: expected a number that is finite in"):
-        pe.TokenEmbedding.from_file(path, dtype=torch.float16)
+    refused((lambda: pe.TokenEmbedding.from_file(path, dtype=torch.float16), pe.FileFormatError, "embeddings: expected a number that is finite in"))  # fmt: skip
 
 
 CODES = torch.ones(4, 2, dtype=torch.int8)
@@ -464,28 +453,12 @@ CODES = torch.ones(4, 2, dtype=torch.int8)
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        (
-            {"e.weight": torch.ones(4, 2).to(torch.uint32), "e.scales": torch.ones(4, 1)},
-            r"'e.weight' has codes \(U32\) packed for 'e.scales': dequantise it with the program",
-        ),
-        (
-            {
-                "e.weight": CODES,
-                "e.weight_scale": torch.ones(4),
-                "e.weight_zero_point": torch.ones(4),
-            },
-            r"codes \(I8\) with zero points, 'e.weight_zero_point': dequantise it with the program",
-        ),
-        (
-            {"e.weight": CODES, "e.weight_scale": torch.ones(3)},
-            r"expected scales for all, .* 'e.weight_scale' has the shape \[3\]",
-        ),
-        (
-            {"e.weight": CODES, "e.weight_scale": torch.ones(4) > 0},
-            r"'e.weight_scale': expected scales in a floating dtype, got BOOL",
-        ),
+        ({"e.weight": torch.ones(4, 2).to(torch.uint32), "e.scales": torch.ones(4, 1)}, r"'e.weight' has codes \(U32\) packed for 'e.scales': dequantise it with the program"),
+        ({"e.weight": CODES, "e.weight_scale": torch.ones(4), "e.weight_zero_point": torch.ones(4)}, r"codes \(I8\) with zero points, 'e.weight_zero_point': dequantise it with the program"),
+        ({"e.weight": CODES, "e.weight_scale": torch.ones(3)}, r"expected scales for all, .* 'e.weight_scale' has the shape \[3\]"),
+        ({"e.weight": CODES, "e.weight_scale": torch.ones(4) > 0}, r"'e.weight_scale': expected scales in a floating dtype, got BOOL"),
     ],
-)
+)  # fmt: skip
 def test_codes_are_never_taken_as_numbers(
     tensors: dict[str, torch.Tensor], message: str, tmp_path: Path
 ) -> None:
@@ -494,8 +467,9 @@ def test_codes_are_never_taken_as_numbers(
     theirs.save_file(tensors, path)
     for module in (pe.TokenEmbedding, pe.cpp.TokenEmbedding):
         for dtype in (None, torch.float32):
-            with pytest.raises(TypeError, match=message):
-                module.from_file(path, tensor="e.weight", dtype=dtype)
+            refused(
+                (lambda: module.from_file(path, tensor="e.weight", dtype=dtype), TypeError, message)
+            )
 
 
 def test_rows_of_missing_words_have_no_scale(tmp_path: Path) -> None:
@@ -544,7 +518,7 @@ def test_words_may_share_rows(tmp_path: Path) -> None:
     order = list("edcba")
     token = pe.TokenEmbedding.from_file(path, tensor="embeddings", words=words, vocabulary=order)
     assert torch.equal(token.weight, rows[[words[word] for word in order]])
-    with pytest.raises(ValueError, match="vocabulary: expected each word once, got 'd' twice"):
-        file.rows(["d", "d"], tensor="embeddings")
-    with pytest.raises(ValueError, match=r"words: expected at most the 3 rows of .*, got 5"):
-        pe.TokenEmbedding.from_file(path, tensor="embeddings", words=list("abcde"))
+    refused(
+        (lambda: file.rows(["d", "d"], tensor="embeddings"), ValueError, "vocabulary: expected each word once, got 'd' twice"),
+        (lambda: pe.TokenEmbedding.from_file(path, tensor="embeddings", words=list("abcde")), ValueError, "words: expected at most the 3 rows of .*, got 5"),
+    )  # fmt: skip

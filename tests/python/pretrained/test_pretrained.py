@@ -21,6 +21,7 @@ import torch
 from posembed.pretrained import Coverage, open_vectors
 from safetensors.torch import save_file
 from support import vector_files
+from support.refusals import refused
 from support.vector_files import WORDS, entry, safetensors, table
 
 WORD_FORMATS = ["word2vec-binary", "word2vec-text", "fasttext", "glove"]
@@ -57,8 +58,7 @@ def test_the_only_tensor_needs_no_name(tmp_path: Path) -> None:
     save_file({"bias": torch.arange(3.0)}, one)
     save_file({"bias": torch.arange(3.0), "other": torch.zeros(2, 2)}, two)
     assert torch.equal(open_vectors(one).tensor(), torch.arange(3.0))
-    with pytest.raises(ValueError, match=r"tensor: .* has none named 'vectors'"):
-        open_vectors(two).tensor()
+    refused((open_vectors(two).tensor, ValueError, "tensor: .* has none named 'vectors'"))
 
 
 @pytest.mark.parametrize("name", WORD_FORMATS)
@@ -114,8 +114,7 @@ def test_rows_of_a_vocabulary(
     assert coverage == Coverage(found=2, missing=["emu"], duplicate=[])
     assert file.coverage(vocabulary) == coverage
     assert not file.rows(vocabulary, missing="zero").vectors[:2].any()
-    with pytest.raises(ValueError, match=r"vocabulary: 1 words have no row in .*: 'emu'"):
-        file.rows(vocabulary, missing="error")
+    refused((lambda: file.rows(vocabulary, missing="error"), ValueError, "vocabulary: 1 words have no row in .*: 'emu'"))  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -152,22 +151,21 @@ def test_a_fallback_finds_other_words(tmp_path: Path) -> None:
     token = pe.TokenEmbedding.from_file(path, vocabulary=["THE"], fallback=str.lower)
     bag = pe.TokenBag.from_file(path, vocabulary=["THE"], fallback=str.lower)
     assert token.weight.tolist() == bag.weight.tolist() == [[1, 2]]
-    with pytest.raises(ValueError, match=r"vocabulary: 1 words have no row in .*: 'EMU'"):
-        file.rows(words, fallback=str.lower, missing="error")
+    refused((lambda: file.rows(words, fallback=str.lower, missing="error"), ValueError, "vocabulary: 1 words have no row in .*: 'EMU'"))  # fmt: skip
     save_file({"table": torch.tensor([[1.0], [2.0]])}, tmp_path / "t.safetensors")
     shared = open_vectors(tmp_path / "t.safetensors", words={"a": 0, "b": 1, "c": 1})
     rows, coverage = shared.rows(["c", "C", "A", "x"], fallback=str.lower, missing="zero")
     assert rows.flatten().tolist() == [2, 2, 1, 0]
     assert coverage == Coverage(found=3, missing=["x"], duplicate=[])
     for module in (pe.TokenEmbedding, pe.TokenBag):
-        with pytest.raises(ValueError, match="fallback: expected none without a vocabulary"):
-            module.from_file(path, fallback=str.lower)
-        with pytest.raises(ValueError, match="fallback: expected none with keep='file'"):
-            module.from_file(path, fallback=str.lower, keep="file")
-    with pytest.raises(TypeError, match="fallback: expected a function from words to words, got a"):
-        file.rows(words, fallback=len)
-    with pytest.raises(ValueError, match="vocabulary: expected each word once, got 'The' twice"):
-        file.rows(["The", "The"], fallback=str.lower)
+        refused(
+            (lambda: module.from_file(path, fallback=str.lower), ValueError, "fallback: expected none without a vocabulary"),
+            (lambda: module.from_file(path, fallback=str.lower, keep="file"), ValueError, "fallback: expected none with keep='file'"),
+        )  # fmt: skip
+    refused(
+        (lambda: file.rows(words, fallback=len), TypeError, "fallback: expected a function from words to words, got a"),
+        (lambda: file.rows(["The", "The"], fallback=str.lower), ValueError, "vocabulary: expected each word once, got 'The' twice"),
+    )  # fmt: skip
 
 
 def test_the_first_of_duplicate_rows_is_taken(tmp_path: Path) -> None:
@@ -195,8 +193,7 @@ def test_rows_without_newlines_between(tmp_path: Path, vectors: torch.Tensor) ->
 def test_words_that_are_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "words.txt"
     path.write_bytes(b"a 1 2\nb\xe2\x82 3 4\n")
-    with pytest.raises(pe.FileFormatError, match="byte 7: a word that is not UTF-8"):
-        open_vectors(path).words()
+    refused((open_vectors(path).words, pe.FileFormatError, "byte 7: a word that is not UTF-8"))
     file = open_vectors(path, unicode_errors="replace")
     assert file.words() == ["a", "b\ufffd"]
     assert file.rows(file.words(), missing="error").vectors.tolist() == [[1, 2], [3, 4]]
@@ -234,8 +231,7 @@ def test_many_rows_on_several_threads(tmp_path: Path) -> None:
         lines[bad] = lines[bad].rsplit(b" ", 1)[0] + b" bad"
     path.write_bytes(b"\n".join(lines))
     first = sum(len(line) + 1 for line in lines[:700]) + lines[700].rindex(b" ") + 1
-    with pytest.raises(pe.FileFormatError, match=f"byte {first}: expected a finite number"):
-        open_vectors(path).table()
+    refused((open_vectors(path).table, pe.FileFormatError, f"byte {first}: expected a finite number"))  # fmt: skip
 
 
 # Safetensors.
@@ -316,8 +312,7 @@ def test_six_bits_are_listed_and_not_read(tmp_path: Path) -> None:
     path.write_bytes(safetensors({"t": entry([2, 4], 0, 6, "F6_E2M3")}, bytes(6)))
     file = open_vectors(path)
     assert file.shape("t") == (2, 4)
-    with pytest.raises(TypeError, match="tensor 't': torch has no dtype for F6_E2M3"):
-        file.tensor("t")
+    refused((lambda: file.tensor("t"), TypeError, "tensor 't': torch has no dtype for F6_E2M3"))
 
 
 def write_shards(folder: Path) -> dict[str, torch.Tensor]:
@@ -344,24 +339,18 @@ def test_shards(tmp_path: Path) -> None:
     assert sorted(file.names) == sorted(tensors)
     for name, tensor in tensors.items():
         assert torch.equal(file.tensor(name), tensor)
-    with pytest.raises(
-        ValueError, match=r"one of the 2 tables in .*'layer1.weight', 'layer2.weight'"
-    ):
-        file.table()
+    refused((file.table, ValueError, "one of the 2 tables in .*'layer1.weight', 'layer2.weight'"))
 
 
 def test_missing_shard_and_missing_tensor(tmp_path: Path) -> None:
     write_shards(tmp_path)
     index = tmp_path / "model.safetensors.index.json"
     (tmp_path / "model-2-of-2.safetensors").unlink()
-    with pytest.raises(pe.FileFormatError, match=r"shard 'model-2-of-2.safetensors': No such file"):
-        open_vectors(index).tensor("bias2")
+    refused((lambda: open_vectors(index).tensor("bias2"), pe.FileFormatError, "shard 'model-2-of-2.safetensors': No such file"))  # fmt: skip
     index.write_text('{"weight_map": {}}\0')
-    with pytest.raises(pe.FileFormatError, match="byte 18: expected JSON: a zero byte"):
-        open_vectors(index)
+    refused((lambda: open_vectors(index), pe.FileFormatError, "byte 18: expected JSON: a zero byte"))  # fmt: skip
     index.write_text('{"weight_map": {"other": "model-1-of-2.safetensors"}}')
-    with pytest.raises(pe.FileFormatError, match="byte 13: tensor 'other' is not in its shard"):
-        open_vectors(index).tensor("other")
+    refused((lambda: open_vectors(index).tensor("other"), pe.FileFormatError, "byte 13: tensor 'other' is not in its shard"))  # fmt: skip
 
 
 def test_words_of_a_table_that_has_none(tmp_path: Path, vectors: torch.Tensor) -> None:
@@ -377,10 +366,10 @@ def test_words_of_a_table_that_has_none(tmp_path: Path, vectors: torch.Tensor) -
     assert coverage == Coverage(2, ["emu"], [])
     half = open_vectors(path, words=vocabulary).rows(["cat", "the"], dtype=torch.float16).vectors
     assert torch.equal(half, vectors[[2, 1]].half())
-    with pytest.raises(ValueError, match=r"words: .* has none; give the word of each row"):
-        open_vectors(path).rows(["cat"])
-    with pytest.raises(ValueError, match="words: expected at most the 6 rows"):
-        open_vectors(path, words=[f"w{i}" for i in range(7)]).rows(["w1"])
+    refused(
+        (lambda: open_vectors(path).rows(["cat"]), ValueError, "words: .* has none; give the word of each row"),
+        (lambda: open_vectors(path, words=[f"w{i}" for i in range(7)]).rows(["w1"]), ValueError, "words: expected at most the 6 rows"),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -394,8 +383,7 @@ def test_a_table_that_is_not_floating_is_read_by_name_only(
     file = open_vectors(path, words=["cat", "the"])
     message = f"tensor: expected a name, as .* no table of floating-point .*: 't' of {dtype}"
     for call in (file.table, lambda: file.rows(["cat"])):
-        with pytest.raises(ValueError, match=message):
-            call()
+        refused((lambda: call(), ValueError, message))
     assert file.table("t").dtype == read
 
 
@@ -466,8 +454,7 @@ def test_broken_safetensors(tmp_path: Path, case: str) -> None:
 def test_shape_without_end(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(safetensors({"a": entry([1] * 2000, 0, 4)}, bytes(4)))
-    with pytest.raises(pe.FileFormatError, match="at most 1024 values in a list"):
-        open_vectors(path)
+    refused((lambda: open_vectors(path), pe.FileFormatError, "at most 1024 values in a list"))
 
 
 # torch skips extents of 0 when it multiplies strides; safetensors does not.
@@ -570,8 +557,7 @@ def test_paths_that_are_not_utf8(tmp_path: Path, kind) -> None:
     with pytest.raises(pe.FileFormatError) as broken:
         file.table()
     assert broken.value.path == os.fsdecode(name)
-    with pytest.raises(ValueError, match=r"1 words have no row in .*/\?\.txt: 'c'"):
-        file.rows(["c"], missing="error")
+    refused((lambda: file.rows(["c"], missing="error"), ValueError, "1 words have no row in .*/?.txt: 'c'"))  # fmt: skip
     with pytest.raises(pe.FileFormatError):
         pe.cpp.TokenEmbedding.from_file(kind(name))
 
@@ -609,15 +595,14 @@ def test_error_is_a_value_error_and_travels(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_refuses_options(files: dict[str, Path], error, message: str, call) -> None:
-    with pytest.raises(error, match=message):
-        call(open_vectors(files["glove"]))
+    refused((call, error, message), given=(open_vectors(files["glove"]),))
 
 
 def test_refuses_how_to_open(files: dict[str, Path]) -> None:
-    with pytest.raises(ValueError, match="unicode_errors: expected 'strict' or 'replace'"):
-        open_vectors(files["glove"], unicode_errors="ignore")
-    with pytest.raises(ValueError, match=r"words: expected none, .* has its own"):
-        open_vectors(files["glove"], words=["a"])
+    refused(
+        (lambda: open_vectors(files["glove"], unicode_errors="ignore"), ValueError, "unicode_errors: expected 'strict' or 'replace'"),
+        (lambda: open_vectors(files["glove"], words=["a"]), ValueError, "words: expected none, .* has its own"),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("header", [b"", b"2 2\n"])
@@ -668,16 +653,14 @@ def test_token_embedding_from_a_table_without_words(tmp_path: Path, vectors: tor
     )
     token = pe.TokenEmbedding.from_file(path, vocabulary=["cat", "the"], words=WORDS)
     assert torch.equal(token.weight, vectors[[1, 0]])
-    with pytest.raises(ValueError, match=r"words: .* has none; give the word of each row as words"):
-        pe.TokenEmbedding.from_file(path, vocabulary=["cat"])
+    refused((lambda: pe.TokenEmbedding.from_file(path, vocabulary=["cat"]), ValueError, "words: .* has none; give the word of each row as words"))  # fmt: skip
     assert torch.equal(pe.TokenEmbedding.from_file(path).weight, vectors)
 
 
 def test_token_embedding_from_words_that_are_not_utf_8(tmp_path: Path) -> None:
     path = tmp_path / "words.txt"
     path.write_bytes(b"caf\xe9 1 2\ncat 3 4\n")
-    with pytest.raises(pe.FileFormatError, match="byte 3"):
-        pe.TokenEmbedding.from_file(path, vocabulary=["cat"])
+    refused((lambda: pe.TokenEmbedding.from_file(path, vocabulary=["cat"]), pe.FileFormatError, "byte 3"))  # fmt: skip
     token = pe.TokenEmbedding.from_file(
         path, vocabulary=["caf\ufffd"], missing="error", unicode_errors="replace"
     )
@@ -686,8 +669,7 @@ def test_token_embedding_from_words_that_are_not_utf_8(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["scael", "embeddings", "device"])
 def test_token_embedding_refuses_options_before_it_reads(option: str, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=f"'{option}'"):
-        pe.TokenEmbedding.from_file(tmp_path / "not_there.txt", **{option: 2.0})
+    refused((lambda: pe.TokenEmbedding.from_file(tmp_path / "not_there.txt", **{option: 2.0}), TypeError, f"'{option}'"))  # fmt: skip
 
 
 def test_token_embedding_in_cpp_reads_the_same(files: dict[str, Path]) -> None:
@@ -699,8 +681,7 @@ def test_token_embedding_in_cpp_reads_the_same(files: dict[str, Path]) -> None:
         assert torch.equal(theirs.forward(ids), ours(ids))
     trainable = pe.cpp.TokenEmbedding.from_file(str(files["glove"]), freeze=False)
     assert trainable.forward(ids).requires_grad
-    with pytest.raises(ValueError, match="missing: expected 'mean', 'zero', 'random' or 'error'"):
-        pe.cpp.TokenEmbedding.from_file(str(files["glove"]), missing="none")
+    refused((lambda: pe.cpp.TokenEmbedding.from_file(str(files["glove"]), missing="none"), ValueError, "missing: expected 'mean', 'zero', 'random' or 'error'"))  # fmt: skip
 
 
 def test_token_embedding_from_tensors_does_not_need_the_file(tmp_path: Path) -> None:
@@ -712,8 +693,7 @@ def test_token_embedding_from_tensors_does_not_need_the_file(tmp_path: Path) -> 
     assert torch.equal(token.weight, tensors["layer2.weight"])
     token(torch.tensor([0])).sum().backward()
     write_shards(tmp_path)
-    with pytest.raises(ValueError, match="tensor: expected a table, 'bias1' has the shape"):
-        pe.TokenEmbedding.from_file(index, tensor="bias1")
+    refused((lambda: pe.TokenEmbedding.from_file(index, tensor="bias1"), ValueError, "tensor: expected a table, 'bias1' has the shape"))  # fmt: skip
 
 
 # Size and time.

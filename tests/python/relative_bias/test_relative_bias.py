@@ -5,6 +5,7 @@ from __future__ import annotations
 import posembed as pe
 import pytest
 import torch
+from support.refusals import refused
 
 DISTANCES = torch.arange(-3000, 3001)
 
@@ -51,13 +52,6 @@ def test_a_decoding_step_is_the_last_row() -> None:
     assert torch.equal(bias(2, 9, query_offset=3), bias(9)[:, 3:5])
 
 
-def test_compiles_for_every_length() -> None:
-    bias = pe.RelativePositionBias(2)
-    compiled = torch.compile(bias, backend="aot_eager", fullgraph=True, dynamic=True)
-    for seq in (7, 12, 31):
-        assert torch.equal(compiled(seq, seq + 3), bias(seq, seq + 3))
-
-
 def test_empty_lengths() -> None:
     bias = pe.RelativePositionBias(3)
     for queries, keys in ((0, 0), (0, 5), (5, 0)):
@@ -79,5 +73,4 @@ def test_empty_lengths() -> None:
     ],
 )  # fmt: skip
 def test_errors(error: type[Exception], message: str, call) -> None:
-    with pytest.raises(error, match=message):
-        call()
+    refused((call, error, message))

@@ -6,6 +6,7 @@ import posembed as pe
 import pytest
 import torch
 from support.case import assert_close
+from support.refusals import refused
 from torch import Tensor
 
 HEAD_DIM, WIDTH, TOKENS = 16, 24, 9
@@ -110,18 +111,18 @@ def test_there_and_back(window: dict[str, int]) -> None:
         (48, 3, {"to": "neox"}, "to: expected 'interleaved' or 'half_split'"),
         (48, 3, {"to": "interleaved", "rotary_dim": 7}, "rotary_dim: expected an even number"),
         (48, 3, {"to": "interleaved", "rotary_dim": 8, "rotary_start": 9}, "rotary_dim: expected"),
-        (
-            48,
-            3,
-            {"to": "interleaved", "heads": [2, 0, 2]},
-            "heads: expected each once, got 2 again",
-        ),
+        (48, 3, {"to": "interleaved", "heads": [2, 0, 2]}, "heads: expected each once, got 2 again"),
         (48, 3, {"to": "interleaved", "heads": [3]}, "heads: expected 0 to 2, got 3"),
     ],
-)
+)  # fmt: skip
 def test_refusals(rows: int, heads: int, options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        pe.permute_rotary_weight(torch.zeros(rows, 2), heads, **options)
+    refused(
+        (
+            lambda: pe.permute_rotary_weight(torch.zeros(rows, 2), heads, **options),
+            ValueError,
+            message,
+        )
+    )
 
 
 # ------------------------------------------------------------------------------------- cached keys
@@ -189,8 +190,7 @@ def test_pages_of_a_float8_cache_are_moved(device: torch.device) -> None:
     largest = torch.full((1, 1, 1, 64), 448.0, device=device).to(torch.float8_e4m3fn)
     pe.functional.rerotate_(largest, old[:1], old[:1] + 40, spec=spec)
     assert largest.float().abs().max() == 448
-    with pytest.raises(TypeError, match=r"key: expected .* or float8_e4m3fn, got Float8_e5m2"):
-        pe.functional.rerotate_(largest.float().to(torch.float8_e5m2), old[:1], old[:1], spec=spec)
+    refused((lambda: pe.functional.rerotate_(largest.float().to(torch.float8_e5m2), old[:1], old[:1], spec=spec), TypeError, "key: expected .* or float8_e4m3fn, got Float8_e5m2"))  # fmt: skip
 
 
 def test_the_error_of_16_bit_caches_grows_with_every_move(device: torch.device) -> None:
@@ -225,10 +225,10 @@ def test_moving_back_and_forth_leaves_padding_alone(device: torch.device) -> Non
 
 def test_moving_refuses_what_needs_a_history() -> None:
     keys, places = torch.randn(1, 3, 2, 64, requires_grad=True), torch.arange(3)
-    with pytest.raises(ValueError, match="key: requires grad"):
-        pe.functional.rerotate_(keys, places, places, spec=pe.RotarySpec(64))
-    with pytest.raises(TypeError, match="key: expected float32"):
-        pe.functional.rerotate_(keys.int(), places, places, spec=pe.RotarySpec(64))
+    refused(
+        (lambda: pe.functional.rerotate_(keys, places, places, spec=pe.RotarySpec(64)), ValueError, "key: requires grad"),
+        (lambda: pe.functional.rerotate_(keys.int(), places, places, spec=pe.RotarySpec(64)), TypeError, "key: expected float32"),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["old_positions", "new_positions"])

@@ -10,6 +10,7 @@ import posembed as pe
 import pytest
 import torch
 from support.case import FLOATING, TOLERANCE, assert_close
+from support.refusals import refused
 from support.rotary import rotate
 from torch import Tensor
 
@@ -34,7 +35,7 @@ def tensors(dtype: torch.dtype, device: torch.device | str = "cpu") -> tuple[Ten
 
 def expected(x: Tensor, spec: pe.RotarySpec, positions: Tensor) -> Tensor:
     frequencies = spec.frequencies().to(x.device)
-    return rotate(x.double(), positions, frequencies, spec=spec.text)
+    return rotate(x.double(), spec.text, positions, frequencies=frequencies)
 
 
 @pytest.mark.parametrize("spec", [*SPECS, XPOS], ids=str)
@@ -125,7 +126,9 @@ def test_learned_frequencies_have_gradients(device: torch.device) -> None:
 
     inputs = [x.requires_grad_() for x in (query, key, frequencies)]
     assert torch.autograd.gradcheck(rotated, inputs, check_forward_ad=True)
-    assert_close(rotated(*inputs)[0], rotate(query, positions, frequencies, spec=spec.text), 1e-13)
+    assert_close(
+        rotated(*inputs)[0], rotate(query, spec.text, positions, frequencies=frequencies), 1e-13
+    )
 
 
 def test_fused_operators_take_them(device: torch.device) -> None:
@@ -162,9 +165,9 @@ def test_the_cpp_module_takes_them() -> None:
 def test_what_is_refused(device: torch.device) -> None:
     query, _ = tensors(torch.float32, device)
     rope = pe.RotaryEmbedding(16)
-    with pytest.raises(TypeError, match="positions: expected int32, int64, float32 or float64"):
-        rope(query, positions=torch.zeros(4, dtype=torch.bfloat16, device=device))
-    with pytest.raises(ValueError, match="positions: requires grad"):
-        rope(query, positions=torch.zeros(4, device=device, requires_grad=True))
+    refused(
+        (lambda: rope(query, positions=torch.zeros(4, dtype=torch.bfloat16, device=device)), TypeError, "positions: expected int32, int64, float32 or float64"),
+        (lambda: rope(query, positions=torch.zeros(4, device=device, requires_grad=True)), ValueError, "positions: requires grad"),
+    )  # fmt: skip
     with torch.no_grad():
         rope(query, positions=torch.zeros(4, device=device, requires_grad=True))

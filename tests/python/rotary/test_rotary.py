@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.case import FLOATING, TOLERANCE, assert_close
 from support.halves import AT_ONCE
+from support.refusals import refused
 from support.rotary import rotate
 
 
@@ -42,7 +43,7 @@ def test_inverse_undoes(dtype: torch.dtype, device: torch.device) -> None:
 def test_query_and_key_are_views_of_one_tensor(device: torch.device) -> None:
     packed = torch.randn(2, 6, 4 + 2 + 2, 16, device=device)
     query, key, value = packed.split([4, 2, 2], dim=2)
-    expected = [rotate(x.double(), None, spec='{"head_dim":16}') for x in (query, key)]
+    expected = [rotate(x.double(), '{"head_dim":16}') for x in (query, key)]
     kept = value.clone()
     pe.RotaryEmbedding(16).rotate_(query, key)
     assert_close(query, expected[0], TOLERANCE[torch.float32])
@@ -160,8 +161,7 @@ def test_axes_without_a_pair(sizes: tuple[int, ...], numerics: str, device: torc
     assert torch.equal(flat.view_as(query), expected[0])
     positions[:, 1, 2] = -1
     assert torch.equal(rope(query, positions=positions)[1, 2], query[1, 2])
-    with pytest.raises(ValueError, match="positions: expected axes"):
-        rope(query, positions=positions.repeat(3, 1, 1))
+    refused((lambda: rope(query, positions=positions.repeat(3, 1, 1)), ValueError, "positions: expected axes"))  # fmt: skip
 
 
 def test_one_row_of_positions_serves_the_batch(device: torch.device) -> None:
@@ -235,7 +235,7 @@ def test_nan_and_infinity_stay_in_their_pair(device: torch.device) -> None:
         (lambda rope, q, k: pe.RotaryEmbedding(16, layout="hsbd"), ValueError, "layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got 'hsbd'"),
         (lambda rope, q, k: pe.RotaryEmbedding(15), ValueError, "rotary_dim: expected an even number, got 15"),
         (lambda rope, q, k: pe.RotaryEmbedding(0), ValueError, "head_dim: expected a positive number, got 0"),
-        (lambda rope, q, k: pe.RotaryEmbedding(16, rotary_dim=18), ValueError, "expected at most head_dim, 16, got 0 [+] 18"),
+        (lambda rope, q, k: pe.RotaryEmbedding(16, rotary_dim=18), ValueError, "expected at most head_dim, 16, got 0 + 18"),
         (lambda rope, q, k: pe.RotaryEmbedding(16, base=float("nan")), ValueError, "base: expected a finite number, got nan"),
         (lambda rope, q, k: pe.RotaryEmbedding(pe.RotarySpec(16), base=2.0), ValueError, "base: expected none beside a RotarySpec"),
         (lambda rope, q, k: pe.RotarySpec.from_json('{"head_dim":16,"theta":1}'), ValueError, "unknown key 'theta'"),
@@ -246,8 +246,7 @@ def test_nan_and_infinity_stay_in_their_pair(device: torch.device) -> None:
 def test_errors(call, error, text) -> None:
     query, key = make()
     before = query.clone()
-    with pytest.raises(error, match=text):
-        call(pe.RotaryEmbedding(16), query, key)
+    refused((call, error, text), given=(pe.RotaryEmbedding(16), query, key))
     assert torch.equal(query, before)
 
 
@@ -256,8 +255,7 @@ def test_bad_position_on_cuda_is_raised_later(cuda: torch.device) -> None:
     query = make(device=cuda)[0][:1]  # rows share positions, so any of them may report first
     rope = pe.RotaryEmbedding(16)
     rotated = rope(query, positions=torch.tensor([0, 1, -7, 3, 4, 5], device=cuda))
-    with pytest.raises(IndexError, match="position -7 at index 2"):
-        pe.check_errors()
+    refused((pe.check_errors, IndexError, "position -7 at index 2"))
     assert torch.equal(rotated[:, 2], query[:, 2])
     pe.check_errors()
     assert torch.ones(8, 8, device=cuda).matmul(torch.ones(8, 8, device=cuda)).sum() == 512
@@ -280,23 +278,6 @@ def test_module_tells_its_head_dim() -> None:
     assert pe.RotaryEmbedding(pe.RotarySpec(32, rotary_dim=8)).head_dim == 32
 
 
-def test_module_holds_nothing_that_can_rot() -> None:
-    query, key = make(torch.bfloat16)
-    rope = pe.RotaryEmbedding(16)
-    expected = rope(query, key, offset=100_000)
-    for changed in (
-        copy.deepcopy(rope).bfloat16(),
-        copy.deepcopy(rope).half(),
-        pickle.loads(pickle.dumps(rope)),
-        copy.deepcopy(rope).to("meta").to_empty(device="cpu"),
-    ):
-        assert changed.state_dict() == {}
-        assert all(
-            torch.equal(a, b)
-            for a, b in zip(changed(query, key, offset=100_000), expected, strict=True)
-        )
-
-
 def test_strides_that_empty_like_would_reorder(device: torch.device) -> None:
     """The result's last dimension is contiguous for any strides of the input."""
     windows = torch.randn(10, device=device).unfold(0, 8, 1)[None, :, None, :]
@@ -311,16 +292,14 @@ def test_strides_that_empty_like_would_reorder(device: torch.device) -> None:
 
 
 def test_sums_of_options_do_not_wrap() -> None:
-    with pytest.raises(ValueError, match="expected at most head_dim"):
-        pe.RotarySpec(8, rotary_start=2**63 - 2, rotary_dim=8)
+    refused((lambda: pe.RotarySpec(8, rotary_start=2**63 - 2, rotary_dim=8), ValueError, "expected at most head_dim"))  # fmt: skip
 
 
 def test_in_place_refuses_tangents() -> None:
     query, _ = make()
     with torch.autograd.forward_ad.dual_level(), torch.no_grad():
         dual = torch.autograd.forward_ad.make_dual(query, torch.ones_like(query))
-        with pytest.raises(ValueError, match="query: has a forward-mode tangent"):
-            pe.RotaryEmbedding(16).rotate_(dual)
+        refused((lambda: pe.RotaryEmbedding(16).rotate_(dual), ValueError, "query: has a forward-mode tangent"))  # fmt: skip
 
 
 def test_options_of_the_wrong_kind() -> None:
@@ -329,12 +308,10 @@ def test_options_of_the_wrong_kind() -> None:
         ({"head_dim": 8, "sections": (2, 2)}, "sections: expected Sections"),
         ({"head_dim": 8, "scaling": {"factor": 2}}, "scaling: expected a scaling"),
     ):
-        with pytest.raises(ValueError, match=text):
-            pe.RotarySpec(**options)
+        refused((lambda: pe.RotarySpec(**options), ValueError, text))
     assert pe.RotarySpec(torch.tensor(8), interleaved=1) == pe.RotarySpec(8, interleaved=True)
 
 
 def test_rerotating_integers_is_refused() -> None:
     places = torch.arange(5)
-    with pytest.raises(TypeError, match="key: expected float32"):
-        pe.RotaryEmbedding(8).rerotate_(torch.ones(1, 5, 1, 8).long(), places, places + 1)
+    refused((lambda: pe.RotaryEmbedding(8).rerotate_(torch.ones(1, 5, 1, 8).long(), places, places + 1), TypeError, "key: expected float32"))  # fmt: skip

@@ -11,6 +11,7 @@ import pytest
 import torch
 from posembed.configuration import completion
 from support.catalogue import having
+from support.refusals import refused
 from torch import Tensor
 
 YARN = {
@@ -162,8 +163,7 @@ def test_latent_attention_of_params_json(apply_scale: bool) -> None:
     expected = pytest.approx((0.1 * math.log(36) + 1) ** 2, rel=1e-15) if apply_scale else None
     assert factors == [expected] * 2
     del fields["qk_rope_head_dim"]
-    with pytest.raises(ValueError, match=r"qk_rope_head_dim: missing in params.json"):
-        pe.RotarySpec.from_huggingface(fields)
+    refused((lambda: pe.RotarySpec.from_huggingface(fields), ValueError, "qk_rope_head_dim: missing in params.json"))  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["ministral3", "mistral4"])
@@ -282,9 +282,7 @@ def test_specifications_with_a_scale() -> None:
         ({"offset": -1}, "score_scale: expected an offset of 0 or more, got -1"),
         ({"growth": float("inf")}, "growth: expected a finite number, got inf"),
     ],
-)
+)  # fmt: skip
 def test_refusals(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        pe.RotarySpec(8, score_scale=pe.ScoreScale(**options))
-    with pytest.raises(TypeError, match=r"positions: expected integers, got float32"):
-        pe.ScoreScale().at(torch.rand(2))
+    refused((lambda: pe.RotarySpec(8, score_scale=pe.ScoreScale(**options)), ValueError, message))
+    refused((lambda: pe.ScoreScale().at(torch.rand(2)), TypeError, "positions: expected integers, got float32"))  # fmt: skip

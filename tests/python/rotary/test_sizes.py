@@ -18,7 +18,7 @@ def test_zero_and_one(layout: str, device: torch.device) -> None:
             spec = pe.RotarySpec(head_dim, rotary_dim=rotary_dim)
             shape = (*sizes[layout == "thd" :], head_dim)
             query = torch.randn(shape, device=device, dtype=torch.float64)
-            wanted = rotate(query, None, spec=spec.text, layout=layout, offset=2)
+            wanted = rotate(query, spec.text, layout=layout, offset=2)
             options = {"spec": spec, "layout": layout, "offset": 2}
             assert_close(pe.functional.rotary(query, **options), wanted, 1e-14)
             out = torch.empty_like(query)
@@ -43,7 +43,7 @@ def test_maps_of_nothing(layout: str) -> None:
 def test_more_than_a_grid_dimension(shape: tuple[int, ...], device: torch.device) -> None:
     query = torch.randn(shape, device=device)
     rope = pe.RotaryEmbedding(4, layout="thd")
-    wanted = rotate(query.double(), None, spec=rope.spec.text, layout="thd", offset=9)
+    wanted = rotate(query.double(), rope.spec.text, layout="thd", offset=9)
     assert_close(rope(query, offset=9), wanted, TOLERANCE[torch.float32])
     key = query[:, :1].clone()
     assert_close(rope(query, key, offset=9)[1], wanted[:, :1], TOLERANCE[torch.float32])

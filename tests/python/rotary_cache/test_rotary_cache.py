@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.case import FLOATING
 from support.halves import AT_ONCE
+from support.refusals import refused
 from torch import Tensor
 
 SPEC = pe.RotarySpec(16, rotary_dim=8, rotary_start=4, interleaved=True)
@@ -246,17 +247,16 @@ def test_compiles_with_float8_and_a_query_elsewhere(device: torch.device) -> Non
 def test_refusals_write_nothing(change: dict[str, Any], error: type[Exception], text: str) -> None:
     given = make(torch.device("cpu"))
     kept = {name: a.clone() for name, a in given.items() if isinstance(a, Tensor)}
-    with pytest.raises(error, match=text):
-        pe.functional.rotary_cache_(**{**given, **change})
+    refused((lambda: pe.functional.rotary_cache_(**{**given, **change}), error, text))
     assert all(torch.equal(given[name], before) for name, before in kept.items())
 
 
 def test_a_scale_tensor_must_be_one_float32() -> None:
     given = make(torch.device("cpu"), cache=FLOAT8)
-    with pytest.raises(TypeError, match="key_scale: expected float32"):
-        pe.functional.rotary_cache_(**given, key_scale=torch.ones(1).double())
-    with pytest.raises(ValueError, match="value_scale: expected one element"):
-        pe.functional.rotary_cache_(**given, value_scale=torch.ones(2))
+    refused(
+        (lambda: pe.functional.rotary_cache_(**given, key_scale=torch.ones(1).double()), TypeError, "key_scale: expected float32"),
+        (lambda: pe.functional.rotary_cache_(**given, value_scale=torch.ones(2)), ValueError, "value_scale: expected one element"),
+    )  # fmt: skip
 
 
 def test_memory_of_other_dtypes_must_be_apart() -> None:
@@ -270,33 +270,25 @@ def test_memory_of_other_dtypes_must_be_apart() -> None:
         if free:
             pe.functional.rotary_cache_(**given)
             continue
-        with pytest.raises(ValueError, match="key_cache: expected memory apart from query's"):
-            pe.functional.rotary_cache_(**given)
+        refused((lambda: pe.functional.rotary_cache_(**given), ValueError, "key_cache: expected memory apart from query's"))  # fmt: skip
 
 
 def test_memory_that_is_written_must_be_apart(device: torch.device) -> None:
     given = make(device)
     given["value_cache"] = given["key_cache"]
-    with pytest.raises(ValueError, match="value_cache: expected memory apart from key_cache"):
-        pe.functional.rotary_cache_(**given)
+    refused((lambda: pe.functional.rotary_cache_(**given), ValueError, "value_cache: expected memory apart from key_cache"))  # fmt: skip
     given = make(device)
     given["key_cache"] = given["key_cache"][:1].expand(3, 4, 2, 16)
-    with pytest.raises(ValueError, match="key_cache: expected elements that do not share memory"):
-        pe.functional.rotary_cache_(**given)
+    refused((lambda: pe.functional.rotary_cache_(**given), ValueError, "key_cache: expected elements that do not share memory"))  # fmt: skip
     given = make(device)
-    with pytest.raises(ValueError, match="query_out: expected query itself or memory apart"):
-        pe.functional.rotary_cache_(
-            **given, query_out=given["query"].view(3, 5, 16).transpose(0, 1)
-        )
+    refused((lambda: pe.functional.rotary_cache_(**given, query_out=given["query"].view(3, 5, 16).transpose(0, 1)), ValueError, "query_out: expected query itself or memory apart"))  # fmt: skip
     given = make(device)
     given["query"] = given["key_cache"].flatten()[:240].view(5, 3, 16)
-    with pytest.raises(ValueError, match="query: expected memory apart from key_cache's"):
-        pe.functional.rotary_cache_(**given, query_out=torch.empty_like(given["query"]))
+    refused((lambda: pe.functional.rotary_cache_(**given, query_out=torch.empty_like(given["query"])), ValueError, "query: expected memory apart from key_cache's"))  # fmt: skip
     given = make(device)
     given["query"], given["key"] = given["query"][:, :2], given["query"][:, 1:]
     options = {"query_out": torch.empty_like(given["key"]), "rotate_key": True}
-    with pytest.raises(ValueError, match="key: expected memory apart from query's"):
-        pe.functional.rotary_cache_(**given, **options)
+    refused((lambda: pe.functional.rotary_cache_(**given, **options), ValueError, "key: expected memory apart from query's"))  # fmt: skip
 
 
 def test_packed_views_may_have_the_query_elsewhere(device: torch.device) -> None:
@@ -332,8 +324,7 @@ def test_a_slot_outside_the_cache_is_raised_later_on_cuda(cuda: torch.device) ->
     given = make(cuda)
     given["slot_mapping"][3] = 12
     pe.functional.rotary_cache_(**given)
-    with pytest.raises(IndexError, match=r"slot 12 at index 3 .* -1 .skip the token. or 0 to 11"):
-        pe.check_errors()
+    refused((pe.check_errors, IndexError, "slot 12 at index 3 .* -1 .skip the token. or 0 to 11"))
     assert given["key_cache"].count_nonzero() == 3 * 2 * 16
 
 
@@ -430,12 +421,9 @@ def test_latent_attention_in_batched_layouts(layout: Any, device: torch.device) 
         ({"scale": 2.0}, "scale: expected 1 unless .*, got 2"),
         ({"cache": torch.zeros(2, 4, 1, 18)}, "cache: expected .pages, page_size"),
         ({"spec": pe.RotarySpec(24)}, "key_rope: expected rotary_dim 24, got 8"),
-        (
-            {"spec": dataclasses.replace(MLA, numerics="float32")},
-            "numerics: expected 'exact' for mla_rotary_cache_",
-        ),
+        ({"spec": dataclasses.replace(MLA, numerics="float32")}, "numerics: expected 'exact' for mla_rotary_cache_"),
     ],
-)
+)  # fmt: skip
 def test_latent_attention_refuses(change: dict[str, Any], text: str) -> None:
     given: dict[str, Any] = {
         "query": torch.zeros(3, 4, 24),
@@ -445,8 +433,7 @@ def test_latent_attention_refuses(change: dict[str, Any], text: str) -> None:
         "slot_mapping": torch.arange(3),
         "spec": MLA,
     }
-    with pytest.raises(ValueError, match=text):
-        pe.functional.mla_rotary_cache_(**{**given, **change})
+    refused((lambda: pe.functional.mla_rotary_cache_(**{**given, **change}), ValueError, text))
 
 
 @pytest.mark.parametrize(
@@ -456,7 +443,12 @@ def test_latent_attention_refuses(change: dict[str, Any], text: str) -> None:
         (torch.zeros(3, 4, 24), torch.zeros(2, 8), "key_rope: expected seq 3, got 2"),
         (torch.zeros(3, 4, 8), torch.zeros(3, 8), "query: expected head_dim 24, got 8"),
     ],
-)
+)  # fmt: skip
 def test_latent_rotation_refuses(query: Tensor, key_rope: Tensor, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        pe.functional.mla_rotary(query, key_rope, spec=MLA, layout="thd")
+    refused(
+        (
+            lambda: pe.functional.mla_rotary(query, key_rope, spec=MLA, layout="thd"),
+            ValueError,
+            text,
+        )
+    )

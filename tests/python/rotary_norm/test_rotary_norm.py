@@ -7,9 +7,9 @@ from typing import Any
 import posembed as pe
 import pytest
 import torch
-from support.case import FLOATING, assert_close
+from support.case import FLOATING, assert_close, decomposed, same_for_any_thread_count
 from support.halves import AT_ONCE
-from support.rotary_norm import reference
+from support.refusals import refused
 from torch import Tensor
 
 SPEC = pe.RotarySpec(16, rotary_dim=8, rotary_start=4, interleaved=True)
@@ -44,7 +44,9 @@ def test_rounds_once(dtype: torch.dtype, device: torch.device) -> None:
     given = make(device, dtype, seq=100)
     exact = {name: tensor.double() for name, tensor in given.items()}
     found = pe.functional.norm_rotary(**given, spec=SPEC)
-    for actual, wanted in zip(found, reference(**exact, spec=SPEC.to_json()), strict=True):
+    for actual, wanted in zip(
+        found, decomposed("norm_rotary")(**exact, spec=SPEC.to_json()), strict=True
+    ):
         ulp = torch.finfo(dtype).eps * 2.0 ** wanted.abs().log2().floor()
         assert ((actual.double() - wanted).abs() <= 0.5 * ulp + 2e-6).all()
 
@@ -129,16 +131,7 @@ def gradients(given: dict[str, Tensor], **options: Any) -> tuple[Tensor, ...]:
 
 def test_gradients_are_the_same_bits_for_any_thread_count() -> None:
     given = make(torch.device("cpu"), seq=700)
-    threads = torch.get_num_threads()
-    results = []
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            results.append(gradients(given))
-    finally:
-        torch.set_num_threads(threads)
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+    same_for_any_thread_count(lambda: gradients(given))
 
 
 def test_weights_accumulate_in_float32(device: torch.device) -> None:
@@ -209,15 +202,13 @@ def test_keeps_only_its_arguments_and_rstd(device: torch.device) -> None:
 def test_refusals_write_nothing(change: dict[str, Any], error: type[Exception], text: str) -> None:
     given = make(torch.device("cpu"))
     query = given["query"].clone()
-    with pytest.raises(error, match=text):
-        pe.functional.norm_rotary_(**{**given, "spec": SPEC, **change})
+    refused((lambda: pe.functional.norm_rotary_(**{**given, "spec": SPEC, **change}), error, text))
     assert torch.equal(given["query"], query)
 
 
 def test_heads_have_at_most_1024_components() -> None:
     x, weight = torch.ones(1, 1, 1, 1026), torch.ones(1026)
-    with pytest.raises(ValueError, match="head_dim: expected at most 1024, got 1026"):
-        pe.functional.norm_rotary(x, x, weight, weight, spec=pe.RotarySpec(1026, rotary_dim=16))
+    refused((lambda: pe.functional.norm_rotary(x, x, weight, weight, spec=pe.RotarySpec(1026, rotary_dim=16)), ValueError, "head_dim: expected at most 1024, got 1026"))  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -226,12 +217,11 @@ def test_heads_have_at_most_1024_components() -> None:
         ({"spec": pe.RotarySpec(16, numerics="float32")}, "numerics: expected 'exact' for"),
         ({"query_weight": torch.ones(1)}, "query_weight: expected head_dim 16, got 1"),
     ],
-)
+)  # fmt: skip
 def test_tangents_are_refused_alike(change: dict[str, Any], text: str) -> None:
     given = {**make(torch.device("cpu")), "spec": SPEC, **change}
 
     def norm(query: Tensor) -> Tensor:
         return pe.functional.norm_rotary(**{**given, "query": query})[0]
 
-    with pytest.raises(ValueError, match=text):
-        torch.func.jvp(norm, (given["query"],), (given["query"],))
+    refused((lambda: torch.func.jvp(norm, (given["query"],), (given["query"],)), ValueError, text))

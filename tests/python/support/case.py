@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import posembed  # noqa: F401  (registers the operators)
 import torch
+from posembed._decompositions import replacements, with_every_argument
 from torch import Tensor
 
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -58,8 +60,9 @@ class OperatorCase:
         operator: The overload, ``torch.ops.posembed.name.default``.
         sample: ``sample(batch, seq, device, dtype)`` gives the arguments; only sizes may depend on
             batch and seq, so that one compiled graph serves all.
-        reference: The same call in plain float64 torch, slow and obvious, with the operator's
-            arguments and results; for a mutating operator, returns the expected contents.
+        reference: The same call in PyTorch's own operators, with the operator's arguments and
+            results; for a mutating operator, returns the expected contents. The operator's
+            decomposition, unless another is given.
         mutates: The operator writes to its arguments and returns nothing.
         differentiable: Gradients flow to the floating-point arguments.
         conventional: Gradients follow a convention and are not the derivative: padding gets none,
@@ -70,12 +73,16 @@ class OperatorCase:
     name: str
     operator: Any
     sample: Callable[[int, int, torch.device | str, torch.dtype], Sample]
-    reference: Callable[..., Any]
+    reference: Callable[..., Any] = None  # type: ignore[assignment]
     mutates: bool = False
     differentiable: bool = True
     conventional: bool = False
     vmap: bool = True
     dtypes: tuple[torch.dtype, ...] = FLOATING
+
+    def __post_init__(self) -> None:
+        if self.reference is None:
+            object.__setattr__(self, "reference", contents_or_results(self.operator))
 
     def __call__(self, sample: Sample) -> tuple[Tensor, ...]:
         """The operator's results, or the contents of the arguments that it mutates."""
@@ -86,6 +93,46 @@ class OperatorCase:
         """The reference's results on the same numbers in float64."""
         exact = sample.to(torch.float64)
         return as_tuple(self.reference(*exact.args, **exact.kwargs))
+
+
+def case(name: str, sample: Callable[..., Sample], *args: Any, **options: Any) -> OperatorCase:
+    """A case of the operator that stands first in its name, before a hyphen."""
+    operator = getattr(torch.ops.posembed, name.split("-")[0]).default
+    return OperatorCase(name, operator, sample, *args, **options)
+
+
+def decomposed(name: str) -> Callable[..., Any]:
+    """An operator in PyTorch's own; a test of its values also needs a source that is not ours."""
+    return with_every_argument(getattr(torch.ops.posembed, name).default, replacements()[name])
+
+
+def contents_or_results(operator: Any) -> Callable[..., Any]:
+    """An operator's decomposition; for one that writes, what its floating arguments contain then.
+
+    An operator that writes has the decomposition of the one that does not, by its name.
+    """
+    arguments = operator._schema.arguments
+    written = [argument.name for argument in arguments if argument.is_write]
+    name = operator._opname.removesuffix("_out").removesuffix("_")
+    function = decomposed(name)
+    if not written:
+        return function
+    taken = {a.name for a in getattr(torch.ops.posembed, name).default._schema.arguments}
+
+    def call(*args: Any, **named: Any) -> tuple[Tensor, ...]:
+        given = {**dict(zip((a.name for a in arguments), args, strict=False)), **named}
+        results = as_tuple(function(**{name: x for name, x in given.items() if name in taken}))
+        left = dict(zip(written, results, strict=True))
+        tensors = {n: x for n, x in given.items() if isinstance(x, Tensor)}
+        return tuple(left.get(n, x) for n, x in tensors.items() if x.is_floating_point())
+
+    return call
+
+
+def transposed(function: Callable[[Tensor], Tensor], like: Tensor, gradient: Tensor) -> Tensor:
+    """A function's derivative at zero, transposed: a gradient of its result to one of ``like``."""
+    result: Tensor = torch.func.vjp(function, torch.zeros_like(like))[1](gradient)[0]
+    return result
 
 
 def as_tuple(results: Any) -> tuple[Tensor, ...]:
@@ -110,15 +157,28 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
     )
 
 
+def same_for_any_thread_count(call: Callable[[], Sequence[Tensor]]) -> None:
+    """A call gives the same bits with one, two and three threads."""
+    threads, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(call())
+    finally:
+        torch.set_num_threads(threads)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
 def in_schema_order(cases: Sequence[OperatorCase], *names: str) -> list[OperatorCase]:
-    """Cases whose samples and references pass tensors in the order of ``names``.
+    """Cases whose samples pass tensors in the order of ``names``.
 
     Operators take arguments in the order of their schemas, where options stand between tensors.
     """
-    return [dataclasses.replace(case, **_ordered(case, names)) for case in cases]
+    return [dataclasses.replace(case, sample=_ordered(case, names)) for case in cases]
 
 
-def _ordered(case: OperatorCase, names: Sequence[str]) -> dict[str, Any]:
+def _ordered(case: OperatorCase, names: Sequence[str]) -> Callable[..., Sample]:
     arguments = {argument.name: argument for argument in case.operator._schema.arguments}
     leading = [n for n in names if n in arguments and str(arguments[n].type) != "str"]
 
@@ -133,14 +193,4 @@ def _ordered(case: OperatorCase, names: Sequence[str]) -> dict[str, Any]:
         ]
         return Sample(tuple(args), {name: x for name, x in values.items() if x is not None})
 
-    def reference(*args: Any, **kwargs: Any) -> Any:
-        values = {**dict(zip(arguments, args, strict=False)), **kwargs}
-        positional = [values.pop(name, None) for name in leading]
-        changed = {
-            name: value
-            for name, value in values.items()
-            if not arguments[name].has_default_value() or value != arguments[name].default_value
-        }
-        return case.reference(*positional, **changed)
-
-    return {"sample": sample, "reference": reference}
+    return sample

@@ -1,4 +1,4 @@
-"""Slow, obvious references for the input embedding, and the cases of its operators."""
+"""Cases of the input embedding, and its comparison with separate calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import posembed as pe
 import torch
 from torch import Tensor
 
-from support.case import OperatorCase, Sample, assert_close
+from support.case import OperatorCase, Sample, assert_close, decomposed
+from support.case import case as case_of
 from support.learned import rows_for
 
 ROWS, TYPES, COLUMNS = 7, 2, 5
@@ -37,42 +38,6 @@ def assert_equals_calls(embed: pe.InputEmbedding, ids: Tensor, types: Tensor | N
         assert_close(ours.grad.to_dense(), theirs.grad.to_dense(), 4e-6)
 
 
-def sinusoids(positions: Tensor) -> Tensor:
-    """Vaswani's encoding of COLUMNS components, base 10000."""
-    columns = torch.arange(COLUMNS, dtype=torch.float64, device=positions.device)
-    angles = positions.double().unsqueeze(-1) * 10000.0 ** (-(columns // 2 * 2) / COLUMNS)
-    return torch.where(columns % 2 == 0, angles.sin(), angles.cos())
-
-
-def sum_of(
-    token: Tensor,
-    ids: Tensor,
-    position: Tensor | None,
-    positions: Tensor | None,
-    token_type: Tensor | None,
-    types: Tensor | None,
-    options: dict[str, Any],
-) -> Tensor:
-    result = token[ids.long()] * options.get("scale", 1.0)
-    if token_type is not None:
-        result = (
-            result + token_type[types.long() if types is not None else torch.zeros_like(ids).long()]
-        )
-    if positions is None:
-        positions = torch.arange(ids.shape[1], device=ids.device) + options.get("offset", 0)
-    if position is not None:
-        result = result + position[positions.long() + options.get("first_row", 0)]
-    if options.get("sinusoid", ""):
-        result = result + sinusoids(positions)
-    return result
-
-
-def normalise(x: Tensor, norm: str, eps: float) -> Tensor:
-    if norm == "layer":
-        x = x - x.mean(-1, keepdim=True)
-    return x if norm == "none" else x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
-
-
 def mask(shape: torch.Size, seed: Tensor | None, probability: float) -> Tensor | float:
     """Dropout's factors. The C++ tests check Philox against known answers."""
     if seed is None:
@@ -81,25 +46,9 @@ def mask(shape: torch.Size, seed: Tensor | None, probability: float) -> Tensor |
     return torch.ops.posembed.input_dropout(ones, seed, probability=probability)
 
 
-def reference(
-    token: Tensor,
-    ids: Tensor,
-    position: Tensor | None = None,
-    positions: Tensor | None = None,
-    token_type: Tensor | None = None,
-    types: Tensor | None = None,
-    norm_weight: Tensor | None = None,
-    norm_bias: Tensor | None = None,
-    seed: Tensor | None = None,
-    **options: Any,
-) -> Tensor:
-    x = sum_of(token, ids, position, positions, token_type, types, options)
-    x = normalise(x, options.get("norm", "none"), options.get("eps", 1e-5))
-    if norm_weight is not None:
-        x = x * norm_weight
-    if norm_bias is not None:
-        x = x + norm_bias
-    return x * mask(x.shape, seed, options.get("dropout", 0.0))
+def reference(*args: Any, dropout: float = 0.0, **options: Any) -> Tensor:
+    x: Tensor = decomposed("input_embedding")(*args, **options)
+    return x * mask(x.shape, args[8], dropout)
 
 
 def sample(
@@ -139,8 +88,7 @@ SINUSOID = f'{{"embedding_dim":{COLUMNS}}}'
 
 
 def case(name: str, **options: Any) -> OperatorCase:
-    operator = torch.ops.posembed.input_embedding.default
-    return OperatorCase(f"input_embedding-{name}", operator, sample(**options), reference)
+    return case_of(f"input_embedding-{name}", sample(**options), reference)
 
 
 def dropout_sample(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
@@ -148,7 +96,7 @@ def dropout_sample(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sam
     return Sample((x, torch.tensor([5], device=device)), {"probability": 0.5})
 
 
-def reference_dropout(x: Tensor, seed: Tensor, *, probability: float) -> Tensor:
+def reference_dropout(x: Tensor, seed: Tensor, probability: float) -> Tensor:
     return x * mask(x.shape, seed, probability)
 
 
@@ -169,7 +117,5 @@ CASES = [
     case("plain-norm-dropout", types=False, norm="layer", dropout=0.5),
     case("sinusoidal", sinusoid=SINUSOID, norm="rms", weight=True, offset=2),
     case("sinusoidal-positions", sinusoid=SINUSOID, given=True),
-    OperatorCase(
-        "input_dropout", torch.ops.posembed.input_dropout.default, dropout_sample, reference_dropout
-    ),
+    case_of("input_dropout", dropout_sample, reference_dropout),
 ]

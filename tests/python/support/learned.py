@@ -1,4 +1,4 @@
-"""Slow, obvious references for learned positions, and the cases of their operators."""
+"""Cases of learned positions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from support.case import OperatorCase, Sample, in_schema_order
+from support.case import Sample, case, decomposed, in_schema_order, transposed
 
 COLUMNS = 4
 
@@ -17,37 +17,17 @@ def rows_for(seq: int) -> int:
     return 20 if seq < 15 else 1100
 
 
-def places(positions: Tensor | None, seq: int, offset: int, device: Any) -> Tensor:
-    return torch.arange(seq, device=device) + offset if positions is None else positions.long()
-
-
-def reference(
-    x: Tensor,
-    weight: Tensor,
-    positions: Tensor | None = None,
-    *,
-    offset: int = 0,
-    first_row: int = 0,
-) -> Tensor:
-    return x + weight[places(positions, x.shape[1], offset, x.device) + first_row]
-
-
-def reference_encode(weight: Tensor, positions: Tensor, *, first_row: int = 0) -> Tensor:
-    return weight[positions.long() + first_row]
-
-
 def reference_backward(
     gradient: Tensor,
-    positions: Tensor | None = None,
-    *,
     num_rows: int,
+    positions: Tensor | None = None,
     offset: int = 0,
     first_row: int = 0,
 ) -> Tensor:
-    index = places(positions, gradient.shape[1], offset, gradient.device) + first_row
-    index = index.expand(gradient.shape[:2])
-    zeros = gradient.new_zeros(num_rows, gradient.shape[2])
-    return zeros.index_put((index,), gradient, accumulate=True)
+    def rows(weight: Tensor) -> Tensor:
+        return decomposed("learned_add")(gradient, weight, positions, offset, first_row)
+
+    return transposed(rows, gradient.new_zeros(num_rows, gradient.shape[2]), gradient)
 
 
 def make_positions(
@@ -83,7 +63,7 @@ def backward_sample(positions: str | None = None, **options: Any) -> Any:
     return make
 
 
-def reference_extend(weight: Tensor, max_positions: int, *, first_row: int, method: str) -> Tensor:
+def reference_extend(weight: Tensor, max_positions: int, first_row: int, method: str) -> Tensor:
     """Extends by repetition; tests/python/learned tests the interpolations."""
     assert method == "repeat"
     rows = weight[first_row:]
@@ -100,6 +80,7 @@ def reference_resample(
     grid: list[int],
     new_grid: list[int],
     method: str = "bicubic",
+    align_corners: bool = False,
     antialias: bool = False,
 ) -> Tensor:
     image = weight[2:].reshape(1, *grid, COLUMNS).permute(0, 3, 1, 2)
@@ -120,7 +101,8 @@ def reference_packed(
     weight: Tensor,
     grid: list[int],
     grids: Tensor,
-    num_tokens: int,
+    merge: int = 1,
+    num_tokens: int | None = None,
     method: str = "bicubic",
 ) -> Tensor:
     pictures = [
@@ -141,73 +123,22 @@ def packed_sample(method: str) -> Any:
 
 CASES = in_schema_order(
     [
-        OperatorCase("learned_add", torch.ops.posembed.learned_add.default, sample(), reference),
-        OperatorCase(
-            "learned_add-offset",
-            torch.ops.posembed.learned_add.default,
-            sample(offset=3, first_row=2),
-            reference,
-        ),
-        OperatorCase(
-            "learned_add-positions",
-            torch.ops.posembed.learned_add.default,
-            sample("batch", first_row=2),
-            reference,
-        ),
-        OperatorCase(
-            "learned_add-positions-seq",
-            torch.ops.posembed.learned_add.default,
-            sample("seq"),
-            reference,
-        ),
-        OperatorCase(
-            "learned_encode",
-            torch.ops.posembed.learned_encode.default,
-            encode_sample,
-            reference_encode,
-        ),
-        OperatorCase(
-            "learned_extend",
-            torch.ops.posembed.learned_extend.default,
-            extend_sample,
-            reference_extend,
-        ),
-        OperatorCase(
-            "learned_resample",
-            torch.ops.posembed.learned_resample.default,
-            resample_sample("bicubic", False),
-            reference_resample,
-        ),
-        OperatorCase(
+        case("learned_add", sample()),
+        case("learned_add-offset", sample(offset=3, first_row=2)),
+        case("learned_add-positions", sample("batch", first_row=2)),
+        case("learned_add-positions-seq", sample("seq")),
+        case("learned_encode", encode_sample),
+        case("learned_extend", extend_sample, reference_extend),
+        case("learned_resample", resample_sample("bicubic", False), reference_resample),
+        case(
             "learned_resample-bilinear-antialias",
-            torch.ops.posembed.learned_resample.default,
             resample_sample("bilinear", True),
             reference_resample,
         ),
-        OperatorCase(
-            "learned_packed",
-            torch.ops.posembed.learned_packed.default,
-            packed_sample("bicubic"),
-            reference_packed,
-        ),
-        OperatorCase(
-            "learned_packed-bilinear",
-            torch.ops.posembed.learned_packed.default,
-            packed_sample("bilinear"),
-            reference_packed,
-        ),
-        OperatorCase(
-            "learned_backward",
-            torch.ops.posembed.learned_backward.default,
-            backward_sample(offset=1),
-            reference_backward,
-        ),
-        OperatorCase(
-            "learned_backward-positions",
-            torch.ops.posembed.learned_backward.default,
-            backward_sample("seq"),
-            reference_backward,
-        ),
+        case("learned_packed", packed_sample("bicubic"), reference_packed),
+        case("learned_packed-bilinear", packed_sample("bilinear"), reference_packed),
+        case("learned_backward", backward_sample(offset=1), reference_backward),
+        case("learned_backward-positions", backward_sample("seq"), reference_backward),
     ],
     "x",
     "gradient",

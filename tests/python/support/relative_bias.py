@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from support.case import OperatorCase, Sample
-
-BIAS = torch.ops.posembed.relative_bias.default
+from support.case import Sample, case
 
 
 def sample(*options: object):
@@ -75,24 +73,9 @@ def resample_reference(weight: Tensor, window: list[int], new_window: list[int])
 
 
 CASES = [
-    OperatorCase(
-        "relative_window_bias",
-        torch.ops.posembed.relative_window_bias.default,
-        window_sample(False),
-        window_reference,
-    ),
-    OperatorCase(
-        "relative_window_bias, class token",
-        torch.ops.posembed.relative_window_bias.default,
-        window_sample(True),
-        window_reference,
-    ),
-    OperatorCase(
-        "relative_window_resample",
-        torch.ops.posembed.relative_window_resample.default,
-        resample_sample,
-        resample_reference,
-    ),
-    OperatorCase("relative_bias", BIAS, sample(), reference),
-    OperatorCase("relative_bias, causal", BIAS, sample(2, 20, False), reference),
+    case("relative_window_bias", window_sample(False), window_reference),
+    case("relative_window_bias-class-token", window_sample(True), window_reference),
+    case("relative_window_resample", resample_sample, resample_reference),
+    case("relative_bias", sample(), reference),
+    case("relative_bias-causal", sample(2, 20, False), reference),
 ]

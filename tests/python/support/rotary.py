@@ -1,186 +1,50 @@
-"""Slow, obvious references for rotary embedding, and the cases of its operators."""
+"""Cases of the rotary operators."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-import posembed  # noqa: F401  (registers the operators)
 import torch
 from torch import Tensor
 
-from support.case import OperatorCase, Sample, in_schema_order
+from support.case import Sample, case, decomposed, in_schema_order, transposed
 
-ORDERS = {"bshd": (0, 1, 2), "bhsd": (0, 2, 1), "sbhd": (1, 0, 2)}
-
-
-def turns(
-    positions: Tensor, spec: dict[str, Any], frequencies: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Cosine and sine in float64, accurate to 1e-14 at the small positions of these tests.
-
-    With float32 numerics, as in a PyTorch program.
-    """
-    exact = spec.get("numerics", "exact") == "exact"
-    dtype = torch.float64 if exact else torch.float32
-    dim = spec.get("rotary_dim", spec["head_dim"])
-    if frequencies is None:  # on the CPU, as in programs, because a device's float32 powers differ
-        exponents = torch.arange(0, dim, 2).to(dtype) / dim
-        frequencies = (1.0 / (spec.get("base", 10000.0) ** exponents)).to(positions.device)
-    angle = angles(positions, spec, frequencies).to(dtype)
-    return angle.cos().double(), angle.sin().double()
+rotate = decomposed("rotary")
 
 
-def angles(positions: Tensor, spec: dict[str, Any], frequencies: Tensor) -> Tensor:
-    """Position times frequency of each pair: [(batch,) seq, (heads,) pairs]."""
-    if frequencies.dim() == 3:  # [axes, heads, pairs]: summed over axes
-        return torch.einsum("a...,ahp->...hp", positions.to(frequencies.dtype), frequencies)
-    axes = (spec.get("sections") or {}).get("axis_of_pair")
-    if axes and positions.dim() == 3:  # [axes, batch, seq]: each pair takes its axis's position
-        positions = positions[torch.tensor(axes)].movedim(0, -1)
-    else:
-        positions = positions.unsqueeze(-1)
-    if frequencies.dim() == 2:  # [heads, pairs]
-        positions = positions.unsqueeze(-2)
-    return positions.to(frequencies.dtype) * frequencies
+def by_frequencies(query: Tensor, given: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """The rotation of a query as a function of the frequencies."""
+    names = [argument.name for argument in torch.ops.posembed.rotary.default._schema.arguments]
+    call = {**dict(zip(names[1:], given, strict=False)), **options}
+    return lambda frequencies: rotate(query, **{**call, "frequencies": frequencies})
 
 
-def pairs_of(spec: dict[str, Any]) -> Tensor:
-    """The components of each pair within the window: [2, pairs]."""
-    dim = spec.get("rotary_dim", spec["head_dim"])
-    components = torch.arange(dim)
-    if spec.get("interleaved", False):
-        return components.view(-1, 2).T
-    sections = spec.get("sections") or {}
-    counts = [dim // 2]
-    if sections.get("within_axes"):
-        axes = torch.tensor(sections["axis_of_pair"])
-        counts = torch.unique_consecutive(axes, return_counts=True)[1].tolist()
-    parts = components.split([2 * count for count in counts])
-    return torch.cat([part.view(2, -1) for part in parts], 1)
-
-
-def amplitude(positions: Tensor, spec: dict[str, Any]) -> Tensor | float:
-    """The factors of a query's pairs with xPos: [..., seq, pairs]."""
-    scaling = spec.get("scaling") or {}
-    if scaling.get("type") != "xpos":
-        return 1.0
-    dim = spec.get("rotary_dim", spec["head_dim"])
-    zeta = (torch.arange(0, dim, 2, dtype=torch.float64, device=positions.device) / dim + 0.4) / 1.4
-    distance = positions.double().unsqueeze(-1) - scaling.get("center", 0.0)
-    return zeta ** (distance / scaling.get("scale_base", 512.0))
-
-
-def rotate(
-    tensor: Tensor,
-    positions: Tensor | None,
-    frequencies: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    *,
-    spec: str,
-    layout: str = "bshd",
-    offset: int = 0,
-    inverse: bool = False,
-    transpose: bool = False,
-    is_key: bool = False,
-    tangent: bool = False,
-) -> Tensor:
-    """Rotates one tensor, pair by pair; with ``tangent``, by a quarter turn times the angle."""
-    numbers = json.loads(spec)
-    if layout == "thd":
-        tensor = tensor.unsqueeze(0)
-        positions = None if positions is None else positions.unsqueeze(-2)
-    order = ORDERS.get(layout, (0, 1, 2))
-    x = tensor.permute(*order, 3).clone()  # [batch, seq, heads, head_dim]
-    if positions is None:
-        positions = torch.arange(x.shape[1], device=x.device) + offset
-    if cu_seqlens is not None:
-        lengths = cu_seqlens.diff().long()
-        positions = positions - cu_seqlens[:-1].long().repeat_interleave(lengths)
-    cosine, sine = turns(positions, numbers, frequencies)  # [(batch,) seq, pairs]
-    if tangent:
-        cosine, sine = torch.zeros_like(sine), angles(positions, numbers, frequencies)
-    if frequencies is not None and frequencies.dim() > 1:
-        size: Tensor | float = 1.0
-    else:
-        cosine, sine = cosine.unsqueeze(-2), sine.unsqueeze(-2)
-        size = amplitude(positions, numbers)
-        size = size.unsqueeze(-2) if isinstance(size, Tensor) else size
-    if is_key != inverse:
-        size = 1.0 / size
-    if (inverse != transpose) != numbers.get("reverse", False):
-        sine = -sine
-    cosine, sine = cosine * size, sine * size
-    start, dim = numbers.get("rotary_start", 0), numbers.get("rotary_dim", numbers["head_dim"])
-    if x.shape[-1] != numbers["head_dim"]:  # only the window
-        start = 0
-    window = x[..., start : start + dim]
-    pairs = pairs_of(numbers).to(x.device)
-    first, second = window[..., pairs[0]], window[..., pairs[1]]
-    turned = (first * cosine - second * sine, second * cosine + first * sine)
-    rotated = torch.cat(turned, -1)[..., pairs.flatten().argsort()]
-    marked = torch.zeros_like(positions).bool() if positions.is_floating_point() else positions < 0
-    untouched = marked[..., None, None]
-    if untouched.dim() == 5:
-        untouched = untouched.all(0)
-    result = torch.cat(
-        [x[..., :start], torch.where(untouched, window, rotated), x[..., start + dim :]], -1
-    ).permute(*[order.index(i) for i in range(3)], 3)
-    return result.squeeze(0) if layout == "thd" else result
-
-
-def reference(query: Tensor, *given: Tensor | None, **options: Any) -> Tensor:
-    return rotate(query, *(given or (None,)), **options)
-
-
-def reference_pair(
-    query: Tensor, key: Tensor, *given: Tensor | None, **options: Any
-) -> tuple[Tensor, Tensor]:
-    return reference(query, *given, **options), reference(key, *given, is_key=True, **options)
-
-
-def reference_out(out: Tensor, query: Tensor, *given: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    return reference(query, *given, **options), query
-
-
-def reference_pair_out(
-    query_out: Tensor, key_out: Tensor, query: Tensor, key: Tensor, *given: Any, **options: Any
-) -> tuple[Tensor, ...]:
-    return *reference_pair(query, key, *given, **options), query, key
-
-
-def reference_in_place(
-    query: Tensor, positions: Tensor | None, frequencies: Tensor, *given: Tensor, **options: Any
-) -> tuple[Tensor, Tensor]:
-    """Frequencies are among the floating tensors, but are not written."""
-    return rotate(query, positions, frequencies, *given, **options), frequencies
-
-
-def reference_tangent(
-    rotated: Tensor, positions: Tensor | None, frequencies: Tensor, *given: Tensor, **options: Any
-) -> Tensor:
+def reference_tangent(rotated: Tensor, *given: Any, **options: Any) -> Tensor:
     """The derivative at frequencies 0, where the rotation changes nothing."""
-
-    def of(direction: Tensor) -> Tensor:
-        return rotate(rotated, positions, direction, *given, **options)
-
+    frequencies = given[6]
+    of = by_frequencies(rotated, given, options)
     return torch.func.jvp(of, (torch.zeros_like(frequencies),), (frequencies,))[1]
 
 
 def reference_frequencies_backward(
-    gradient: Tensor, query: Tensor, positions: Tensor | None = None, *given: Any, **options: Any
+    gradient: Tensor, query: Tensor, spec: str, *given: Any, **options: Any
 ) -> Tensor:
-    """The derivative of gradient times rotated query by frequencies, at frequencies 0."""
-    pairs = json.loads(options["spec"]).get("rotary_dim", query.shape[-1]) // 2
-    shape = given[0].shape if given and given[0] is not None else (pairs,)
-    still = torch.zeros(shape, dtype=torch.float64, device=query.device)
+    pairs = json.loads(spec).get("rotary_dim", query.shape[-1]) // 2
+    still = given[5] if len(given) > 5 and given[5] is not None else query.new_zeros(pairs)
+    return transposed(by_frequencies(query, (spec, *given), options), still.double(), gradient)
 
-    def product(frequencies: Tensor) -> Tensor:
-        return (
-            gradient * rotate(query, positions, frequencies, *given[1:], tangent=True, **options)
-        ).sum()
 
-    return torch.func.grad(product)(still)
+def float32_program(name: str) -> Any:
+    """A PyTorch program's float32 frequencies, computed on the CPU: devices' powers differ."""
+
+    def call(query: Tensor, *given: Any, **options: Any) -> Any:
+        numbers = json.loads(next(x for x in given if isinstance(x, str)))
+        exponents = torch.arange(0, numbers["rotary_dim"], 2).float() / numbers["rotary_dim"]
+        frequencies = (1.0 / 10000.0**exponents).to(query.device)
+        return decomposed(name)(query, *given, **options, frequencies=frequencies)
+
+    return call
 
 
 def random_positions(
@@ -254,7 +118,7 @@ def frequencies(
 HEADS, HEAD_DIM = 3, 8
 
 
-def reference_permute(weight: Tensor, num_heads: int, *, interleaved: bool) -> Tensor:
+def reference_permute(weight: Tensor, num_heads: int, interleaved: bool) -> Tensor:
     assert interleaved
     halves = weight.view(num_heads, 2, HEAD_DIM // 2, -1)
     return halves.transpose(1, 2).reshape(weight.shape).clone()
@@ -287,247 +151,143 @@ WIDE = (torch.float32, torch.float64)
 
 CASES = in_schema_order(
     [
-        OperatorCase(
-            "rotary", torch.ops.posembed.rotary.default, sample((3,), spec=PLAIN), reference
+        case("rotary", sample((3,), spec=PLAIN)),
+        case("rotary-partial-positions", sample((2,), positions=True, spec=PARTIAL, layout="bhsd")),
+        case("rotary_pair", sample((4, 1), spec=PARTIAL, offset=5, inverse=True)),
+        case("rotary_pair-thd", sample((2, 2), spec=PLAIN, layout="thd")),
+        case("rotary_pair-window", sample((3, 1), positions=True, window_only=True, spec=PARTIAL)),
+        case("rotary_pair-sections", sample((2, 1), positions=True, axes=3, spec=SECTIONS)),
+        case(
+            "rotary-sections-thd", sample((2,), positions=True, axes=3, spec=SECTIONS, layout="thd")
         ),
-        OperatorCase(
-            "rotary-partial-positions",
-            torch.ops.posembed.rotary.default,
-            sample((2,), positions=True, spec=PARTIAL, layout="bhsd"),
-            reference,
+        case("rotary_", sample((3,), spec=PLAIN, layout="sbhd"), mutates=True),
+        case("rotary_pair_", sample((4, 2), positions=True, spec=PARTIAL), mutates=True),
+        case(
+            "rotary-documents", sample((2,), documents=True, spec=PARTIAL, layout="thd", offset=7)
         ),
-        OperatorCase(
-            "rotary_pair",
-            torch.ops.posembed.rotary_pair.default,
-            sample((4, 1), spec=PARTIAL, offset=5, inverse=True),
-            reference_pair,
+        case(
+            "rotary-learned", sample((3,), positions=True, learned=True, spec=PARTIAL, inverse=True)
         ),
-        OperatorCase(
-            "rotary_pair-thd",
-            torch.ops.posembed.rotary_pair.default,
-            sample((2, 2), spec=PLAIN, layout="thd"),
-            reference_pair,
-        ),
-        OperatorCase(
-            "rotary_pair-window",
-            torch.ops.posembed.rotary_pair.default,
-            sample((3, 1), positions=True, window_only=True, spec=PARTIAL),
-            reference_pair,
-        ),
-        OperatorCase(
-            "rotary_pair-sections",
-            torch.ops.posembed.rotary_pair.default,
-            sample((2, 1), positions=True, axes=3, spec=SECTIONS),
-            reference_pair,
-        ),
-        OperatorCase(
-            "rotary-sections-thd",
-            torch.ops.posembed.rotary.default,
-            sample((2,), positions=True, axes=3, spec=SECTIONS, layout="thd"),
-            reference,
-        ),
-        OperatorCase(
-            "rotary_",
-            torch.ops.posembed.rotary_.default,
-            sample((3,), spec=PLAIN, layout="sbhd"),
-            reference,
-            mutates=True,
-        ),
-        OperatorCase(
-            "rotary_pair_",
-            torch.ops.posembed.rotary_pair_.default,
-            sample((4, 2), positions=True, spec=PARTIAL),
-            reference_pair,
-            mutates=True,
-        ),
-        OperatorCase(
-            "rotary-documents",
-            torch.ops.posembed.rotary.default,
-            sample((2,), documents=True, spec=PARTIAL, layout="thd", offset=7),
-            reference,
-        ),
-        OperatorCase(
-            "rotary-learned",
-            torch.ops.posembed.rotary.default,
-            sample((3,), positions=True, learned=True, spec=PARTIAL, inverse=True),
-            reference,
-        ),
-        OperatorCase(
+        case(
             "rotary_pair-learned-documents",
-            torch.ops.posembed.rotary_pair.default,
             sample((2, 1), learned=True, documents=True, spec=PLAIN, layout="thd"),
-            reference_pair,
         ),
-        OperatorCase(
+        case(
             "rotary_pair-learned-sections",
-            torch.ops.posembed.rotary_pair.default,
             sample((2, 1), positions=True, axes=3, learned=True, spec=SECTIONS),
-            reference_pair,
         ),
-        OperatorCase(
+        case(
             "rotary_pair-within-axes",
-            torch.ops.posembed.rotary_pair.default,
             sample((3, 1), positions=True, axes=3, learned=True, window_only=True, spec=WITHIN),
-            reference_pair,
         ),
-        OperatorCase(
+        case(
             "rotary_pair-by-head-sections",
-            torch.ops.posembed.rotary_pair.default,
             sample((3, 3), positions=True, axes=3, learned=True, by_head=True, spec=WITHIN),
-            reference_pair,
         ),
-        OperatorCase(
+        case(
             "rotary-by-head",
-            torch.ops.posembed.rotary.default,
             sample((3,), learned=True, by_head=True, spec=PARTIAL, layout="sbhd", offset=3),
-            reference,
         ),
-        OperatorCase(
+        case(
             "rotary_pair-mixed",
-            torch.ops.posembed.rotary_pair.default,
             sample((2, 2), positions=True, axes=2, learned=True, mixed=True, spec=PARTIAL),
-            reference_pair,
         ),
-        OperatorCase(
+        case(
             "rotary-mixed-thd",
-            torch.ops.posembed.rotary.default,
             sample(
                 (3,), positions=True, axes=3, learned=True, mixed=True, spec=PLAIN, layout="thd"
             ),
-            reference,
         ),
-        OperatorCase(
+        case(
             "rotary_-mixed",
-            torch.ops.posembed.rotary_.default,
             sample(
                 (2,), positions=True, axes=2, learned=True, mixed=True, spec=PLAIN, layout="bhsd"
             ),
-            reference_in_place,
             mutates=True,
         ),
-        OperatorCase(
+        case(
             "rotary_tangent-mixed",
-            torch.ops.posembed.rotary_tangent.default,
             sample((2,), positions=True, axes=3, learned=True, mixed=True, spec=PARTIAL),
             reference_tangent,
         ),
-        OperatorCase(
+        case(
             "rotary_tangent-within-axes",
-            torch.ops.posembed.rotary_tangent.default,
             sample((2,), positions=True, axes=3, learned=True, by_head=True, spec=WITHIN),
             reference_tangent,
         ),
-        OperatorCase(
+        case(
             "rotary_frequencies_backward-mixed",
-            torch.ops.posembed.rotary_frequencies_backward.default,
             sample((2, 2), positions=True, axes=3, learned=True, mixed=True, spec=PARTIAL),
             reference_frequencies_backward,
             differentiable=False,  # frequencies only give the shape; rotary_pair-mixed has orders
         ),
-        OperatorCase(
+        case(
             "rotary_frequencies_backward-within-axes",
-            torch.ops.posembed.rotary_frequencies_backward.default,
             sample((3, 3), positions=True, axes=3, learned=True, by_head=True, spec=WITHIN),
             reference_frequencies_backward,
             differentiable=False,  # as above
         ),
-        OperatorCase(
+        case(
             "rotary_-learned-documents",
-            torch.ops.posembed.rotary_.default,
             sample((2,), learned=True, documents=True, spec=PARTIAL, layout="thd"),
-            reference_in_place,
             mutates=True,
         ),
-        OperatorCase(
+        case(
             "rotary_tangent",
-            torch.ops.posembed.rotary_tangent.default,
             sample((3,), positions=True, learned=True, spec=PARTIAL),
             reference_tangent,
         ),
-        OperatorCase(
+        case(
             "rotary_tangent-documents",
-            torch.ops.posembed.rotary_tangent.default,
             sample((2,), learned=True, documents=True, spec=PLAIN, layout="thd", transpose=True),
             reference_tangent,
         ),
-        OperatorCase(
+        case(
             "rotary_frequencies_backward",
-            torch.ops.posembed.rotary_frequencies_backward.default,
             sample((2, 2), positions=True, spec=PARTIAL, layout="bhsd"),
             reference_frequencies_backward,
         ),
-        OperatorCase(
+        case(
             "rotary_frequencies_backward-sections",
-            torch.ops.posembed.rotary_frequencies_backward.default,
             sample((2, 2), positions=True, axes=3, spec=SECTIONS, transpose=True),
             reference_frequencies_backward,
         ),
-        OperatorCase(
+        case(
             "rotary_frequencies_backward-documents",
-            torch.ops.posembed.rotary_frequencies_backward.default,
             sample((3, 3), documents=True, spec=PLAIN, layout="thd", offset=3),
             reference_frequencies_backward,
         ),
-        OperatorCase(
-            "rotary_out",
-            torch.ops.posembed.rotary_out.default,
-            sample((3, 3), positions=True, spec=PARTIAL, layout="bhsd"),
-            reference_out,
-            mutates=True,
+        case(
+            "rotary_out", sample((3, 3), positions=True, spec=PARTIAL, layout="bhsd"), mutates=True
         ),
-        OperatorCase(
-            "rotary_pair_out",
-            torch.ops.posembed.rotary_pair_out.default,
-            sample((4, 2, 4, 2), spec=PLAIN, layout="thd"),
-            reference_pair_out,
-            mutates=True,
-        ),
-        OperatorCase(
-            "rotary-xpos",
-            torch.ops.posembed.rotary.default,
-            sample((3,), positions=True, spec=XPOS),
-            reference,
-        ),
-        OperatorCase(
-            "rotary_pair-xpos",
-            torch.ops.posembed.rotary_pair.default,
-            sample((4, 2), spec=XPOS, layout="bhsd", inverse=True),
-            reference_pair,
-        ),
-        OperatorCase(
+        case("rotary_pair_out", sample((4, 2, 4, 2), spec=PLAIN, layout="thd"), mutates=True),
+        case("rotary-xpos", sample((3,), positions=True, spec=XPOS)),
+        case("rotary_pair-xpos", sample((4, 2), spec=XPOS, layout="bhsd", inverse=True)),
+        case(
             "rotary-float32",
-            torch.ops.posembed.rotary.default,
             sample((3,), positions=True, spec=FLOAT32),
-            reference,
+            float32_program("rotary"),
             dtypes=WIDE,
         ),
-        OperatorCase(
+        case(
             "rotary_pair-float32_product",
-            torch.ops.posembed.rotary_pair.default,
             sample((2, 2), spec=STEPS, layout="sbhd", offset=3),
-            reference_pair,
+            float32_program("rotary_pair"),
             dtypes=WIDE,
         ),
-        OperatorCase(
+        case(
             "rotary-float32-documents",
-            torch.ops.posembed.rotary.default,
             sample((2,), documents=True, spec=FLOAT32, layout="thd", offset=7),
-            reference,
+            float32_program("rotary"),
             dtypes=WIDE,
         ),
-        OperatorCase(
+        case(
             "rotary_permute_weight",
-            torch.ops.posembed.rotary_permute_weight.default,
             weight_sample,
             reference_permute,
             differentiable=False,  # weights are converted once, outside training
         ),
-        OperatorCase(
-            "rotary_pair-xpos-learned",
-            torch.ops.posembed.rotary_pair.default,
-            sample((2, 1), learned=True, spec=XPOS),
-            reference_pair,
-        ),
+        case("rotary_pair-xpos-learned", sample((2, 1), learned=True, spec=XPOS)),
     ],
     "out",
     "query_out",

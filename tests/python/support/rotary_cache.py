@@ -1,4 +1,4 @@
-"""Slow, obvious references for rotary with a paged cache, and the cases of its operators."""
+"""Cases of rotary with a paged cache."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from support.case import OperatorCase, Sample, in_schema_order
+from support.case import case as case_of
 from support.rotary import PARTIAL, PLAIN, rotate
 
 PAGES, PAGE_SIZE = 2051, 4  # fits every size of the shared tests and equals none
@@ -35,21 +36,21 @@ def reference(
     value: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
-    slots: Tensor,
+    slot_mapping: Tensor,
+    spec: str,
     positions: Tensor | None = None,
-    query_out: Tensor | None = None,
-    *,
     layout: str = "thd",
     cache_layout: str = "nhd",
+    offset: int = 0,
+    query_out: Tensor | None = None,
     rotate_key: bool = False,
-    **options: Any,
 ) -> tuple[Tensor, ...]:
     """The contents of every tensor after the call."""
-    rotated = rotate(query, positions, layout=layout, **options)
-    keys = rotate(key, positions, layout=layout, **options)
+    rotated = rotate(query, spec, positions, layout, offset)
+    keys = rotate(key, spec, positions, layout, offset)
     caches = (
-        keep(keys, key_cache, slots, layout, cache_layout),
-        keep(value, value_cache, slots, layout, cache_layout),
+        keep(keys, key_cache, slot_mapping, layout, cache_layout),
+        keep(value, value_cache, slot_mapping, layout, cache_layout),
     )
     left = (keys if rotate_key else key, value, *caches)
     return (rotated, *left) if query_out is None else (query, *left, rotated)
@@ -60,25 +61,15 @@ def reference_latent(
     latent: Tensor,
     key_rope: Tensor,
     cache: Tensor,
-    slots: Tensor,
+    slot_mapping: Tensor,
+    spec: str,
     positions: Tensor | None = None,
-    query_out: None = None,
-    *,
     layout: str = "thd",
-    **options: Any,
 ) -> tuple[Tensor, ...]:
-    rotated = rotate(query, positions, layout=layout, **options)
-    keys = rotate(key_rope.unsqueeze(1), positions, layout=layout, **options)
+    keys = rotate(key_rope.unsqueeze(1), spec, positions, layout)
     rows = torch.cat([latent.unsqueeze(1), keys], -1)
-    kept = keep(rows, cache.unsqueeze(2), slots, layout, "nhd").squeeze(2)
-    return rotated, latent, key_rope, kept
-
-
-def reference_mla_rotary(
-    query: Tensor, key_rope: Tensor, positions: Tensor | None = None, **options: Any
-) -> tuple[Tensor, Tensor]:
-    keys = rotate(key_rope.unsqueeze(2), positions, **options).squeeze(2)
-    return rotate(query, positions, **options), keys
+    kept = keep(rows, cache.unsqueeze(2), slot_mapping, layout, "nhd").squeeze(2)
+    return rotate(query, spec, positions, layout), latent, key_rope, kept
 
 
 def shape_of(layout: str, batch: int, seq: int, heads: int, dim: int) -> tuple[int, ...]:
@@ -173,10 +164,8 @@ def mla_sample(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
 
 
 def case(name: str, **options: Any) -> OperatorCase:
-    operator = torch.ops.posembed.rotary_cache_.default
-    return OperatorCase(
-        f"rotary_cache_{name}", operator, sample(**options), reference, mutates=True, vmap=False
-    )
+    make = sample(**options)
+    return case_of(f"rotary_cache_{name}", make, reference, mutates=True, vmap=False)
 
 
 CASES = in_schema_order(
@@ -192,17 +181,8 @@ CASES = in_schema_order(
         ),
         case("-hnd", spec=PARTIAL, positions=True, layout="bhsd", cache_layout="hnd"),
         case("-sbhd", spec=PLAIN, layout="sbhd", offset=7, rotate_key=True),
-        OperatorCase(
-            "mla_rotary", torch.ops.posembed.mla_rotary.default, mla_sample, reference_mla_rotary
-        ),
-        OperatorCase(
-            "mla_rotary_cache_",
-            torch.ops.posembed.mla_rotary_cache_.default,
-            latent_sample,
-            reference_latent,
-            mutates=True,
-            vmap=False,
-        ),
+        case_of("mla_rotary", mla_sample),
+        case_of("mla_rotary_cache_", latent_sample, reference_latent, mutates=True, vmap=False),
     ],
     "query",
     "key",

@@ -1,4 +1,4 @@
-"""Slow, obvious references for QK-norm with rotary, and the cases of its operators."""
+"""Cases of QK-norm with rotary."""
 
 from __future__ import annotations
 
@@ -9,86 +9,9 @@ import torch
 from torch import Tensor
 
 from support.case import OperatorCase, Sample, in_schema_order
-from support.rotary import PARTIAL, PLAIN, SECTIONS, random_positions, rotate
+from support.case import case as case_of
+from support.rotary import PARTIAL, PLAIN, SECTIONS, random_positions
 from support.rotary_cache import shape_of
-from support.rotary_tables import rotate as rotate_by_tables
-
-HEADS = {"bshd": 2, "bhsd": 1, "sbhd": 2, "thd": 1}  # the index of the dimension
-
-
-def normed(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None = None,
-    *,
-    eps: float = 1e-6,
-    weight_offset: float = 0.0,
-    centred: bool = False,
-    all_heads: bool = False,
-    layout: str = "bshd",
-) -> Tensor:
-    dims = [HEADS[layout], x.dim() - 1] if all_heads else [x.dim() - 1]
-
-    def of_columns(parameter: Tensor) -> Tensor:
-        if not all_heads:
-            return parameter
-        sizes = [1] * x.dim()
-        for dim in dims:
-            sizes[dim] = x.shape[dim]
-        return parameter.reshape(sizes)
-
-    if centred:
-        x = x - x.mean(dims, keepdim=True)
-    rows = x / (x.square().mean(dims, keepdim=True) + eps).sqrt()
-    if weight is not None:
-        rows = rows * (of_columns(weight) + weight_offset)
-    return rows if bias is None else rows + of_columns(bias)
-
-
-def reference(
-    query: Tensor,
-    key: Tensor,
-    query_weight: Tensor | None = None,
-    key_weight: Tensor | None = None,
-    positions: Tensor | None = None,
-    query_bias: Tensor | None = None,
-    key_bias: Tensor | None = None,
-    cos: Tensor | None = None,
-    sin: Tensor | None = None,
-    *,
-    spec: str,
-    numerics: str = "float32",
-    round_before_weight: bool = True,
-    **options: Any,
-) -> tuple[Tensor, Tensor]:
-    norm = {
-        name: options.pop(name)
-        for name in ("eps", "weight_offset", "centred", "all_heads")
-        if name in options
-    }
-    layout = options.get("layout", "bshd")
-    pair = (
-        normed(query, query_weight, query_bias, **norm, layout=layout),
-        normed(key, key_weight, key_bias, **norm, layout=layout),
-    )
-    if cos is None:
-        first, second = (rotate(x, positions, spec=spec, **options) for x in pair)
-        return first, second
-    known = json.loads(spec)
-    given = {
-        "layout": layout,
-        "interleaved": known.get("interleaved", False),
-        "start": known.get("rotary_start", 0),
-        "half_width": cos.shape[-1] == known.get("rotary_dim", known["head_dim"]) // 2,
-    }
-    first, second = (rotate_by_tables(x, cos, sin, **given) for x in pair)
-    return first, second
-
-
-def reference_in_place(*tensors: Any, **options: Any) -> tuple[Tensor, ...]:
-    """The contents of every floating-point tensor after the call."""
-    others = [x for x in tensors[2:] if x is not None and x.is_floating_point()]
-    return *reference(*tensors, **options), *others
 
 
 def sample(
@@ -133,8 +56,7 @@ def sample(
 
 
 def case(name: str, **options: Any) -> OperatorCase:
-    operator = torch.ops.posembed.norm_rotary.default
-    return OperatorCase(f"norm_rotary{name}", operator, sample(**options), reference)
+    return case_of(f"norm_rotary{name}", sample(**options))
 
 
 CASES = in_schema_order(
@@ -149,18 +71,14 @@ CASES = in_schema_order(
         case("-all-layer", spec=PARTIAL, all_heads=True, centred=True, biased=True, layout="thd"),
         case("-tables", spec=PLAIN, width=8, numerics="float32_product", layout="bhsd"),
         case("-half-tables", spec=PARTIAL, width=5, numerics="float32_product", all_heads=True),
-        OperatorCase(
+        case_of(
             "norm_rotary_",
-            torch.ops.posembed.norm_rotary_.default,
             sample(spec=PARTIAL, layout="sbhd", offset=5, weight_offset=0.5),
-            reference_in_place,
             mutates=True,
         ),
-        OperatorCase(
+        case_of(
             "norm_rotary_-all-heads",
-            torch.ops.posembed.norm_rotary_.default,
             sample(spec=PARTIAL, layout="sbhd", all_heads=True, centred=True),
-            reference_in_place,
             mutates=True,
         ),
     ],

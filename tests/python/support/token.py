@@ -1,4 +1,4 @@
-"""Slow, obvious references for token embedding, and the cases of its operators."""
+"""Cases of token embedding, with torch.nn's as references of gradients by convention."""
 
 from __future__ import annotations
 
@@ -7,73 +7,52 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from support.case import OperatorCase, Sample, in_schema_order
+from support.case import Sample, case, in_schema_order
 
 ROWS, COLUMNS = 9, 6
 
 
-class Scaled(torch.autograd.Function):
-    """The same values, of which gradients are multiplied."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factors: Tensor) -> Tensor:
-        ctx.save_for_backward(factors)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (factors,) = ctx.saved_tensors
-        return torch.where(factors == 0, 0.0, gradients[0] * factors), None
-
-
-def shares(
-    ids: Tensor, rows: int, padding_idx: int, scale_grad_by_freq: bool, vocabulary_start: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Each id's row and whether the table has it, and what each row takes of its gradients."""
+def places_of(
+    ids: Tensor, rows: int, padding_idx: int, vocabulary_start: int
+) -> tuple[Tensor, int]:
+    """Rows of a table with one more for ids outside a part of a vocabulary, and the padding row."""
     first = max(0, vocabulary_start)
     places = ids.long() - first
-    known = (places >= 0) & (places < rows)
-    share = torch.ones(rows, 1, dtype=torch.float64, device=ids.device)
-    if scale_grad_by_freq:
-        share = share / places[known].bincount(minlength=rows).clamp_min(1).unsqueeze(1)
-    if padding_idx >= 0:
-        share[padding_idx - first] = 0
-    return places.clamp(0, rows - 1), known, share
+    outside = (places < 0) | (places >= rows)
+    return places.masked_fill(outside, rows), max(-1, padding_idx - first)
 
 
 def reference(
     weight: Tensor,
     ids: Tensor,
-    *,
     padding_idx: int = -1,
     scale: float = 1.0,
     scale_grad_by_freq: bool = False,
-    gradient: str = "dense",
     vocabulary_start: int = -1,
+    gradient: str = "dense",
 ) -> Tensor:
-    """Rows by indexing; zeros for ids outside the table."""
-    rows = weight.shape[0]
-    places, known, share = shares(ids, rows, padding_idx, scale_grad_by_freq, vocabulary_start)
-    table = weight if bool((share == 1).all()) else Scaled.apply(weight, share)
-    return torch.where(known.unsqueeze(-1), table[places] * scale, 0.0)
+    """torch.nn's, whose conventions of gradients are the operator's."""
+    places, padding = places_of(ids, len(weight), padding_idx, vocabulary_start)
+    table = torch.nn.functional.pad(weight, (0, 0, 0, 1))
+    return torch.embedding(table, places, padding, scale_grad_by_freq) * scale
 
 
 def reference_backward(
     gradient: Tensor,
-    ids: Tensor,
-    *,
     num_embeddings: int,
+    ids: Tensor,
     padding_idx: int = -1,
     scale: float = 1.0,
     scale_grad_by_freq: bool = False,
     vocabulary_start: int = -1,
 ) -> Tensor:
-    places, known, share = shares(
-        ids, num_embeddings, padding_idx, scale_grad_by_freq, vocabulary_start
+    """torch's, as a matrix of rows and tokens, which has every derivative."""
+    places, padding = places_of(ids, num_embeddings, padding_idx, vocabulary_start)
+    each = torch.eye(ids.numel(), dtype=gradient.dtype, device=ids.device)
+    matrix = torch.ops.aten.embedding_dense_backward(
+        each, places.flatten(), num_embeddings + 1, padding, scale_grad_by_freq
     )
-    zeros = gradient.new_zeros(num_embeddings, gradient.shape[-1])
-    sums = zeros.index_add(0, places[known], gradient[known] * scale)
-    return torch.where(share == 0, 0.0, sums * share)
+    return matrix[:-1] @ gradient.flatten(0, -2) * scale
 
 
 def make_ids(
@@ -102,52 +81,34 @@ def backward_sample(**options: Any) -> Any:
     return make
 
 
-EMBEDDING = torch.ops.posembed.embedding.default
-BACKWARD = torch.ops.posembed.embedding_backward.default
-
 CASES = in_schema_order(
     [
-        OperatorCase("embedding", EMBEDDING, sample(), reference),
-        OperatorCase("embedding-scale-int32", EMBEDDING, sample(torch.int32, scale=2.5), reference),
-        OperatorCase(
-            "embedding-padding", EMBEDDING, sample(padding_idx=2), reference, conventional=True
-        ),
-        OperatorCase(
+        case("embedding", sample()),
+        case("embedding-scale-int32", sample(torch.int32, scale=2.5)),
+        case("embedding-padding", sample(padding_idx=2), reference, conventional=True),
+        case(
             "embedding-frequency",
-            EMBEDDING,
             sample(scale_grad_by_freq=True, scale=0.5),
             reference,
             conventional=True,
         ),
-        OperatorCase(
+        case(
             "embedding-part",
-            EMBEDDING,
             sample(scale=2.5, vocabulary_start=20, padding_idx=22),
             reference,
             conventional=True,
         ),
         # Only dense gradients are differentiable for torch; tests/python/token tests the sparse ones.
-        OperatorCase(
-            "embedding-rows", EMBEDDING, sample(gradient="rows"), reference, differentiable=False
-        ),
-        OperatorCase(
-            "embedding_backward", BACKWARD, backward_sample(scale=0.5), reference_backward
-        ),
-        OperatorCase(
-            "embedding_backward-padding",
-            BACKWARD,
-            backward_sample(padding_idx=2),
-            reference_backward,
-        ),
-        OperatorCase(
+        case("embedding-rows", sample(gradient="rows"), differentiable=False),
+        case("embedding_backward", backward_sample(scale=0.5), reference_backward),
+        case("embedding_backward-padding", backward_sample(padding_idx=2), reference_backward),
+        case(
             "embedding_backward-frequency",
-            BACKWARD,
             backward_sample(scale_grad_by_freq=True),
             reference_backward,
         ),
-        OperatorCase(
+        case(
             "embedding_backward-part",
-            BACKWARD,
             backward_sample(vocabulary_start=20, padding_idx=22),
             reference_backward,
         ),

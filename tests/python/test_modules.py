@@ -1,0 +1,178 @@
+"""Tests of all modules in what PyTorch does with modules. Add a row to support/modules.py."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import posembed as pe
+import pytest
+import torch
+import torch._dynamo.testing
+from support.case import as_tuple, assert_close, same_for_any_thread_count
+from support.modules import MODULES, made
+from torch import Tensor, nn
+from torch.package import PackageExporter, PackageImporter
+
+every = pytest.mark.parametrize("name", MODULES)
+
+
+def results(module: nn.Module, given: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    torch.manual_seed(3)  # of dropout
+    return as_tuple(module(*given))
+
+
+def gradients(module: nn.Module, given: tuple[Any, ...]) -> list[Tensor]:
+    found = results(module, given)
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    if not parameters:
+        return list(found)
+    loss = sum(x.square().sum() for x in found)
+    return [*found, *(g.to_dense() for g in torch.autograd.grad(loss, parameters))]
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    assert all(map(torch.equal, found, expected))
+    assert len(found) == len(expected)
+
+
+def test_every_module_has_a_row() -> None:
+    """FileTable needs a file: token/test_file_table.py."""
+    kinds = {type(part) for row in MODULES.values() for part in row.make().modules()}
+    names = [name for name in pe.cpp.__all__ if getattr(pe, name) not in kinds]
+    assert names == ["FileTable"]
+
+
+@pytest.mark.no_stand_in
+@every
+def test_compiles_for_every_length(name: str) -> None:
+    """One graph without breaks, with the gradients of eager mode."""
+    torch._dynamo.reset()
+    graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    module, _ = made(name)
+    compiled = torch.compile(module.eval(), backend=graphs, fullgraph=True, dynamic=True)
+    at_first = 0
+    for batch, seq in ((11, 13), (17, 19), (13, 37)):
+        given = MODULES[name].inputs(batch, seq)
+        for found, wanted in zip(gradients(compiled, given), gradients(module, given), strict=True):
+            assert_close(found, wanted, 1e-5)
+        # The first call may compile twice: dynamic=True tries a float option as a variable first.
+        at_first = at_first or graphs.frame_count
+    assert graphs.frame_count == at_first
+
+
+def packaged(module: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    with PackageExporter(file) as exporter:
+        exporter.extern(["posembed.**", "torch.**", "support.**"])
+        exporter.save_pickle("model", "model.pkl", module)
+    file.seek(0)
+    loaded: nn.Module = PackageImporter(file).load_pickle("model", "model.pkl")
+    return loaded
+
+
+def saved(module: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    loaded: nn.Module = torch.load(file, weights_only=False)
+    return loaded
+
+
+COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda module: pickle.loads(pickle.dumps(module)),
+    "torch.save": saved,
+    "torch.package": packaged,
+}
+
+
+def part_of(module: nn.Module) -> nn.Module:
+    """The module itself: functions of a row cannot be pickled."""
+    return getattr(module, "module", module)
+
+
+def with_part(module: nn.Module, part: nn.Module) -> nn.Module:
+    if part_of(module) is module:
+        return part
+    return type(module)(part, module.function)
+
+
+@pytest.mark.parametrize("way", COPIES)
+@every
+def test_copies(name: str, way: str) -> None:
+    """A copy has parameters of its own, and the results and the form of the original."""
+    module, given = made(name)
+    expected = gradients(module, given)  # a copy of a module that has been used
+    other = with_part(module, COPIES[way](part_of(module)))
+    assert type(part_of(other)) is type(part_of(module))
+    assert repr(part_of(other)) == repr(part_of(module))
+    assert_same(gradients(other, given), expected)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(1.0)
+    assert_same(gradients(other, given), expected)
+
+
+@every
+def test_state_comes_back_from_meta(name: str) -> None:
+    """Without memory a module gives shapes; with memory and its state it is what it was."""
+    module, given = made(name)
+    expected = results(module, given)
+    with torch.device("meta"):
+        other = MODULES[name].make()
+    if part_of(other) is not None and name != "quantized":
+        on_meta = tuple(x.to("meta") for x in given)
+        other.to("meta")
+        for found, wanted in zip(results(other, on_meta), expected, strict=True):
+            assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+    other.to_empty(device="cpu").load_state_dict(module.state_dict())
+    assert_same(results(other, given), expected)
+
+
+@every
+def test_starts_anew_after_meta(name: str) -> None:
+    """reset_parameters of each module gives the values that a new module has."""
+    module, given = made(name)
+    other = copy.deepcopy(module).to("meta").to_empty(device="cpu")
+    if not list(module.buffers()):
+        torch.manual_seed(0)
+        for part in other.modules():
+            if hasattr(part, "reset_parameters"):
+                part.reset_parameters()
+        assert_same(other.state_dict().values(), module.state_dict().values())
+        assert_same(results(other, given), results(module, given))
+
+
+@every
+def test_holds_nothing_that_can_rot(name: str) -> None:
+    """A cast and its reverse change nothing in a module without state."""
+    module, given = made(name)
+    if not module.state_dict():
+        expected = results(module, given)
+        for changed in (copy.deepcopy(module).bfloat16(), copy.deepcopy(module).half().float()):
+            assert_same(results(changed, given), expected)
+
+
+@every
+def test_same_bits_for_any_thread_count(name: str) -> None:
+    module, given = made(name, 4, 600 if name != "learned-grid" else 40)
+    same_for_any_thread_count(lambda: gradients(module, given))
+
+
+@every
+def test_autocast_leaves_tables_alone(name: str) -> None:
+    """Kernels compute in float32 for all data; only matrix products are cast."""
+    module, given = made(name)
+    expected = results(module, given)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = results(module, given)
+    if name in ("input-roberta", "alibi-attention"):
+        for ours, wanted in zip(found, expected, strict=True):
+            assert_close(ours, wanted, 2.0**-6)
+    else:
+        assert_same(found, expected)
+        assert [x.dtype for x in found] == [x.dtype for x in expected]
