@@ -132,7 +132,7 @@ fuzz-readers: $(requirements)
 reliability: FUZZ_RUNS = 10000000
 reliability: build-tests fuzz fuzz-readers
 	POSEMBED_LONG=1 OMP_WAIT_POLICY=passive $(python) -m pytest --timeout 7200 $(addprefix tests/python/,test_operators.py test_reliability.py \
-	  test_memory.py test_guard_pages.py pretrained commands/test_convert_interrupted.py) $(PYTEST_ARGS)
+	  test_memory.py test_guard_pages.py pretrained) $(PYTEST_ARGS)
 
 # What needs a GPU (docs/guide/gpu.md). "slow" tests compile with Inductor and are left out.
 test-gpu sanitize-gpu benchmark-gpu profile-gpu: build-tests

@@ -28,7 +28,7 @@ NEXT = """\
 Where to go next
   README.md                  install it, use it in Llama and in C++, all modules
   examples/notebooks         from tokens to positions, long context, train short and read long
-  python -m posembed check   exactness, gradients and speed on this machine"""
+  python -m posembed check   exactness and gradients on this machine"""
 
 
 def run(*command: object) -> str:

@@ -11,19 +11,9 @@ import sys
 from collections.abc import Callable, Sequence
 
 from posembed import _library, build_info
-from posembed.commands import (
-    check,
-    convert,
-    diff,
-    explain,
-    heatmap,
-    info,
-    scores,
-    vectors,
-    wavelengths,
-)
+from posembed.commands import check, diff, explain, info, plot
 
-COMMANDS = (info, explain, wavelengths, scores, heatmap, diff, vectors, convert, check)
+COMMANDS = (info, explain, diff, plot, check)
 
 EXAMPLES = """examples:
   python -m posembed explain config.json            what a model's RoPE does to its heads

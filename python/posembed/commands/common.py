@@ -1,18 +1,13 @@
-"""Shared by commands: arguments, specifications from files, tables, JSON, plots."""
+"""Shared by commands: arguments, specifications from files, JSON, plots."""
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import math
-import os
-import shutil
-import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from posembed.configuration import file_of, load, select_part
 from posembed.specification import RotarySpec
@@ -42,14 +37,14 @@ def add_command(
     examples: Sequence[str],
 ) -> argparse.ArgumentParser:
     """Adds a command with examples in its help, and ``--json``."""
-    lines = [f"  python -m posembed {name} {example}".rstrip() for example in examples]
     parser = commands.add_parser(
         name,
         help=summary,
         description=f"{summary[0].upper()}{summary[1:]}.",
-        epilog="\n".join(["examples:", *lines]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    lines = [f"  {parser.prog} {example}".rstrip() for example in examples]
+    parser.epilog = "\n".join(["examples:", *lines])
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.set_defaults(run=run)
     return parser
@@ -67,15 +62,15 @@ def positive(text: str) -> int:
 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
-    """Adds options for facts that a configuration may lack, and for the layers to read."""
+    """Adds options for facts that a configuration may lack, and for the part and layers to read."""
+    parser.add_argument(
+        "--part",
+        metavar="NAME",
+        help="of a model made of several, such as vision_config (default: its text model)",
+    )
     parser.add_argument(
         "--layer-type", metavar="TYPE", help="where layers differ: full_attention, ..."
     )
-    add_rotation_options(parser)
-
-
-def add_rotation_options(parser: argparse.ArgumentParser) -> None:
-    """Adds options for facts that a configuration may lack."""
     pairing = parser.add_mutually_exclusive_group()
     pairing.add_argument(
         "--interleaved",
@@ -100,19 +95,12 @@ def add_rotation_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_part_option(parser: argparse.ArgumentParser) -> None:
-    """Adds the option that selects a nested configuration."""
-    parser.add_argument(
-        "--part",
-        metavar="NAME",
-        help="of a model made of several, such as vision_config (default: its text model)",
-    )
-
-
-def add_number_options(parser: argparse.ArgumentParser) -> None:
-    """Adds options that define a specification by numbers instead of a configuration."""
+def add_rotary_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what describes rotations: by a configuration, or by numbers without one."""
     parser.add_argument("--head-dim", type=positive, help="without CONFIG: components of a head")
     parser.add_argument("--rotary-dim", type=positive, help="components that are rotated")
+    add_length_option(parser)
+    add_reading_options(parser)
 
 
 def add_length_option(parser: argparse.ArgumentParser) -> None:
@@ -238,146 +226,8 @@ def without_infinity(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Prints columns as wide as their contents; all but the first are right-aligned."""
-    lines = [head, *rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    for line in lines:
-        cells = [line[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
-        print("  ".join(cells).rstrip())
-
-
 def save_picture(axes: Axes, path: str) -> None:
     """Writes the plot in the format of the path's extension."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     figure.savefig(path)
-
-
-def sync(*paths: Path) -> None:
-    """Waits until files' contents, or folders' entries, are on disk."""
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def check_target(target: Path, *, folder: bool = False, force: bool = False) -> None:
-    """Raises ValueError if a rename to the target would destroy something.
-
-    Links and devices are refused even with ``force``: a rename replaces the link, not what it
-    leads to.
-    """
-    try:
-        mode = target.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if stat.S_ISLNK(mode):
-        raise ValueError(f"{target}: expected a regular file or none, got a link to another path")
-    if folder or stat.S_ISDIR(mode):
-        raise ValueError(f"{target}: exists; a folder is not overwritten")
-    if not stat.S_ISREG(mode):
-        raise ValueError(f"{target}: expected a regular file or none, got a device or a pipe")
-    if not force:
-        raise ValueError(f"{target}: exists; --force overwrites it")
-
-
-LOCK = ".posembed-lock"
-
-
-def is_left_behind(folder: Path) -> bool:
-    """Whether a path is this user's folder, and empty or made by a command to write in."""
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        return False
-    names = os.listdir(folder)
-    return not names or LOCK in names
-
-
-def lock(file: BinaryIO, path: Path, *, new: bool) -> bool:
-    """Takes the lock on an open file until it is closed; False if another command has it.
-
-    The system ends a lock with its process, even a killed one. Where the file system has no locks,
-    the command that made the folder has it.
-    """
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The command that had it may have removed the file since it was opened.
-        return os.path.samefile(path, file.fileno())
-    except (BlockingIOError, FileNotFoundError):
-        return False
-    except OSError:
-        return new
-
-
-def clear(folder: Path) -> None:
-    """Removes everything in a folder but the lock."""
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != LOCK:
-            path.unlink()
-
-
-@contextmanager
-def folder_of_one_writer(folder: Path) -> Iterator[None]:
-    """Makes an empty folder for the block, which no other command uses, and removes it.
-
-    What a killed command left in it is removed first.
-
-    Raises:
-        ValueError: Another command uses it, or it was not made here.
-    """
-    in_use = ValueError(f"{folder}: another command writes it")
-    try:
-        folder.mkdir()
-        new = True
-    except FileExistsError:
-        new = False
-    path = folder / LOCK
-    try:
-        if not (new or is_left_behind(folder)):
-            raise ValueError(f"{folder}: exists, and no command of posembed made it: remove it")
-        file = path.open("ab")
-    except FileNotFoundError:  # the other command is done now
-        raise in_use from None
-    with file:
-        if not lock(file, path, new=new):
-            raise in_use
-        try:
-            clear(folder)
-            yield
-        finally:
-            # The lock goes last: what is left without one is taken for somebody else's.
-            with suppress(OSError):
-                clear(folder)
-                path.unlink()
-                folder.rmdir()
-
-
-@contextmanager
-def whole_or_not_at_all(
-    target: Path, *, folder: bool = False, force: bool = False
-) -> Iterator[Path]:
-    """A path to write to, which becomes the target if the block ends without an error.
-
-    If the command or the machine stops at any moment, the target is either unchanged or complete,
-    and the next command can write it. If two commands write the same target, the first to begin
-    wins.
-    """
-    part = target.with_name(target.name + ".part")
-    if folder:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    with folder_of_one_writer(part):
-        check_target(target, folder=folder, force=force)
-        whole = part / target.name
-        if folder:
-            whole.mkdir()
-        yield whole
-        sync(*whole.rglob("*"), whole)
-        check_target(target, folder=folder, force=force)  # it may have come meanwhile
-        os.replace(whole, target)
-        sync(target.absolute().parent)

@@ -23,7 +23,6 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("a", help="a config.json, or a model's folder")
     parser.add_argument("b", help="another one")
-    common.add_part_option(parser)
     common.add_reading_options(parser)
 
 

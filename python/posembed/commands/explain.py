@@ -23,7 +23,6 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("config", help="config.json, params.json, a GGUF file or a model's folder")
     common.add_length_option(parser)
-    common.add_part_option(parser)
     common.add_reading_options(parser)
 
 

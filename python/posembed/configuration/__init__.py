@@ -17,10 +17,8 @@ from typing import Any
 from posembed import _gguf
 from posembed.configuration import completion, parts, readers
 from posembed.configuration.parts import select_part as select_part
-from posembed.configuration.readers import CONVERTED as CONVERTED
 from posembed.configuration.readers import Fields, Preset
 from posembed.configuration.readers import tables as tables
-from posembed.configuration.readers import typed as typed
 
 # File names in a model folder: transformers', Meta's.
 NAMES = ("config.json", "params.json")

@@ -125,12 +125,6 @@ def path_of(fields: Fields, part: str | None) -> list[str]:
     return torch.ops.posembed.configuration_path.default(as_json(fields), part)  # type: ignore[no-any-return]
 
 
-def typed(fields: Fields, part: str | None) -> Fields:
-    """A part, with the parent's model_type if it has none, as in older files."""
-    text = torch.ops.posembed.configuration_part.default(as_json(fields), part)
-    return json.loads(text)  # type: ignore[no-any-return]
-
-
 @functools.cache
 def tables() -> dict[str, Any]:
     """What the readers know of models: the JSON files of csrc/configuration."""

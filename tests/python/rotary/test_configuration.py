@@ -378,3 +378,17 @@ def test_deep_values_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(ValueError, match=r"config\.json: expected JSON of fewer levels"):
         pe.InputEmbedding.from_huggingface(tmp_path)
+
+
+def test_the_pairing_that_a_folder_records() -> None:
+    """Earlier versions wrote converted folders with this key, in the text model's part."""
+    fields = {"model_type": "llama", "head_dim": 8, "rope_theta": 1e4}
+    recorded = {**fields, "posembed_rotary_pairs": "interleaved"}
+    assert not pe.RotarySpec.from_huggingface(fields).interleaved
+    assert pe.RotarySpec.from_huggingface(recorded).interleaved
+    outer = {"model_type": "two", "text_config": recorded}
+    assert pe.RotarySpec.from_huggingface(outer).interleaved
+    with pytest.raises(ValueError, match="interleaved: the configuration contradicts itself"):
+        pe.RotarySpec.from_huggingface(recorded, interleaved=False)
+    with pytest.raises(ValueError, match="posembed_rotary_pairs: expected 'interleaved' or"):
+        pe.RotarySpec.from_huggingface({**fields, "posembed_rotary_pairs": "yes"})

@@ -13,21 +13,18 @@ from typing import Any, Literal
 
 from torch import nn
 
-from posembed.integrations.huggingface import _embeddings, _exact, _norms, _shadow, _tables
-from posembed.integrations.huggingface._late import NORM
+from posembed.integrations.huggingface import _exact, _shadow, _tables
 from posembed.integrations.huggingface._recognition import refusal
 from posembed.integrations.huggingface._report import Counter, Report, Row
-from posembed.integrations.huggingface._rotation import Rotation, rotation_of
+from posembed.integrations.huggingface._rotation import rotation_of
 
 BIAS = "it makes one row for each head, too little to gain anything"
 INLINE = "it rotates in the code of a method, and posembed replaces functions"
-MODEL_BITS = "one pass for its sum and norm has other bits (numerics='exact')"
-ONE_PASS = "sum and norm in one pass"
 TESTED = ("5.23", "5.24")  # versions of transformers that the tests run with
 VERSIONS = "transformers {installed} (posembed is tested with {tested})"
 UNREACHED = "tables stay: they are not made by a module from positions alone"
 SPECIFICATIONS = "posembed_specifications"
-ADDED = (SPECIFICATIONS, _embeddings.ROLES, NORM, *_tables.ADDED)  # to modules
+ADDED = (SPECIFICATIONS, *_tables.ADDED)  # to modules
 TABLE = "one kernel; equal bits"
 
 
@@ -55,11 +52,7 @@ def patch(
     then differ from the model's by the rounding of its float32 angles, which grows with the
     position. This is done only if the specification is verified to rotate like the module, and if
     the model's code passes the tables to rotations only; otherwise the tables stay, and the report
-    says why. Integer positions below -1 raise, and -1 leaves a token unchanged. RMSNorms and
-    LayerNorms of query and key that only the rotation takes, by head or over all heads, are
-    computed in its kernel with one rounding, by exact angles or by tables, if they are verified and
-    have no hooks. Input layers of the BERT family sum and normalize in one kernel, with one
-    rounding of the result.
+    says why. Integer positions below -1 raise, and -1 leaves a token unchanged.
 
     Tables whose rows are scaled (Gemma 3n, 4) or hashed from n-grams (qwen4_exp) are looked up in
     one kernel, with equal bits. With ``tables="host"`` those that are no input table of the model
@@ -72,7 +65,7 @@ def patch(
     Args:
         model: The model; its modules change in place.
         numerics: "model" for results bitwise identical to the model's own code, "exact" for exact
-            angles and input layers in one pass.
+            angles.
         tables: "stay", or "host" to move tables of n-grams and of layers to the host's memory.
 
     Returns:
@@ -126,24 +119,8 @@ def patch(
             cls = _shadow.EXACT[_shadow.original_of(type(decision.module))]
             vars(decision.module)[SPECIFICATIONS] = decision.texts
             _become(decision.module, cls)
-    norms = {} if decisions is None else _wait(model, decisions)
-    report = _report(model, decisions, norms)
-    rows = [*_input_layers(model, numerics == "exact"), *_placed(model, tables)]
-    return Report((*report.rows, *rows), report.notes)
-
-
-def _wait(model: nn.Module, decisions: list[_exact.Decision]) -> dict[Rotation, list[str]]:
-    """Makes norms wait for rotations, and says of each rotation which do."""
-    found: dict[Rotation, dict[str, None]] = {}
-    for norm, name, rotation, options in list(_norms.late_norms(model, decisions)):
-        if isinstance(options, str):
-            text = f"{name} stays: {options}"
-        else:
-            vars(norm)[NORM] = options
-            _become(norm, _shadow.NORMS[_shadow.original_of(type(norm))])
-            text = _norms.FUSED
-        found.setdefault(rotation, {})[text] = None
-    return {rotation: list(texts) for rotation, texts in found.items()}
+    report = _report(model, decisions)
+    return Report((*report.rows, *_placed(model, tables)), report.notes)
 
 
 def _parts(model: nn.Module) -> Iterator[Any]:
@@ -157,21 +134,6 @@ def _parts(model: nn.Module) -> Iterator[Any]:
                 yield value
 
 
-def _input_layers(model: nn.Module, exact: bool) -> list[Row]:
-    """Makes input layers use the kernel if numerics are exact, and says which do."""
-    counts: dict[tuple[type[nn.Module], str], int] = collections.Counter()
-    for module in model.modules():
-        original = _shadow.original_of(type(module))
-        if original in _shadow.FUSED and _embeddings.has_parts(module):
-            counts[original, _fuse(module, original) if exact else MODEL_BITS] += 1
-    rows = []
-    for (cls, reason), count in counts.items():
-        names, where = (cls.__name__,), _location(cls.forward)
-        row = Row("forward", where, names, count, not reason, reason or ONE_PASS, rotates=False)
-        rows.append(_counted(row, _shadow.FUSED[cls].posembed_counter))
-    return rows
-
-
 def _placed(model: nn.Module, where: _tables.Where) -> list[Row]:
     """Puts tables on the kernels, and says which."""
     rows = []
@@ -180,16 +142,6 @@ def _placed(model: nn.Module, where: _tables.Where) -> list[Row]:
         row = Row("forward", location, names, count, not reason, reason or TABLE, rotates=False)
         rows.append(_counted(row, _tables.class_of(cls).posembed_counter))
     return rows
-
-
-def _fuse(module: nn.Module, original: type[nn.Module]) -> str:
-    """Makes an input layer use the kernel; why not, or ''."""
-    reason = _embeddings.refusal(module)
-    roles = {} if reason else _embeddings.roles_of_layer(module, original)
-    if roles:
-        vars(module)[_embeddings.ROLES] = roles
-        _become(module, _shadow.FUSED[original])
-    return reason or ("" if roles else "it computes something else than sum and norm")
 
 
 def _counted(row: Row, counter: Counter) -> Row:
@@ -253,11 +205,7 @@ def _become(module: nn.Module, cls: type) -> None:
                 vars(module)[name] = getattr(cls, method.__name__).__get__(module)
 
 
-def _report(
-    model: nn.Module,
-    decisions: list[_exact.Decision] | None,
-    norms: dict[Rotation, list[str]],
-) -> Report:
+def _report(model: nn.Module, decisions: list[_exact.Decision] | None) -> Report:
     modules = [_shadow.original_of(type(part)) for part in _parts(model)]
     counts = collections.Counter(modules)
     users: dict[tuple[str, str], list[type]] = {}
@@ -271,7 +219,6 @@ def _report(
         row = _row(shadow, name, classes, sum(counts[cls] for cls in classes))
         if angles is not None and row.patched:
             where = angles.get((module, name), [UNREACHED])
-            where = [*where, *norms.get(shadow.rotations[name], [])]
             row = dataclasses.replace(row, action="; ".join([row.action, *where]))
         rows.append(row)
     notes = []

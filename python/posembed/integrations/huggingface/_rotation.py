@@ -19,10 +19,8 @@ from posembed._build_info import build_info
 from posembed.functional import Layout
 from posembed.functional._rotary import rotated
 from posembed.functional._rotary_tables import LAYOUTS, rotated_by_tables
-from posembed.integrations.huggingface._late import Late, normed_and_rotated, rows_of, tensors_of
 from posembed.integrations.huggingface._report import Counter
 from posembed.integrations.huggingface._rule import WHOLE, Part, Roles, Rule
-from posembed.specification import RotarySpec
 
 KERNEL_DEVICES = {"cpu", "meta"} | ({"cuda"} if build_info()["cuda_version"] else set())
 ROUNDED = (torch.float32, torch.bfloat16, torch.float16)
@@ -519,25 +517,6 @@ class Case:
             return rotated[0]
         return rotated
 
-    def normed(self, given: dict[str, Any], slots: list[Any], plan: Plan) -> Any:
-        """The result for placeholders of norms, in one pass; None if that cannot be.
-
-        Args:
-            given: The arguments, with rows that are not normalised.
-            slots: The placeholders.
-            plan: The plan for these arguments.
-        """
-        query, (cos, sin) = slots[0].rows, self._tables(given, slots[0].rows)
-        once = plan.options[-1] == "float32_product"
-        if not plan.plain or not (once or self.rule.keeps_dtype or self._stays(query, cos)):
-            return None
-        layout, interleaved, _, start, _ = plan.options
-        if plan.squeeze is not None:
-            cos, sin = cos.squeeze(plan.squeeze), None if sin is None else sin.squeeze(plan.squeeze)
-        spec = _part_text(query.shape[-1], self._width(cos), start, interleaved)
-        found = normed_and_rotated(slots, spec, layout, None, (cos, sin))
-        return None if found is None else self._packed(found, len(slots))
-
     def turned(self, given: dict[str, Any], angles: Angles) -> Any:
         """The result with exact angles, in the dtype of each tensor."""
         roles, rule = self.roles, self.rule
@@ -545,11 +524,7 @@ class Case:
         assert layout is not None  # known since the patch
         slots = [given.get(name) for name in roles.tensors]
         spec = angles.adjacent if rule.pairs == "adjacent" else angles.halves
-        if isinstance(slots[0], Late) and rule.pairs != "regrouped":
-            both = normed_and_rotated(slots, spec, layout, angles.positions)
-            if both is not None:
-                return self._packed(both, len(slots))
-        tensors = [tensors_of(x) for x in slots if x is not None]
+        tensors = [x for x in slots if x is not None]
         if rule.pairs == "regrouped":
             tensors = [_regroup(x) for x in tensors]
         results: list[Tensor] = []
@@ -575,19 +550,6 @@ def _operator_call(
     if sin is None:
         return lambda *x: pair(x[query], x[key], x[cos], None, *options)
     return lambda *x: pair(x[query], x[key], x[cos], x[sin], *options)
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _part_text(head_dim: int, width: int, start: int, interleaved: bool) -> str:
-    """The specification of a part of heads that given tables rotate."""
-    key = head_dim, width, start, interleaved
-    if key not in _part_texts:
-        spec = RotarySpec(head_dim, rotary_dim=width, rotary_start=start, interleaved=interleaved)
-        _part_texts[key] = spec.text
-    return _part_texts[key]
-
-
-_part_texts: dict[Any, str] = {}
 
 
 def _contiguous(result: Any) -> Any:
@@ -716,10 +678,6 @@ class Rotation:
         angles = given.get(self.roles.cos)
         if isinstance(angles, Angles):
             result = self.cases[0].turned(given, angles)
-        elif any(isinstance(x, Late) for x in given.values()):
-            result = self._normed(given)
-            if result is None:
-                return self(*tensors_of(args), **tensors_of(kwargs))
         else:
             planned = self._planned(given)
             result = None if planned is None else planned[0].run(given, planned[1])
@@ -729,18 +687,6 @@ class Rotation:
             self.counter.kernel += result is not None
             self.counter.own += result is None
         return self.original(*args, **kwargs) if result is None else result
-
-    def _normed(self, given: dict[str, Any]) -> Any:
-        """The result for placeholders of norms, in one pass; None if that cannot be."""
-        slots = [given[name] for name in self.roles.tensors if given[name] is not None]
-        rows = rows_of(slots)
-        if rows is None:
-            return None
-        plain = {k: x.rows if isinstance(x, Late) else x for k, x in given.items()}
-        planned = self._planned(plain)
-        if planned is None or planned[0].roles.tensors != self.roles.tensors:
-            return None
-        return planned[0].normed(plain, slots, planned[1])
 
     def _planned(self, given: dict[str, Any]) -> tuple[Case, Plan] | None:
         """The case and the plan for these arguments; None if the function itself has to run."""

@@ -24,13 +24,6 @@ from torch import nn
 
 from posembed.integrations.huggingface._angles import ExactAngles, makes_tables
 from posembed.integrations.huggingface._arithmetic import subtracts
-from posembed.integrations.huggingface._embeddings import OnePass, looks_like_layer
-from posembed.integrations.huggingface._late import (
-    LateLayerNorm,
-    LateNorm,
-    LateRMSNorm,
-    looks_like_norm,
-)
 from posembed.integrations.huggingface._recognition import (
     COS,
     SIN,
@@ -41,7 +34,6 @@ from posembed.integrations.huggingface._recognition import (
     roles_of,
     turns_otherwise,
 )
-from posembed.integrations.huggingface._report import Counter
 from posembed.integrations.huggingface._rotation import Rotation, rotation_of
 
 IDENTITY = ("__name__", "__path__", "__package__", "__spec__", "__loader__")  # of a module
@@ -84,11 +76,9 @@ class Shadow:
 
 SHADOWS: dict[str, Shadow] = {}
 CLASSES: dict[type, type] = {}
-ORIGINALS: dict[type, type] = {LateRMSNorm: nn.RMSNorm, LateLayerNorm: nn.LayerNorm}
+ORIGINALS: dict[type, type] = {}
 EXACT: dict[type, type] = {}  # rotary modules that can return positions instead of tables
 METHODS: dict[type, dict[str, types.FunctionType]] = {}  # methods that rotations replace
-FUSED: dict[type, type[Any]] = {}  # input layers that can run in one kernel
-NORMS: dict[type, type[Any]] = {own: late for late, own in ORIGINALS.items()}  # norms that can wait
 
 
 def original_of(cls: type) -> Any:
@@ -205,11 +195,6 @@ class Builder:
                 self._shadow(value, name)
                 if makes_tables(value) and value not in EXACT:
                     EXACT[value] = self._beside(value, "Exact", ExactAngles)
-                if looks_like_layer(value) and value not in FUSED:
-                    members = {"posembed_counter": Counter()}
-                    FUSED[value] = self._beside(value, "Fused", OnePass, members)
-                if looks_like_norm(value) and value not in NORMS:
-                    NORMS[value] = self._beside(value, "Late", LateNorm)
 
     def _replace(self, name: str, value: Any) -> None:
         """Replaces a function with a rotation, or an imported object with its shadow."""
@@ -442,13 +427,11 @@ class Builder:
         special = key.startswith("__") or key == "forward"
         return not special and method.__globals__ is self.globals
 
-    def _beside(
-        self, cls: type, prefix: str, base: type, members: dict[str, Any] | None = None
-    ) -> type:
+    def _beside(self, cls: type, prefix: str, base: type) -> type:
         """Creates another subclass besides the shadow's, for modules with exact numerics."""
         path = f"{prefix}{cls.__name__}"
         space = {"__module__": self.name, "__qualname__": path, "__doc__": cls.__doc__}
-        made = type(cls)(cls.__name__, (base, CLASSES.get(cls, cls)), {**space, **(members or {})})
+        made = type(cls)(cls.__name__, (base, CLASSES.get(cls, cls)), space)
         ORIGINALS[made] = cls
         self.space[path] = made
         return made
