@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from posembed.configuration import tables
+from posembed.models import catalogue
+from posembed.models.data import table as data
 
 HEAD = """\
 # Which model rotates how
 
-`docs/rotary_conventions.py` writes this page from the tables of `csrc/configuration`. One test
+`docs/rotary_conventions.py` writes this page from the tables of `posembed/models`. One test
 compares both, and another compares every model type of transformers with its own code.
 
 A configuration file gives base, widths and scaling. It does not say which components form a pair,
@@ -44,12 +45,11 @@ print(spec.explain(), spec.diff(local), sep="\\n\\n")
 | GGUF: a file or its metadata | `<architecture>.*` | by `general.architecture` |
 
 A published file leaves out what the model's configuration class adds: layers of different kinds,
-second bases, widths, defaults. `csrc/configuration/catalogue.json` has that as data, read off the
-classes of transformers {version} by `scripts/catalogue.py`; C++ and Python fill in the same. Where
-transformers is installed and knows the model type, its class completes the file instead, with the
-same result: nothing is downloaded, no code of the file's repository runs. A number of the file that
-the class passes over raises. Families whose code is in their own repositories are in
-`csrc/configuration/models.json`, with the lines of vLLM that say how they rotate.
+second bases, widths, defaults. `python/posembed/models/catalogue.json` has that as data, read off
+the classes of transformers {version} by `scripts/catalogue.py`: a file is read alike whether
+transformers is installed or not, nothing is downloaded, no code runs. Families whose code is in
+their own repositories are in `python/posembed/models/models.json`, with the lines of vLLM that say
+how they rotate.
 
 A key that concerns positions is read, or known to the class; any other raises until `ignore=` has
 it. So do two keys that contradict each other, and an argument that has no effect.
@@ -89,7 +89,7 @@ GGUF = """
 ## GGUF architectures
 
 A GGUF file leaves to llama.cpp's program which layers rotate, and much else.
-`csrc/configuration/gguf_architectures.json` has that for the {count} architectures of llama.cpp
+`python/posembed/models/gguf_architectures.json` has that for the {count} architectures of llama.cpp
 ([{date}]({repository}/tree/{commit})), and names the lines of each. Any other is refused.
 
 The rotation is that of the program, with two exceptions, in which the model's counts: betas of YaRN
@@ -169,7 +169,7 @@ def others_than(architectures: dict[str, dict[str, Any]], first: str = "ALiBi") 
 
 def page() -> str:
     """The whole page."""
-    types: dict[str, dict[str, Any]] = tables()["types"]
+    types: dict[str, dict[str, Any]] = catalogue.types()
 
     def having(key: str, *values: Any, inside: str | None = None) -> str:
         found = []
@@ -237,12 +237,12 @@ def page() -> str:
     others = [(having("instead", kind), f"not rotated: {kind}") for kind in kinds]
     return "".join(
         [
-            HEAD.replace("{version}", tables()["source"]["version"])
+            HEAD.replace("{version}", data("catalogue")["source"]["version"])
             + "\n"
             + table(("components", "model types"), pairing),
             POSITIONS + "\n" + table(("axes", "model types"), axes) + TOWERS,
             REST + "\n" + table(("model type", "why"), refused + others),
-            gguf_section(tables()["gguf"]),
+            gguf_section(data("gguf_architectures")),
         ]
     )
 

@@ -1,6 +1,6 @@
-"""Writes csrc/configuration/catalogue.json: how the models of transformers rotate.
+"""Writes python/posembed/models/catalogue.json: how the models of transformers rotate.
 
-    python scripts/catalogue.py > csrc/configuration/catalogue.json
+    python scripts/catalogue.py > python/posembed/models/catalogue.json
 
 Every class is built from its defaults, and again with other values: what then changes follows from
 these values, and what does not is a constant. Nothing is downloaded.
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import transformers
 from posembed.integrations.huggingface._recognition import recognise
-from transformers import CONFIG_MAPPING, AutoModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModel
 from transformers.utils import logging
 
 Fields = dict[str, Any]
@@ -51,7 +51,7 @@ LISTS += ("layer_rope_theta",)
 BASES = ("rotary_emb_base", "rotary_embedding_base", "rope_theta", "rope_local_base_freq")
 BASES += ("local_rope_theta", "swa_rope_theta", "global_rope_theta", "compress_rope_theta")
 PARTS = ("rotary_pct", "partial_rotary_factor")
-# Keys of a class with such a name concern positions, as csrc/configuration/unknown_keys.cpp has it.
+# Keys of a class with such a name concern positions, as posembed/models/unknown_keys.py has it.
 CONCERNS = re.compile(
     "(^|_)(alibi|freqs?|mscale|nope|ntk|pos|posemb|rot|scaling|theta|timescale|wavelength|yarn"
     "|[a-z0-9]*rope|(rope|rota|position)[a-z0-9]*)(_|$)"
@@ -63,7 +63,7 @@ BASE = 123456.0
 
 
 BY_HAND = json.loads(
-    (Path(__file__).parents[1] / "csrc/configuration/models.json").read_text(encoding="utf-8")
+    (Path(__file__).parents[1] / "python/posembed/models/models.json").read_text(encoding="utf-8")
 )["types"]
 
 
@@ -107,7 +107,7 @@ class Class:
 
 
 def expanded(rule: Fields, length: int) -> list[Any]:
-    """The list that a rule describes, as csrc/configuration/catalogue.cpp expands it."""
+    """The list that a rule describes, as posembed/models/catalogue.py expands it."""
     first, cycle = rule.get("first", []), rule["cycle"]
     if rule.get("from_end"):
         return [cycle[(length - 1 - place) % len(cycle)] for place in range(length)]
@@ -333,6 +333,12 @@ def parts(own: Class) -> Fields:
     return found
 
 
+def own_parts(own: Class, nested: Fields) -> list[str]:
+    """The parts whose class this class names, whatever type a file states."""
+    classes = getattr(own.type, "sub_configs", {})
+    return [key for key in nested if classes.get(key, AutoConfig) is not AutoConfig]
+
+
 TAKEN = {*SINGLE, *LISTS, *BASES, *PARTS, "rope_parameters"}
 
 
@@ -448,6 +454,8 @@ def entry(model_type: str) -> Fields:
         found["names"] = aliases
     if nested:
         found["parts"] = nested
+        if own_parts(own, nested):
+            found["own_parts"] = own_parts(own, nested)
     beside = TAKEN - {"original_max_position_embeddings"}  # which classes keep without a scaling
     known = sorted({name for name in own.names() if CONCERNS.search(name)} - beside)
     if known:

@@ -24,7 +24,7 @@ VARIABLES = {"ASAN_OPTIONS": "malloc_context_size=0"}
 OPTIONS = ["-max_len=1024", "-entropic=0", "-print_final_stats=1"]
 # For one input of at most max_len; tests/fuzz/readers/budget.h has the limits for each byte.
 OPTIONS += ["-malloc_limit_mb=64", "-rss_limit_mb=1024", "-timeout=30"]
-TARGETS = ("safetensors", "index", "words", "specification")
+TARGETS = ("safetensors", "index", "words", "specification", "positions")
 
 
 def build(folder: Path, *options: str) -> None:

@@ -37,7 +37,7 @@ void check(const Tensor& ids, const MropeRule& rule, const MropeCall& call) {
   dispatcher::check_rank(ids, "ids", 2, "[batch, seq]");
   TORCH_CHECK_VALUE(rule.canvas.empty() || rule.canvas[0] >= 0,
                     "rule: expected one with the ids of its canvas, from a model's configuration ",
-                    "(MropeRule.from_huggingface)");
+                    "(MropeRule.from_huggingface; in C++, ModelPositions::mrope)");
   check_shape_of_ids(ids, call.attention_mask(), "attention_mask");
   check_shape_of_ids(ids, call.token_types(), "token_types");
   if (call.image_grids().has_value()) check_grids(*call.image_grids(), "image_grids");

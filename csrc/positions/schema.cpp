@@ -14,7 +14,6 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
          "Tensor? token_types=None) -> (Tensor, Tensor)");
   define(m, "mrope_specification(str rule) -> str");
   define(m, "mrope_rules() -> str[]");
-  define(m, "mrope_rule_from_configuration(str config) -> str");
   define(m,
          "grid_positions("
          "SymInt frames, "

@@ -48,7 +48,13 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
   define(m, "rotary_explanation(str spec, int? seq_len=None) -> str");
   define(m, "rotary_difference(str spec, str other) -> str");
   define(m, "rotary_axial(str[] axes, bool within_axes=True) -> str");
-  define(m, "rotary_preset(str name, int? head_dim=None) -> str");
+  define(m,
+         "rotary_preset("
+         "str name, "
+         "int? head_dim=None, "
+         "int[]? axes=None, "
+         "float? base=None, "
+         "float[]? ntk=None) -> str");
   define(m,
          "score_scale("
          "Tensor positions, "

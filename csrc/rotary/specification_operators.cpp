@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "rotary/operator.h"
+#include "rotary/presets.h"
 #include "rotary/specification.h"
 
 namespace posembed::rotary {
@@ -54,8 +55,14 @@ std::string rotary_axial(const c10::List<std::string>& axes, bool within_axes) {
   return RotarySpec::axial(specs, within_axes).to_json();
 }
 
-std::string rotary_preset(Text name, std::optional<int64_t> head_dim) {
-  return RotarySpec::from_preset(std::string(name), head_dim).to_json();
+std::string rotary_preset(Text name, std::optional<int64_t> head_dim, at::OptionalIntArrayRef axes,
+                          std::optional<double> base, at::OptionalArrayRef<double> ntk) {
+  PresetNumbers stated;
+  stated.head_dim = head_dim;
+  stated.base = base;
+  if (axes.has_value()) stated.axes = axes->vec();
+  if (ntk.has_value()) stated.ntk = ntk->vec();
+  return preset(std::string(name), stated).to_json();
 }
 
 }  // namespace

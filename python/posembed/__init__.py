@@ -19,6 +19,7 @@ from posembed.file_table import FileTable
 from posembed.functional import check_errors
 from posembed.input import InputEmbedding
 from posembed.learned import LearnedPositionalEmbedding
+from posembed.models.description import describe
 from posembed.ngram import NgramEmbedding, NgramSpec, PerLayerEmbedding
 from posembed.pretrained import FileFormatError
 from posembed.quantized import QuantizedTable
@@ -82,6 +83,7 @@ __all__ = [
     "build_info",
     "check_errors",
     "decompose",
+    "describe",
     "empty_cache",
     "functional",
     "permute_rotary_weight",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from posembed import _attention, configuration, functional
+from posembed import _attention, functional
 from posembed._alibi_slopes import AlibiSlopes
 from posembed._validation import flag
 from posembed.functional import Device
@@ -162,7 +162,9 @@ class ALiBi(AlibiSlopes):
             >>> pe.ALiBi.from_config({"model_type": "bloom", "n_head": 16})
             ALiBi(16, slopes='paper', max_bias=8)
         """
-        preset = configuration.alibi(config)
+        from posembed.models import reading
+
+        preset = reading.alibi_preset(config)
         if num_heads is not None:
             options["total_heads"] = preset.num_heads
         heads = preset.num_heads if num_heads is None else num_heads

@@ -1,6 +1,6 @@
 """Input layers of transformers' model families, as InputEmbedding's options and parameters.
 
-csrc/configuration/input.cpp finds them in a model's folder by tensor name. A model in memory is
+models/input_layer.py finds them in a model's folder by tensor name. A model in memory is
 read here from its modules, which may differ from its configuration: dropout, resized tables.
 """
 
@@ -13,7 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from posembed import pretrained
-from posembed.configuration import readers
+from posembed.models import files, input_layer
+from posembed.models.fields import as_fields
 
 
 @dataclasses.dataclass
@@ -50,14 +51,15 @@ def is_folder_of_family(path: Path) -> bool:
     """Whether this is a folder with safetensors of a supported family."""
     if not (path / "config.json").is_file() or not any(path.glob("model.safetensors*")):
         return False
-    fields = readers.read_json(path / "config.json")
+    fields = files.read_json(path / "config.json")
     return isinstance(fields, dict) and fields.get("model_type") in FAMILIES
 
 
 def of_folder(path: str | Path) -> InputLayer:
     """The input layer in a model's folder; reads no other tensors."""
-    layer = readers.input_layer(path)
-    file = pretrained.open_vectors(layer["file"])
+    tensors = str(input_layer.tensors_of(path))
+    layer = input_layer.read(as_fields(files.load(path)), tensors)
+    file = pretrained.open_vectors(tensors)
     parameters = {key: file.tensor(name, copy=True) for key, name in layer["tensors"].items()}
     table = parameters["token.weight"]
     options = {**layer["options"], "dtype": table.dtype}

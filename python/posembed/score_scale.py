@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posembed import configuration
 from posembed._validation import convert_fields
 
 
@@ -90,7 +88,8 @@ class ScoreScale:
         Raises:
             ValueError, TypeError: As in :meth:`posembed.RotarySpec.for_layers`.
         """
-        texts = configuration.score_scales(
+        from posembed.models import reading
+
+        return reading.score_scales(
             config, part=part, interleaved=interleaved, base=base, ignore=ignore
         )
-        return [cls(**json.loads(text)) if text else None for text in texts]

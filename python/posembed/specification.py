@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from posembed import _gguf, configuration
+from posembed import _gguf
 from posembed._validation import convert_fields, fields_of, whole
 from posembed.scaling import RotaryScaling, Scaling, XPosScaling
 from posembed.score_scale import ScoreScale
@@ -281,11 +281,10 @@ class RotarySpec:
 
         Accepts configurations of transformers 4 and 5 and of diffusers (the classes of
         :meth:`from_preset`), Meta's and Mistral's params.json, and GGUF files and metadata. What a
-        published file omits, the model's class in transformers fills in if it is installed, and
-        otherwise posembed's catalogue of these classes. Pass tensors that change the rotation as
-        additional keys: GGUF's "rope_freqs.weight" (Llama 3, Gemma 4), "rope_factors_short.weight"
-        and "rope_factors_long.weight" (Phi-3). If the keys say that the model does not rotate, the
-        specification has rotary_dim 0.
+        published file omits, posembed's catalogue of transformers' classes fills in. Pass tensors
+        that change the rotation as additional keys: GGUF's "rope_freqs.weight" (Llama 3, Gemma 4),
+        "rope_factors_short.weight" and "rope_factors_long.weight" (Phi-3). If the keys say that the
+        model does not rotate, the specification has rotary_dim 0.
 
         Args:
             config: A dict, a ``PretrainedConfig``, or the path of a config.json, of its folder or
@@ -313,7 +312,9 @@ class RotarySpec:
             >>> pe.RotarySpec.from_huggingface(config).head_dim
             128
         """
-        text = configuration.rotary(
+        from posembed.models import reading
+
+        return reading.rotary(
             config,
             layer_type=layer_type,
             part=part,
@@ -321,7 +322,6 @@ class RotarySpec:
             base=base,
             ignore=ignore,
         )
-        return cls.from_json(text)
 
     @classmethod
     def from_preset(cls, name: str, head_dim: int | None = None) -> RotarySpec:
@@ -449,11 +449,11 @@ class RotarySpec:
             >>> [spec is not None for spec in pe.RotarySpec.for_layers(config)]
             [True, True, True, False]
         """
-        texts = configuration.rotary_layers(
+        from posembed.models import reading
+
+        return reading.rotary_layers(
             config, part=part, interleaved=interleaved, base=base, ignore=ignore
         )
-        specs = {text: cls.from_json(text) for text in set(texts) if text}
-        return [specs.get(text) for text in texts]
 
     def resolve(self, seq_len: int) -> RotarySpec:
         """The specification with the frequencies for one sequence length.
@@ -619,6 +619,31 @@ class SinusoidalSpec:
         )
         return cls(**fields)
 
+    @classmethod
+    def from_huggingface(cls, config: Any) -> SinusoidalSpec:
+        """The encoding of timesteps in a UNet of diffusers, by its config.json.
+
+        Its first widths and the keys flip_sin_to_cos and freq_shift count. What other models of
+        diffusers call ``scale`` multiplies the timestep, not the encoding: pass ``1000 * t``.
+
+        Args:
+            config: A dict, a configuration of diffusers, or the path of a config.json or its folder.
+
+        Raises:
+            ValueError: The class is unknown, or does not encode timesteps by sinusoids.
+            TypeError: ``config`` is of another type.
+
+        Examples:
+            >>> import posembed as pe
+            >>> unet = {"_class_name": "UNet2DConditionModel", "block_out_channels": [320, 640],
+            ...         "flip_sin_to_cos": True, "freq_shift": 0}
+            >>> pe.SinusoidalSpec.from_huggingface(unet).embedding_dim
+            320
+        """
+        from posembed.models import reading
+
+        return reading.sinusoidal(config)
+
     @property
     def num_axes(self) -> int:
         """Number of axes of a position: 1, or 2 or 3 for a cell of a picture or a video."""
@@ -757,8 +782,6 @@ class MropeRule:
     def from_huggingface(cls, config: Any) -> MropeRule:
         """The rule of a model type, with the token ids and merge sizes of a configuration.
 
-        If transformers is installed, it fills in what a published file omits.
-
         Args:
             config: A dict, a ``PretrainedConfig``, or the path of a config.json or of its folder:
                 of the whole model, or of an Omni model's thinker.
@@ -774,7 +797,9 @@ class MropeRule:
             >>> pe.positions.MropeRule.from_huggingface(config).image_token
             7
         """
-        return cls.from_json(configuration.mrope(config))
+        from posembed.models import reading
+
+        return reading.mrope_rule(config)
 
 
 def rotary_spec(text: str) -> RotarySpec:

@@ -71,16 +71,26 @@ def build_project(source: Path, build: Path, *options: str) -> Path:
     return build
 
 
+def describe(folder: Path) -> None:
+    """Writes the positions.json of a model's folder."""
+    text = run(sys.executable, "-m", "posembed", "describe", folder)
+    (folder / "positions.json").write_text(text)
+
+
 def test_the_example_reads_folders(tmp_path: Path) -> None:
-    """tests/cpp/configuration compares numbers; here the program runs."""
+    """tests/cpp/models compares numbers; here the program runs."""
     program = build_project(EXAMPLE, WORK / "checkpoint") / "checkpoint"
     config = {"model_type": "llama", "head_dim": 64, "rope_theta": 500000, "num_hidden_layers": 2}
     (tmp_path / "config.json").write_text(json.dumps(config))
+    refused = subprocess.run([program, "rotary", tmp_path], capture_output=True, text=True)
+    assert f"python -m posembed describe {tmp_path}" in refused.stderr
+    describe(tmp_path)
     expected = "layer 0: 64, base=500000\nlayer 1: 64, base=500000\n"
     assert run(program, "rotary", tmp_path) == expected
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     tables = {"wte.weight": torch.ones(30, 4), "wpe.weight": torch.ones(9, 4)}
     save_file(tables, tmp_path / "model.safetensors")
+    describe(tmp_path)
     assert run(program, "input", tmp_path).endswith("[2, 8] -> [2, 8, 4]\n")
     failed = subprocess.run([program, "rotary", tmp_path], capture_output=True, text=True)
     assert failed.returncode == 1
@@ -115,6 +125,7 @@ def test_the_example_continues_texts(tmp_path: Path) -> None:
     )
     model = transformers.LlamaForCausalLM(config).eval()
     model.save_pretrained(tmp_path)
+    describe(tmp_path)
     text = "We've  rotated 12 queries,\n then keys: caf\u00e9!"
     ids = torch.tensor([tokenizer.encode(text).ids])
     with torch.no_grad():

@@ -157,18 +157,6 @@ struct POSEMBED_API ALiBiOptions {
   static ALiBiOptions preset(const std::string& name, int64_t total_heads,
                              std::optional<int64_t> head_dim = std::nullopt);
 
-  /// The options of a model: Bloom, MPT, Falcon-RW, Baichuan-13B, JAIS, BTLM, Refact, MosaicBERT or
-  /// jina-embeddings-v2; also from GGUF metadata as JSON text. As preset() does, they cover the
-  /// whole model.
-  ///
-  ///     posembed::ALiBi alibi(posembed::ALiBiOptions::from_config("bloom/config.json"));
-  ///
-  /// @param config  the path of a config.json or of its folder, or JSON text
-  /// @throws c10::ValueError the model type is unknown, the model does not use ALiBi, or a key
-  ///     about it is missing or unknown
-  /// @throws std::filesystem::filesystem_error the file cannot be read
-  static ALiBiOptions from_config(const std::string& config);
-
   /// Heads of this module.
   TORCH_ARG(int64_t, num_heads);
   /// The name of a series, or the slopes themselves: [total_heads], or [2, total_heads] for keys

@@ -24,6 +24,8 @@
 
 namespace posembed {
 
+class ModelPositions;
+
 /// Where InputEmbedding's positions come from.
 enum class Positions { none, learned, sinusoidal };
 
@@ -243,24 +245,28 @@ class InputEmbedding : public torch::nn::ModuleHolder<InputEmbeddingImpl> {
   using torch::nn::ModuleHolder<InputEmbeddingImpl>::ModuleHolder;
   using Impl = InputEmbeddingImpl;
 
-  /// Loads a model's input layer from its folder; results equal the model's. Reads config.json and
-  /// safetensors, one file or several with an index, as transformers' save_pretrained writes them
-  /// for models with or without a head. Reads only the tensors of the input layer. The module is in
-  /// evaluation mode and has the dtype of the file's token table.
+  /// Loads a model's input layer; results equal the model's. Reads its tensors only, from
+  /// safetensors: one file or the index of several, as transformers' save_pretrained writes them
+  /// for models with or without a head. The module is in evaluation mode and has the dtype of the
+  /// file's token table.
   ///
   /// Families: BERT, RoBERTa (XLM-RoBERTa, CamemBERT), DistilBERT, ELECTRA, ALBERT, GPT-2, OPT,
   /// M2M100 (NLLB), NLLB-MoE, FSMT; for models with an encoder and a decoder, the encoder's layer.
   /// position_rule counts positions among padding as RoBERTa, fairseq and OPT do; pass OPT's
   /// attention mask to forward().
   ///
-  ///     auto embed = posembed::InputEmbedding::from_huggingface("bert-base-uncased");
+  ///     const auto positions = posembed::ModelPositions::read("bert-base-uncased");
+  ///     auto embed = posembed::InputEmbedding::from_positions(
+  ///         positions, "bert-base-uncased/model.safetensors");
   ///     auto h = embed->forward(ids);  // [batch, seq] -> [batch, seq, 768]
   ///
-  /// @throws c10::ValueError an unknown family, a folder without safetensors, a missing tensor, or
-  ///     one of another shape
+  /// @param positions  what `python -m posembed describe` writes of the model's folder
+  /// @param tensors  the path of the safetensors, or of their index
+  /// @throws c10::ValueError a model of no such family, a missing tensor, or one of another shape
   /// @throws pretrained::FileFormatError a malformed file of tensors
   /// @throws std::filesystem::filesystem_error a file cannot be read
-  static POSEMBED_API InputEmbedding from_huggingface(const std::string& folder);
+  static POSEMBED_API InputEmbedding from_positions(const ModelPositions& positions,
+                                                    const std::string& tensors);
 };
 
 }  // namespace posembed

@@ -35,10 +35,6 @@ struct POSEMBED_API MropeRule {
   static MropeRule named(const std::string& name);
   /// The names that named() knows.
   static std::vector<std::string> names();
-  /// The rule of a model, with the token ids and merge sizes of its configuration.
-  /// @param config  the path of config.json or of its folder, or JSON text
-  /// @throws c10::ValueError a model type without a rule, or a key that is missing or no number
-  static MropeRule from_huggingface(const std::string& config);
   /// The rule that to_json() wrote, or one by name.
   static MropeRule from_json(const std::string& text);
   /// Equal rules have equal text, in Python too.

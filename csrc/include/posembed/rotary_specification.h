@@ -10,7 +10,6 @@
 #include <variant>
 #include <vector>
 
-#include "posembed/configuration.h"
 #include "posembed/export.h"
 #include "posembed/score_scale.h"
 
@@ -169,29 +168,6 @@ struct POSEMBED_API RotarySpec {
   /// @throws c10::ValueError text that is not JSON, unknown keys, and whatever check() rejects
   static RotarySpec from_json(const std::string& text);
 
-  /// Reads the specification of a model from its configuration: config.json of transformers 4 or 5
-  /// or of a diffusers class that from_preset() knows, params.json of Meta or Mistral, or GGUF
-  /// metadata as JSON. Add tensors that change the rotation as keys: GGUF's "rope_freqs.weight"
-  /// (Llama 3, Gemma 4), "rope_factors_short.weight" and "rope_factors_long.weight" (Phi-3). If the
-  /// keys say that a model does not rotate, its specification has a rotary_dim of 0. Files of
-  /// diffusers state everything, so they take no options.
-  ///
-  ///     const auto spec = posembed::RotarySpec::from_huggingface("llama/config.json");
-  ///     posembed::RotaryEmbedding rope{posembed::RotaryOptions(spec)};
-  ///
-  /// Reading is strict, because a wrong rotation raises no error at run time and only makes the
-  /// model worse: unknown, missing and contradictory keys raise. Published files omit the keys that
-  /// their configuration class in transformers adds. Python completes files with these classes; C++
-  /// cannot. If a class has its own rule for a missing key, the error says so. Add the key, or read
-  /// the file in Python and pass its to_json() to from_json().
-  /// @param config  the path of a configuration or of its folder, or JSON text
-  /// @throws c10::ValueError a key is missing, not understood, or contradicts another; layers of
-  ///     this kind do not exist or do not rotate; or an option has no effect. The message names it.
-  /// @throws c10::TypeError a nested configuration is not a JSON object
-  /// @throws std::filesystem::filesystem_error the file cannot be read
-  static RotarySpec from_huggingface(const std::string& config,
-                                     const ConfigurationOptions& options = {});
-
   /// The specification of an image or video model, whose positions have several axes. The presets
   /// and what they expect as positions are in docs/families/rotary.md.
   ///
@@ -214,11 +190,15 @@ struct POSEMBED_API RotarySpec {
   ///     the others in more than size, base, scaling and frequencies
   static RotarySpec axial(const std::vector<RotarySpec>& axes, bool within_axes = true);
 
-  /// Reads one specification for each layer, in the model's order; std::nullopt for a layer that
-  /// does not rotate. Takes no layer_type; otherwise like from_huggingface().
-  /// @throws c10::ValueError also if the configuration does not list the kind of each layer
-  static std::vector<std::optional<RotarySpec>> for_layers(
-      const std::string& config, const ConfigurationOptions& options = {});
+  /// The specification of each layer, in the model's order, from what `python -m posembed describe`
+  /// writes; std::nullopt for a layer that does not rotate. See ModelPositions.
+  ///
+  ///     const auto layers = posembed::RotarySpec::for_layers("llama/positions.json");
+  ///     posembed::RotaryEmbedding rope{posembed::RotaryOptions(layers[0].value())};
+  /// @param positions  the path of positions.json or of its folder, or JSON text
+  /// @throws c10::ValueError no such document, or its layers are not known
+  /// @throws std::filesystem::filesystem_error the file cannot be read
+  static std::vector<std::optional<RotarySpec>> for_layers(const std::string& positions);
 
   /// Whether frequencies depend on the length of the sequence. resolve() fixes them.
   bool is_dynamic() const;

@@ -7,9 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <vector>
 
-#include "posembed/configuration.h"
 #include "posembed/export.h"
 
 namespace posembed {
@@ -17,8 +15,9 @@ namespace posembed {
 /// Scores, or queries, are multiplied by factor * (1 + growth * log(1 + floor((position + offset) /
 /// length))); with `logn` by factor * max(1, log(position + 1) / log(length)).
 ///
-///     const auto spec = posembed::RotarySpec::from_huggingface("ministral3/config.json");
-///     if (spec.score_scale) query = query * spec.score_scale->at(positions).unsqueeze(-1);
+///     for (const auto& layer : posembed::ModelPositions::read("positions.json").layers()) {
+///       if (layer.score_scale) query = query * layer.score_scale->at(positions).unsqueeze(-1);
+///     }
 ///
 /// Sources: yarn_apply_mscale in transformers' DeepSeek V3, get_llama_4_attn_scale in Ministral 3,
 /// attention temperature in Llama 4, use_logn_attn in Qwen 1.
@@ -37,11 +36,6 @@ struct POSEMBED_API ScoreScale {
   torch::Tensor at(const torch::Tensor& positions) const;
 
   std::string to_json() const;
-
-  /// Reads the scale of each layer from a configuration, also of layers that do not rotate, as some
-  /// of Llama 4; std::nullopt for 1. Arguments and errors are those of RotarySpec::for_layers.
-  static std::vector<std::optional<ScoreScale>> for_layers(
-      const std::string& config, const ConfigurationOptions& options = {});
 
   /// One line: "1.87385 (mscale_all_dim)".
   std::string describe() const;

@@ -1,4 +1,8 @@
-// Reads what a model's folder says about positions, without Python.
+// Reads what a model's folder says about positions, without Python: its positions.json, which
+//
+//     python -m posembed describe FOLDER > FOLDER/positions.json
+//
+// has written once.
 //
 //     checkpoint input bert-base-uncased    the input layer: tables and norm, ready to run
 //     checkpoint rotary Llama-3.1-8B        how each layer rotates query and key
@@ -11,7 +15,9 @@
 namespace {
 
 void show_input(const std::string& folder) {
-  posembed::InputEmbedding embed = posembed::InputEmbedding::from_huggingface(folder);
+  const auto positions = posembed::ModelPositions::read(folder);
+  posembed::InputEmbedding embed =
+      posembed::InputEmbedding::from_positions(positions, folder + "/model.safetensors");
   const torch::Tensor ids = torch::randint(embed->options.num_embeddings(), {2, 8});
   std::cout << embed << '\n' << ids.sizes() << " -> " << embed->forward(ids).sizes() << '\n';
 }

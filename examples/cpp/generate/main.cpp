@@ -3,9 +3,11 @@
 //     generate FOLDER "Once upon a time" 20
 //
 // The folder holds config.json, tokenizer.json (byte-level BPE) and model.safetensors or their
-// index, as transformers' save_pretrained writes them. The likeliest token is taken each time.
-#include <posembed/configuration.h>
+// index, as transformers' save_pretrained writes them, and positions.json, which
+// `python -m posembed describe FOLDER > FOLDER/positions.json` writes. The likeliest token is taken
+// each time.
 #include <posembed/pretrained.h>
+#include <posembed/rotary_specification.h>
 
 #include <exception>
 #include <filesystem>

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from posembed.configuration import file_of, load, select_part
+from posembed.models.files import file_of, load
+from posembed.models.parts import select_part
 from posembed.specification import RotarySpec
 
 if TYPE_CHECKING:

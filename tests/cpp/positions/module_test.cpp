@@ -45,9 +45,8 @@ TEST(Positions, RulesAreReadAndWritten) {
     const MropeRule rule = MropeRule::named(name);
     EXPECT_EQ(MropeRule::from_json(rule.to_json()), rule) << name;
   }
-  const char* config = R"({"model_type": "qwen2_5_vl", "video_token_id": 9,
-                           "vision_config": {"spatial_merge_size": 3, "tokens_per_second": 4}})";
-  const MropeRule rule = MropeRule::from_huggingface(config);
+  const MropeRule rule = MropeRule::from_json(
+      R"({"video_token": 9, "spatial_merge": 3, "time": "interval", "positions_per_second": 4})");
   EXPECT_EQ(rule.video_token, 9);
   EXPECT_EQ(rule.spatial_merge, 3);
   EXPECT_EQ(rule.positions_per_second, 4);

@@ -106,10 +106,8 @@ TEST(RotarySpec, DescribesSectionsBySizes) {
 }
 
 TEST(ScoreScale, IsReadAndGrows) {
-  const std::string config = R"({"model_type": "ministral3", "head_dim": 128,
-    "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0,
-                        "original_max_position_embeddings": 16384, "llama_4_scaling_beta": 0.1}})";
-  const RotarySpec spec = RotarySpec::from_huggingface(config);
+  const RotarySpec spec = RotarySpec::from_json(R"({"head_dim": 128, "score_scale": {
+      "growth": 0.1, "length": 16384, "source": "llama_4_scaling_beta"}})");
   ASSERT_TRUE(spec.score_scale.has_value());
   EXPECT_EQ(spec.score_scale->source, "llama_4_scaling_beta");
   const torch::Tensor scales = spec.score_scale->at(torch::tensor({-1, 16383, 100000}));

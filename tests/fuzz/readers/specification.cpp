@@ -1,15 +1,9 @@
-// Fuzzes JSON of rotary specifications and of models' configurations: whatever is accepted must
-// survive a round trip.
+// Fuzzes JSON of rotary specifications: whatever is accepted must survive a round trip.
 #include <c10/util/Logging.h>
 
-#include <optional>
-#include <set>
 #include <string>
-#include <vector>
 
 #include "budget.h"
-#include "configuration/fields.h"
-#include "configuration/rotary.h"
 #include "mutator.h"
 #include "posembed/rotary_specification.h"
 
@@ -18,14 +12,6 @@ using namespace posembed;
 namespace {
 
 void check(const RotarySpec& spec) { fuzz::require(RotarySpec::from_json(spec.to_json()) == spec); }
-
-/// A specification for each layer, or none for one that does not rotate.
-void check(const std::vector<std::optional<RotarySpec>>& layers) {
-  std::set<std::string> seen;
-  for (const auto& spec : layers) {
-    if (spec.has_value() && seen.insert(spec->to_json()).second) check(*spec);
-  }
-}
 
 /// Calls `read`. Errors that blame the caller are valid answers; other exceptions are not.
 template <typename Read>
@@ -49,12 +35,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const fuzz::Budget budget(size);
   const std::string text(fuzz::text_of(data, size));
   answer([&] { return RotarySpec::from_json(text); });
-  answer([&] {
-    return configuration::read_rotary(configuration::parse(text), ConfigurationOptions());
-  });
-  answer([&] {
-    return configuration::read_rotary_layers(configuration::parse(text), ConfigurationOptions());
-  });
   return 0;
 }
 

@@ -469,7 +469,6 @@ def test_messages_about_long_texts_are_short(tmp_path: Path) -> None:
         path.write_text(text)
         assert "config" in refusal(lambda: pe.RotarySpec.from_huggingface(path))
         refusal(lambda text=text: torch.ops.posembed.rotary_specification.default(text))  # type: ignore[misc]
-        refusal(lambda text=text: torch.ops.posembed.check_configuration.default(text))  # type: ignore[misc]
     for fields in ({LONG: 1}, {"head_dim": LONG}, {"head_dim": 8, "scaling": {"type": LONG}}):
         text = json.dumps(fields)
         refusal(lambda text=text: torch.ops.posembed.rotary_specification.default(text))  # type: ignore[misc]
@@ -532,7 +531,7 @@ def little_memory() -> Iterator[None]:
 def test_counts_of_configurations_have_limits(case: str, tmp_path: Path) -> None:
     fields, name = COUNTED[case]
     path = tmp_path / "config.json"
-    pe.RotarySpec.from_huggingface({**LLAMA, "model_type": "llama"})  # imports transformers
+    pe.RotarySpec.from_huggingface({**LLAMA, "model_type": "llama"})  # reads the tables
     path.write_text(json.dumps(fields))
     with little_memory():
         for read in (pe.RotarySpec.from_huggingface, pe.RotarySpec.for_layers):
@@ -543,9 +542,9 @@ def test_counts_of_configurations_have_limits(case: str, tmp_path: Path) -> None
 def test_views_of_layers_have_a_limit() -> None:
     """Each layer sees a copy of the configuration."""
     fields = {**LLAMA, "model_type": "llama", "num_hidden_layers": 1000}
-    text = json.dumps({**fields, "quantization_config": {"ignore": ["x"] * 200_000}})
+    large = {**fields, "quantization_config": {"ignore": ["x"] * 200_000}}
     with pytest.raises(ValueError, match=r"^config: expected at most 268435456 bytes in the views"):
-        torch.ops.posembed.rotary_layers_from_configuration(text, [], [])
+        pe.RotarySpec.for_layers(large)
 
 
 @pytest.mark.parametrize("heads", [65537, 2**27, 2**62, 2**63 - 1])

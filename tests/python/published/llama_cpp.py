@@ -2,7 +2,7 @@
 
 The formulas are those of ggml_rope_cache_init and rope_yarn in ggml/src/ggml-cpu/ops.cpp, of ggml_rope_yarn_corr_dims in
 ggml/src/ggml.c, and of llama-context.cpp, where the factor of YaRN is set. What differs between architectures is read
-from csrc/configuration/gguf_architectures.json, whose entries name their lines.
+from python/posembed/models/gguf_architectures.json, whose entries name their lines.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 TABLE = json.loads(
-    (Path(__file__).parents[3] / "csrc/configuration/gguf_architectures.json").read_text()
+    (Path(__file__).parents[3] / "python/posembed/models/gguf_architectures.json").read_text()
 )
 ARCHITECTURES: dict[str, dict[str, Any]] = TABLE["architectures"]
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import posembed as pe
 import pytest
-from posembed.configuration import completion
 from published import gguf, huggingface, params
 from published.row import Row
 
@@ -50,21 +49,8 @@ def count(says: dict[str, object]) -> int | None:
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_what_files_say(row: Row) -> None:
-    pytest.importorskip("transformers", minversion="5.0")
     for found, right in outcomes(row):
         assert found == right
-
-
-@pytest.mark.parametrize("row", ROWS, ids=str)
-def test_without_transformers(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same, or an error: something is missing that the model's configuration class adds."""
-    monkeypatch.setattr(completion, "class_of", lambda model_type: None)
-    refusals = ("missing", "not understood", "layer_type: expected")
-    for found, right in outcomes(row):
-        if isinstance(found, str):
-            assert any(refusal in found for refusal in refusals)
-        else:
-            assert found == right
 
 
 def test_the_table_is_large_and_names_its_sources() -> None:

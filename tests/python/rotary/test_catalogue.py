@@ -13,7 +13,7 @@ from typing import Any
 import posembed as pe
 import pytest
 import torch
-from posembed.configuration import completion, tables
+from posembed.models.data import table
 from support.catalogue import TYPES, having
 
 LING: dict[str, Any] = {
@@ -24,54 +24,38 @@ LING: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=["with transformers", "alone"])
-def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With and without transformers."""
-    if request.param == "alone":
-        monkeypatch.setattr(completion, "class_of", lambda model_type: None)
-    else:
-        pytest.importorskip("transformers", minversion="5.0")
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completion, "class_of", lambda model_type: None)
-
-
 # ------------------------------------------------------------------ the catalogue and transformers
 
 
 def test_it_is_that_of_the_installed_transformers() -> None:
     """test_completion.py compares what it adds, and test_transformers.py the rotations."""
     transformers = pytest.importorskip("transformers", minversion="5.0")
-    if transformers.__version__ != tables()["source"]["version"]:
+    if transformers.__version__ != table("catalogue")["source"]["version"]:
         pytest.skip("another transformers than that of the catalogue")
     without_default = {"gemma4_assistant", "nougat"}
     missing = {*transformers.CONFIG_MAPPING} - without_default - {*TYPES}
-    command = "python scripts/catalogue.py > csrc/configuration/catalogue.json"
+    command = "python scripts/catalogue.py > python/posembed/models/catalogue.json"
     assert missing == set(), f"run {command}"
 
 
 def test_files_as_transformers_saves_them() -> None:
-    """The default configuration of each type, read as C++ reads it."""
+    """The default configuration of each type, against its object."""
     transformers = pytest.importorskip("transformers", minversion="5.0")
     transformers.logging.set_verbosity(50)
     warnings.filterwarnings("ignore")
-    read = torch.ops.posembed.rotary_layers_from_configuration.default
     differing, count = {}, 0
     for model_type in transformers.CONFIG_MAPPING:
         try:
             config = transformers.CONFIG_MAPPING[model_type]()
             saved = json.loads(config.to_json_string(use_diff=True))
-            expected = pe.RotarySpec.for_layers(saved)
+            expected = pe.RotarySpec.for_layers(config)
         except Exception:  # a model that does not rotate, or a class without defaults
             continue
         if not any(expected):
             continue
         count += 1
         try:
-            texts = read(json.dumps(saved), ignore=[], known=[])
-            found = [pe.RotarySpec.from_json(text) if text else None for text in texts]
+            found: object = pe.RotarySpec.for_layers(saved)
         except ValueError as error:
             found = str(error)
         if found != expected:
@@ -121,11 +105,11 @@ def test_entries_by_hand_name_their_sources() -> None:
 def test_sources_say_what_entries_claim() -> None:
     """The lines of the installed transformers."""
     transformers = pytest.importorskip("transformers", minversion="5.0")
-    if transformers.__version__ != tables()["source"]["version"]:
+    if transformers.__version__ != table("catalogue")["source"]["version"]:
         pytest.skip("another transformers than that of the catalogue")
     folder = Path(transformers.__file__).parent
     generated = json.loads(
-        Path(__file__).parents[3].joinpath("csrc/configuration/models.json").read_text("utf-8")
+        Path(__file__).parents[3].joinpath("python/posembed/models/models.json").read_text("utf-8")
     )["types"]
     unsaid = []
     for name, own in generated.items():
@@ -169,12 +153,12 @@ def text_of(file: Path) -> list[str]:
         ({"model_type": "qwen3_next", "num_hidden_layers": 4, "full_attention_interval": 2}, "nrnr"),
     ],
 )  # fmt: skip
-def test_which_layers_rotate(either: None, fields: dict[str, Any], expected: str) -> None:
+def test_which_layers_rotate(fields: dict[str, Any], expected: str) -> None:
     specs = pe.RotarySpec.for_layers(fields)
     assert "".join("n" if spec is None else "r" for spec in specs) == expected
 
 
-def test_layers_from_a_list_of_numbers(either: None) -> None:
+def test_layers_from_a_list_of_numbers() -> None:
     """DeepSeek V4's published files have compress_ratios; its class makes kinds of them."""
     fields = {
         "model_type": "deepseek_v4",
@@ -195,9 +179,7 @@ def test_layers_from_a_list_of_numbers(either: None) -> None:
         ({"partial_rotary_factor": 0.25}, (512, 128)),
     ],
 )
-def test_widths_of_deepseek_v4(
-    either: None, widths: dict[str, Any], expected: tuple[int, int]
-) -> None:
+def test_widths_of_deepseek_v4(widths: dict[str, Any], expected: tuple[int, int]) -> None:
     """The default of its blocks is a part of the head, unless the file has a width."""
     fields = {"model_type": "deepseek_v4", "num_hidden_layers": 2, **widths}
     for spec in pe.RotarySpec.for_layers(fields):
@@ -205,7 +187,7 @@ def test_widths_of_deepseek_v4(
         assert (spec.head_dim, spec.rotary_dim) == expected
 
 
-def test_a_block_that_lacks_a_kind(alone: None) -> None:
+def test_a_block_that_lacks_a_kind() -> None:
     """Gemma 3's class fills it in, which the catalogue does not know of every class."""
     blocks = {"full_attention": {"rope_type": "default", "rope_theta": 1e6}}
     fields = {"model_type": "gemma3_text", "num_hidden_layers": 6, "rope_parameters": blocks}
@@ -213,7 +195,7 @@ def test_a_block_that_lacks_a_kind(alone: None) -> None:
         pe.RotarySpec.for_layers(fields)
 
 
-def test_bases_of_kinds(either: None) -> None:
+def test_bases_of_kinds() -> None:
     fields = {"model_type": "gemma3_text", "num_hidden_layers": 6, "rope_theta": 5e5}
     scaling = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
     specs = pe.RotarySpec.for_layers({**fields, **scaling})
@@ -232,7 +214,7 @@ def test_bases_of_kinds(either: None) -> None:
         ({"model_type": "hrm_text", "num_hidden_layers": 4}, "num_layers_per_stack: missing"),
     ],
 )  # fmt: skip
-def test_what_files_may_not_say(alone: None, fields: dict[str, Any], message: str) -> None:
+def test_what_files_may_not_say(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as raised:  # noqa: PT011  (the message is compared below)
         pe.RotarySpec.for_layers(fields)
     assert message in str(raised.value)
@@ -250,7 +232,7 @@ def test_what_files_may_not_say(alone: None, fields: dict[str, Any], message: st
         ("bloom", "ALiBi"),
     ],
 )
-def test_models_that_do_not_rotate(either: None, model_type: str, instead: str) -> None:
+def test_models_that_do_not_rotate(model_type: str, instead: str) -> None:
     message = f"model_type '{model_type}' does not rotate: it has {instead}"
     for read in (pe.RotarySpec.from_huggingface, pe.RotarySpec.for_layers):
         with pytest.raises(ValueError, match=message):
@@ -259,7 +241,7 @@ def test_models_that_do_not_rotate(either: None, model_type: str, instead: str) 
         pe.RotaryEmbedding.from_config({"model_type": model_type})
 
 
-def test_no_message_advises_half_a_description(either: None) -> None:
+def test_no_message_advises_half_a_description() -> None:
     for fields in ({}, {"model_type": None}, {"model_type": "mine"}, {"model_type": "resnet"}):
         with pytest.raises(ValueError, match="model_type") as raised:
             pe.RotarySpec.from_huggingface(fields)
@@ -270,7 +252,7 @@ def test_no_message_advises_half_a_description(either: None) -> None:
 # -------------------------------------------------------------------------------- parts of layers
 
 
-def test_linear_layers_of_ling(either: None) -> None:
+def test_linear_layers_of_ling() -> None:
     """Files of 2.x: beside latent attention, linear layers rotate half of their head."""
     specs = pe.RotarySpec.for_layers(LING)
     linear = pe.RotarySpec(128, rotary_dim=64, base=6e6)
@@ -283,7 +265,7 @@ def test_linear_layers_of_ling(either: None) -> None:
 
 
 @pytest.mark.parametrize("model_type", [t for t in having("layer_parts") if t != "bailing_hybrid"])
-def test_indexers(either: None, model_type: str) -> None:
+def test_indexers(model_type: str) -> None:
     """Against the function that the indexer of transformers calls, on the window that it takes."""
     transformers = pytest.importorskip("transformers", minversion="5.0")
     config = transformers.CONFIG_MAPPING[model_type]()
@@ -327,6 +309,6 @@ def theirs(code: Any, model_type: str) -> Any:
     return getattr(code, name) if hasattr(code, name) else code.apply_rotary_pos_emb
 
 
-def test_a_part_that_a_layer_does_not_have(either: None) -> None:
+def test_a_part_that_a_layer_does_not_have() -> None:
     with pytest.raises(ValueError, match=r"part: expected one of \['attention'\], got 'indexer'"):
         pe.RotarySpec.from_huggingface({"model_type": "llama"}, part="indexer")

@@ -14,7 +14,6 @@ import numpy as np
 import posembed as pe
 import pytest
 import torch
-from posembed.configuration import completion
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -45,12 +44,6 @@ GEMMA3 = {
 }
 
 SHARED = json.loads((Path(__file__).parents[2] / "shared/configurations.json").read_text())
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where transformers is not installed."""
-    monkeypatch.setattr(completion, "class_of", lambda model_type: None)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +110,7 @@ def test_models_by_their_own_keys(config: dict[str, Any], expected: pe.RotarySpe
     assert found == expected, found.diff(expected)
 
 
-def test_layers_with_bases_of_their_own(alone: None) -> None:
+def test_layers_with_bases_of_their_own() -> None:
     local = pe.RotarySpec.from_huggingface(GEMMA3, "sliding_attention")
     assert local == pe.RotarySpec(256)
     whole = pe.RotarySpec.from_huggingface(GEMMA3, "full_attention")
@@ -221,7 +214,7 @@ def test_an_unknown_model_is_refused_whatever_is_stated(stated: dict[str, Any]) 
         "longrope",
     ],
 )
-def test_words_of_keys_about_positions(word: str, alone: None) -> None:
+def test_words_of_keys_about_positions(word: str) -> None:
     for key in (f"my_{word}", f"{word.upper()}-new", word):
         with pytest.raises(ValueError, match=rf"keys that are not understood: \['{key}'\]"):
             pe.RotarySpec.from_huggingface({**LLAMA, "rope_theta": 1e4, key: 3})
@@ -232,7 +225,7 @@ def test_words_that_only_begin_as_those() -> None:
         pe.RotarySpec.from_huggingface({**LLAMA, "rope_theta": 1e4, key: 3})
 
 
-def test_the_base_of_a_file_without_one_is_that_of_its_class(alone: None) -> None:
+def test_the_base_of_a_file_without_one_is_that_of_its_class() -> None:
     assert pe.RotarySpec.from_huggingface(LLAMA) == pe.RotarySpec(128)
     with pytest.raises(ValueError, match="rope_theta: the configuration contradicts itself"):
         pe.RotarySpec.from_huggingface(LLAMA, base=5e5)
@@ -271,7 +264,7 @@ def test_the_base_of_a_file_without_one_is_that_of_its_class(alone: None) -> Non
         ({**LLAMA, "rope_theta": 1e4, "layers": [{"RoPE_base": 1e5}]}, "keys that are not understood: ['layers']"),
     ],
 )  # fmt: skip
-def test_refusals(alone: None, config: dict[str, Any], message: str) -> None:
+def test_refusals(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as raised:  # noqa: PT011  (the message is compared below)
         pe.RotarySpec.from_huggingface(config)
     assert message in str(raised.value)
@@ -314,8 +307,7 @@ def test_keys_are_ignored_where_asked(config: dict[str, Any], key: str) -> None:
 
 
 @pytest.mark.parametrize("row", SHARED, ids=lambda row: row["name"])
-def test_both_languages_read_the_same(alone: None, row: dict[str, Any]) -> None:
-    """tests/cpp/configuration/rotary_test.cpp reads the same file."""
+def test_shared_rows(row: dict[str, Any]) -> None:
     names = ("layer_type", "part", "interleaved", "base")
     options = {name: row[name] for name in names if name in row}
     if "error" in row:
@@ -326,7 +318,7 @@ def test_both_languages_read_the_same(alone: None, row: dict[str, Any]) -> None:
         assert pe.RotarySpec.from_huggingface(row["config"], **options) == expected
 
 
-def test_infinity_of_a_file_is_no_number(alone: None, tmp_path: Path) -> None:
+def test_infinity_of_a_file_is_no_number(tmp_path: Path) -> None:
     """Python writes it, JSON does not have it."""
     config = {**LLAMA, "rope_theta": 1e4, "time_step_limit": [0.0, math.inf]}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -344,7 +336,7 @@ def test_tensors_among_the_keys_may_be_arrays(numbers: Any) -> None:
     assert found.scaling.short_factor == (1.0, 2.0)
 
 
-def test_names_of_classes_take_no_time(alone: None) -> None:
+def test_names_of_classes_take_no_time() -> None:
     """Each layer sees the configuration, but no copy of its thousands of labels."""
     kinds = {"num_hidden_layers": 126, "layer_types": ["full_attention"] * 126}
     labels = {"id2label": {number: str(number) for number in range(20000)}}
@@ -354,7 +346,7 @@ def test_names_of_classes_take_no_time(alone: None) -> None:
     assert time.perf_counter() - start < 2.0  # with copies, over 5
 
 
-def test_layer_types_are_a_list(alone: None) -> None:
+def test_layer_types_are_a_list() -> None:
     with pytest.raises(ValueError, match="layer_types: expected a list, got 2"):
         pe.RotarySpec.from_huggingface({**LLAMA, "rope_theta": 1e4, "layer_types": 2})
 
@@ -370,7 +362,7 @@ def test_deep_values_are_refused(tmp_path: Path) -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    with pytest.raises(ValueError, match="config: expected fewer nested values"):
+    with pytest.raises(ValueError, match="config: expected JSON of at most 64 levels"):
         pe.RotarySpec.from_huggingface({**LLAMA, "rope_scaling": deep})
     (tmp_path / "config.json").write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
     with pytest.raises(ValueError, match=r"config\.json: expected JSON of fewer levels"):
@@ -392,3 +384,90 @@ def test_the_pairing_that_a_folder_records() -> None:
         pe.RotarySpec.from_huggingface(recorded, interleaved=False)
     with pytest.raises(ValueError, match="posembed_rotary_pairs: expected 'interleaved' or"):
         pe.RotarySpec.from_huggingface({**fields, "posembed_rotary_pairs": "yes"})
+
+
+# ------------------------------------------------------------------------- keys that files have
+
+
+def test_schedules_are_no_frequencies() -> None:
+    """A word is matched whole, among the others of its key."""
+    for key in ("index_topk_freq", "moe_layer_freq", "eval_freq", "save_steps_freq"):
+        assert pe.RotarySpec.from_huggingface({**LLAMA, key: 4}) == pe.RotarySpec(128)
+    for key in ("high_freq", "base_freq", "rope_freqs"):
+        with pytest.raises(ValueError, match="keys that are not understood"):
+            pe.RotarySpec.from_huggingface({**LLAMA, key: 4})
+
+
+@pytest.mark.parametrize(
+    "key", ["dual_chunk_attention_config", "my_attn_config", "attention_config"]
+)
+def test_blocks_about_attention_are_looked_into(key: str) -> None:
+    block = {key: {"chunk_size": 8, "original_max_position_embeddings": 16}}
+    with pytest.raises(ValueError, match=rf"keys that are not understood: \['{key}'\]"):
+        pe.RotarySpec.from_huggingface({**LLAMA, **block})
+    assert pe.RotarySpec.from_huggingface({**LLAMA, key: {"chunk_size": 8}}) == pe.RotarySpec(128)
+
+
+def test_keys_that_say_what_is_known() -> None:
+    """And are refused where they say something else."""
+    for fields, key, value, other in (
+        ({"model_type": "glm_moe_dsa"}, "indexer_rope_interleave", True, False),
+        ({"model_type": "mimo", "head_dim": 128, "rope_theta": 1e4}, "use_mrope", False, True),
+        ({"model_type": "minimax_m3_vl_vision"}, "rope_mode", "3d", "2d"),
+    ):
+        read = pe.RotarySpec.from_huggingface
+        assert read({**fields, key: value}) == read(fields)
+        with pytest.raises(ValueError, match=key):
+            read({**fields, key: other})
+
+
+@pytest.mark.parametrize("ignore", [(), ("rope_ratio",)])
+def test_ignored_keys_that_are_read_count(ignore: tuple[str, ...]) -> None:
+    """ChatGLM's rope_ratio multiplies its base."""
+    fields = {"model_type": "chatglm", "hidden_size": 4096, "num_attention_heads": 32}
+    fields |= {"kv_channels": 128, "rope_ratio": 500, "original_rope": True}
+    assert pe.RotarySpec.from_huggingface(fields, ignore=ignore).base == 5e6
+    del fields["rope_ratio"]
+    assert pe.RotarySpec.from_huggingface(fields).base == 1e4
+
+
+def test_a_part_has_the_class_that_the_whole_gives_it() -> None:
+    """Published files of Qwen3-VL and MiniMax M3 state other types."""
+    vision = {"hidden_size": 1152, "num_heads": 16, "depth": 27}
+    towers = [
+        pe.RotarySpec.from_huggingface(
+            {"model_type": "qwen3_vl", "vision_config": {**vision, **stated}}, part="vision_config"
+        )
+        for stated in ({}, {"model_type": "qwen3_vl"}, {"model_type": ""})
+    ]
+    assert towers[0] == towers[1] == towers[2]
+    assert towers[0].head_dim == 72
+
+
+@pytest.mark.parametrize("model_type", ["t5gemma", "t5gemma2"])
+def test_encoders_and_decoders_that_rotate(model_type: str) -> None:
+    fields = {"model_type": model_type}
+    with pytest.raises(ValueError, match=r"made of parts: pass part= of \['decoder', 'encoder'\]"):
+        pe.RotarySpec.from_huggingface(fields)
+    for part in ("encoder", "decoder"):
+        spec = pe.RotarySpec.from_huggingface(fields, "sliding_attention", part=part)
+        assert spec == pe.RotarySpec(256)
+
+
+def test_kimi_linear_lists_its_layers_in_a_block() -> None:
+    """Counted from 1."""
+    block = {"full_attn_layers": [2], "kda_layers": [1, 3]}
+    fields = {"model_type": "kimi_linear", "num_hidden_layers": 3, "linear_attn_config": block}
+    kinds = [layer["kind"] for layer in pe.describe(fields)["layers"]]
+    assert kinds == ["linear_attention", "full_attention", "linear_attention"]
+    wrong = {**fields, "linear_attn_config": {"full_attn_layers": [4]}}
+    with pytest.raises(ValueError, match="full_attn_layers: expected 1 to 3, got 4"):
+        pe.RotarySpec.for_layers(wrong)
+
+
+def test_scales_of_dia() -> None:
+    """Its code has self.scaling = 1."""
+    for model_type in ("dia_encoder", "dia_decoder"):
+        scale = pe.RotarySpec.from_huggingface({"model_type": model_type}).score_scale
+        assert scale is not None
+        assert scale.factor == pytest.approx(128**0.5)

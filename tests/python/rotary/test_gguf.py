@@ -147,10 +147,49 @@ def test_sliding_layers() -> None:
         (metadata("llama", dimension_sections=[8, 12, 12, 0]), "dimension_sections: 'llama' is not known"),
         (yarn("llama", scaling__yarn_ext_factor=0.5), "scaling.yarn_ext_factor: expected 1"),
         ({**metadata("llama"), "rope_shift.weight": [1.0]}, "tensors: unknown keys ['rope_shift.weight']"),
-        ({**metadata("qwen2"), "qwen2.rope.freq_base": None}, "freq_base: missing"),
     ],
 )  # fmt: skip
 def test_refusals(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as raised:  # noqa: PT011  (the message is compared below)
         pe.RotarySpec.from_huggingface(fields)
     assert message in str(raised.value)
+
+
+def test_the_base_of_files_without_one_is_the_programs() -> None:
+    """llama-model.cpp sets 10000 before it reads rope.freq_base."""
+    fields = {**metadata("qwen2"), "qwen2.rope.freq_base": None}
+    assert pe.RotarySpec.from_huggingface(fields).base == 10000.0
+
+
+@pytest.mark.parametrize(
+    ("architecture", "numbers", "scale"),
+    [
+        ("gemma3n", {}, 1.0),
+        ("gemma4", {}, 1.0),
+        ("gemma4-assistant", {"nextn_predict_layers": 46}, 1.0),
+        ("gemma2", {"embedding_length": 4608}, (4608 / 32) ** -0.5),
+        ("gemma2", {"block_count": 42}, None),
+        ("gemma3", {"block_count": 62, "embedding_length": 5376}, (5376 / 32) ** -0.5),
+        ("gemma3", {"block_count": 48}, None),
+        ("gemma2", {"attention.scale": 0.25}, 0.25),
+    ],
+)
+def test_scales_of_scores_that_the_program_sets(
+    architecture: str, numbers: dict[str, float], scale: float | None
+) -> None:
+    """hparams.f_attention_scale of the architecture's program."""
+    own = {"block_count": 46, "attention.head_count": 32, "attention.key_length": 128}
+    own |= {"embedding_length": 4096, "context_length": 8192, "rope.freq_base": 1e6}
+    own |= {"attention.sliding_window": 1024, **numbers}
+    if architecture.startswith("gemma4"):
+        own["attention.sliding_window_pattern"] = [True, False] * 23
+    fields = {f"{architecture}.{key}": value for key, value in own.items()}
+    fields |= {"general.architecture": architecture, "rope_freqs.weight": [1.0] * 64}
+    if architecture not in ("gemma4", "gemma4-assistant"):
+        del fields["rope_freqs.weight"]
+    found = pe.RotarySpec.from_huggingface(fields, "sliding_attention").score_scale
+    if scale is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert found.factor == pytest.approx(scale * 128**0.5)

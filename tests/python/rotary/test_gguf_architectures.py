@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import posembed as pe
 import pytest
-from posembed.configuration import tables
 from published import gguf
 from published.gguf_metadata import file
 from published.llama_cpp import ARCHITECTURES, TABLE, File, Rotation
@@ -266,7 +265,6 @@ def test_every_architecture_is_listed_twice() -> None:
     assert listed | {"deepseek4"} == set(ARCHITECTURES)
     windowed = {name for name, rules in ARCHITECTURES.items() if "windows" in rules}
     assert windowed - {"exaone4", "dflash"} <= {*BY_PROGRAM, *BY_LIST}
-    assert tables()["gguf"] == TABLE
 
 
 def test_every_entry_names_its_lines() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import posembed as pe
 import pytest
 import torch
-from posembed.configuration import completion
 from support.catalogue import having
 from support.refusals import refused
 from torch import Tensor
@@ -182,7 +181,7 @@ def test_queries_that_grow(kind: str) -> None:
     assert scale.at(torch.tensor([-1])).item() == 1.0  # padding
 
 
-def test_llama_4_grows_where_it_does_not_rotate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llama_4_grows_where_it_does_not_rotate() -> None:
     """As Llama4TextAttention.forward computes it, in positions from 1."""
     transformers = pytest.importorskip("transformers", minversion="5.0")
     options = {**SMALL, "num_hidden_layers": 4, "floor_scale": 64, "attn_scale": 0.3}
@@ -195,10 +194,9 @@ def test_llama_4_grows_where_it_does_not_rotate(monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(scales[3].at(positions), expected)
     config.attn_temperature_tuning = False
     assert pe.ScoreScale.for_layers(config) == [None] * 4
-    # Without keys and without transformers, the class's values.
+    # Without keys, the class's values.
     config = transformers.Llama4TextConfig(**{**SMALL, "num_hidden_layers": 4})
     fields = {"model_type": "llama4_text", **SMALL, "num_hidden_layers": 4}
-    monkeypatch.setattr(completion, "class_of", lambda model_type: None)
     alone = pe.ScoreScale.for_layers(fields)[3]
     assert alone == pe.ScoreScale.for_layers(config)[3]
     positions = torch.tensor([1, 10_000, 1 << 20])

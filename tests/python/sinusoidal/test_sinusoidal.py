@@ -347,3 +347,29 @@ def test_derivatives_of_padding_are_zero(device: torch.device) -> None:
     assert first[0] != 0
     assert second[0] != 0
     assert first[1] == second[1] == 0
+
+
+@pytest.mark.parametrize(("flip", "shift"), [(True, 0), (False, 1), (True, 1)])
+def test_timesteps_of_a_unet(flip: bool, shift: int) -> None:
+    """get_timestep_embedding of diffusers 0.42.0, models/embeddings.py:27-78, with float timesteps."""
+    unet = {"_class_name": "UNet2DConditionModel", "block_out_channels": [32, 64]}
+    unet |= {"flip_sin_to_cos": flip, "freq_shift": shift}
+    spec = pe.SinusoidalSpec.from_huggingface(unet)
+    timesteps = torch.tensor([0.0, 7.5, 999.0], dtype=torch.float64)
+    places = torch.arange(16, dtype=torch.float64) / (16 - shift)
+    angles = timesteps[:, None] * 10000.0**-places
+    halves = [angles.cos(), angles.sin()] if flip else [angles.sin(), angles.cos()]
+    found = pe.functional.sinusoidal_encode(timesteps, spec=spec)
+    assert torch.allclose(found, torch.cat(halves, -1), rtol=0, atol=1e-12)
+
+
+def test_unets_that_state_less_or_something_else() -> None:
+    unet = {"_class_name": "UNet2DModel", "block_out_channels": [224]}
+    read = pe.SinusoidalSpec.from_huggingface
+    assert read(unet) == read({**unet, "flip_sin_to_cos": True, "freq_shift": 0})
+    with pytest.raises(ValueError, match="time_embedding_type: expected 'positional'"):
+        read({**unet, "time_embedding_type": "fourier"})
+    with pytest.raises(ValueError, match="_class_name: expected one of"):
+        read({"_class_name": "UNet9"})
+    with pytest.raises(ValueError, match="block_out_channels: expected a value"):
+        read({"_class_name": "UNet2DModel"})

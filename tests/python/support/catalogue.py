@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from posembed.configuration import tables
+from posembed.models import catalogue
 
-TYPES: dict[str, dict[str, Any]] = tables()["types"]
+TYPES: dict[str, dict[str, Any]] = catalogue.types()
 
 
 def having(key: str, *values: Any) -> list[str]:

@@ -1,0 +1,222 @@
+// Reads positions.json, which posembed/models/description.py writes.
+#include "posembed/model_positions.h"
+
+#include <c10/util/Exception.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/brief.h"
+#include "dispatcher/json.h"
+#include "models/contents.h"
+#include "pretrained/bad_file.h"
+#include "pretrained/file.h"
+
+namespace posembed {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* format = "posembed.positions";
+constexpr int64_t newest_version = 1;
+constexpr size_t most_layers = 1024;  // each has a copy of its specification
+constexpr const char* document = "positions.json";
+
+/// How to get such a file.
+std::string advice(const std::string& model) {
+  return ": python -m posembed describe " + model + " > " + document + " writes one";
+}
+
+const json& member(const json& object, const char* key) {
+  static const json& none = *new json;
+  const auto found = object.find(key);
+  return found == object.end() ? none : *found;
+}
+
+/// A member that has to be a list.
+const json& list_of(const json& object, const char* key) {
+  const json& list = member(object, key);
+  TORCH_CHECK_VALUE(list.is_array(), document, ": ", key, ": expected a list, got ",
+                    core::brief(list.dump()));
+  return list;
+}
+
+/// A string; empty for null.
+std::string text_of(const json& object, const char* key) {
+  const json& value = member(object, key);
+  TORCH_CHECK_VALUE(value.is_null() || value.is_string(), document, ": ", key,
+                    ": expected a string, got ", core::brief(value.dump()));
+  return value.is_null() ? std::string() : value.get<std::string>();
+}
+
+/// The value that an index selects; std::nullopt for null.
+template <typename Value>
+std::optional<Value> selected(const std::vector<Value>& values, const json& object,
+                              const char* key) {
+  const json& index = member(object, key);
+  if (index.is_null()) return std::nullopt;
+  const bool is_known = index.is_number_unsigned() && index.get<uint64_t>() < values.size();
+  TORCH_CHECK_VALUE(is_known, document, ": ", key, ": expected an index below ", values.size(),
+                    ", got ", core::brief(index.dump()));
+  return values[index.get<size_t>()];
+}
+
+std::string text_of_file(const std::string& path) {
+  constexpr int64_t most_bytes = 100'000'000;
+  const pretrained::File file(path);
+  TORCH_CHECK_VALUE(file.size() <= most_bytes, path, ": expected at most ", most_bytes,
+                    " bytes, got ", file.size());
+  try {
+    return file.head(file.size());
+  } catch (const pretrained::BadFile& error) {  // it became shorter
+    TORCH_CHECK_VALUE(false, path, ": ", error.what());
+  }
+}
+
+std::vector<RotarySpec> rotations_of(const json& part) {
+  std::vector<RotarySpec> specs;
+  for (const json& each : list_of(part, "rotations")) {
+    TORCH_CHECK_VALUE(each.is_object(), document, ": rotations: expected objects");
+    specs.push_back(RotarySpec::from_json(member(each, "specification").dump()));
+  }
+  return specs;
+}
+
+std::vector<ScoreScale> scales_of(const json& part) {
+  std::vector<ScoreScale> scales;
+  for (const json& each : list_of(part, "score_scales")) {
+    const json spec = {{"head_dim", 2}, {"score_scale", each}};
+    const std::optional<ScoreScale> scale = RotarySpec::from_json(spec.dump()).score_scale;
+    TORCH_CHECK_VALUE(scale.has_value(), document, ": score_scales: expected objects");
+    scales.push_back(*scale);
+  }
+  return scales;
+}
+
+LayerPositions layer_of(const json& from, const std::vector<RotarySpec>& specs,
+                        const std::vector<ScoreScale>& scales) {
+  TORCH_CHECK_VALUE(from.is_object(), document, ": layers: expected objects");
+  LayerPositions layer{text_of(from, "kind"), selected(specs, from, "rotary"),
+                       selected(scales, from, "score_scale")};
+  if (layer.rotary.has_value()) layer.rotary->score_scale = layer.score_scale;
+  return layer;
+}
+
+std::vector<LayerPositions> layers_of(const json& part, const std::vector<RotarySpec>& specs,
+                                      const std::vector<ScoreScale>& scales) {
+  const json& listed = list_of(part, "layers");
+  TORCH_CHECK_VALUE(listed.size() <= most_layers, document, ": layers: expected at most ",
+                    most_layers, ", got ", listed.size());
+  std::vector<LayerPositions> layers;
+  for (const json& each : listed) layers.push_back(layer_of(each, specs, scales));
+  return layers;
+}
+
+}  // namespace
+
+std::shared_ptr<const ModelPositions::Contents> ModelPositions::Contents::of(const json& part) {
+  auto contents = std::make_shared<Contents>();
+  contents->model = text_of(part, "model");
+  contents->refused = text_of(part, "refused");
+  if (contents->refused.empty()) {
+    const std::vector<RotarySpec> specs = rotations_of(part);
+    const std::vector<ScoreScale> scales = scales_of(part);
+    contents->every = layer_of(part, specs, scales);
+    contents->has_layers = !member(part, "layers").is_null();
+    if (contents->has_layers) contents->layers = layers_of(part, specs, scales);
+  }
+  for (const auto& each : member(part, "parts").items()) {
+    TORCH_CHECK_VALUE(each.value().is_object(), document, ": parts: expected objects");
+    contents->parts[each.key()] = of(each.value());
+  }
+  contents->alibi = member(part, "alibi");
+  contents->mrope = member(part, "mrope");
+  const json& input = member(part, "input");
+  if (!input.is_null()) contents->input_layer = input.dump();
+  return contents;
+}
+
+void ModelPositions::Contents::check_known() const { TORCH_CHECK_VALUE(refused.empty(), refused); }
+
+ModelPositions::ModelPositions(std::shared_ptr<const Contents> contents)
+    : contents_(std::move(contents)) {}
+
+ModelPositions ModelPositions::read(const std::string& path) {
+  namespace fs = std::filesystem;
+  const bool is_folder = fs::is_directory(path);
+  const fs::path file = is_folder ? fs::path(path) / document : fs::path(path);
+  TORCH_CHECK_VALUE(!is_folder || fs::is_regular_file(file), path,
+                    ": expected a folder with positions.json", advice(path));
+  return from_json(text_of_file(file.string()));
+}
+
+ModelPositions ModelPositions::from_json(const std::string& text) {
+  try {
+    const json whole = dispatcher::parse_json(document, text);
+    const bool is_document = whole.is_object() && member(whole, "format") == format;
+    TORCH_CHECK_VALUE(is_document, "expected a document of ", format, ", got ", core::brief(text),
+                      advice("MODEL"));
+    const json& version = member(whole, "version");
+    TORCH_CHECK_VALUE(version.is_number_unsigned() && version <= newest_version, document,
+                      ": expected version ", newest_version, " or less, got ",
+                      core::brief(version.dump()), ": a newer posembed wrote it");
+    return ModelPositions(Contents::of(whole));
+  } catch (const json::exception& error) {
+    TORCH_CHECK_VALUE(false, document, ": expected JSON: ", dispatcher::reason(error));
+  }
+}
+
+const std::string& ModelPositions::model() const { return contents_->model; }
+
+const std::vector<LayerPositions>& ModelPositions::layers() const {
+  contents_->check_known();
+  TORCH_CHECK_VALUE(contents_->has_layers, "layers: the model's configuration does not list them");
+  return contents_->layers;
+}
+
+RotarySpec ModelPositions::rotary(const std::optional<std::string>& kind) const {
+  contents_->check_known();
+  if (!kind.has_value()) {
+    TORCH_CHECK_VALUE(contents_->every.rotary.has_value(),
+                      "kind: layers differ, or none rotates: see layers()");
+    return *contents_->every.rotary;
+  }
+  std::optional<RotarySpec> found;
+  for (const LayerPositions& layer : contents_->layers) {
+    if (layer.kind != *kind || !layer.rotary.has_value()) continue;
+    TORCH_CHECK_VALUE(!found.has_value() || *found == *layer.rotary, "kind: layers of kind '",
+                      *kind, "' differ: see layers()");
+    found = layer.rotary;
+  }
+  TORCH_CHECK_VALUE(found.has_value(), "kind: no layer of kind '", core::brief(*kind), "' rotates");
+  return *found;
+}
+
+std::vector<std::string> ModelPositions::parts() const {
+  std::vector<std::string> names;
+  for (const auto& each : contents_->parts) names.push_back(each.first);
+  return names;
+}
+
+ModelPositions ModelPositions::part(const std::string& part) const {
+  const auto found = contents_->parts.find(part);
+  std::string known;
+  for (const std::string& each : parts()) known += (known.empty() ? "'" : ", '") + each + "'";
+  TORCH_CHECK_VALUE(found != contents_->parts.end(), "part: expected one of [", known, "], got '",
+                    core::brief(part), "'");
+  return ModelPositions(found->second);
+}
+
+const std::string& ModelPositions::input_layer() const { return contents_->input_layer; }
+
+std::vector<std::optional<RotarySpec>> RotarySpec::for_layers(const std::string& positions) {
+  const bool is_text = positions.find('{') != std::string::npos;
+  const ModelPositions model =
+      is_text ? ModelPositions::from_json(positions) : ModelPositions::read(positions);
+  std::vector<std::optional<RotarySpec>> specs;
+  for (const LayerPositions& layer : model.layers()) specs.push_back(layer.rotary);
+  return specs;
+}
+
+}  // namespace posembed

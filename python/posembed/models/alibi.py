@@ -1,0 +1,143 @@
+"""Reads ALiBi from a configuration: the preset of its model type, with the model's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from posembed.models import gguf
+from posembed.models.data import table
+from posembed.models.fields import Fields, Keys, is_number, real, same, shown, text_of, whole
+
+
+class Preset(NamedTuple):
+    """Arguments of :meth:`posembed.ALiBi.from_preset`, for all heads of the model."""
+
+    name: str
+    num_heads: int
+    options: dict[str, Any]  # max_bias, head_dim, factor or train_length
+
+
+def _heads(config: Keys) -> int:
+    """The number of heads. Its key differs between models and their versions."""
+    heads = config.same("num_attention_heads", "n_head", "n_heads")
+    if heads is None:
+        raise ValueError("num_attention_heads: missing in the configuration")
+    return whole("num_attention_heads", heads)
+
+
+def _check_used(used: Any, key: str) -> None:
+    """Rejects models that use another kind of positions."""
+    if not used:
+        raise ValueError(f"{key}: the model does not use ALiBi, got {shown(used)}")
+
+
+def _check_kind(config: Keys) -> None:
+    """Rejects models whose position_embedding_type is not ALiBi."""
+    kind = config.need("position_embedding_type")
+    if kind != "alibi":
+        raise ValueError(f"position_embedding_type: expected 'alibi', got {shown(kind)}")
+
+
+def _mpt(config: Keys) -> Preset:
+    """MPT's attention has its own configuration."""
+    attention = Keys(config.need("attn_config"), "attn_config")
+    _check_used(attention.need("alibi"), "attn_config['alibi']")
+    max_bias = real("alibi_bias_max", attention.take("alibi_bias_max", 8))
+    attention.done("alibi")
+    return Preset("mpt", _heads(config), {"max_bias": max_bias})
+
+
+def _falcon(config: Keys) -> Preset:
+    """Falcon-RW; later Falcon models rotate."""
+    _check_used(config.need("alibi"), "alibi")
+    heads = _heads(config)
+    if heads <= 0:
+        raise ValueError(f"num_attention_heads: expected a positive number, got {heads}")
+    width = whole("hidden_size", config.need("hidden_size"))
+    return Preset("falcon", heads, {"head_dim": width // heads})
+
+
+def _baichuan(config: Keys) -> Preset:
+    """The 13B models. The 7B models rotate, and only they have max_position_embeddings."""
+    if config.take("max_position_embeddings") is not None:
+        raise ValueError("max_position_embeddings: Baichuan-7B, which has it, does not use ALiBi")
+    return Preset("baichuan", _heads(config), {})
+
+
+def _scaled(name: str, config: Keys) -> Preset:
+    """JAIS and BTLM, which share code, may scale their slopes."""
+    _check_kind(config)
+    scaling = Keys(config.take("alibi_scaling", {}), "alibi_scaling")
+    kind = scaling.take("type", "linear")
+    if kind != "linear":
+        raise ValueError(f"alibi_scaling: expected type 'linear', got {shown(kind)}")
+    factor, length = scaling.take("factor"), scaling.take("train_seq_len")
+    scaling.done()
+    options: dict[str, Any] = {}
+    if factor is not None:
+        options["factor"] = real("factor", factor)
+    elif length is not None:
+        options["train_length"] = whole("train_seq_len", length)
+    return Preset(name, _heads(config), options)
+
+
+def _bert(config: Keys) -> Preset:
+    """MosaicBERT and jina-embeddings-v2, both of model type "bert"."""
+    if config.take("alibi_starting_size") is not None:  # only MosaicBERT has it
+        return Preset("mosaicbert", _heads(config), {})
+    _check_kind(config)
+    return Preset("jina", _heads(config), {})
+
+
+_READERS: dict[str, Callable[[Keys], Preset]] = {
+    "bloom": lambda config: Preset("bloom", _heads(config), {}),
+    "mpt": _mpt,
+    "falcon": _falcon,
+    "RefinedWeb": _falcon,
+    "RefinedWebModel": _falcon,
+    "baichuan": _baichuan,
+    "jais": lambda config: _scaled("jais", config),
+    "btlm": lambda config: _scaled("btlm", config),
+    "gpt_refact": lambda config: Preset("refact", _heads(config), {}),
+    "bert": _bert,
+}
+
+
+def _of_metadata(fields: Fields) -> Preset:
+    """GGUF metadata: the table has the family, and the bias of those that have no key for it."""
+    architecture = text_of(fields.get("general.architecture"))
+    alibi = table("gguf_architectures")["architectures"].get(architecture, {}).get("alibi")
+    if alibi is None:
+        raise ValueError(
+            f"general.architecture: expected one with ALiBi, got {shown(architecture)}"
+        )
+    config = Keys(gguf.keys_of_architecture(fields, architecture), "the metadata")
+    layers = alibi.get("block_count")
+    if layers is not None and config.need("block_count") != layers:
+        raise ValueError(
+            f"block_count: only the model of {shown(layers)} layers uses ALiBi, got "
+            f"{shown(config.take('block_count'))}"
+        )
+    key, heads = "attention.max_alibi_bias", "attention.head_count"
+    known = alibi.get("max_bias")
+    bias = same(key, (config.take(key), known if is_number(known) else None))
+    _check_used(bias, key)
+    num_heads = whole(heads, config.need(heads))
+    config.done("alibi")
+    return Preset(alibi["preset"], num_heads, {"max_bias": real(key, bias)})
+
+
+def read(fields: Fields) -> Preset:
+    """See :meth:`posembed.ALiBi.from_config`."""
+    if gguf.is_metadata(fields):
+        return _of_metadata(fields)
+    model_type = fields.get("model_type")
+    reader = _READERS.get(text_of(model_type))
+    if reader is None:
+        known = ", ".join(f"'{name}'" for name in _READERS)
+        raise ValueError(f"model_type: expected one of {known}, got {shown(model_type)}")
+    config = Keys(fields, "the configuration")
+    preset = reader(config)
+    config.done("alibi")
+    return preset

@@ -1,0 +1,196 @@
+"""One document of all that a program has to know about a model's positions.
+
+docs/reference/positions.schema.json describes it. C++ reads it (csrc/models), and any other program
+can: golden numbers tell it whether it computes the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from posembed.models import catalogue, diffusers, gguf, input_layer, params, parts, reading
+from posembed.models.fields import Fields, as_fields, text_of
+from posembed.models.files import load
+from posembed.score_scale import ScoreScale
+from posembed.specification import RotarySpec
+
+FORMAT = "posembed.positions"
+# A reader refuses documents of a newer version; what is added without changing the rest keeps it.
+VERSION = 1
+
+
+class _Shared:
+    """Values that layers share: each is written once, and layers have its index."""
+
+    def __init__(self, written: Callable[[Any], Fields]) -> None:
+        self._written = written
+        self._found: dict[str, int] = {}
+        self.values: list[Fields] = []
+
+    def index(self, value: Any) -> int | None:
+        """The index of a value; None for none."""
+        if value is None:
+            return None
+        written = self._written(value)
+        text = json.dumps(written, sort_keys=True)
+        if text not in self._found:
+            self._found[text] = len(self.values)
+            self.values.append(written)
+        return self._found[text]
+
+
+def _rotation(spec: RotarySpec) -> Fields:
+    """A specification, with the numbers by which a program can check its own."""
+    alone = dataclasses.replace(spec, score_scale=None)
+    return {
+        "specification": json.loads(alone.to_json()),
+        "frequencies": alone.frequencies().tolist(),
+        "attention_factor": alone.attention_factor,
+    }
+
+
+def _score_scale(scale: ScoreScale) -> Fields:
+    return dataclasses.asdict(scale)
+
+
+def _described(config: Any, **options: Any) -> Fields:
+    """The layers of a model, or of a part, and the rotation of all of them."""
+    rotations, scales = _Shared(_rotation), _Shared(_score_scale)
+    layers: list[Fields] | None = None
+    every: Fields = {"rotary": None, "score_scale": None}
+    refusals = []
+    try:
+        layers = [
+            {
+                "kind": layer.kind,
+                "rotary": rotations.index(layer.rotary),
+                "score_scale": scales.index(layer.score_scale),
+            }
+            for layer in reading.layers(config, **options)
+        ]
+    except ValueError as error:
+        refusals.append(str(error))
+    try:
+        spec = reading.rotary(config, **options)
+        if spec.rotary_dim:
+            scale = scales.index(spec.score_scale)
+            every = {"rotary": rotations.index(spec), "score_scale": scale}
+    except ValueError as error:
+        refusals.append(str(error))
+    if len(refusals) == 2:
+        return {"refused": refusals[1]}
+    return {
+        "rotations": rotations.values,
+        "score_scales": scales.values,
+        "layers": layers,
+        **every,
+    }
+
+
+def _optional(read: Callable[[Any], Any], config: Any) -> Any:
+    """What a reader finds; None where the model has none."""
+    try:
+        return read(config)
+    except ValueError:
+        return None
+
+
+def _alibi(config: Any) -> Fields:
+    preset = reading.alibi_preset(config)
+    return {"preset": preset.name, "num_heads": preset.num_heads, "options": preset.options}
+
+
+def _mrope(config: Any) -> Fields:
+    rule: Fields = json.loads(reading.mrope_rule(config).to_json())
+    return rule
+
+
+def _input(config: Any, fields: Fields) -> Fields | None:
+    """The input layer of a folder with tensors."""
+    is_folder = isinstance(config, (str, os.PathLike)) and Path(config).is_dir()
+    if not is_folder or input_layer.family_of(fields) is None:
+        return None
+    has_tensors = any(Path(config, name).is_file() for name in input_layer.TENSORS)
+    return input_layer.read(fields, str(input_layer.tensors_of(config))) if has_tensors else None
+
+
+def _names_of_parts(fields: Fields) -> list[str]:
+    """Nested configurations that are a model's, but for the text model, and parts of layers."""
+    if gguf.is_metadata(fields) or params.is_params(fields) or diffusers.is_configuration(fields):
+        return []
+    whole = catalogue.with_parts(fields)
+    text = ".".join(parts.path_of(whole, None))
+    own = catalogue.of(parts.typed(fields, None)).get("layer_parts", {})
+    return [name for name in _nested(whole) if name != text] + sorted(own)
+
+
+def _nested(fields: Fields, before: str = "") -> list[str]:
+    found = []
+    for name in parts.names_of_parts(fields):
+        part = fields[name]
+        if isinstance(part, dict) and "model_type" in part:
+            found += [before + name, *_nested(catalogue.with_parts(part), f"{before}{name}.")]
+    return found
+
+
+def describe(
+    config: Any,
+    *,
+    interleaved: bool | None = None,
+    base: float | None = None,
+    ignore: Iterable[str] = (),
+) -> dict[str, Any]:
+    """All that a program has to know about a model's positions, as a JSON object.
+
+    ``python -m posembed describe MODEL > positions.json`` writes it, and C++ programs read it
+    (``posembed::ModelPositions``). docs/reference/positions.schema.json describes its members:
+    rotations and scales of scores, each once, with golden numbers; which of them each layer has;
+    the same for parts such as "vision_config" and "indexer"; ALiBi; the rule of M-RoPE; and, for a
+    folder with safetensors, options and tensors of the input layer. A part that is refused has the
+    reason instead.
+
+    Args:
+        config: As in :meth:`posembed.RotarySpec.from_huggingface`.
+        interleaved: As there.
+        base: As there.
+        ignore: As there.
+
+    Raises:
+        ValueError: Nothing about the model's positions can be read; the message is that of
+            :meth:`posembed.RotarySpec.from_huggingface`.
+        TypeError: ``config`` is of another type.
+
+    Examples:
+        >>> import posembed as pe
+        >>> found = pe.describe({"model_type": "gemma3_text", "num_hidden_layers": 6})
+        >>> [layer["rotary"] for layer in found["layers"]]
+        [0, 0, 0, 0, 0, 1]
+        >>> [rotation["specification"]["base"] for rotation in found["rotations"]]
+        [10000.0, 1000000.0]
+    """
+    loaded = load(config)
+    fields = as_fields(loaded)
+    source = config if hasattr(config, "to_dict") else loaded
+    options: Fields = {"interleaved": interleaved, "base": base, "ignore": tuple(ignore)}
+    whole = _described(source, **options)
+    alibi, input_ = _optional(_alibi, source), _input(config, fields)
+    described = {name: _described(source, part=name, **options) for name in _names_of_parts(fields)}
+    known = alibi or input_ or any("refused" not in part for part in described.values())
+    if "refused" in whole and not known:
+        raise ValueError(whole["refused"])
+    model = text_of(fields.get("general.architecture") or fields.get("model_type"))
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": model or text_of(fields.get("_class_name")),
+        **whole,
+        "parts": described,
+        "alibi": alibi,
+        "mrope": _optional(_mrope, source),
+        "input": input_,
+    }

@@ -1,0 +1,77 @@
+"""Loads a configuration from a file, a model's folder, a GGUF file, a dictionary or an object."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from posembed import _gguf
+from posembed.models.fields import Fields
+
+# File names in a model folder: transformers', Meta's.
+NAMES = ("config.json", "params.json")
+# Larger than any configuration.
+MOST_BYTES = 100_000_000
+
+
+def load(config: Any) -> Fields:
+    """The configuration as a dict, as it is written."""
+    if isinstance(config, Mapping):
+        return dict(config)
+    if not isinstance(config, (str, os.PathLike)):
+        if isinstance(config, type) or not hasattr(config, "to_dict"):
+            raise TypeError(
+                "config: expected a dict, a PretrainedConfig or the path of a config.json, got "
+                + type(config).__name__
+            )
+        return dict(config.to_dict())
+    path = file_of(config)
+    if _gguf.is_gguf(path):
+        return _gguf.GgufFile(path).metadata()
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise ValueError(f"config: expected a file with a JSON object, got {found!r:.40}")
+    return found
+
+
+def file_of(path: str | os.PathLike[str]) -> Path:
+    """The configuration file at a path, or in a model folder."""
+    if not Path(path).is_dir():
+        _check_is_no_name_of_the_hub(path)
+        return Path(path)
+    found = [Path(path, name) for name in NAMES if Path(path, name).is_file()]
+    if not found:
+        raise ValueError(f"{path}: expected a folder with {' or '.join(NAMES)}")
+    return found[0]
+
+
+def _check_is_no_name_of_the_hub(path: str | os.PathLike[str]) -> None:
+    """Raises FileNotFoundError for owner/model, which transformers takes and posembed does not."""
+    missing = not os.path.lexists(path)
+    if missing and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(?<!\.json)(?<!\.gguf)", os.fspath(path)):
+        reason = (
+            f"{os.strerror(errno.ENOENT)}; a name on the Hugging Face hub is not downloaded: "
+            "pass transformers.AutoConfig.from_pretrained(name), or a folder"
+        )
+        raise FileNotFoundError(errno.ENOENT, reason, os.fspath(path))
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """The value in a JSON file."""
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):  # reading a pipe or a device might never end
+        raise ValueError(f"{path}: expected a regular file")
+    if found.st_size > MOST_BYTES:
+        raise ValueError(f"{path}: expected at most {MOST_BYTES} bytes, got {found.st_size}")
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"{path}: expected JSON of fewer levels") from error
+    except ValueError as error:  # not UTF-8, not JSON
+        raise ValueError(f"{path}: expected JSON: {error}") from error

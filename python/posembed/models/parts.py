@@ -1,0 +1,139 @@
+"""Composite models: finds the nested configuration of one part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from posembed.models import catalogue
+from posembed.models.data import table
+from posembed.models.fields import Fields, shown, text_of
+
+LAYER_PARTS = ("attention", "indexer", "linear_attention")
+
+
+def layer_part(part: str | None) -> str | None:
+    """The part of a layer that the last word of a path names."""
+    last = (part or "").split(".")[-1]
+    return last if last in LAYER_PARTS else None
+
+
+def _nested(fields: Fields, name: str) -> Fields:
+    part = fields.get(name)
+    if not isinstance(part, dict):
+        raise TypeError(
+            f"{name}: expected a dict, a PretrainedConfig or the path of a config.json, got "
+            f"{shown(part, 40)}"
+        )
+    return part
+
+
+def names_of_parts(fields: Fields) -> list[str]:
+    """The keys of nested configurations."""
+    own = catalogue.of(fields).get("parts", {})
+    return [
+        key for key, value in fields.items() if value and (key.endswith("_config") or key in own)
+    ]
+
+
+def _checked(fields: Fields, name: str) -> Fields:
+    """A nested configuration that is asked for."""
+    known = names_of_parts(fields)
+    if name not in known:
+        expected = f"one of {shown(known)}" if known else "none for a configuration without parts"
+        raise ValueError(f"part: expected {expected}, got {shown(name)}")
+    return _nested(fields, name)
+
+
+def _walk(
+    fields: Fields, part: str | None, complete: Callable[[Fields], Fields]
+) -> tuple[list[str], Fields]:
+    """The path to a part, or to the text model, and its configuration.
+
+    A part that is made of parts itself stands for its text model.
+    """
+    path = [] if part is None else part.split(".")
+    if layer_part(part) is not None:
+        path.pop()
+    chosen = complete(fields)
+    for name in path:
+        chosen = complete(_checked(chosen, name))
+    while not (path and "pairing" in catalogue.of(chosen)):
+        text = next((key for key in table("words")["text_parts"] if chosen.get(key)), None)
+        if text is None:
+            break
+        path.append(text)
+        chosen = complete(_nested(chosen, text))
+    return path, chosen
+
+
+def path_of(fields: Fields, part: str | None) -> list[str]:
+    """The path of keys to a part, or to the text model; empty if the whole is a text model.
+
+    Parts of layers are not in the path.
+    """
+    return _walk(fields, part, dict)[0]
+
+
+def select_part(fields: Fields, part: str | None) -> Any:
+    """The part of a configuration, not copied."""
+    chosen: Any = fields
+    for name in path_of(fields, part):
+        chosen = chosen[name]
+    return chosen
+
+
+def _part_type(whole: str, text: str, part: str | None) -> str:
+    """The model type of a part that does not state one."""
+    if part is None or part == "text_config":
+        return text
+    return f"{whole}_{part.removesuffix('_config')}"
+
+
+def _with_base_of_attention(fields: Fields) -> Fields:
+    """DBRX has its base in a block about attention."""
+    block = fields.get("attn_config")
+    if not isinstance(block, dict) or block.get("rope_theta") is None:
+        return fields
+    others = {key: value for key, value in block.items() if key != "rope_theta"}
+    return {**fields, "rope_theta": block["rope_theta"], "attn_config": others}
+
+
+def typed(fields: Fields, part: str | None) -> Fields:
+    """A part, with the model_type that files of an older layout derive from the whole's."""
+    _, chosen = _walk(_with_base_of_attention(fields), part, catalogue.with_parts)
+    whole, own = text_of(fields.get("model_type")), chosen.get("model_type")
+    text = catalogue.of(fields).get("text")
+    if text is None or (own and own != whole):
+        return chosen
+    return {**chosen, "model_type": _part_type(whole, text, part)}
+
+
+def of_object(whole: Any, part: str | None) -> tuple[Fields, type]:
+    """A part of a configuration object, and the class that knows its keys."""
+    fields = _dict_of(whole, "config")
+    path = path_of(fields, part)
+    beside = {}
+    if path and catalogue.CONVERTED in fields and path == path_of(fields, None):
+        beside = {catalogue.CONVERTED: fields[catalogue.CONVERTED]}
+    for name in path:
+        nested = getattr(whole, name, None)
+        fields = _dict_of(fields[name], name)
+        whole = nested if hasattr(nested, "to_dict") else whole
+    for key in ("layer_types", "layers_block_type"):  # a property of some classes
+        kinds = getattr(whole, key, None)
+        if isinstance(kinds, (list, tuple)):
+            fields.setdefault(key, list(kinds))
+    return {**beside, **fields}, type(whole)
+
+
+def _dict_of(config: Any, name: str) -> Fields:
+    """The dict itself, or the dict of a configuration object."""
+    if isinstance(config, Mapping):
+        return dict(config)
+    if isinstance(config, type) or not hasattr(config, "to_dict"):
+        found = type(config).__name__
+        raise TypeError(
+            f"{name}: expected a dict, a PretrainedConfig or the path of a config.json, got {found}"
+        )
+    return dict(config.to_dict())

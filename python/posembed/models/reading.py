@@ -1,0 +1,182 @@
+"""Reads what a configuration of any form says about positions."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any, NamedTuple
+
+from posembed.models import (
+    alibi,
+    catalogue,
+    diffusers,
+    gguf,
+    huggingface,
+    mrope,
+    params,
+    parts,
+    rope_parameters,
+    score_scale,
+)
+from posembed.models.fields import Fields, as_fields, check_effect
+from posembed.models.files import load
+from posembed.models.layers import every_layer, every_list_place
+from posembed.models.options import Options
+from posembed.score_scale import ScoreScale
+from posembed.specification import MropeRule, RotarySpec, SinusoidalSpec
+
+Specs = list[RotarySpec | None]
+
+
+class Part(NamedTuple):
+    """The configuration to read, and the keys that its class knows."""
+
+    fields: Fields
+    known: frozenset[str] = frozenset()
+
+
+def _known_keys(own: type) -> frozenset[str]:
+    """The keys that a configuration class knows: its fields, and those of other names."""
+    names = set(getattr(own, "attribute_map", {})) | set(getattr(own, "__dataclass_fields__", {}))
+    return frozenset(names | set(inspect.signature(own.__init__).parameters))  # type: ignore[misc]
+
+
+def _is_whole(fields: Fields) -> bool:
+    """Whether a file has no parts, and all that its reader takes."""
+    readers = (gguf.is_metadata, params.is_params, diffusers.is_configuration)
+    return any(reads(fields) for reads in readers)
+
+
+def _part_of(config: Any, fields: Fields, options: Options) -> Part:
+    """The part that is asked for, with what its class adds to a file."""
+    if _is_whole(fields):
+        return Part(fields)
+    part = options.part
+    if part is None or parts.layer_part(part) == part:
+        huggingface.check_supported(fields)
+    own = parts.typed(fields, part)
+    for layer in every_list_place(own):
+        rope_parameters.of(layer)  # raises where the file contradicts itself
+    if type(config).__module__.startswith("transformers."):  # its class has completed it
+        found, kind = parts.of_object(config, part)
+        chosen = Part(as_fields(found), _known_keys(kind) | catalogue.known(own) | set(found))
+    else:
+        chosen = Part(catalogue.completed(own), catalogue.known(own))
+    catalogue.check_kinds(chosen.fields)
+    return chosen
+
+
+def _check_options(fields: Fields, options: Options) -> None:
+    """Rejects options that have no effect."""
+    if gguf.is_metadata(fields):
+        check_effect("part", options.part, "GGUF metadata has no parts")
+    elif params.is_params(fields):
+        check_effect("part", options.part, "params.json has no parts")
+        why = "pairs of params.json are interleaved"
+        check_effect("interleaved", options.interleaved, why)
+
+
+def _opened(config: Any, options: Options) -> tuple[Fields, Part]:
+    fields = as_fields(load(config))
+    return fields, _part_of(config, fields, options)
+
+
+def rotary(config: Any, **options: Any) -> RotarySpec:
+    """See :meth:`posembed.RotarySpec.from_huggingface`."""
+    stated = Options(**options)
+    fields, part = _opened(config, stated)
+    if diffusers.is_configuration(fields):
+        spec = diffusers.read(fields, stated)
+    elif gguf.is_metadata(fields):
+        _check_options(fields, stated)
+        spec = gguf.read(fields, stated)
+    elif params.is_params(fields):
+        _check_options(fields, stated)
+        spec = params.read(fields, stated)
+    else:
+        spec = huggingface.read(part.fields, stated, part.known)
+    return _with_scale(spec, part.fields, stated.layer_type)
+
+
+def _with_scale(spec: RotarySpec, fields: Fields, kind: str | None) -> RotarySpec:
+    scale = score_scale.of_layer(fields, spec, kind)
+    return spec if scale is None else dataclasses.replace(spec, score_scale=scale)
+
+
+def rotary_layers(config: Any, **options: Any) -> Specs:
+    """See :meth:`posembed.RotarySpec.for_layers`."""
+    return _layers(config, Options(**options))[1]
+
+
+def _layers(config: Any, stated: Options) -> tuple[Part, Specs]:
+    fields, part = _opened(config, stated)
+    if diffusers.is_configuration(fields):
+        raise ValueError(
+            "config: a model of diffusers rotates alike in all layers: use from_huggingface"
+        )
+    _check_options(fields, stated)
+    if gguf.is_metadata(fields):
+        specs = gguf.read_layers(fields, stated)
+    elif params.is_params(fields):
+        specs = params.read_layers(fields, stated)
+    else:
+        specs = huggingface.read_layers(part.fields, stated, part.known)
+    scaled: dict[tuple[int, str | None], RotarySpec] = {}
+    for place, spec in enumerate(specs):
+        if spec is not None:
+            key = (id(spec), huggingface.kind_of(part.fields, place))
+            if key not in scaled:
+                scaled[key] = _with_scale(spec, part.fields, key[1])
+            specs[place] = scaled[key]
+    return part, specs
+
+
+def score_scales(config: Any, **options: Any) -> list[ScoreScale | None]:
+    """See :meth:`posembed.ScoreScale.for_layers`."""
+    return [layer.score_scale for layer in layers(config, **options)]
+
+
+class LayerPositions(NamedTuple):
+    """What a layer does with positions."""
+
+    kind: str | None
+    rotary: RotarySpec | None  # None: it does not rotate
+    score_scale: ScoreScale | None  # None: 1
+
+
+def layers(config: Any, **options: Any) -> list[LayerPositions]:
+    """The layers of a model, or of a part."""
+    stated = Options(**options)
+    part, specs = _layers(config, stated)
+    kinds = _kinds_of(part.fields, stated, len(specs))
+    scales = [
+        score_scale.without_rotation(part.fields, huggingface.kind_of(part.fields, place))
+        if spec is None
+        else spec.score_scale
+        for place, spec in enumerate(specs)
+    ]
+    return list(map(LayerPositions, kinds, specs, scales))
+
+
+def _kinds_of(fields: Fields, stated: Options, count: int) -> list[str | None]:
+    """The kind of each layer."""
+    if gguf.is_metadata(fields):
+        return gguf.kinds_of_layers(fields, stated)
+    if params.is_params(fields):
+        return [None] * count
+    return [layer.kind for layer in every_layer(fields)]
+
+
+def sinusoidal(config: Any) -> SinusoidalSpec:
+    """See :meth:`posembed.SinusoidalSpec.from_huggingface`."""
+    return diffusers.read_timesteps(as_fields(load(config)))
+
+
+def mrope_rule(config: Any) -> MropeRule:
+    """See :meth:`posembed.MropeRule.from_huggingface`."""
+    return mrope.read(as_fields(load(config)))
+
+
+def alibi_preset(config: Any) -> alibi.Preset:
+    """See :meth:`posembed.ALiBi.from_config`."""
+    return alibi.read(as_fields(load(config)))
