@@ -627,7 +627,7 @@ class SinusoidalSpec:
         diffusers call ``scale`` multiplies the timestep, not the encoding: pass ``1000 * t``.
 
         Args:
-            config: A dict, a configuration of diffusers, or the path of a config.json or its folder.
+            config: A dict, a configuration of diffusers, or the path of a config.json or folder.
 
         Raises:
             ValueError: The class is unknown, or does not encode timesteps by sinusoids.

@@ -221,7 +221,7 @@ def test_only_the_operators_faces_call_operators() -> None:
         "_rotation.py",  # of patched models, where every step of a call counts
         "conversion.py",
         "dimensions.py",
-        "readers.py",
+        "diffusers.py",
         "score_scale.py",
         "shapes.py",
         "specification.py",

@@ -72,6 +72,11 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layer-type", metavar="TYPE", help="where layers differ: full_attention, ..."
     )
+    add_rotation_options(parser)
+
+
+def add_rotation_options(parser: argparse.ArgumentParser) -> None:
+    """Adds options for facts that a configuration may lack."""
     pairing = parser.add_mutually_exclusive_group()
     pairing.add_argument(
         "--interleaved",

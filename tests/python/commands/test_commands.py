@@ -169,7 +169,7 @@ def test_unknown_keys_are_ignored_where_asked(
 def two_parts(tmp_path: Path) -> str:
     """A model of text and pictures with a rotation for each."""
     tower = {"model_type": "pixtral", "head_dim": 32, "rope_theta": 100.0}
-    fields = {"model_type": "qwen2_vl", "text_config": LLAMA, "vision_config": tower}
+    fields = {"model_type": "llava", "text_config": LLAMA, "vision_config": tower}
     return write(tmp_path / "two_parts" / "config.json", fields)
 
 
