@@ -6,11 +6,13 @@
 #include <filesystem>
 #include <optional>
 #include <set>
+#include <system_error>
 #include <utility>
 
 #include "configuration/keys.h"
 #include "configuration/source.h"
 #include "configuration/words.h"
+#include "core/brief.h"
 
 namespace posembed::configuration {
 namespace {
@@ -240,10 +242,11 @@ InputLayer input_layer(const Fields& config, const pretrained::VectorFile& file)
 
 std::string tensors_of(const std::string& folder) {
   const std::filesystem::path path(folder);
+  std::error_code error;  // of a path that is too long, which is no folder either
   for (const char* name : {"model.safetensors", "model.safetensors.index.json"}) {
-    if (std::filesystem::is_regular_file(path / name)) return path / name;
+    if (std::filesystem::is_regular_file(path / name, error)) return path / name;
   }
-  TORCH_CHECK_VALUE(false, folder,
+  TORCH_CHECK_VALUE(false, core::brief(folder),
                     ": expected a folder with model.safetensors or model.safetensors.index.json");
 }
 
