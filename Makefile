@@ -128,11 +128,13 @@ FUZZ_RUNS ?= 200000
 fuzz-readers: $(requirements)
 	$(python) scripts/fuzz_readers.py --runs $(FUZZ_RUNS)
 
-# Everything long of docs/guide/reliability.md (two hours on two cores); make test has its short form.
+# Everything long of docs/guide/reliability.md (some hours on two cores), then its planted faults, each of which must make
+# a test fail. make test has the short form.
 reliability: FUZZ_RUNS = 10000000
 reliability: build-tests fuzz fuzz-readers
 	POSEMBED_LONG=1 OMP_WAIT_POLICY=passive $(python) -m pytest --timeout 7200 $(addprefix tests/python/,test_operators.py test_reliability.py \
 	  test_memory.py test_guard_pages.py pretrained) $(PYTEST_ARGS)
+	$(python) tests/faults/plant.py
 
 # What needs a GPU (docs/guide/gpu.md). "slow" tests compile with Inductor and are left out.
 test-gpu sanitize-gpu benchmark-gpu profile-gpu: build-tests

@@ -144,9 +144,10 @@ ModelPositions::ModelPositions(std::shared_ptr<const Contents> contents)
 
 ModelPositions ModelPositions::read(const std::string& path) {
   namespace fs = std::filesystem;
-  const bool is_folder = fs::is_directory(path);
+  std::error_code error;  // of a path that is too long, which is no folder either
+  const bool is_folder = fs::is_directory(path, error);
   const fs::path file = is_folder ? fs::path(path) / document : fs::path(path);
-  TORCH_CHECK_VALUE(!is_folder || fs::is_regular_file(file), path,
+  TORCH_CHECK_VALUE(!is_folder || fs::is_regular_file(file, error), path,
                     ": expected a folder with positions.json", advice(path));
   return from_json(text_of_file(file.string()));
 }

@@ -9,7 +9,6 @@ Inputs travel in the file, because torch's random numbers may differ between pro
 from __future__ import annotations
 
 import argparse
-import importlib
 import re
 import sys
 from collections.abc import Iterator
@@ -19,9 +18,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "python"))
 
-import test_math_bits
-from support.case import OperatorCase, Sample, as_tuple
-from support.families import FAMILIES
+from support import calls
+from support.case import Sample, as_tuple, samples
 from torch import Tensor
 
 SIZES = ((2, 3), (3, 37))
@@ -38,22 +36,12 @@ EXCEPTIONS = {
 CLOSE = 1e-3  # for those, relative to the largest number: a step of float16
 
 
-def calls() -> Iterator[tuple[str, str, Sample, bool]]:
+def recorded_calls() -> Iterator[tuple[str, str, Sample, bool]]:
     """Name and text of a call, its arguments, and whether gradients flow to them."""
-    cases: dict[str, OperatorCase] = {}
-    for family in FAMILIES:
-        for case in importlib.import_module(f"support.{family}").CASES:
-            cases[case.name] = case
-    for case in cases.values():
-        for dtype in case.dtypes:
-            for size in SIZES:
-                torch.manual_seed(1)
-                sample = case.sample(*size, "cpu", dtype)
-                name = case.operator._opname
-                yield name, f"{case.name} {dtype} {size}", sample, case.differentiable
-    for name, make in test_math_bits.OTHERS.items():
+    for case, dtype, size, sample in samples(calls.every(), SIZES):
+        name = case.operator._opname
         if name != "file_rows":  # computes by others' kernels
-            yield name, f"{name} ", Sample((), make()), False
+            yield name, f"{case.name} {dtype} {size}", sample, case.differentiable
 
 
 def results(name: str, sample: Sample, differentiable: bool) -> dict[str, Tensor]:
@@ -63,7 +51,7 @@ def results(name: str, sample: Sample, differentiable: bool) -> dict[str, Tensor
     outputs = outputs_of(operator, sample)
     found = [(f"output {i}", output) for i, output in enumerate(outputs)]
     found += [(f"argument {i}", argument) for i, argument in enumerate(sample.tensors())]
-    if differentiable and not any(test_math_bits.tensors_of(name).values()):
+    if differentiable and not any(a.is_write for a in operator._schema.arguments):
         leaves = sample.requires_grad()
         outputs = [output for output in outputs_of(operator, leaves) if output.requires_grad]
         if outputs:
@@ -121,7 +109,7 @@ def record(file: Path) -> int:
             differentiable,
             results(name, sample, differentiable),
         )
-        for name, text, sample, differentiable in calls()
+        for name, text, sample, differentiable in recorded_calls()
     ]
     torch.save(recorded, file)
     return 0

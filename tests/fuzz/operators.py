@@ -1,6 +1,6 @@
 """Calls every operator with arguments that are partly sane: an error is fine, a crash is not.
 
-Each call starts from a valid one of the shared cases, of which some arguments are replaced. Tensors
+Each call starts from a valid one (support/calls.py), of which some arguments are replaced. Tensors
 lie between guard elements. python tests/fuzz/operators.py --calls 20000 --seed 1
 """
 
@@ -10,7 +10,6 @@ import argparse
 import collections
 import dataclasses
 import faulthandler
-import importlib
 import random
 import resource
 import sys
@@ -23,8 +22,8 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 
+from support import calls
 from support.case import OperatorCase
-from support.families import FAMILIES
 
 DTYPES = (
     torch.float32,
@@ -74,11 +73,7 @@ class Fuzzer:
     def __init__(self, seed: int, verbose: bool, device: str = "cpu") -> None:
         self.verbose, self.device = verbose, device
         self.random = random.Random(seed)
-        self.cases = [
-            case
-            for family in FAMILIES
-            for case in importlib.import_module(f"support.{family}").CASES
-        ]
+        self.cases = calls.every()
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.guards: list[Guarded] = []
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib
 import sys
 import time
 import traceback
@@ -21,12 +20,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent / "python"))
 
 import posembed as pe
-from support.case import TOLERANCE, OperatorCase, Sample, assert_close
-from support.families import FAMILIES
+from support.case import TOLERANCE, OperatorCase, Sample, assert_close, samples
+from support.families import cases
 from support.halves import CUDA_ON_CPU
 from torch import Tensor
 
-CASES = [c for name in FAMILIES for c in importlib.import_module(f"support.{name}").CASES]
+CASES = cases()
 SIZES = ((2, 3), (1, 1), (3, 7), (0, 5), (2, 0), (5, 33), (2, 97))
 QUICK_SIZES = ((2, 3), (3, 37))
 
@@ -95,9 +94,7 @@ def results_behind_a_kernel(
     return found
 
 
-def check(case: OperatorCase, size: tuple[int, int], dtype: torch.dtype, shifted: bool) -> None:
-    torch.manual_seed(1)
-    sample = case.sample(*size, "cpu", dtype)
+def check(case: OperatorCase, sample: Sample, dtype: torch.dtype, shifted: bool) -> None:
     for backward in (False, True) if case.differentiable and not case.mutates else (False,):
         roundings = GRADIENT_ROUNDINGS if backward else 1
         wide = torch.float64 if torch.float64 in case.dtypes else torch.float32
@@ -125,21 +122,21 @@ def main() -> None:
     if not arguments.no_poison:
         torch.use_deterministic_algorithms(True, warn_only=True)  # and fill new memory with NaN
     began, checks, failures = time.monotonic(), 0, 0
-    for case in (case for case in CASES if arguments.case in case.name):
-        for dtype in case.dtypes:
-            if arguments.quick and dtype not in (torch.float32, torch.bfloat16):
-                continue
-            for size in QUICK_SIZES if arguments.quick else SIZES:
-                for shifted in (False,) if arguments.quick else (False, True):
-                    checks += 1
-                    try:
-                        check(case, size, dtype, shifted)
-                    except Exception as error:
-                        failures += 1
-                        text = str(error).splitlines() or traceback.format_exc().splitlines()
-                        print(f"FAILED {case.name} {dtype} {size} shifted={shifted}: {text[0]}")
-                        if "CUDA error" in str(error):
-                            raise  # the context is lost: what follows would fail for this alone
+    chosen = [case for case in CASES if arguments.case in case.name]
+    sizes = QUICK_SIZES if arguments.quick else SIZES
+    for case, dtype, size, sample in samples(chosen, sizes):
+        if arguments.quick and dtype not in (torch.float32, torch.bfloat16):
+            continue
+        for shifted in (False,) if arguments.quick else (False, True):
+            checks += 1
+            try:
+                check(case, sample, dtype, shifted)
+            except Exception as error:
+                failures += 1
+                text = str(error).splitlines() or traceback.format_exc().splitlines()
+                print(f"FAILED {case.name} {dtype} {size} shifted={shifted}: {text[0]}")
+                if "CUDA error" in str(error):
+                    raise  # the context is lost: what follows would fail for this alone
     print(f"{checks} checks, {failures} failed, {time.monotonic() - began:.0f} s")
     sys.exit(failures > 0)
 

@@ -15,91 +15,12 @@ import torch
 from posembed import functional
 from posembed.rotary import SizedOptions
 from posembed.specification import RotaryFields
+from support.calls import functions
 from support.refusals import refused
 
 SPEC, WAVES = pe.RotarySpec(4), pe.SinusoidalSpec(4)
-GRIDS, MASK = pe.SinusoidalSpec(8, preset="detr"), torch.ones(1, 1, 3, dtype=torch.bool)
-SLOPES, SCORES, TABLE = torch.ones(2), torch.ones(2, 3, 3), torch.ones(5, 4)
-IDS, ROWS, HEADS = torch.tensor([[0, 1, 2]]), torch.ones(1, 3, 4), torch.ones(1, 3, 2, 4)
-PAGES, SLOTS, TOKENS = torch.zeros(2, 4, 2, 4), torch.tensor([0, 1, 2]), torch.ones(3, 2, 4)
-ANGLES = {"cos": torch.ones(3, 4), "sin": torch.zeros(3, 4)}
-QUERIES = {"query": torch.ones(1, 2, 3, 4), "key": torch.ones(1, 2, 3, 4)}
-ROTATED: dict[str, Any] = {"query": HEADS.clone(), "key": HEADS.clone(), "spec": SPEC}
-NORMED = {**ROTATED, "query_weight": torch.ones(4), "key_weight": torch.ones(4)}
-LATENT = {"key_rope": torch.ones(3, 4), "query": TOKENS.clone(), "spec": SPEC}
-
-# A call of each function that takes tensors.
-CALLS: dict[str, dict[str, Any]] = {
-    "alibi_add": {"scores": SCORES, "slopes": SLOPES, "query_positions": SLOTS},
-    "alibi_add_": {"scores": SCORES.clone(), "slopes": SLOPES, "key_positions": SLOTS},
-    "alibi_attention": {**QUERIES, "value": QUERIES["key"], "slopes": SLOPES},
-    "alibi_bias": {"slopes": SLOPES, "query_length": 3, "key_length": 3, "attention_mask": SLOTS},
-    "alibi_lse_correction": {"slopes": SLOPES, "query_length": 3, "query_start": 3, "key_start": 0},
-    "alibi_positions": {"attention_mask": SLOTS},
-    "alibi_scaled_slopes": {"slopes": SLOPES, "key_length": 3, "train_length": 2},
-    "alibi_softmax": {"scores": SCORES, "slopes": SLOPES, "cu_seqlens": torch.tensor([0, 3])},
-    "alibi_softmax_": {"scores": SCORES.clone(), "slopes": SLOPES},
-    "embedding": {"ids": IDS, "weight": TABLE, "padding_idx": 0},
-    "embedding_quantized": {
-        "ids": IDS,
-        "codes": torch.ones(5, 4, dtype=torch.int8),
-        "scales": torch.ones(5, 1),
-        "biases": torch.zeros(5, 1),
-    },
-    "embedding_resize": {"weight": TABLE, "num_embeddings": 7},
-    "fairseq_positions": {"ids": IDS, "padding_idx": 1},
-    "input_embedding": {"ids": IDS, "token": TABLE, "positions": IDS, "position": TABLE},
-    "learned_add": {"x": ROWS, "weight": TABLE, "positions": IDS},
-    "learned_encode": {"weight": TABLE, "positions": IDS},
-    "learned_extend": {"weight": TABLE, "max_positions": 9},
-    "learned_packed": {"weight": TABLE[:4], "grid": (2, 2), "grids": torch.ones(1, 3).long()},
-    "learned_resample": {"weight": TABLE[:4], "grid": (2, 2), "new_grid": (3, 3)},
-    "mla_rotary": {**LATENT, "layout": "thd"},
-    "mla_rotary_cache_": {
-        **LATENT,
-        "latent": torch.ones(3, 2),
-        "cache": torch.zeros(2, 4, 6),
-        "slot_mapping": SLOTS,
-    },
-    "ngram_ids": {"ids": IDS, "multipliers": (3, 5), "moduli": ((7,),), "history": IDS[:, :1]},
-    "norm_rotary": NORMED,
-    "norm_rotary_": NORMED,
-    "opt_positions": {"attention_mask": IDS},
-    "quantize_rows": {"weight": TABLE, "format": "int8"},
-    "relative_bias": {"weight": torch.ones(32, 2), "query_length": 3, "key_length": 3},
-    "relative_buckets": {"distances": SLOTS},
-    "relative_window_bias": {"weight": torch.ones(9, 2), "window": (2, 2)},
-    "relative_window_resample": {
-        "weight": torch.ones(9, 2),
-        "window": (2, 2),
-        "new_window": (3, 3),
-    },
-    "rerotate_": {
-        "key": HEADS.clone(),
-        "old_positions": SLOTS,
-        "new_positions": SLOTS,
-        "spec": SPEC,
-    },
-    "roberta_positions": {"ids": IDS, "padding_idx": 1},
-    "rotary": {**ROTATED, "positions": SLOTS},
-    "rotary_": {**ROTATED, "positions": SLOTS},
-    "rotary_cache_": {
-        "query": TOKENS.clone(),
-        "key": TOKENS,
-        "value": TOKENS,
-        "key_cache": PAGES.clone(),
-        "value_cache": PAGES.clone(),
-        "slot_mapping": SLOTS,
-        "positions": SLOTS,
-        "spec": SPEC,
-    },
-    "rotary_tables": {**QUERIES, **ANGLES},
-    "rotary_tables_": {**QUERIES, **ANGLES},
-    "sinusoidal": {"x": ROWS, "positions": IDS, "scale": torch.ones(1), "spec": WAVES},
-    "sinusoidal_encode": {"positions": IDS, "scale": torch.ones(1), "spec": WAVES},
-    "sinusoidal_grid_positions": {"grid": (1, 3), "mask": MASK, "spec": GRIDS},
-    "token_bag": {"ids": SLOTS, "weight": TABLE, "offsets": SLOTS[:1]},
-}
+IDS, TABLE = torch.tensor([[0, 1, 2]]), torch.ones(5, 4)
+ROWS, HEADS = torch.ones(1, 3, 4), torch.ones(1, 3, 2, 4)
 
 
 def optional(function: Callable[..., Any], name: str) -> bool:
@@ -107,9 +28,9 @@ def optional(function: Callable[..., Any], name: str) -> bool:
     return parameter is None or "None" in str(parameter.annotation)
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", functions())
 def test_what_is_not_a_tensor_is_refused_by_name(name: str) -> None:
-    function, arguments = getattr(functional, name), CALLS[name]
+    function, arguments = getattr(functional, name), functions()[name]
     function(**arguments)
     for argument, value in arguments.items():
         if not isinstance(value, torch.Tensor):
@@ -137,7 +58,7 @@ def test_every_function_of_tensors_is_tried() -> None:
         if name.islower()
         and "Tensor" in str(inspect.signature(getattr(functional, name)).parameters)
     }
-    assert takes - {"alibi_slopes"} == set(CALLS)
+    assert takes - {"alibi_slopes"} == set(functions())
 
 
 @pytest.mark.parametrize(

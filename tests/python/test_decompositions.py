@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import io
 from collections.abc import Callable
 from typing import Any
@@ -13,17 +12,14 @@ import pytest
 import torch
 from posembed._decompositions import decompositions, replacements
 from support.case import TOLERANCE, OperatorCase, as_tuple, assert_close
-from support.families import FAMILIES
+from support.families import cases
 from support.modules import MODULES, Row, heads, vectors
 from support.refusals import refused
 from torch import Tensor, nn
 
 TABLE = decompositions()
 CASES = [
-    case
-    for family in FAMILIES
-    for case in importlib.import_module(f"support.{family}").CASES
-    if case.operator in TABLE and case.operator._opname in replacements()
+    case for case in cases() if case.operator in TABLE and case.operator._opname in replacements()
 ]
 WITH_DROPOUT = {"input_embedding-bert", "input_embedding-plain-norm-dropout"}
 # Not in a program for inference, or not functions of tensors alone.

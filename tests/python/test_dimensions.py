@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import re
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from posembed.dimensions import ARGUMENTS, LAYOUTS, TABLE, letters_of
 from posembed.vmap import COPY_BY_COPY, WITHOUT_RULE
 from support.case import OperatorCase, assert_close
-from support.families import FAMILIES
+from support.families import cases
 from support.refusals import refused
 
 FUNCTIONAL = Path(posembed.__file__).parent / "functional"
@@ -150,12 +149,7 @@ def copies_of(name: str, tensor: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(
     "case",
-    [
-        case
-        for family in FAMILIES
-        for case in importlib.import_module(f"support.{family}").CASES
-        if case.operator._opname in TABLE
-    ],
+    [case for case in cases() if case.operator._opname in TABLE],
     ids=lambda case: case.name,
 )
 def test_vmap_over_any_arguments(case: OperatorCase, device: torch.device) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import posembed as pe
 import pytest
 import torch
+from support.calls import functions
 from support.halves import CUDA_ON_CPU
 from torch import Tensor
 
@@ -19,12 +20,7 @@ pytestmark = [
     pytest.mark.usefixtures("cuda"),
 ]
 
-call = pe.functional
-SPEC = pe.RotarySpec(16)
-MLA = pe.RotarySpec(24, rotary_dim=8, rotary_start=16)
 IDS = torch.tensor([[3, 1, 3, 7], [2, 3, 0, 5]])
-TABLES = (torch.ones(4, 16), torch.zeros(4, 16))
-SLOTS = torch.arange(8)
 
 
 def launches(run: Callable[[], Any]) -> int:
@@ -35,64 +31,31 @@ def launches(run: Callable[[], Any]) -> int:
     return int(count() - before)
 
 
-def tensor(*shape: int) -> Tensor:
-    return torch.randn(shape).requires_grad_()
-
-
 def embed(width: int = 64, **options: Any) -> Tensor:
     return pe.InputEmbedding(10, width, norm="layer", **options)(IDS)
 
 
-DIFFERENTIABLE: dict[str, Callable[[], Any]] = {
-    "rotary": lambda: call.rotary(tensor(2, 4, 4, 16), tensor(2, 4, 2, 16), spec=SPEC),
-    "rotary_tables": lambda: call.rotary_tables(tensor(2, 4, 4, 16), tensor(2, 2, 4, 16), *TABLES),
-    "mla_rotary": lambda: call.mla_rotary(tensor(2, 4, 4, 24), tensor(2, 4, 8), spec=MLA),
-    "norm_rotary": lambda: call.norm_rotary(
-        tensor(2, 4, 4, 16), tensor(2, 4, 2, 16), tensor(16), tensor(16), spec=SPEC
-    ),
-    "embedding": lambda: call.embedding(IDS, tensor(10, 32)),
-    "embedding, rows": lambda: call.embedding(IDS, tensor(10, 32), gradient="rows"),
-    "token_bag": lambda: call.token_bag(IDS, tensor(10, 32)),
-    "learned_add": lambda: call.learned_add(tensor(2, 4, 32), tensor(9, 32)),
-    "sinusoidal": lambda: call.sinusoidal(tensor(2, 4, 32), spec=pe.SinusoidalSpec(32)),
-    "alibi_bias": lambda: call.alibi_bias(tensor(4), 6, 6),
-    "alibi_softmax": lambda: call.alibi_softmax(tensor(2, 4, 6, 6), tensor(4)),
+LAYERS: dict[str, Callable[[], Any]] = {
     "input_embedding": lambda: embed(positions="learned", max_positions=9),
     "input_embedding, sinusoids": lambda: embed(positions="sinusoidal"),
     "input_embedding, wide sinusoids": lambda: embed(4104, positions="sinusoidal"),
     "input_embedding, rows": lambda: embed(positions="sinusoidal", gradient="rows"),
 }
+FIXED = ("cos", "sin", "position")  # need no gradient
 
-IN_PLACE: dict[str, Callable[[], Any]] = {
-    "rotary_tables_": lambda: call.rotary_tables_(
-        torch.zeros(2, 4, 4, 16), torch.zeros(2, 2, 4, 16), *TABLES
-    ),
-    "rotary_": lambda: call.rotary_(torch.zeros(2, 4, 4, 16), torch.zeros(2, 4, 2, 16), spec=SPEC),
-    "norm_rotary_": lambda: call.norm_rotary_(
-        torch.zeros(2, 4, 4, 16),
-        torch.zeros(2, 4, 2, 16),
-        torch.ones(16),
-        torch.ones(16),
-        spec=SPEC,
-    ),
-    "rotary_cache_": lambda: call.rotary_cache_(
-        torch.zeros(8, 4, 16),
-        *torch.zeros(2, 8, 2, 16),
-        *torch.zeros(2, 3, 4, 2, 16),
-        SLOTS,
-        spec=SPEC,
-    ),
-    "mla_rotary_cache_": lambda: call.mla_rotary_cache_(
-        torch.zeros(8, 4, 24),
-        torch.zeros(8, 10),
-        torch.zeros(8, 8),
-        torch.zeros(3, 4, 18),
-        SLOTS,
-        spec=MLA,
-    ),
-    "alibi_add_": lambda: call.alibi_add_(torch.zeros(2, 4, 6, 6), torch.ones(4)),
-    "alibi_softmax_": lambda: call.alibi_softmax_(torch.zeros(2, 4, 6, 6), torch.ones(4)),
-}
+
+def call_of(name: str) -> Callable[[], Any]:
+    """A call with gradients where it may have them, without the positions that a call may have."""
+    if name in LAYERS:
+        return LAYERS[name]
+    function, _, gradient = name.partition(", ")
+    left_out = "positions", "padding_idx", "offsets", "attention_mask", "cu_seqlens", "scale"
+    given = {k: v for k, v in functions(2, 4, 4)[function].items() if not k.endswith(left_out)}
+    if not function.endswith("_"):
+        learned = {k for k, v in given.items() if isinstance(v, Tensor) and v.is_floating_point()}
+        given |= {k: given[k].requires_grad_() for k in learned if k not in FIXED}
+    given |= {"gradient": gradient} if gradient else {}
+    return lambda: getattr(pe.functional, function)(**given)
 
 
 def differentiate(output: Any) -> None:
@@ -108,20 +71,21 @@ def documented() -> dict[str, tuple[str, str, str]]:
     return {name: (forward, backward, reads) for name, forward, backward, reads in rows}
 
 
-CALLS = {**DIFFERENTIABLE, **IN_PLACE}
 DOCUMENTED = documented()
 
 
-def test_the_guide_has_every_call() -> None:
-    assert list(DOCUMENTED) == list(CALLS)
+def test_the_guide_has_every_function_that_writes() -> None:
+    assert len(DOCUMENTED) >= 22
+    assert {name for name in functions() if name.endswith("_")} - {"rerotate_"} <= set(DOCUMENTED)
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", DOCUMENTED)
 def test_launches(name: str) -> None:
     forward, backward, _ = DOCUMENTED[name]
     outputs: list[Any] = []
-    assert launches(lambda: outputs.append(CALLS[name]())) == int(forward)
-    if name in DIFFERENTIABLE:
+    call = call_of(name)
+    assert launches(lambda: outputs.append(call())) == int(forward)
+    if backward:
         assert launches(lambda: differentiate(outputs[0])) == int(backward)
 
 
@@ -131,12 +95,13 @@ def test_sinusoids_of_whole_rows_are_computed_by_the_kernel() -> None:
     assert launches(lambda: embed(512, positions="sinusoidal", num_types=2)) == 1
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", DOCUMENTED)
 def test_values_read_by_the_host(name: str) -> None:
     """Reading a value waits for the device and prevents capture by a CUDA graph."""
+    call = call_of(name)
     with torch.profiler.profile() as profile:
-        output = CALLS[name]()
-        if name in DIFFERENTIABLE:
+        output = call()
+        if DOCUMENTED[name][1]:
             differentiate(output)
     called = [event.name for event in profile.events()]
     assert any(one.startswith("posembed::") for one in called)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import os
 import re
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import torch._dynamo.testing
 import torch._inductor.config
 import torch._subclasses
 import torch.fx.experimental.symbolic_shapes
+from support import calls
 from support.case import (
     TOLERANCE,
     OperatorCase,
@@ -24,14 +24,14 @@ from support.case import (
     as_tuple,
     assert_close,
     same_for_any_thread_count,
+    samples,
 )
-from support.families import FAMILIES
+from support.families import cases
 from support.refusals import refused
 from torch import Tensor
 
-OPERATORS: list[OperatorCase] = [
-    case for family in FAMILIES for case in importlib.import_module(f"support.{family}").CASES
-]
+OPERATORS: list[OperatorCase] = cases()
+SIZES = [(2, 3), (1, 1), (3, 7), (0, 5), (2, 0)]
 
 # Operators that the shared tests cannot take, and the tests that cover them. Those without tensor
 # arguments read specifications.
@@ -137,12 +137,17 @@ def test_every_operator_has_a_case() -> None:
     assert on_tensors - tried == set(WITHOUT_CASE)
 
 
+def test_every_operator_has_a_call() -> None:
+    known = {name.partition("::") for name in torch._C._dispatch_get_all_op_names()}
+    assert {case.operator._opname for case in calls.every()} == {
+        name for space, _, name in known if space == "posembed"
+    }
+
+
 @every
-@pytest.mark.parametrize("size", [(2, 3), (1, 1), (3, 7), (0, 5), (2, 0)], ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
 def test_against_float64(case: OperatorCase, size: tuple[int, int], device: torch.device) -> None:
-    for dtype in case.dtypes:
-        torch.manual_seed(1)
-        sample = case.sample(*size, device, dtype)
+    for _, _, _, sample in samples([case], [size], device):
         expected = case.expected(sample)
         for actual, wanted in zip(case(sample), expected, strict=True):
             if actual.is_floating_point():
@@ -676,11 +681,22 @@ def test_non_contiguous_arguments(case: OperatorCase, device: torch.device) -> N
             assert torch.equal(actual, wanted)
 
 
-@every
+@pytest.mark.parametrize(
+    "case",
+    [case for case in calls.every() if case.name not in calls.OF_THE_PROCESS],
+    ids=lambda case: case.name,
+)
 def test_same_bits_for_any_thread_count(case: OperatorCase) -> None:
+    """Of texts that are longer than the pieces in which kernels work."""
     torch.manual_seed(6)
-    sample = case.sample(8, 1024, "cpu", torch.float32)
-    same_for_any_thread_count(lambda: case(sample.replace([t.clone() for t in sample.tensors()])))
+    sample = case.sample(3, 1030, "cpu", torch.float32)
+    results = same_for_any_thread_count(
+        lambda: case(sample.replace([t.clone() for t in sample.tensors()]))
+    )
+    for found, wanted in (
+        zip(results, case.expected(sample), strict=True) if case in OPERATORS else ()
+    ):
+        assert_close(found, wanted, TOLERANCE.get(found.dtype, 0))
 
 
 @pytest.mark.parametrize(

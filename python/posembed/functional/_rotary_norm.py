@@ -293,12 +293,15 @@ def norm_flags(norm: str, over: str) -> tuple[bool, bool]:
 
 
 def no_key(query: Tensor, layout: str) -> Tensor:
-    """A key without heads."""
+    """A key without heads, of its own memory.
+
+    Compilers write a view of the query back after the query, and the rotation would be lost.
+    """
     check_tensors(query=query)
     heads = HEADS.get(layout, 0)
     if is_sharded(query) or not 0 < heads < query.dim():  # the operator refuses the layout
         return query.detach().clone()
-    return query.detach().narrow(heads, 0, 0)
+    return query.new_empty((*query.shape[:heads], 0, *query.shape[heads + 1 :]))
 
 
 def head_text(query: Tensor) -> str:

@@ -115,7 +115,8 @@ const Case cases[] = {
     {1, 1, 0, true, true},       {1, 7, 6, true, true},        {5, 3, -2, true, true},
     {33, 1025, 992, true, true}, {64, 65, 1, false, true},     {7, 4100, 100, false, true},
     {40, 40, 0, true, false},    {3, 5, 1 << 19, true, true},  {3, 9, -20, false, true},
-    {2, 0, 0, true, true},       {2, 31, 100000, false, true},
+    {2, 0, 0, true, true},       {2, 31, 100000, false, true}, {601, 9, -300, true, true},
+    {300, 70, -9, false, true},
 };
 
 const std::vector<float> two_sided = {0.5f, 0.25f, 0.7071f, 1.0f, 0.3f, 0.0625f};  // [2, 3]

@@ -168,6 +168,9 @@ std::vector<Problem> problems() {
       {1, 12, {2, 5}, 7, true, true, true, {0, 5, 5, 6, 12}},
       {2, 12, {2, 3}, 64, false, true, true, {0, 1, 12}},
       {2, 0, {2}, 1},
+      // Longer than the pieces of 256 tokens that the CPU's kernels hash together.
+      {2, 700, {2, 3}, 8, false, true, true},
+      {1, 600, {2, 3, 4}, 2, true, false, true, {0, 255, 257, 600}},
   };
 }
 

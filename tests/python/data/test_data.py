@@ -100,6 +100,16 @@ def test_files_are_closed(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
+def test_a_short_read_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may read less than it is asked for, and end within an id."""
+    read = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda file, parts, at: read(file, [parts[0][:7]], at))
+    path = file_of(tmp_path, 101, "int32")
+    assert pe.data.open_ids(path, copy=True).tolist() == list(range(101))
+    dataset = pe.data.WindowDataset(path, 10)
+    assert dataset[9][1].tolist() == list(range(91, 101))
+
+
 def test_writing_does_not_reach_the_file(tmp_path: Path) -> None:
     path = file_of(tmp_path, 4, "int32")
     pe.data.open_ids(path)[0] = 7

@@ -74,6 +74,21 @@ def test_decoding_gives_the_whole_text(device: torch.device) -> None:
         assert torch.equal(torch.cat(parts, 1), memory(ids))
 
 
+@pytest.mark.parametrize("namespace", [pe, pe.cpp], ids=["python", "cpp"])
+def test_a_history_is_a_copy(namespace: Any) -> None:
+    """It stays when its sources are written, and keeps no text in memory."""
+    memory, ids = namespace.NgramEmbedding(SPEC, 12), make_ids()
+    first = memory.next_history(ids)
+    second = memory.next_history(ids[:, :1], first)
+    kept = [history.clone() for history in (first, second)]
+    ids.fill_(-1)
+    assert torch.equal(first, kept[0])
+    first.fill_(-1)
+    assert torch.equal(second, kept[1])
+    for history in (first, second):
+        assert history.untyped_storage().nbytes() == history.nbytes
+
+
 def test_specs_have_defaults_and_are_numbers() -> None:
     spec = pe.NgramSpec([3, 5, 7], [[11, 13], [17, 19]])
     assert spec == pe.NgramSpec((3, 5, 7), torch.tensor([[11, 13], [17, 19]]).tolist())

@@ -77,6 +77,17 @@ def test_the_definition(name: str, dtype: torch.dtype, device: torch.device) -> 
     assert ngram_ids(ids[:0], **{**options, "history": None}).shape == (0, *expected.shape[1:])
 
 
+@every
+def test_texts_longer_than_a_piece(name: str, device: torch.device) -> None:
+    """The CPU hashes 256 tokens together: those before are others' at the edge of a piece."""
+    options, ids = dict(CASES[name]), make_ids(2, 700)
+    if "cu_seqlens" in options:
+        options["cu_seqlens"] = options["cu_seqlens"] * 700 // 9
+    expected = reference(ids, **options)
+    options = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in options.items()}
+    assert torch.equal(ngram_ids(ids.to(device), **options).cpu(), expected)
+
+
 def test_numbers_of_64_bits(device: torch.device) -> None:
     draw = random.Random(0)
     edges = [0, 1, -1, 2**63 - 1, -(2**63), 2**62, 20_000_003 * 461_168_000_000, 5]
@@ -116,12 +127,12 @@ def test_as_qwen4_exp(layer: int) -> None:
     }
     assert hash["multipliers"] == theirs.layer_multipliers.tolist()
     assert torch.ops.posembed.ngram_primes(8, 90, 8 * layer) == theirs.head_vocab_sizes
-    ids = torch.randint(0, 50, (3, 40)) % 7
+    ids = torch.randint(0, 50, (3, 600)) % 7
     theirs(ids, None)
     assert torch.equal(ngram_ids(ids, **hash), found.pop())
 
     cache = qwen.DynamicCache(config=config)
-    for begin, end in [(0, 1), (1, 3), (3, 4), (4, 20), (20, 21), (21, 40)]:
+    for begin, end in [(0, 1), (1, 3), (3, 4), (4, 300), (300, 301), (301, 600)]:
         theirs(ids[:, begin:end], cache)
         history = torch.nn.functional.pad(ids, (2, 0), value=3)[:, begin : begin + 2]
         assert torch.equal(ngram_ids(ids[:, begin:end], history=history, **hash), found.pop())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import posembed  # noqa: F401  (registers the operators)
@@ -135,6 +135,20 @@ def transposed(function: Callable[[Tensor], Tensor], like: Tensor, gradient: Ten
     return result
 
 
+Size = tuple[int, int]
+
+
+def samples(
+    cases: Iterable[OperatorCase], sizes: Sequence[Size], device: Any = "cpu"
+) -> Iterator[tuple[OperatorCase, torch.dtype, Size, Sample]]:
+    """A call of each case in each dtype and size."""
+    for case in cases:
+        for dtype in case.dtypes:
+            for size in sizes:
+                torch.manual_seed(1)
+                yield case, dtype, size, case.sample(*size, device, dtype)
+
+
 def as_tuple(results: Any) -> tuple[Tensor, ...]:
     return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
@@ -157,8 +171,8 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
     )
 
 
-def same_for_any_thread_count(call: Callable[[], Sequence[Tensor]]) -> None:
-    """A call gives the same bits with one, two and three threads."""
+def same_for_any_thread_count(call: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+    """The results of a call, which are the same bits with one, two and three threads."""
     threads, results = torch.get_num_threads(), []
     try:
         for count in (1, 2, 3):
@@ -167,7 +181,9 @@ def same_for_any_thread_count(call: Callable[[], Sequence[Tensor]]) -> None:
     finally:
         torch.set_num_threads(threads)
     for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+        for a, b in zip(results[0], other, strict=True):
+            assert torch.equal(a, b) if isinstance(a, Tensor) else a == b
+    return results[0]
 
 
 def in_schema_order(cases: Sequence[OperatorCase], *names: str) -> list[OperatorCase]:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+
+from support.case import OperatorCase
 
 CSRC = Path(__file__).resolve().parents[3] / "csrc"
 FAMILIES = tuple(sorted(path.parent.name for path in CSRC.glob("*/schema.cpp")))
+
+
+def cases() -> list[OperatorCase]:
+    """The shared cases of all operators."""
+    modules = (importlib.import_module(f"support.{family}") for family in FAMILIES)
+    return [case for module in modules for case in module.CASES]

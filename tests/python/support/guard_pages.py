@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import ctypes
 import faulthandler
-import importlib
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,8 +22,8 @@ from posembed import functional as f
 from safetensors.torch import save_file
 from torch import Tensor
 
-from support.case import FLOATING, OperatorCase, Sample
-from support.families import FAMILIES
+from support import calls
+from support.case import FLOATING, OperatorCase, Sample, samples
 
 Call = Callable[..., "Tensor | tuple[Tensor, ...]"]
 BESIDE = {"before a guard page": 1, "after a guard page": 2}
@@ -212,7 +211,7 @@ def check_widths(pages: GuardPages, widths: range) -> None:
                 pages.check(title, with_gradients, call, given)
 
 
-def called_on_copies(case: OperatorCase, sample: Sample) -> tuple[Tensor, ...]:
+def called_on_copies(case: OperatorCase, sample: Sample) -> list[Tensor]:
     """The results of a call whose tensors are in new memory, with the same strides."""
 
     def copy(x: Any) -> Any:
@@ -222,16 +221,14 @@ def called_on_copies(case: OperatorCase, sample: Sample) -> tuple[Tensor, ...]:
         return x.as_strided((last + 1,), (1,)).clone().as_strided(x.shape, x.stride())
 
     args = tuple(copy(x) for x in sample.args)
-    return case(Sample(args, {name: copy(x) for name, x in sample.kwargs.items()}))
+    results = case(Sample(args, {name: copy(x) for name, x in sample.kwargs.items()}))
+    return [x for x in results if isinstance(x, Tensor)]
 
 
 def check_operators(pages: GuardPages, sizes: range) -> None:
-    """Every operator as its own tests call it."""
-    for case in (c for name in FAMILIES for c in importlib.import_module(f"support.{name}").CASES):
-        for dtype in case.dtypes:
-            for size in sizes:
-                sample = case.sample(2, size, "cpu", dtype)
-                pages.check(f"{case.name}, {size} tokens, {dtype}", called_on_copies, case, sample)
+    """Every operator, as its own tests call it or as calls.py does."""
+    for case, dtype, size, sample in samples(calls.every(), [(2, size) for size in sizes]):
+        pages.check(f"{case.name}, {size}, {dtype}", called_on_copies, case, sample)
 
 
 def main() -> None:

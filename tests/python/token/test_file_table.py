@@ -110,9 +110,10 @@ def test_codes(path: Path, kind: str) -> None:
     assert torch.equal(read.codes.view(torch.uint8), codes.view(torch.uint8))
     for dtype in (torch.float32, torch.bfloat16):
         table = pe.FileTable(path, "t.weight", dtype=dtype)
-        assert torch.equal(table(IDS), kept.to(dtype)(IDS))
-        assert torch.equal(table(IDS), read.to(dtype)(IDS))
-        assert torch.equal(table(IDS, 2.0), 2 * kept(IDS))
+        for ids in (IDS, IDS.int()):
+            assert torch.equal(table(ids), kept.to(dtype)(IDS))
+            assert torch.equal(table(ids), read.to(dtype)(IDS))
+            assert torch.equal(table(ids, 2.0), 2 * kept(IDS))
     whole = pe.TokenEmbedding.from_file(path, tensor="t.weight")
     assert torch.equal(pe.FileTable(path)(IDS), whole(IDS))
     places = pe.FileTable(path).memory()
@@ -154,7 +155,8 @@ def test_a_layer_of_codes_in_a_file(path: Path, kind: str) -> None:
     for keep in ("file", "codes"):
         layers = pe.PerLayerEmbedding.from_file(path, num_layers=4, keep=keep)
         for layer in range(4):
-            assert torch.equal(layers.layer(IDS, layer), layers(IDS)[..., layer, :])
+            for ids in (IDS, IDS.int()):
+                assert torch.equal(layers.layer(ids, layer), layers(IDS)[..., layer, :])
         if keep == "file":
             assert layers.table._shorter[4] is not None
             layers.table._shorter[4].prefetch(4 * IDS)

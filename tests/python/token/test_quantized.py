@@ -67,12 +67,11 @@ def test_blocks_of_rows_and_exponents(device: torch.device) -> None:
     codes = torch.randn(ROWS, COLUMNS, device=device).to(torch.float8_e4m3fn)
     scales = torch.rand(3, 2, device=device) + 0.5
     options = {"block_rows": 8, "block_columns": 48}
-    found = functional.embedding_quantized(IDS.to(device), codes, scales, **options)
-    assert torch.equal(found, dequantized(codes, scales, None, 8, 48)[IDS.to(device)].float())
-    powers = scales.to(torch.float8_e8m0fnu)
-    found = functional.embedding_quantized(IDS.to(device), codes, powers, **options)
-    expected = dequantized(codes, powers.float(), None, 8, 48)
-    assert torch.equal(found, expected[IDS.to(device)].float())
+    for values in (scales, scales.to(torch.float8_e8m0fnu)):
+        expected = dequantized(codes, values.float(), None, 8, 48)[IDS.to(device)].float()
+        for ids in (IDS.to(device), IDS.to(device).int()):
+            found = functional.embedding_quantized(ids, codes, values, **options)
+            assert torch.equal(found, expected)
 
 
 def test_views_and_scale(device: torch.device) -> None:
@@ -120,6 +119,18 @@ def test_a_layer_of_codes(
         assert torch.equal(table.layer(ids.int(), layer - layers), table(ids)[..., layer, :])
     compiled = torch.compile(table.layer, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(ids, 1), table.layer(ids, 1))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 4, 6, 12])
+@pytest.mark.parametrize("block", [None, 2, 6])
+def test_parts_of_codes_of_4_bits(parts: int, block: int | None, device: torch.device) -> None:
+    """Of 12 columns in 6 bytes: of four parts, two begin in the middle of a byte."""
+    table = pe.QuantizedTable.quantize(torch.randn(ROWS, 12, device=device), "int4", block)
+    numbers = dequantized(table.codes, table.scales, table.biases, 1, block or 12).float()
+    for index in range(parts):
+        for ids in (IDS.to(device), IDS.to(device).int()):
+            found = table.part(ids, index, parts, 2.0)
+            assert torch.equal(found, 2 * numbers[IDS.to(device)].chunk(parts, -1)[index])
 
 
 @pytest.mark.parametrize("bits", [8, 4])
