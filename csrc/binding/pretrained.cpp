@@ -7,6 +7,7 @@
 
 #include "bindings.h"
 #include "path.h"
+#include "pretrained/source.h"
 #include "pretrained/token_rows.h"
 
 namespace posembed::binding {
@@ -127,11 +128,19 @@ py::tuple coverage(const VectorFile& file, Vocabulary& vocabulary, const py::obj
   return coverage_of(vocabulary);
 }
 
-VectorFile open(const py::object& path, const Words& words, bool check_utf8,
-                const std::string& on_bad_row) {
+/// A file with what only readers in Python ask for.
+struct OpenFile : VectorFile {
+  explicit OpenFile(std::shared_ptr<const pretrained::Source> opened)
+      : VectorFile(opened), source(std::move(opened)) {}
+
+  std::shared_ptr<const pretrained::Source> source;
+};
+
+OpenFile open(const py::object& path, const Words& words, bool check_utf8,
+              const std::string& on_bad_row) {
   const OpenOptions options =
       OpenOptions().words(words).check_utf8(check_utf8).on_bad_row(on_bad_row_of(on_bad_row));
-  return pretrained::open(path_of(path), options);
+  return OpenFile(pretrained::open_source(path_of(path), options));
 }
 
 py::tuple skipped(const VectorFile& file) {
@@ -141,6 +150,12 @@ py::tuple skipped(const VectorFile& file) {
     rows.append(py::make_tuple(each.row, each.offset, each.word, each.reason));
   }
   return py::make_tuple(skipped.count, rows);
+}
+
+py::object codes(const OpenFile& file, const std::string& tensor) {
+  const auto found = unlocked([&] { return file.source->codes(tensor); });
+  if (!found.has_value()) return py::none();
+  return py::make_tuple(found->format, found->read, found->table, found->parts, found->metadata);
 }
 
 }  // namespace
@@ -162,8 +177,7 @@ pretrained::ReadOptions read_options(const std::string& tensor, std::optional<to
 
 const Binding binding_of_pretrained([](py::module_& module) {
   py::register_local_exception_translator(&translate);
-  module.def("open_vectors", &open, py::arg("path"), py::arg("words"), py::arg("check_utf8"),
-             py::arg("on_bad_row"));
+  module.def("table_formats", &pretrained::table_formats_text);
   py::class_<Vocabulary>(module, "Vocabulary").def(py::init(&vocabulary_of), py::arg("words"));
   py::class_<VectorFile>(module, "VectorFile")
       .def("format", [](const VectorFile& file) { return name(file.format()); })
@@ -179,6 +193,9 @@ const Binding binding_of_pretrained([](py::module_& module) {
       .def("rows", &rows, py::arg("vocabulary"), py::arg("tensor"), py::arg("dtype"),
            py::arg("missing"), py::arg("progress"))
       .def("coverage", &coverage, py::arg("vocabulary"), py::arg("progress"));
+  py::class_<OpenFile, VectorFile>(module, "OpenFile").def("codes", &codes, py::arg("tensor"));
+  module.def("open_vectors", &open, py::arg("path"), py::arg("words"), py::arg("check_utf8"),
+             py::arg("on_bad_row"));
 });
 
 }  // namespace posembed::binding

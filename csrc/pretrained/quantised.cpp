@@ -12,31 +12,11 @@ namespace posembed::pretrained {
 namespace {
 
 constexpr int64_t fp8_block = 128;  // rows and columns that share a weight_scale_inv
-const char* const scale_ends[] = {"_scale_inv", "_scale", ".scales", ".scale"};
-const char* const zero_point_ends[] = {"_zero_point", ".zeros", ".biases"};
-
 bool is_float8(const TensorEntry& entry) { return entry.dtype.compare(0, 3, "F8_") == 0; }
 
 bool is_floating(const TensorEntry& entry) {
   return entry.dtype == "F32" || entry.dtype == "F16" || entry.dtype == "BF16" ||
          entry.dtype == "F64";
-}
-
-/// The tensor beside a table whose name is the table's with one of these ends; empty: none. An end
-/// that begins with a point replaces the name's last part.
-template <size_t count>
-std::string beside(const std::string& table, const Neighbours& neighbours,
-                   const char* const (&ends)[count]) {
-  for (const std::string end : ends) {
-    const std::string name = (end[0] == '.' ? table.substr(0, table.rfind('.')) : table) + end;
-    if (neighbours.entry(name).has_value()) return name;
-  }
-  return {};
-}
-
-[[noreturn]] void refuse(const TensorEntry& table, const std::string& why) {
-  TORCH_CHECK_TYPE(false, "tensor ", in_quotes(table.name), " has codes (", table.dtype, ") ", why,
-                   ": dequantise it with the program that wrote it");
 }
 
 std::string shape_text(const TensorEntry& entry) {
@@ -56,7 +36,7 @@ Scales fitted(const TensorEntry& table, const TensorEntry& scale) {
   const bool has_blocks = shape == std::vector<int64_t>{blocks(rows), blocks(columns)};
   const bool has_groups =
       shape.size() == 2 && shape[0] == rows && shape[1] > 0 && columns % shape[1] == 0;
-  const std::string inverse = scale_ends[0];
+  const std::string inverse = "_scale_inv";
   const bool prefers_blocks =
       scale.name.size() > inverse.size() &&
       scale.name.compare(scale.name.size() - inverse.size(), inverse.size(), inverse) == 0;
@@ -80,6 +60,17 @@ Scales fitted(const TensorEntry& table, const TensorEntry& scale) {
   return scales;
 }
 
+/// Throws for codes that only others turn into numbers.
+void check_is_read_here(const TensorEntry& table, const CodedTable& coded) {
+  const bool shifted = coded.parts.count("zeros") > 0 || coded.parts.count("biases") > 0;
+  if (coded.format->read == "rows" && !shifted) return;
+  const std::string who = coded.format->read.empty()
+                              ? "dequantise it with the program that wrote it"
+                              : "Python's VectorFile.table and TokenEmbedding.from_file read them";
+  TORCH_CHECK_TYPE(false, "tensor ", in_quotes(table.name), " has codes (", table.dtype, ") of ",
+                   coded.format->name, shifted ? ", with zero points: " : ": ", who);
+}
+
 }  // namespace
 
 torch::Tensor Scales::applied(const torch::Tensor& codes, const std::vector<int64_t>& rows) const {
@@ -91,24 +82,15 @@ torch::Tensor Scales::applied(const torch::Tensor& codes, const std::vector<int6
   return codes.to(torch::kFloat).mul_(of_columns).masked_fill_(absent, 0);
 }
 
-std::string scales_name(const TensorEntry& table, const Neighbours& neighbours) {
-  if (!is_float8(table) && table.dtype != "I8") return {};
-  return beside(table.name, neighbours, scale_ends);
-}
-
 Scales scales_without_values(const TensorEntry& table, const Neighbours& neighbours,
                              std::string* found) {
-  const std::string name = *found = scales_name(table, neighbours);
-  if (name.empty()) {
-    const bool is_code = table.dtype[0] == 'I' || table.dtype[0] == 'U' || table.dtype == "F4";
-    const std::string scales = is_code ? beside(table.name, neighbours, scale_ends) : "";
-    if (!scales.empty()) refuse(table, "packed for " + in_quotes(scales));
-    return {};
-  }
-  const std::string zero = beside(table.name, neighbours, zero_point_ends);
-  if (!zero.empty()) refuse(table, "with zero points, " + in_quotes(zero));
-  const TensorEntry scale = neighbours.entry(name).value();
-  TORCH_CHECK_TYPE(is_floating(scale) || is_float8(scale), "tensor ", in_quotes(name),
+  found->clear();
+  const CodedTable coded = coded_table(table, neighbours.entry);
+  if (coded.format == nullptr) return {};
+  check_is_read_here(table, coded);
+  *found = coded.parts.at("scales");
+  const TensorEntry scale = neighbours.entry(*found).value();
+  TORCH_CHECK_TYPE(is_floating(scale) || is_float8(scale), "tensor ", in_quotes(*found),
                    ": expected scales in a floating dtype, got ", scale.dtype);
   return fitted(table, scale);
 }

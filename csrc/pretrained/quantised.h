@@ -6,11 +6,10 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "pretrained/safetensors.h"
+#include "pretrained/table_formats.h"
 
 namespace posembed::pretrained {
 
@@ -28,17 +27,12 @@ struct Scales {
 
 /// The tensors beside a table: their entries by name, and their data.
 struct Neighbours {
-  std::function<std::optional<TensorEntry>(const std::string&)> entry;
+  EntryOf entry;
   std::function<torch::Tensor(const std::string&)> read;
 };
 
-/// The name of the scales beside a table of codes; empty if it has none or its numbers are no
-/// codes.
-std::string scales_name(const TensorEntry& table, const Neighbours& neighbours);
-
 /// The scales beside a table, without their values, and their name, which is empty if the numbers
-/// are no codes. Throws c10::TypeError for codes that only the program that wrote them can turn
-/// into numbers: packed ones, and codes with zero points.
+/// are no codes. Throws c10::TypeError for codes that are not read here.
 Scales scales_without_values(const TensorEntry& table, const Neighbours& neighbours,
                              std::string* name);
 

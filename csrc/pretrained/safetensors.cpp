@@ -190,6 +190,17 @@ std::vector<TensorEntry> read_header(std::string_view head, int64_t size) {
   return entries;
 }
 
+std::string read_metadata(std::string_view head, const std::string& name) {
+  std::string found;
+  visit_members(head.substr(length_bytes), length_bytes,
+                [&](const std::string& member, const json& value, int64_t byte_offset) {
+                  if (member != "__metadata__") return;
+                  check_metadata(value, byte_offset);
+                  if (value.contains(name)) found = value.at(name).get<std::string>();
+                });
+  return found;
+}
+
 std::vector<ShardEntry> read_index(std::string_view file) {
   refuse_foreign(file);
   std::vector<ShardEntry> entries;

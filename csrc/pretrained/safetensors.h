@@ -37,6 +37,9 @@ constexpr int64_t recognised_bytes = 4096;
 /// header_end(). Throws BadFile.
 std::vector<TensorEntry> read_header(std::string_view head, int64_t size);
 
+/// A text of the header's metadata; empty: it has none of this name. Throws BadFile.
+std::string read_metadata(std::string_view head, const std::string& name);
+
 /// The tensors of a sharded model, from its model.safetensors.index.json. Throws BadFile.
 std::vector<ShardEntry> read_index(std::string_view file);
 

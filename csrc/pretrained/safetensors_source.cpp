@@ -27,6 +27,9 @@ namespace {
 /// Bytes that are read and converted at a time.
 constexpr int64_t part_bytes = 4 << 20;
 
+/// Names that a message lists.
+constexpr size_t shown_names = 8;
+
 const std::unordered_map<std::string, torch::Dtype> dtypes = {
     {"F32", torch::kFloat},
     {"F16", torch::kHalf},
@@ -196,6 +199,19 @@ class TensorSource : public Source {
     return stored;
   }
 
+  std::optional<StoredCodes> codes(const std::string& tensor) const override {
+    const Found found = find_table(tensor);
+    const CodedTable coded = coded_table(*found.entry, neighbours().entry);
+    if (coded.format == nullptr) return std::nullopt;
+    const std::string metadata = with_path(found.file->path(), [&] {
+      const File& file = *found.file;
+      const int64_t end = header_end(file.head(recognised_bytes), file.size());
+      return read_metadata(file.head(end), coded.module + ".weight");
+    });
+    return StoredCodes{coded.format->name, coded.format->read, found.entry->name, coded.parts,
+                       metadata};
+  }
+
   std::vector<std::string> words() const override { return checked_words(); }
 
   void look_up(Vocabulary& vocabulary, const Progress&) const override {
@@ -242,31 +258,40 @@ class TensorSource : public Source {
     fail(entry.byte_offset, "tensor '", entry.name, "' is not in its shard '", entry.file, "'");
   }
 
-  Found find_table(const std::string& name) const {
-    if (!name.empty()) {
-      Found found = find(name, /*to_read=*/true);
-      TORCH_CHECK_VALUE(found.entry->shape.size() == 2, "tensor: expected a table, ",
-                        in_quotes(name), " has the shape ", torch::IntArrayRef(found.entry->shape));
-      return found;
-    }
+  Found find_table(const std::string& given) const {
+    if (given.empty()) return find_table(only_table());
+    const EntryOf entry_of = neighbours().entry;
+    const std::string own = entries_.count(given) > 0 ? "" : codes_of_module(given, entry_of);
+    const std::string& name = own.empty() ? given : own;
+    Found found = find(name, /*to_read=*/true);
+    TORCH_CHECK_VALUE(found.entry->shape.size() == 2, "tensor: expected a table, ", in_quotes(name),
+                      " has the shape ", torch::IntArrayRef(found.entry->shape));
+    const auto codes = codes_that_need(name, entry_of);
+    TORCH_CHECK_VALUE(!codes.has_value(), "tensor: expected a table, ", in_quotes(name),
+                      " belongs to the codes of ", in_quotes(codes.value_or("")));
+    return found;
+  }
+
+  /// The name of the only table, of numbers or of codes.
+  std::string only_table() const {
     std::vector<std::string> candidates;
-    std::set<std::string> scales;  // which are tables themselves
+    std::set<std::string> parts;  // which may be tables themselves
     for (const std::string& each : names_) {
       const Found known = find(each);
-      const std::string beside = scales_name(*known.entry, neighbours());
-      if (!beside.empty()) scales.insert(beside);
-      const bool is_code = !beside.empty() && known.entry->shape.size() == 2;
-      if (is_code || is_table(*known.entry)) candidates.push_back(each);
+      const CodedTable coded = coded_table(*known.entry, neighbours().entry);
+      for (const auto& [role, name] : coded.parts) parts.insert(name);
+      const bool is_code = coded.format != nullptr && known.entry->shape.size() == 2;
+      const bool is_number = is_table(*known.entry) && !is_named_as_part(each);
+      if (is_code || is_number) candidates.push_back(each);
     }
-    candidates.erase(
-        std::remove_if(candidates.begin(), candidates.end(),
-                       [&](const std::string& each) { return scales.count(each) > 0; }),
-        candidates.end());
+    candidates.erase(std::remove_if(candidates.begin(), candidates.end(),
+                                    [&](const std::string& each) { return parts.count(each) > 0; }),
+                     candidates.end());
     TORCH_CHECK_VALUE(!candidates.empty(), "tensor: expected a name, as ", readable(path_),
                       " has no table of floating-point numbers; others are: ", tables(false));
     TORCH_CHECK_VALUE(candidates.size() == 1, "tensor: expected the name of one of the ",
-                      candidates.size(), " tables in ", readable(path_), ": ", tables(true));
-    return find_table(candidates[0]);
+                      candidates.size(), " tables in ", readable(path_), ": ", listed(candidates));
+    return candidates[0];
   }
 
   void check_words_fit(const Found& found) const {
@@ -293,17 +318,25 @@ class TensorSource : public Source {
 
   /// The first few names of tables, for a message; if they are not floating, with their dtypes.
   std::string tables(bool floating) const {
-    constexpr int shown = 8;
-    std::string text;
-    int count = 0;
+    std::vector<std::string> found, dtypes;
     for (const std::string& each : names_) {
-      const Found found = find(each);
-      const TensorEntry& entry = *found.entry;
+      const Found known = find(each);
+      const TensorEntry& entry = *known.entry;
       if (entry.shape.size() != 2 || is_table(entry) != floating) continue;
-      if (++count > shown) return text + ", ...";
-      text += (count == 1 ? "" : ", ") + in_quotes(each) + (floating ? "" : " of " + entry.dtype);
+      found.push_back(each);
+      if (!floating) dtypes.push_back(" of " + entry.dtype);
+      if (found.size() > shown_names) break;
     }
-    return count == 0 ? "none" : text;
+    return listed(found, dtypes);
+  }
+
+  static std::string listed(const std::vector<std::string>& names,
+                            const std::vector<std::string>& ends = {}) {
+    std::string text;
+    for (size_t i = 0; i < std::min(names.size(), shown_names); ++i) {
+      text += (i == 0 ? "" : ", ") + in_quotes(names[i]) + (ends.empty() ? "" : ends[i]);
+    }
+    return names.empty() ? "none" : text + (names.size() > shown_names ? ", ..." : "");
   }
 
   const std::vector<std::string>& checked_words() const {

@@ -2,12 +2,15 @@
 // of words. Readers throw BadFile; with_path() adds the file's name.
 #pragma once
 
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "posembed/pretrained.h"
 #include "pretrained/bad_file.h"
 #include "pretrained/file.h"
+#include "pretrained/table_formats.h"
 
 namespace posembed::pretrained {
 
@@ -40,6 +43,8 @@ class Source {
   virtual torch::Tensor table(const ReadOptions& options) const = 0;
   /// A table by its name; empty: the only one.
   virtual StoredTable stored(const std::string& tensor) const;
+  /// The codes of a table by its name; empty: the only one. None for tables of numbers.
+  virtual std::optional<StoredCodes> codes(const std::string&) const { return std::nullopt; }
   virtual std::vector<std::string> words() const = 0;
   virtual Skipped skipped() const { return {}; }
   /// Looks up the file's words.
@@ -62,7 +67,8 @@ auto with_path(const std::string& path, const Read& read) {
 }
 
 /// The file's format is recognised as by open().
-std::shared_ptr<const Source> open_source(const std::string& path, const OpenOptions& options);
+POSEMBED_API std::shared_ptr<const Source> open_source(const std::string& path,
+                                                       const OpenOptions& options);
 
 std::shared_ptr<const Source> open_safetensors(const std::string& path, bool is_index,
                                                const OpenOptions& options);

@@ -46,8 +46,10 @@ c10::SymInt dim_of(const Tensor& codes) {
 c10::SymInt block_columns_of(const Tensor& codes, const Tensor& scales, int64_t given) {
   if (given > 0) return given;
   const c10::SymInt dim = dim_of(codes), blocks = scales.sym_size(1);
-  TORCH_CHECK_VALUE(blocks > 0 && dim % blocks == 0, "scales: expected columns that divide ", dim,
-                    ", those of the table, got ", blocks);
+  // A table without columns has no block either: 0 columns of a scale would divide by zero.
+  TORCH_CHECK_VALUE(blocks > 0 && dim > 0 && dim % blocks == 0,
+                    "scales: expected columns that divide ", dim, ", those of the table, got ",
+                    blocks);
   return dim / blocks;
 }
 

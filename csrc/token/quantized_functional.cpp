@@ -19,6 +19,7 @@ int64_t QuantizedRows::memory() const {
 }
 
 QuantizedRows QuantizedRows::from_rowwise(const torch::Tensor& packed, int64_t bits) {
+  TORCH_CHECK_VALUE(bits != 2, "bits: expected 8 or 4, got 2, FBGEMM's INT2, which is not read");
   TORCH_CHECK_VALUE(bits == 8 || bits == 4, "bits: expected 8 or 4, got ", bits);
   const int64_t tail = bits == 8 ? 8 : 4;  // bytes of scale and bias: float32 or float16
   TORCH_CHECK_TYPE(packed.scalar_type() == at::kByte, "packed: expected uint8, got ",
@@ -34,6 +35,11 @@ QuantizedRows QuantizedRows::from_rowwise(const torch::Tensor& packed, int64_t b
                                  .to(at::kFloat);
   const torch::Tensor scales = pair.narrow(1, 0, 1).contiguous();
   const torch::Tensor biases = pair.narrow(1, 1, 1);
+  TORCH_CHECK_VALUE(
+      packed.is_meta() ||
+          (pair.isfinite().all().item<bool>() && scales.ge(0).all().item<bool>()),
+      "packed: expected finite scales of 0 or more behind the codes, got others: FBGEMM's "
+      "table-batched rows have them before the codes");
   if (bits == 4) return {codes, scales, biases.contiguous()};
   // Codes 0 to 255 as -128 to 127.
   return {codes.bitwise_xor(128).view(at::kChar), scales, biases + 128 * scales};

@@ -1,9 +1,24 @@
-"""What the readers of all file formats share: their error, and numbers in another dtype."""
+"""What the readers of all file formats share: an error, limits, JSON, numbers in a dtype."""
 
 from __future__ import annotations
 
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import Tensor
+
+# Bytes of a header or of a JSON file beside one, as in csrc/pretrained/safetensors.h.
+MOST_HEADER_BYTES = 100_000_000
+
+# Lists within lists.
+MOST_LEVELS = 16
+
+# Numbers that are converted at a time.
+PART = 1 << 20
 
 
 class FileFormatError(ValueError):
@@ -35,3 +50,41 @@ def in_dtype(path: str, name: str, numbers: Tensor, dtype: torch.dtype | None) -
     if result is not numbers and not bool(result.isfinite().eq(numbers.isfinite()).all()):
         raise FileFormatError(path, 0, f"{name} has numbers too large for {dtype}")
     return result
+
+
+def json_object(path: str, text: str | bytes, what: str) -> dict[str, Any]:
+    """The object that a text of a file is.
+
+    Args:
+        path: The file.
+        text: Its text, or a part of it.
+        what: The part, for messages.
+
+    Raises:
+        FileFormatError: The text is no JSON object.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise FileFormatError(path, 0, f"{what}: expected JSON of fewer levels") from None
+    except ValueError as error:  # not UTF-8, not JSON, a number of too many digits
+        raise FileFormatError(path, 0, f"{what}: expected JSON: {str(error)[:120]}") from None
+    if not isinstance(value, dict):
+        raise FileFormatError(path, 0, f"{what}: expected an object, got {value!s:.60}")
+    return value
+
+
+def json_file(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        FileFormatError: The file has none, or is too large.
+        OSError: The file cannot be read.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):  # reading a pipe or a device might never end
+        raise FileFormatError(os.fspath(path), 0, "expected a regular file")
+    if found.st_size > MOST_HEADER_BYTES:
+        reason = f"expected at most {MOST_HEADER_BYTES} bytes, got {found.st_size}"
+        raise FileFormatError(os.fspath(path), 0, reason)
+    return json_object(os.fspath(path), path.read_bytes(), "the file")

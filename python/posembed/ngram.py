@@ -444,7 +444,7 @@ class NgramEmbedding(Leaf, Prefetching):
 
 
 # Tables of qwen4_exp, whose checkpoints have shards, and of Engram.
-_TABLE = re.compile(r"(.*(?:ngram_embedding|engram\.embed))(?:\.shard_(\d+))?\.weight")
+_TABLE = re.compile(r"(.*(?:ngram_embedding|engram\.embed))(?:\.shard_([0-9]+))?\.weight")
 
 
 def _shards(names: Sequence[str], tensor: str | None) -> list[str]:
@@ -455,15 +455,17 @@ def _shards(names: Sequence[str], tensor: str | None) -> list[str]:
     for name in names:
         found = _TABLE.fullmatch(name)
         if found and tensor in (None, found[1], f"{found[1]}.weight"):
-            tables.setdefault(found[1], {})[int(found[2] or 0)] = name
+            digits = found[2] or "0"
+            number = int(digits) if len(digits) < 19 else 10**18  # more than any table has
+            tables.setdefault(found[1], {})[number] = name
     if len(tables) != 1:
         expected = "the name of one table of n-grams" if tensor is None else "a table"
         known = sorted(tables) or names
         raise ValueError(f"tensor: expected {expected}, got {tensor!r} for {known}")
     ((table, shards),) = tables.items()
-    missing = sorted({*range(max(shards) + 1)} - {*shards})
-    if missing:
-        raise ValueError(f"tensor: expected all shards of {table}, got none of number {missing[0]}")
+    missing = next(number for number in range(len(shards) + 1) if number not in shards)
+    if missing < len(shards):
+        raise ValueError(f"tensor: expected all shards of {table}, got none of number {missing}")
     return [shards[number] for number in sorted(shards)]
 
 

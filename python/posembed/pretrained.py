@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from posembed import _formats
 from posembed._file_format import FileFormatError as FileFormatError
 from posembed._library import bindings
 from posembed._validation import shown, whole
@@ -230,20 +231,22 @@ class VectorFile:
     ) -> Tensor:
         """Reads a whole table [rows, dim] as a copy.
 
-        Codes in float8 or int8 are multiplied by the scales that stand beside them, named as the
-        table with ``_scale_inv``, ``_scale``, ``.scales`` or ``.scale``: one for all, for each
-        row, for groups of columns or for blocks of 128 x 128.
+        Codes become numbers with the scales that stand beside them, a part at a time; the
+        documentation of tables lists the formats. Of float8 and int8 codes, there may be a scale
+        for all, for each row, for groups of columns or for blocks of 128 x 128.
 
         Args:
-            tensor: Name of the table, for files with several.
+            tensor: Name of the table, or of its module, for files with several.
             dtype: Dtype of the result; default: the file's, float32 with scales.
             progress: Show a progress bar; default: for a large file, on a terminal.
 
         Raises:
             FileFormatError: The file is malformed, or a finite number is not finite in ``dtype``.
-            TypeError: The table has codes that cannot be turned into numbers here: packed ones, or
-                codes with zero points.
+            TypeError: The table has codes of a format that is not read, which the message names.
         """
+        codes = _formats.find(self, tensor)
+        if codes is not None:
+            return codes.numbers(dtype)
         with self._bar(progress) as advance:
             return self._file.table(tensor or "", dtype, advance)
 

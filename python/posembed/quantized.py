@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from posembed import _gguf, _packed, functional
+from posembed import _formats, _gguf, functional, pretrained
 from posembed._library import bindings
 from posembed._memory import prefer_huge_pages
 from posembed._validation import whole
@@ -94,9 +94,8 @@ class QuantizedTable(Hosted, Table):
     ) -> QuantizedTable:
         """The codes of a file, which are not widened.
 
-        Reads float8 and int8 in safetensors with scales beside them, torchao's weights of these
-        dtypes, MLX's codes of 4 and 8 bits, if a config.json beside the file says which, and Q8_0
-        in GGUF.
+        Reads the formats with codes of 4 and 8 bits that the page on token tables lists, and Q8_0,
+        Q4_0 and Q4_1 in GGUF. For MLX, the config.json beside the file says how codes are packed.
 
         Args:
             path: safetensors, or the index (.json) of several, or GGUF.
@@ -107,22 +106,28 @@ class QuantizedTable(Hosted, Table):
         Raises:
             FileFormatError: The file is malformed.
             ValueError: It has no such table.
-            TypeError: The table has no codes.
+            TypeError: The table has no codes, or codes that only become numbers.
         """
         if _gguf.is_gguf(path):
             if not (tensor is None or isinstance(tensor, str)):
                 raise TypeError(f"tensor: expected one name for a GGUF file, got {tensor!r}")
-            codes, scales = _gguf.GgufFile(path).codes(tensor)
-            return cls(codes, scales, dtype=dtype)
+            return cls(*_gguf.GgufFile(path).codes(tensor), dtype=dtype)
         names = [tensor] if isinstance(tensor, str) else [*(tensor or ())]
-        if packed := _packed.table(path, names):
-            return cls(*packed, dtype=dtype)
+        if len(names) < 2:
+            found = _formats.find(pretrained.open_vectors(path), "".join(names))
+            if found is not None:
+                return cls(*found.kept(), dtype=dtype)
         codes, scales, block_rows, block_columns = bindings().FileRows(path, names).codes()
         return cls(codes, scales, block_rows=block_rows, block_columns=block_columns, dtype=dtype)
 
     @classmethod
     def from_rowwise(
-        cls, packed: Tensor, bits: int = 8, *, dtype: torch.dtype | None = None
+        cls,
+        packed: Tensor,
+        bits: int = 8,
+        *,
+        layout: Literal["rowwise", "table-batched"] = "rowwise",
+        dtype: torch.dtype | None = None,
     ) -> QuantizedTable:
         """The codes of FBGEMM's row-wise tables.
 
@@ -130,13 +135,17 @@ class QuantizedTable(Hosted, Table):
         them too. Biases of 8 bits are rounded to float32, because codes are stored from -128.
 
         Args:
-            packed: uint8 [num_embeddings, bytes]: codes from 0, then scale and bias, in float32
-                for 8 bits, in float16 for 4.
+            packed: uint8 [num_embeddings, bytes]: codes from 0, scale and bias of each row.
             bits: 8 or 4.
+            layout: "rowwise": scale and bias follow the codes, in float32 for 8 bits, in float16
+                for 4. "table-batched": they stand before the codes, in float16, as in FBGEMM's
+                table-batched embeddings for inference; cut padding off:
+                ``packed[:, : 4 + embedding_dim * bits // 8]``.
             dtype: Dtype of the results; default: torch's default dtype.
 
         Raises:
-            ValueError: ``bits`` or a shape that does not fit.
+            ValueError: ``bits``, ``layout`` or a shape that does not fit; scales that are negative
+                or not finite, as those of the other layout would be.
             TypeError: ``packed`` is not uint8.
 
         Examples:
@@ -147,6 +156,10 @@ class QuantizedTable(Hosted, Table):
             tensor([[0.0000, 1.0000, 0.5000]])
         """
         check_tensors(packed=packed)
+        if layout == "table-batched":
+            packed = _as_rowwise(packed, bits)
+        elif layout != "rowwise":
+            raise ValueError(f"layout: expected 'rowwise' or 'table-batched', got {layout!r}")
         return cls(*bindings().rowwise_codes(packed, whole("bits", bits)), dtype=dtype)
 
     def rows(self, ids: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
@@ -206,6 +219,16 @@ class QuantizedTable(Hosted, Table):
         """Sizes and the formats of codes and scales."""
         code = "4 bits" if self.codes.dtype == torch.uint8 else str(self.codes.dtype)[6:]
         return f"{self.num_embeddings}, {self.embedding_dim}, {code}, dtype={self.dtype}"
+
+
+def _as_rowwise(packed: Tensor, bits: int) -> Tensor:
+    """Table-batched rows with scale and bias behind the codes, as row-wise tables have them."""
+    if packed.dtype != torch.uint8 or packed.dim() != 2 or packed.shape[1] <= 4:
+        return packed  # which is refused
+    pair, codes = packed[:, :4].contiguous(), packed[:, 4:]
+    if bits == 8:
+        pair = pair.view(torch.float16).float().view(torch.uint8)
+    return torch.cat([codes, pair], 1)
 
 
 _INTEGERS = {1: torch.uint8, 4: torch.int32}

@@ -308,8 +308,9 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         r"""A module with vectors from a file that :func:`posembed.pretrained.open_vectors` reads.
 
         The rows of a model2vec file are those of its token ids, ``embeddings[mapping] * weights``.
-        Also reads the token table of a GGUF model in F32, F16, BF16 or Q8_0, if the gguf package is
-        installed; its rows are the ids of the model's own tokenizer, so it takes no words.
+        Codes of quantised checkpoints become numbers, and so do those of a GGUF model's token
+        table, if the gguf package is installed; its rows are the ids of the model's own tokenizer,
+        so it takes no words.
 
         Args:
             path: safetensors (or their index), word2vec, fastText .vec, GloVe or GGUF.
@@ -340,8 +341,8 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
             ValueError: Options do not match the file.
             TypeError: :meth:`from_pretrained` has no such option (raised before the file is read);
                 the table has a dtype such as float8, and no ``dtype`` says what to convert it to;
-                or a GGUF table has another type.
-            ImportError: For GGUF: the gguf package is not installed.
+                or its codes are of a format that is not read.
+            ImportError: For codes in GGUF: the gguf package is not installed.
 
         Examples:
             >>> import pathlib, tempfile, posembed as pe, torch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,18 @@ def test_tables_of_qwen4_exp_in_files(shards: int, tmp_path: Path) -> None:
         del parts[f"{prefix}.shard_1.weight"]
         save_file(parts, path)
         refused((lambda: pe.NgramEmbedding.from_file(path, SPEC), ValueError, "expected all shards of .* got none of number 1"))  # fmt: skip
+
+
+@pytest.mark.parametrize("number", ["9999999999", "9" * 5000])
+def test_the_number_of_a_shard_takes_no_memory(number: str, tmp_path: Path) -> None:
+    names = [f"ngram_embedding.shard_{each}.weight" for each in ("0", number)]
+    path = tmp_path / "model.safetensors"
+    save_file({name: torch.randn(2, 3) for name in names}, path)
+    tracemalloc.start()
+    refused((lambda: pe.NgramEmbedding.from_file(path, SPEC), ValueError, "expected all shards of .* got none of number 1"))  # fmt: skip
+    used = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert used < 8 << 20
 
 
 def test_tables_of_engram_in_files(tmp_path: Path) -> None:

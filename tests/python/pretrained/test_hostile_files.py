@@ -576,3 +576,43 @@ def test_widths_of_an_input_layer_must_agree(tmp_path: Path) -> None:
     message = r"wte.weight: expected \[100000, 100000\], got \[100000, 1\]"
     with little_memory(), pytest.raises(ValueError, match=message):
         pe.InputEmbedding.from_huggingface(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------ fuzzers in Python
+
+FUZZER = CORPUS.parents[1] / "files.py"
+
+
+def test_no_broken_file_takes_more_than_its_bytes_justify() -> None:
+    """A short run of the fuzzer of readers in Python."""
+    command = [sys.executable, FUZZER, "--runs", "150"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    answers = [next(iter(json.loads(line).values())) for line in done.stdout.splitlines()]
+    assert len(answers) == 3
+    assert all(each["read"] > 0 and sum(each.values()) == 150 for each in answers)
+
+
+@pytest.mark.parametrize(
+    ("reader", "message"),
+    [
+        ("def read(folder): bytearray(64 << 20)", "bytes for an input of"),
+        ("def read(folder): raise AttributeError('x')", "AttributeError"),
+        ("def read(folder): raise pe.FileFormatError('', 0, 'x')", "byte 0: x"),
+        ("def read(folder): return torch.empty(10**9, device='meta')", "a table of"),
+        ("def read(folder): sum(range(10**8))", "s for "),
+    ],
+)
+def test_the_fuzzer_sees_a_reader_that_breaks_a_rule(reader: str, message: str) -> None:
+    program = f"""
+import sys, torch, posembed as pe
+sys.path.insert(0, {str(FUZZER.parent)!r})
+import files
+{reader}
+files.TARGETS["gguf"] = (files.gguf, read)
+files.run("gguf", 1, 1)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert message in done.stderr.splitlines()[-1]
+    assert "failed: gguf --runs 1 --seed 1, kept in" in done.stderr

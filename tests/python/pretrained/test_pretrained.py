@@ -398,56 +398,26 @@ def test_words_of_a_real_model() -> None:
     assert coverage == Coverage(2, ["posembed"], [])
 
 
-# Broken files: the place of the fault, and the reason.
+# Broken files: the place of the fault, and the reason. tests/cpp/pretrained/reader_test.cpp has them, too.
 
-TWO = {"a": entry([1], 0, 4), "b": entry([2], 4, 12)}
-BROKEN_TENSORS = {
-    "empty": (b"", 0, "expected a header's length in 8 bytes"),
-    "length longer than the file": (b"\x99\0\0\0\0\0\0\0{}", 0, "header of 153 bytes, but only 2 follow"),
-    "length beyond the format": (b"\xff" * 8 + b"{}", 0, "at most 100000000"),
-    "cut off in its data": (safetensors(TWO, bytes(11)), None, "'b': data_offsets 4 to 12"),
-    "bytes after the data": (safetensors(TWO, bytes(13)), None, "1 bytes after the last tensor"),
-    "no JSON": (safetensors(b"{nonsense}"), 10, "expected JSON: parse error"),
-    "JSON cut off": (safetensors(b'{"a":{"dtype":'), 22, "expected JSON"),
-    "no object": (safetensors(b"[1, 2]"), 8, "begins with '{'"),
-    "not UTF-8": (safetensors(b'{"\xff\xfe":1}'), 10, "invalid string"),
-    "name twice": (safetensors(b'{"a":1,"a":2}'), None, "'a': expected an object"),
-    "field twice": (safetensors(b'{"a":{"dtype":"F32","dtype":"F32"}}'), 35, "'dtype' is given twice"),
-    "entry without a shape": (safetensors({"a": {"dtype": "F32"}}), 12, "has no shape"),
-    "unknown dtype": (safetensors({"a": entry([1], 0, 4, "F33")}, bytes(4)), 12, "unknown dtype 'F33'"),
-    "shape that is no list": (safetensors({"a": {"dtype": "F32", "shape": 1}}), 12, "expected array"),
-    "negative extent": (safetensors({"a": entry([-1], 0, 4)}, bytes(4)), 12, "whole numbers below 2^63"),
-    "fraction": (safetensors({"a": entry([1.5], 0, 4)}, bytes(4)), 12, "whole numbers below 2^63"),
-    "number beyond 64 bits": (safetensors({"a": entry([2**70], 0, 4)}, bytes(4)), 12, "whole numbers"),
-    "size that overflows": (safetensors({"a": entry([2**40, 2**40], 0, 4)}, bytes(4)), 12, "overflows"),
-    "size that wraps to what is there": (safetensors({"a": entry([2**62 + 1], 0, 4)}, bytes(4)), 12, "overflows"),
-    "strides that overflow": (safetensors({"a": entry([0, 2**40, 2**40], 0, 0)}), 12, "overflows"),
-    "offsets the wrong way round": (safetensors({"a": entry([1], 4, 0)}, bytes(4)), 12, "data_offsets 4 to 0"),
-    "offsets that wrap": (safetensors({"a": entry([1], 2**63 - 4, 2**63)}, bytes(4)), 12, "data_offsets"),
-    "one offset": (safetensors(b'{"a":{"dtype":"F32","shape":[],"data_offsets":[0]}}'), 12, "two numbers"),
-    "shape that does not fill its bytes": (safetensors({"a": entry([2], 0, 4)}, bytes(4)), 12, "need 8 bytes"),
-    "overlap": (safetensors({"a": entry([2], 0, 8), "b": entry([2], 4, 12)}, bytes(12)), None, "inside another"),
-    "hole": (safetensors({"a": entry([1], 0, 4), "b": entry([1], 8, 12)}, bytes(12)), None, "after a hole"),
-    "Git LFS pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n", 0, "git lfs pull"),
-    "zero and what follows": (safetensors(b"{}\0 anything"), 10, "zero byte"),
-    "metadata that are no text": (safetensors({"__metadata__": {"k": 1}}), 23, "expected names and texts"),
-    "metadata that are no object": (safetensors({"__metadata__": "x"}), 23, "expected names and texts"),
-    "nested without end": (safetensors(b'{"a":' + b"[" * 50), None, "deeper than"),
-}  # fmt: skip
+CORPUS = Path(__file__).resolve().parents[2] / "fuzz" / "readers" / "corpus"
+REFUSED = {
+    name: (int(offset), reason)
+    for line in (CORPUS / "refused.tsv").read_text().splitlines()
+    for name, offset, reason in (line.split("\t"),)
+}
 
 
-@pytest.mark.parametrize("case", BROKEN_TENSORS)
-def test_broken_safetensors(tmp_path: Path, case: str) -> None:
-    content, offset, reason = BROKEN_TENSORS[case]
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(content)
+@pytest.mark.parametrize("case", REFUSED)
+def test_broken_files(tmp_path: Path, case: str) -> None:
+    offset, reason = REFUSED[case]
+    path = tmp_path / {"safetensors": "m.safetensors", "words": "v"}[case.partition("/")[0]]
+    path.write_bytes((CORPUS / case).read_bytes())
     with pytest.raises(pe.FileFormatError) as raised:
-        open_vectors(path)
+        open_vectors(path).table()
     error = raised.value
     assert reason in error.reason
-    assert error.path == str(path)
-    assert 0 <= error.offset <= len(content)
-    assert offset in (None, error.offset)
+    assert (error.path, error.offset) == (str(path), offset)
     assert str(error) == f"{path}: byte {error.offset}: {error.reason}"
 
 
@@ -458,44 +428,13 @@ def test_shape_without_end(tmp_path: Path) -> None:
 
 
 # torch skips extents of 0 when it multiplies strides; safetensors does not.
-@pytest.mark.parametrize("case", sorted(BROKEN_TENSORS.keys() - {"strides that overflow"}))
-def test_safetensors_refuses_them_too(tmp_path: Path, case: str) -> None:
+@pytest.mark.parametrize(
+    "case", [each for each in REFUSED if each.startswith("safetensors") and "strides" not in each]
+)
+def test_safetensors_refuses_them_too(case: str) -> None:
     theirs = pytest.importorskip("safetensors")
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(BROKEN_TENSORS[case][0])
     with pytest.raises(theirs.SafetensorError):
-        theirs.safe_open(path, "pt").__enter__()
-
-
-BINARY = vector_files.binary(WORDS, table())
-BROKEN_WORDS = {
-    "row too narrow": (b"a 1 2\nb 1\n", 6, "expected a row of 2 numbers, got 1"),
-    "row too wide": (b"a 1 2\nb 0.5 1 2\n", 6, "expected a row of 2 numbers, got 3"),
-    "row too wide by a whole number": (b"2 2\na 0 0.25 0.5\nb 1 0.25 0.5\n", 4, "expected a row of 2 numbers, got 3"),
-    "header cut off": (b"400000 300", 10, "ends inside its header"),
-    "not a number": (b"a 1 2\nb nan 2\n", 8, "expected a finite number, got 'nan'"),
-    "fewer rows than the header says": (b"3 2\na 1.5 2.5\nb 1.5 2.5\n", 24, "ends after 2 rows"),
-    "more rows than the header says": (b"1 2\na 1 2\nb 1 2\n", 10, "more follows the 1 rows"),
-    "header beyond the file": (b"99999999999 300\na 1 2\n", 0, "the header says"),
-    "binary cut off": (BINARY[:-9], BINARY.index(b"\n##ing"), "ends inside row 6 of 6"),
-    "zip": (b"PK\x03\x04 and so on", 0, "zip archive"),
-    "pickle": (b"\x80\x02}q\x00.", 0, "pickle"),
-    "newer pickle": (b"\x80\x04\x95", 0, "pickle"),
-    "NumPy array": (b"\x93NUMPY\x01\x00v\x00{'descr': '<f4'}\n", 0, "numpy.load"),
-    "header that overflows": (b"99999999999999999999 2\n", 0, "the header says"),
-    "prose": (b"What is this?\n", 0, "neither safetensors, word2vec, fastText nor GloVe"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", BROKEN_WORDS)
-def test_broken_words(tmp_path: Path, case: str) -> None:
-    content, offset, reason = BROKEN_WORDS[case]
-    path = tmp_path / "words"
-    path.write_bytes(content)
-    with pytest.raises(pe.FileFormatError) as raised:
-        open_vectors(path).table()
-    assert (raised.value.path, raised.value.offset) == (str(path), offset)
-    assert reason in raised.value.reason
+        theirs.safe_open(CORPUS / case, "pt").__enter__()
 
 
 def mutated(content: bytes, chance: random.Random) -> bytes:
