@@ -218,13 +218,7 @@ def test_attention_refuses(module: Any, error: type[Exception], text: str, chang
     """Arguments that matrix products would accept, or refuse without naming them."""
     given = torch.zeros(2, 4, 3, 8), torch.zeros(2, 2, 5, 8), torch.zeros(2, 2, 5, 6)
     query, key, value, *dropout = change(*given)
-    refused(
-        (
-            lambda: module(4).attention(query, key, value, dropout=dropout[0] if dropout else 0.0),
-            error,
-            text,
-        )
-    )
+    refused((lambda: module(4).attention(query, key, value, dropout=dropout[0] if dropout else 0.0), error, text))  # fmt: skip
 
 
 def test_attention_under_autocast_takes_other_dtypes() -> None:
