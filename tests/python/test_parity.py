@@ -310,6 +310,19 @@ MODULES = [
     ),
     twins(
         "ALiBi",
+        9,
+        total_heads=66,
+        head_start=63,
+        train_length=3,
+        call=lambda m: (
+            m.alibi_slopes(2, 16),
+            m.attention(*[numbers(2, 9, 5, 8)] * 3, scale=0.125),
+        ),
+    ),
+    twins("TokenEmbedding", 12, 8, max_norm=0.5, call=lambda m: (m.forward(ids(2, 5)), m.weight)),
+    twins("TokenEmbedding", 12, 0, max_norm=0.5, call=lambda m: m.forward(ids(2, 5))),
+    twins(
+        "ALiBi",
         4,
         causal=False,
         call=lambda m: m.lse_correction(3, query_start=8, key_start=4, form="key"),
@@ -350,7 +363,28 @@ MODULES = [
     twins("RotaryEmbedding", 8, call=rotate_pair),
     twins("RotaryEmbedding", 8, base=500000.0, interleaved=True, call=rotate_pair),
     twins("RotaryEmbedding", 8, rotary_dim=4, rotary_start=2, reverse=True, call=rotate_pair),
-    twins("RotaryEmbedding", 8, scaling=pe.XPosScaling(center=2.5), call=rotate_pair),
+    twins(
+        "RotaryEmbedding",
+        8,
+        scaling=pe.XPosScaling(center=2.5),
+        call=lambda m: (*rotate_pair(m), m.forward(numbers(2, 5, 4, 8))),
+    ),
+    twins(
+        "RotaryEmbedding",
+        8,
+        sections=pe.Sections((1, 3, 0)),
+        call=lambda m: (
+            m.forward(numbers(2, 3, 2, 8), positions=ids(3, 2, 3)),
+            m.forward(numbers(2, 3, 2, 8), positions=ids(3, 2, 3)[:2]),
+        ),
+    ),
+    twins(
+        "RotaryEmbedding",
+        8,
+        learned_frequencies=True,
+        frequency_sizes=(2, 3),
+        call=lambda m: m.forward(numbers(2, 5, 3, 8), positions=ids(2, 1, 5)),
+    ),
     twins("RotaryEmbedding", 8, numerics="float32", call=rotate_pair),
     twins("RotaryEmbedding", 8, base=300.0, learned_frequencies=True, call=rotate_pair),
     twins(

@@ -145,6 +145,20 @@ def token_bag(name: str, weight: Tensor, *arguments: Any) -> Any:
     return call.run()
 
 
+def norm_rotary(name: str, query: Tensor, key: Tensor, *arguments: Any) -> Any:
+    """Norms and rotates; tables whose gradients are sums over heads need both split alike."""
+    call = Call(name, query, key, *arguments)
+    learned = [
+        each for each in ("cos", "sin") if getattr(call.given.get(each), "requires_grad", False)
+    ]
+    if learned and torch.is_grad_enabled() and query.placements != key.placements:  # type: ignore[attr-defined]
+        raise ValueError(
+            f"{learned[0]}: expected no gradient where query and key are split differently, got "
+            f"query {query.placements}, key {key.placements}"  # type: ignore[attr-defined]
+        )
+    return call.run()
+
+
 def ngram_ids(name: str, ids: Tensor, *arguments: Any) -> Any:
     """Hashes n-grams, which need the tokens before: the sequence must be whole."""
     call = Call(name, ids, *arguments)
@@ -185,5 +199,6 @@ BY_HAND: dict[str, Callable[..., Any]] = {
     "embedding": embedding,
     "token_bag": token_bag,
     "ngram_ids": ngram_ids,
+    "norm_rotary": norm_rotary,
     "alibi_attention": alibi_attention,
 }

@@ -30,32 +30,6 @@ InputOptions bert() {
 
 torch::Tensor some_ids() { return torch::tensor({{1, 2, 0, 9}, {4, 4, 10, 0}}, torch::kLong); }
 
-/// The result of calling the submodules one after another.
-torch::Tensor apart(InputEmbedding& embed, const torch::Tensor& ids, const torch::Tensor& types) {
-  const torch::Tensor sum =
-      embed->learned->forward(embed->token->forward(ids) + embed->token_type->forward(types));
-  return torch::layer_norm(sum, {8}, embed->norm->weight, embed->norm->bias, embed->norm->eps);
-}
-
-TEST(InputModule, EqualsSubmodulesWithGradients) {
-  InputEmbedding embed(bert());
-  const torch::Tensor types = torch::tensor({{0, 0, 1, 1}, {1, 0, 1, 0}}, torch::kInt);
-  const torch::Tensor result = embed->forward(some_ids(), InputCall().types(types));
-  const torch::Tensor expected = apart(embed, some_ids(), types);
-  EXPECT_TRUE(torch::allclose(result, expected, 1e-5, 2e-6));
-  const torch::Tensor gradient = torch::randn_like(result);
-  result.backward(gradient);
-  std::vector<torch::Tensor> ours;
-  for (torch::Tensor& parameter : embed->parameters()) {
-    ours.push_back(parameter.grad().clone());
-    parameter.mutable_grad().reset();
-  }
-  expected.backward(gradient);
-  for (size_t i = 0; i < ours.size(); ++i) {
-    EXPECT_TRUE(torch::allclose(ours[i], embed->parameters()[i].grad(), 1e-4, 1e-5)) << i;
-  }
-}
-
 TEST(InputFunction, EqualsTheModule) {
   InputEmbedding embed(bert());
   const torch::Tensor types = torch::tensor({{0, 0, 1, 1}, {1, 0, 1, 0}}, torch::kInt);
@@ -90,19 +64,6 @@ TEST(InputModule, NamesItsParameters) {
   InputEmbedding bare(InputOptions(11, 8).positions(Positions::sinusoidal).norm(InputNorm::rms));
   EXPECT_EQ(bare->named_parameters().keys(),
             (std::vector<std::string>{"token.weight", "norm.weight"}));
-}
-
-TEST(InputModule, DropsOutInTrainingOnly) {
-  InputEmbedding embed(InputOptions(11, 64).positions(Positions::none).dropout(0.5));
-  torch::manual_seed(5);
-  const torch::Tensor first = embed->forward(some_ids());
-  torch::manual_seed(5);
-  EXPECT_TRUE(torch::equal(first, embed->forward(some_ids())));
-  EXPECT_FALSE(torch::equal(first, embed->forward(some_ids())));
-  embed->eval();
-  const torch::Tensor plain = embed->forward(some_ids());
-  EXPECT_TRUE(torch::equal(plain, embed->token->forward(some_ids())));
-  EXPECT_TRUE(torch::equal(first, torch::where(first == 0, torch::zeros_like(first), plain * 2)));
 }
 
 TEST(InputModule, PartsOfABatchDropAsTheWhole) {
@@ -145,37 +106,6 @@ TEST(InputModule, StandsInASequential) {
   InputEmbedding embed(bert());
   torch::nn::Sequential model(embed);
   EXPECT_TRUE(torch::equal(model->forward(some_ids()), embed->forward(some_ids())));
-}
-
-TEST(InputModule, TakesVectorsInsteadOfIds) {
-  InputEmbedding embed(bert());
-  const torch::Tensor vectors = embed->token->forward(some_ids()).detach().requires_grad_();
-  const torch::Tensor result = embed->forward({}, InputCall().offset(1).inputs_embeds(vectors));
-  EXPECT_TRUE(torch::equal(result, embed->forward(some_ids(), InputCall().offset(1))));
-  result.square().sum().backward();
-  EXPECT_TRUE(vectors.grad().any().item<bool>());
-  EXPECT_THROW(embed->forward({}), c10::ValueError);
-  EXPECT_THROW(embed->forward(some_ids(), InputCall().inputs_embeds(vectors)), c10::ValueError);
-  const torch::Tensor narrow = vectors.detach().slice(2, 0, 4);
-  EXPECT_THROW(embed->forward({}, InputCall().inputs_embeds(narrow)), c10::ValueError);
-  const torch::Tensor half = vectors.detach().to(torch::kHalf);
-  EXPECT_THROW(embed->forward({}, InputCall().inputs_embeds(half)), c10::TypeError);
-}
-
-TEST(InputModule, SinusoidsOfFairseqSkipPadding) {
-  InputEmbedding embed(InputOptions(11, 8)
-                           .positions(Positions::sinusoidal)
-                           .padding_idx(0)
-                           .position_rule(posembed::PositionRule::roberta));
-  const torch::Tensor result = embed->forward(some_ids());
-  EXPECT_FALSE(result[0][2].any().item<bool>());
-  const torch::Tensor positions = torch::tensor({{0, 1, -1, 2}, {0, 1, 2, -1}}, torch::kLong);
-  EXPECT_TRUE(torch::equal(
-      result, embed->sinusoidal->forward(embed->token->forward(some_ids()), positions)));
-  EXPECT_THROW(InputEmbedding(InputOptions(11, 8)
-                                  .positions(Positions::sinusoidal)
-                                  .position_rule(posembed::PositionRule::opt)),
-               c10::ValueError);
 }
 
 TEST(InputModule, RefusesWhatDoesNotFit) {

@@ -1,6 +1,5 @@
 // Tests LearnedPositionalEmbedding as C++ programs use it.
 #include <gtest/gtest.h>
-#include <torch/nn/functional/upsampling.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
 
@@ -15,17 +14,6 @@ using posembed::LearnedOptions;
 using posembed::LearnedPositionalEmbedding;
 using posembed::LearnedPositionalEmbeddingImpl;
 using posembed::PositionCall;
-using torch::indexing::Slice;
-
-TEST(LearnedModule, AddsRowsFromTheOffsetOn) {
-  LearnedPositionalEmbedding position(LearnedOptions(10, 4).first_row(2));
-  ASSERT_EQ(position->weight.sizes(), (std::vector<int64_t>{12, 4}));
-  const torch::Tensor x = torch::randn({2, 3, 4});
-  const torch::Tensor rows = position->weight.index({Slice(7, 10)});
-  EXPECT_TRUE(torch::equal(position->forward(x, PositionCall().offset(5)), x + rows));
-  EXPECT_TRUE(torch::equal(position->forward(x, torch::tensor({5, 6, 7}, torch::kInt)), x + rows));
-  EXPECT_TRUE(torch::equal(position->encode(torch::tensor({5, 6, 7}, torch::kLong)), rows));
-}
 
 TEST(LearnedFunctions, AreWhatTheModuleDoes) {
   LearnedPositionalEmbedding position(LearnedOptions(6, 4).first_row(2));
@@ -47,52 +35,6 @@ TEST(LearnedModule, GradientsFlowWithoutPython) {
   EXPECT_TRUE(torch::equal(x.grad(), torch::ones({5, 3, 2})));
   const torch::Tensor expected = torch::tensor({{0.f, 0.f}, {5.f, 5.f}, {5.f, 5.f}, {5.f, 5.f}});
   EXPECT_TRUE(torch::equal(position->weight.grad(), expected));
-}
-
-TEST(LearnedModule, ExtendsItsTable) {
-  LearnedPositionalEmbedding position(LearnedOptions(2, 1).first_row(1));
-  {
-    const torch::NoGradGuard no_grad;
-    position->weight.copy_(torch::tensor({{9.f}, {0.f}, {4.f}}));
-  }
-  position->extend(5);
-  EXPECT_EQ(position->options.max_positions(), 5);
-  const torch::Tensor expected = torch::tensor({9.f, 0.f, 1.f, 2.f, 3.f, 4.f});
-  EXPECT_TRUE(torch::equal(position->weight.flatten(), expected));
-  EXPECT_TRUE(position->weight.requires_grad());
-  EXPECT_THROW(position->extend(4), c10::ValueError);
-}
-
-TEST(LearnedModule, ResamplesAPicturesGrid) {
-  LearnedPositionalEmbedding position(LearnedOptions({3, 4}, 8).prefix_tokens(1).resampling(
-      posembed::Resampling().method("bilinear").antialias(true)));
-  ASSERT_EQ(position->weight.sizes(), (std::vector<int64_t>{13, 8}));
-  const torch::Tensor image =
-      position->weight.slice(0, 1).view({1, 3, 4, 8}).permute({0, 3, 1, 2}).detach();
-  const torch::Tensor rows =
-      torch::nn::functional::interpolate(image, torch::nn::functional::InterpolateFuncOptions()
-                                                    .size(std::vector<int64_t>{5, 2})
-                                                    .mode(torch::kBilinear)
-                                                    .align_corners(false)
-                                                    .antialias(true))
-          .flatten(2)[0]
-          .t();
-  const torch::Tensor table = torch::cat({position->weight.slice(0, 0, 1), rows});
-  EXPECT_TRUE(torch::equal(position->resampled({5, 2}), table));
-  const torch::Tensor x = torch::randn({2, 11, 8});
-  const torch::Tensor y = position->forward(x, PositionCall().grid({5, 2}));
-  EXPECT_TRUE(torch::equal(y, x + table));
-  y.sum().backward();
-  EXPECT_TRUE(torch::equal(position->weight.grad()[0], torch::full({8}, 2.0)));
-  EXPECT_NEAR(position->weight.grad().sum().item<double>(), 2 * 11 * 8, 1e-4);
-  position->extend({5, 2});
-  EXPECT_TRUE(torch::equal(position->weight, table));
-  EXPECT_EQ(position->options.max_positions(), 11);
-  std::ostringstream text;
-  text << position;
-  EXPECT_EQ(text.str(),
-            "LearnedPositionalEmbedding(11, 8, grid=(5, 2), prefix_tokens=1, "
-            "resampling='bilinear', antialias=True)");
 }
 
 TEST(LearnedModule, ReadsAGridOfATable) {
@@ -153,28 +95,6 @@ TEST(LearnedModule, StandsInASequential) {
   const torch::Tensor x = torch::randn({2, 4, 3});
   torch::nn::Sequential model(position);
   EXPECT_TRUE(torch::equal(model->forward(x), position->forward(x)));
-}
-
-TEST(LearnedModule, NamesThePositionPastTheEnd) {
-  LearnedPositionalEmbedding position(LearnedOptions(10, 4).first_row(2));
-  const auto message = [&](const auto& call) -> std::string {
-    try {
-      call();
-    } catch (const c10::IndexError& error) {
-      return error.what();
-    }
-    return "nothing was raised";
-  };
-  const torch::Tensor x = torch::zeros({1, 3, 4});
-  EXPECT_NE(
-      message([&] { position->forward(x, PositionCall().offset(8)); }).find("table of 10, got 10"),
-      std::string::npos);
-  const torch::Tensor positions = torch::tensor({0, 11, 3}, torch::kLong);
-  EXPECT_NE(message([&] { position->forward(x, positions); }).find("got 11 at index 1"),
-            std::string::npos);
-  EXPECT_NE(message([&] { position->encode(-positions); }).find("got -11 at index 1"),
-            std::string::npos);
-  EXPECT_NO_THROW(position->encode(torch::tensor({-2, 9}, torch::kLong)));
 }
 
 }  // namespace

@@ -59,11 +59,9 @@ class VectorFiles : public testing::Test {
   }
 
   /// Writes the numbers 0, 1, 2, ... as the table "table", [rows, 2].
-  std::string write_table(const std::string& name, int64_t rows,
-                          const std::string& padding = "") const {
+  std::string write_table(const std::string& name, int64_t rows) const {
     const std::string header = R"({"table":{"dtype":"F32","shape":[)" + std::to_string(rows) +
-                               R"(,2],"data_offsets":[0,)" + std::to_string(8 * rows) + "]}}" +
-                               padding;
+                               R"(,2],"data_offsets":[0,)" + std::to_string(8 * rows) + "]}}";
     const uint64_t length = header.size();
     std::string bytes(reinterpret_cast<const char*>(&length), sizeof length);
     const torch::Tensor numbers = torch::arange(2 * rows, torch::kFloat);
@@ -91,18 +89,6 @@ TEST_F(VectorFiles, InterruptedAndShortReadsAreContinued) {
   EXPECT_GT(reads, 2 * 400 / 13);  // those of the table went through the function above
   EXPECT_TRUE(torch::equal(table, counted(50).to(torch::kDouble)));
   EXPECT_TRUE(torch::equal(rows, torch::tensor({{1.0f, 2.0f}, {3.0f, 4.0f}})));
-}
-
-TEST_F(VectorFiles, ViewOutlivesItsFileAndNeverChangesIt) {
-  // The header has 59 bytes; with 5 of padding, numbers begin at a multiple of 4.
-  for (const std::string padding : {"", " ", "  ", "   "}) {
-    const std::string path = write_table("model.safetensors", 3, padding);
-    torch::Tensor view = open(path).tensor("table");
-    EXPECT_TRUE(torch::equal(view, counted(3)));
-    view.add_(1);
-    EXPECT_TRUE(torch::equal(view, counted(3) + 1));
-    EXPECT_TRUE(torch::equal(open(path).tensor("table"), counted(3)));
-  }
 }
 
 TEST_F(VectorFiles, ListsAndConverts) {
@@ -157,89 +143,6 @@ TEST_F(VectorFiles, OtherWordsForThoseThatAreMissing) {
   Vocabulary vocabulary(words);
   EXPECT_THROW(file.rows(vocabulary, options), c10::ValueError);
   EXPECT_THROW(TokenEmbedding::from_file(file.path(), std::nullopt, options), c10::ValueError);
-}
-
-TEST_F(VectorFiles, WordsThatAreNotUtf8) {
-  const std::string path = write("bad.txt", "a 1 2\nb\xe2\x82 3 4\n");
-  EXPECT_THROW(open(path).words(), FileFormatError);
-  const VectorFile file = open(path, OpenOptions().check_utf8(false));
-  const std::vector<std::string> words = {"a", "b\xef\xbf\xbd"};
-  EXPECT_EQ(file.words(), words);
-  EXPECT_EQ(file.rows(words).coverage.found, 2);
-}
-
-TEST_F(VectorFiles, RowsOfATableWhoseWordsAreGiven) {
-  const std::string path = write_table("model.safetensors", 4);
-  const VectorFile file = open(path, OpenOptions().words({"[PAD]", "the", "cat"}));
-  const Rows rows = file.rows({"cat", "emu", "[PAD]"},
-                              ReadOptions().missing(Missing::zero).dtype(torch::kDouble));
-  EXPECT_TRUE(
-      torch::equal(rows.vectors, torch::tensor({{4., 5.}, {0., 0.}, {0., 1.}}, torch::kDouble)));
-  EXPECT_THROW(open(path).rows({"cat"}), c10::ValueError);
-}
-
-TEST_F(VectorFiles, ShardsBesideTheirIndex) {
-  write_table("1.safetensors", 2);
-  const std::string index =
-      write("model.safetensors.index.json", R"({"weight_map":{"table":"1.safetensors"}})");
-  EXPECT_TRUE(torch::equal(open(index).tensor("table"), counted(2)));
-  for (const char* text : {R"({"weight_map":{"table":"2.safetensors"}})",
-                           R"({"weight_map":{"other":"1.safetensors"}})"}) {
-    const VectorFile file = open(write("bad.json", text));
-    EXPECT_THROW(file.tensor(file.names()[0]), FileFormatError) << text;
-  }
-}
-
-TEST_F(VectorFiles, OneTensorNeedsOneShard) {
-  write_table("1.safetensors", 2);
-  const std::string index =
-      write("model.safetensors.index.json",
-            R"({"weight_map":{"table":"1.safetensors","other":"2.safetensors"}})");
-  const auto token = TokenEmbedding::from_file(index, std::nullopt, ReadOptions().tensor("table"));
-  EXPECT_TRUE(torch::equal(token->weight, counted(2)));
-}
-
-/// A model2vec file: two rows, of three tokens with weights.
-std::string model2vec(const char* mapping_and_weights, size_t size) {
-  const std::string header = R"({"embeddings":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},)"
-                             R"("mapping":{"dtype":"I64","shape":[3],"data_offsets":[8,32]},)"
-                             R"("weights":{"dtype":"F32","shape":[3],"data_offsets":[32,44]}})";
-  std::string text(8, '\0');
-  text[0] = static_cast<char>(header.size());
-  const float rows[] = {2.0f, 4.0f};
-  text += header + std::string(reinterpret_cast<const char*>(rows), sizeof(rows));
-  return text + std::string(mapping_and_weights, size);
-}
-
-TEST_F(VectorFiles, RowsOfModel2VecAreThoseOfTokens) {
-  struct {
-    int64_t mapping[3] = {1, 0, 1};
-    float weights[3] = {0.5f, 1.0f, 3.0f};
-  } tokens;
-  constexpr size_t size = sizeof(tokens.mapping) + sizeof(tokens.weights);
-  const auto bytes = [&] { return reinterpret_cast<const char*>(&tokens); };
-  const std::string path = write("model.safetensors", model2vec(bytes(), size));
-  const auto token = TokenEmbedding::from_file(path, std::nullopt);
-  EXPECT_TRUE(torch::equal(token->weight, torch::tensor({{2.f}, {2.f}, {12.f}})));
-  EXPECT_THROW(TokenEmbedding::from_file(path, {{"a"}}), c10::ValueError);
-  tokens.mapping[2] = 2;
-  const std::string wrong = write("wrong.safetensors", model2vec(bytes(), size));
-  EXPECT_THROW(TokenEmbedding::from_file(wrong, std::nullopt), c10::ValueError);
-}
-
-TEST_F(VectorFiles, SkipRowsThatCannotBeRead) {
-  const std::string path = write("odd.vec", "4 2\na 1 2\nb 1 nan\nc 1\nd 3 4\n");
-  const OpenOptions options = OpenOptions().on_bad_row(OnBadRow::skip);
-  const VectorFile file = open(path, options);
-  const Skipped skipped = file.skipped();
-  EXPECT_EQ(skipped.count, 2);
-  EXPECT_EQ(skipped.rows[1].word, "c");
-  EXPECT_EQ(skipped.rows[1].reason, "expected a row of 2 numbers, got 1");
-  EXPECT_EQ(file.words(), (std::vector<std::string>{"a", "d"}));
-  EXPECT_TRUE(torch::equal(file.table(), torch::tensor({{1.f, 2.f}, {3.f, 4.f}})));
-  const auto token = TokenEmbedding::from_file(path, {{"d"}}, {}, true, {0, 0}, options);
-  EXPECT_TRUE(torch::equal(token->weight, torch::tensor({{3.f, 4.f}})));
-  EXPECT_EQ(open(write("fine.vec", "1 1\na 1\n")).skipped().count, 0);
 }
 
 TEST_F(VectorFiles, ErrorsNameFilePlaceAndReason) {

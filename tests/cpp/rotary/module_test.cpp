@@ -7,7 +7,6 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/optim/sgd.h>
 
-#include <sstream>
 #include <string>
 
 #include "posembed/rotary.h"
@@ -19,16 +18,6 @@ using posembed::RotaryCall;
 using posembed::RotaryEmbedding;
 using posembed::RotaryOptions;
 using posembed::RotarySpec;
-
-TEST(RotaryModule, RotatesByPositionTimesFrequency) {
-  RotaryEmbedding rope(RotaryOptions(2).layout(Layout::thd));
-  const torch::Tensor query = torch::tensor({{{1.0, 0.0}}, {{1.0, 0.0}}}, torch::kFloat64);
-  const torch::Tensor rotated = rope->forward(query, RotaryCall().offset(1));
-  for (int64_t token = 0; token < 2; ++token) {
-    EXPECT_NEAR(rotated[token][0][0].item<double>(), std::cos(token + 1.0), 1e-15);
-    EXPECT_NEAR(rotated[token][0][1].item<double>(), std::sin(token + 1.0), 1e-15);
-  }
-}
 
 TEST(RotaryModule, IsCalledAndMadeOfASpecification) {
   RotarySpec spec(8);
@@ -53,18 +42,6 @@ TEST(RotaryModule, GradientsFlowWithoutPython) {
   EXPECT_TRUE(torch::allclose(key.grad(), 2 * key, 1e-5, 1e-6));
 }
 
-TEST(RotaryModule, InPlaceEqualsFunctional) {
-  RotaryEmbedding rope(RotaryOptions(8).rotary_dim(4).interleaved(true));
-  const torch::Tensor query = torch::randn({2, 3, 4, 8});
-  const torch::Tensor expected = rope->forward(query);
-  EXPECT_TRUE(rope->rotate_(query).is_same(query));
-  EXPECT_TRUE(torch::equal(query, expected));
-  const torch::Tensor key = torch::randn({2, 3, 1, 8});
-  const auto [query_again, key_again] = rope->rotate_(query, key);
-  EXPECT_TRUE(query_again.is_same(query));
-  EXPECT_TRUE(key_again.is_same(key));
-}
-
 TEST(RotaryModule, IntoGivenMemory) {
   const RotarySpec spec(8);
   const torch::Tensor query = torch::randn({2, 3, 4, 8}), key = torch::randn({2, 3, 1, 8});
@@ -82,30 +59,6 @@ TEST(RotaryModule, IntoGivenMemory) {
   EXPECT_TRUE(torch::equal(query_out, query_wanted));
   EXPECT_THROW(posembed::functional::rotary_out(packed.narrow(2, 1, 4), query_out, spec),
                c10::ValueError);
-}
-
-TEST(RotaryModule, KeysAloneGrowWhereQueriesFade) {
-  RotarySpec spec(8);
-  spec.scaling = posembed::XPosScaling{};
-  RotaryEmbedding rope{RotaryOptions(spec)}, for_keys{RotaryOptions(spec.for_keys())};
-  const torch::Tensor query = torch::randn({1, 3, 2, 8}), key = torch::randn({1, 3, 2, 8});
-  const auto [query_rotated, key_rotated] = rope->forward(query, key);
-  EXPECT_TRUE(torch::equal(rope->forward(query), query_rotated));
-  EXPECT_TRUE(torch::equal(for_keys->forward(key), key_rotated));
-}
-
-TEST(RotaryModule, NumericsOfPyTorchPrograms) {
-  RotaryEmbedding rope(RotaryOptions(8).numerics(posembed::Numerics::float32));
-  const torch::Tensor query = torch::randn({1, 5, 2, 8}, torch::kBFloat16);
-  const torch::Tensor even = torch::arange(0, 8, 2).to(torch::kFloat);
-  const torch::Tensor frequencies = 1.0 / torch::pow(10000.0, even / 8);
-  const torch::Tensor angle = torch::arange(5).to(torch::kFloat).view({1, 5, 1, 1}) * frequencies;
-  const torch::Tensor cosine = angle.cos().to(torch::kBFloat16);
-  const torch::Tensor sine = angle.sin().to(torch::kBFloat16);
-  const auto halves = query.chunk(2, -1);
-  const torch::Tensor wanted = torch::cat(
-      {halves[0] * cosine + -halves[1] * sine, halves[1] * cosine + halves[0] * sine}, -1);
-  EXPECT_TRUE(torch::equal(rope->forward(query), wanted));
 }
 
 TEST(RotaryModule, ClonesAndMovesWithoutState) {
@@ -158,20 +111,6 @@ TEST(RotaryModule, ClonesOfLearnedFrequenciesLearnApart) {
   EXPECT_FALSE(torch::equal(copy->forward(query), rope->forward(query)));
 }
 
-TEST(RotaryModule, RotatesTensorsWithoutElementsInPlace) {
-  RotaryEmbedding rope(RotaryOptions(8));
-  const torch::Tensor query = torch::empty({0}).as_strided({0, 3, 2, 8}, {0, 0, 0, 0});
-  EXPECT_EQ(rope->rotate_(query).numel(), 0);
-}
-
-TEST(RotaryModule, PositionsMayHaveAxesWithoutAPair) {
-  RotaryEmbedding rope(RotaryOptions(8).sections(posembed::Sections::of({1, 3, 0})));
-  const torch::Tensor query = torch::randn({2, 3, 2, 8});
-  const torch::Tensor positions = torch::randint(100, {3, 2, 3}, torch::kLong);
-  EXPECT_TRUE(torch::equal(rope->forward(query, RotaryCall(positions)),
-                           rope->forward(query, RotaryCall(positions.slice(0, 0, 2)))));
-}
-
 TEST(RotaryModule, AxesOfAHeadRotateAsHeadsOfTheirOwn) {
   RotarySpec time(4), row(8);
   time.base = 256.0;
@@ -194,46 +133,11 @@ TEST(RotaryModule, AxesOfAHeadRotateAsHeadsOfTheirOwn) {
   EXPECT_THROW(RotarySpec::from_preset("flux9"), c10::ValueError);
 }
 
-TEST(RotaryModule, LearnsFrequenciesOfEachHead) {
-  RotaryEmbedding rope(RotaryOptions(8).learned_frequencies(true).frequency_sizes({2, 3}));
-  EXPECT_EQ(rope->frequencies.sizes(), torch::IntArrayRef({2, 3, 4}));
-  const torch::Tensor query = torch::randn({1, 5, 3, 8});
-  const torch::Tensor positions = torch::randint(9, {2, 1, 5}, torch::kLong);
-  const torch::Tensor rotated = rope->forward(query, RotaryCall(positions));
-  EXPECT_TRUE(torch::allclose(
-      rotated, RotaryEmbedding(8)->forward(query, RotaryCall(positions.sum(0))), 1e-5, 1e-6));
-  (rotated * rotated.detach().roll(1, -1)).sum().backward();
-  EXPECT_TRUE(rope->frequencies.grad().ne(0).any().item<bool>());
-  EXPECT_THROW(RotaryEmbedding(RotaryOptions(8).frequency_sizes({3})), c10::ValueError);
-}
-
-TEST(RotaryModule, DocumentsRestartPositions) {
-  RotaryEmbedding rope(RotaryOptions(8).layout(Layout::thd));
-  const torch::Tensor query = torch::randn({7, 2, 8});
-  const torch::Tensor starts = torch::tensor({0, 3, 7}, torch::kInt);
-  const torch::Tensor rotated = rope->forward(query, RotaryCall().offset(2).cu_seqlens(starts));
-  const torch::Tensor second = rope->forward(query.slice(0, 3), RotaryCall().offset(2));
-  EXPECT_TRUE(torch::equal(rotated.slice(0, 3), second));
-  EXPECT_THROW(rope->forward(query, RotaryCall().cu_seqlens(torch::tensor({0, 6}))),
-               c10::ValueError);
-}
-
 TEST(RotaryModule, StandsInASequential) {
   RotaryEmbedding rope(RotaryOptions(8));
   torch::nn::Sequential model(rope, torch::nn::LayerNorm(torch::nn::LayerNormOptions({8})));
   const torch::Tensor query = torch::randn({1, 3, 2, 8});
   EXPECT_TRUE(torch::equal(model->forward(query), torch::layer_norm(rope(query), {8})));
-}
-
-TEST(RotaryModule, EachSampleHasItsOffset) {
-  RotaryEmbedding rope(RotaryOptions(8));
-  const torch::Tensor query = torch::randn({2, 3, 2, 8}), starts = torch::tensor({7, 4});
-  const torch::Tensor rotated = rope(query, RotaryCall().offset(starts));
-  const torch::Tensor second = rope(query.slice(0, 1), RotaryCall().offset(4));
-  EXPECT_TRUE(torch::equal(rotated.slice(0, 1), second));
-  EXPECT_TRUE(torch::equal(
-      rotated, posembed::functional::rotary(query, RotarySpec(8), RotaryCall().offset(starts))));
-  EXPECT_THROW(rope(query, RotaryCall(torch::arange(3)).offset(starts)), c10::ValueError);
 }
 
 TEST(RotaryModule, EachSampleHasItsLength) {
@@ -269,12 +173,6 @@ TEST(RotaryModule, EachSampleHasItsLength) {
   EXPECT_THROW(
       RotaryEmbedding(spec)->forward(torch::randn({3, 3, 2, 8}), RotaryCall().seq_len(lengths)),
       c10::ValueError);
-}
-
-TEST(RotaryModule, PrintsItsOptions) {
-  std::ostringstream text;
-  text << RotaryEmbedding(RotaryOptions(128).base(500000.0).rotary_dim(64).layout(Layout::bhsd));
-  EXPECT_EQ(text.str(), "RotaryEmbedding(128, base=500000, rotary_dim=64, layout='bhsd')");
 }
 
 TEST(RotaryModule, SpecificationIsAValue) {

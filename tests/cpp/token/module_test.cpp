@@ -29,28 +29,6 @@ using posembed::TokenOptions;
 
 torch::Tensor some_ids() { return torch::tensor({{1, 2, 1}, {0, 4, 1}}, torch::kLong); }
 
-TEST(TokenModule, EqualsTorchEmbedding) {
-  torch::manual_seed(3);
-  TokenEmbedding ours(TokenOptions(5, 7).padding_idx(-4));
-  torch::manual_seed(3);
-  torch::nn::Embedding theirs(torch::nn::EmbeddingOptions(5, 7).padding_idx(-4));
-  ASSERT_TRUE(torch::equal(ours->weight, theirs->weight));
-  EXPECT_TRUE(torch::equal(ours->weight[1], torch::zeros({7})));
-  const torch::Tensor output = ours->forward(some_ids());
-  EXPECT_TRUE(torch::equal(output, theirs->forward(some_ids())));
-  const torch::Tensor gradient = torch::randn_like(output);
-  output.backward(gradient);
-  theirs->forward(some_ids()).backward(gradient);
-  EXPECT_TRUE(torch::allclose(ours->weight.grad(), theirs->weight.grad()));
-}
-
-TEST(TokenModule, TakesNarrowIdsAndScales) {
-  TokenEmbedding token(TokenOptions(5, 4).sqrt_dim());
-  const torch::Tensor ids = some_ids().to(torch::kInt);
-  EXPECT_TRUE(torch::equal(token->forward(ids),
-                           2 * token->weight.index_select(0, ids.flatten()).view({2, 3, 4})));
-}
-
 TEST(TokenModule, ScaleFollowsTheWidthThatItIsGivenLater) {
   const torch::Tensor table = torch::ones({5, 16});
   const torch::Tensor four = torch::full({1, 16}, 4.0), id = torch::zeros({1}, torch::kLong);
@@ -74,24 +52,6 @@ TEST(TokenModule, RowsGradientEqualsDense) {
   EXPECT_TRUE(torch::equal(rows->weight.grad().to_dense(), dense->weight.grad()));
 }
 
-TEST(TokenModule, MaxNormShrinksLookedUpRowsInTheTable) {
-  TokenEmbedding token(TokenOptions(5, 8).max_norm(1.0));
-  const torch::Tensor untouched = token->weight[3].detach().clone();
-  EXPECT_LE(token->forward(some_ids()).norm(2, -1).max().item<double>(), 1.0 + 1e-6);
-  EXPECT_TRUE(torch::equal(token->weight[3], untouched));
-}
-
-TEST(TokenModule, MaxNormOfATableWithoutColumns) {
-  TokenEmbedding token(TokenOptions(5, 0).max_norm(1.0));
-  EXPECT_EQ(token->forward(some_ids()).size(-1), 0);
-}
-
-TEST(TokenModule, LogitsUseTheTable) {
-  TokenEmbedding token(TokenOptions(5, 8));
-  const torch::Tensor hidden = torch::randn({2, 3, 8});
-  EXPECT_TRUE(torch::allclose(token->logits(hidden), hidden.matmul(token->weight.t()), 1e-5, 1e-6));
-}
-
 TEST(TokenModule, FromPretrainedSharesAndFreezes) {
   const torch::Tensor table = torch::randn({4, 2});
   TokenEmbedding token = TokenEmbedding::from_pretrained(table);
@@ -109,17 +69,6 @@ TEST(TokenModule, CloneOfAPretrainedTableIsItsOwnAndStaysFrozen) {
   EXPECT_FALSE(copy->weight.requires_grad());
 }
 
-TEST(TokenModule, MaxNormWritesNothingWhereAnIdIsBad) {
-  posembed::TokenEmbedding token(posembed::TokenOptions(4, 3).max_norm(0.1));
-  const torch::Tensor before = token->weight.detach().clone();
-  EXPECT_THROW(token->forward(torch::tensor({0, -1})), c10::IndexError);
-  EXPECT_TRUE(torch::equal(token->weight, before));
-}
-
-TEST(TokenModule, RefusesAScaleThatIsNoNumber) {
-  EXPECT_THROW(TokenEmbedding(TokenOptions(5, 8).scale(std::nan(""))), c10::ValueError);
-}
-
 TEST(TokenModule, ClonesAndSaves) {
   TokenEmbedding token(TokenOptions(5, 8).padding_idx(0).scale(3.0));
   auto copy = std::dynamic_pointer_cast<TokenEmbeddingImpl>(token->clone());
@@ -131,21 +80,6 @@ TEST(TokenModule, ClonesAndSaves) {
   TokenEmbedding other(TokenOptions(5, 8));
   torch::load(other, file);
   EXPECT_TRUE(torch::equal(other->weight, token->weight));
-}
-
-TEST(TokenModule, PrintsItsOptions) {
-  std::ostringstream text;
-  text << TokenEmbedding(5, 8) << "; "
-       << TokenEmbedding(TokenOptions(5, 8)
-                             .padding_idx(-1)
-                             .max_norm(2.0)
-                             .norm_type(1.0)
-                             .scale_grad_by_freq(true)
-                             .scale(0.5)
-                             .sparse(true));
-  EXPECT_EQ(text.str(),
-            "TokenEmbedding(5, 8); TokenEmbedding(5, 8, padding_idx=4, max_norm=2, norm_type=1, "
-            "scale_grad_by_freq=True, scale=0.5, gradient='rows')");
 }
 
 TEST(TokenFunctional, PartsOfAVocabularyAddUpToTheWhole) {
@@ -182,25 +116,6 @@ TEST(TokenModule, RefusesWhatDoesNotFit) {
               std::string::npos)
         << error.what();
   }
-}
-
-TEST(QuantizedRows, AreLookedUpAsTheirNumbers) {
-  const torch::Tensor weight = torch::randn({9, 64}), ids = torch::tensor({{8, 0}, {3, 3}});
-  for (const std::string format : {"float8", "int8", "int4"}) {
-    const auto rows = posembed::functional::quantize_rows(weight, format, 32);
-    torch::Tensor codes = rows.codes;
-    if (format == "int4") {
-      codes = torch::stack({codes.bitwise_and(15), codes.div(16, "floor")}, -1).flatten(1);
-    }
-    torch::Tensor numbers = codes.to(torch::kDouble) * rows.scales.repeat_interleave(32, 1);
-    if (rows.biases.has_value()) numbers += rows.biases->repeat_interleave(32, 1);
-    const torch::Tensor found = posembed::functional::embedding(ids, rows);
-    EXPECT_TRUE(torch::equal(found, numbers.index({ids}).to(torch::kFloat))) << format;
-    EXPECT_EQ(posembed::functional::embedding(ids, rows, 2.0, torch::kBFloat16).dtype(),
-              torch::kBFloat16);
-    EXPECT_LT(rows.memory(), 9 * 64 * 2);
-  }
-  EXPECT_THROW(posembed::functional::quantize_rows(weight, "float8", 7), c10::ValueError);
 }
 
 TEST(QuantizedTable, ConversionsAndClonesKeepEveryBit) {

@@ -218,13 +218,7 @@ def test_attention_refuses(module: Any, error: type[Exception], text: str, chang
     """Arguments that matrix products would accept, or refuse without naming them."""
     given = torch.zeros(2, 4, 3, 8), torch.zeros(2, 2, 5, 8), torch.zeros(2, 2, 5, 6)
     query, key, value, *dropout = change(*given)
-    refused(
-        (
-            lambda: module(4).attention(query, key, value, dropout=dropout[0] if dropout else 0.0),
-            error,
-            text,
-        )
-    )
+    refused((lambda: module(4).attention(query, key, value, dropout=dropout[0] if dropout else 0.0), error, text))  # fmt: skip
 
 
 def test_attention_under_autocast_takes_other_dtypes() -> None:
@@ -417,26 +411,6 @@ def test_documents_go_by_the_offset_beside_a_mask(device: torch.device) -> None:
     assert torch.equal(
         alibi.softmax(scores, attention_mask=mask, **options), alibi.softmax(scores, **options)
     )
-
-
-def test_positions_from_a_mask_compile_for_every_length() -> None:
-    graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    alibi = pe.ALiBi(2, learned=True, train_length=8)
-
-    @torch.compile(backend=graphs, fullgraph=True, dynamic=True)
-    def weights(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return alibi.softmax(scores, scale=1, attention_mask=mask)  # a float is traced twice
-
-    for queries, keys in ((11, 13), (17, 23)):
-        scores, mask = torch.randn(2, 2, queries, keys), mask_of(2, keys, device="cpu")
-        expected = alibi.softmax(scores, attention_mask=mask)
-        assert_close(weights(scores, mask), expected, 1e-6)
-        grads = [
-            torch.autograd.grad(result.square().sum(), alibi.slopes)[0]
-            for result in (weights(scores, mask), alibi.softmax(scores, attention_mask=mask))
-        ]
-        assert_close(*grads, 1e-5)
-    assert graphs.frame_count == 1
 
 
 @pytest.mark.parametrize("dtype", FLOATING)

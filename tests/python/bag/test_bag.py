@@ -248,20 +248,8 @@ def test_id_outside_the_table_cpu(value: int) -> None:
     gradient = torch.zeros(len(offsets), COLUMNS)
     weight = torch.zeros(ROWS, COLUMNS)
     refused((lambda: pe.functional.token_bag(ids, weight, offsets), IndexError, message))
-    refused(
-        (
-            lambda: torch.ops.posembed.token_bag_backward(gradient, ROWS, ids, offsets),
-            IndexError,
-            message,
-        )
-    )
-    refused(
-        (
-            lambda: torch.ops.posembed.token_bag_weights_backward(gradient, weight, ids, offsets),
-            IndexError,
-            message,
-        )
-    )
+    refused((lambda: torch.ops.posembed.token_bag_backward(gradient, ROWS, ids, offsets), IndexError, message))  # fmt: skip
+    refused((lambda: torch.ops.posembed.token_bag_weights_backward(gradient, weight, ids, offsets), IndexError, message))  # fmt: skip
 
 
 @AT_ONCE
@@ -330,48 +318,18 @@ def test_bad_ids_and_offsets_cuda(cuda: torch.device) -> None:
         (ValueError, "ids: expected .bags, size.", lambda bag, ids: bag(ids[0])),
         (ValueError, "ids: expected .count. beside", lambda bag, ids: bag(ids, offsets=ids[0])),
         (TypeError, "ids: expected int32", lambda bag, ids: bag(ids.float())),
-        (
-            TypeError,
-            "offsets: expected int32",
-            lambda bag, ids: bag(ids[0], offsets=torch.zeros(1)),
-        ),
+        (TypeError, "offsets: expected int32", lambda bag, ids: bag(ids[0], offsets=torch.zeros(1))),
         (ValueError, "offsets: expected .bags.", lambda bag, ids: bag(ids[0], offsets=ids)),
-        (
-            ValueError,
-            "offsets: expected the end",
-            lambda bag, ids: bag(ids[0], offsets=ids[0, :0], include_last_offset=True),
-        ),
-        (
-            ValueError,
-            "weights: expected none with mode 'mean'",
-            lambda bag, ids: bag(ids, weights=torch.zeros(2, 3), mode="mean"),
-        ),
-        (
-            ValueError,
-            "weights: expected none with mode .*xxx...",  # cut
-            lambda bag, ids: torch.ops.posembed.token_bag_backward(
-                torch.zeros(2, 4), 10, ids, None, -1, False, 9000 * "x", torch.zeros(2, 3)
-            ),
-        ),
-        (
-            ValueError,
-            "weights: expected the shape of ids",
-            lambda bag, ids: bag(ids, weights=torch.zeros(2, 2)),
-        ),
-        (
-            TypeError,
-            "weights: expected the dtype",
-            lambda bag, ids: bag(ids, weights=torch.zeros(2, 3).double()),
-        ),
-        (
-            ValueError,
-            r"weight: expected \[num_embeddings, embedding_dim\], got \[\]",
-            lambda bag, ids: pe.functional.token_bag(ids, torch.tensor(1.0)),
-        ),
+        (ValueError, "offsets: expected the end", lambda bag, ids: bag(ids[0], offsets=ids[0, :0], include_last_offset=True)),
+        (ValueError, "weights: expected none with mode 'mean'", lambda bag, ids: bag(ids, weights=torch.zeros(2, 3), mode="mean")),
+        (ValueError, "weights: expected none with mode .*xxx...", lambda bag, ids: torch.ops.posembed.token_bag_backward(torch.zeros(2, 4), 10, ids, None, -1, False, 9000 * "x", torch.zeros(2, 3))),
+        (ValueError, "weights: expected the shape of ids", lambda bag, ids: bag(ids, weights=torch.zeros(2, 2))),
+        (TypeError, "weights: expected the dtype", lambda bag, ids: bag(ids, weights=torch.zeros(2, 3).double())),
+        (ValueError, r"weight: expected \[num_embeddings, embedding_dim\], got \[\]", lambda bag, ids: pe.functional.token_bag(ids, torch.tensor(1.0))),
         (ValueError, "padding_idx: expected", lambda bag, ids: bag(ids, padding_idx=ROWS)),
         (ValueError, "gradient: expected", lambda bag, ids: bag(ids, gradient="columns")),
     ],
-)
+)  # fmt: skip
 def test_errors(error: type[Exception], message: str, call) -> None:
     def bag(ids, **options):
         return pe.functional.token_bag(ids, torch.zeros(ROWS, COLUMNS), **options)

@@ -5,15 +5,23 @@ Each process computes both; no collective may run in a function of DTensors.
 
 from __future__ import annotations
 
+import functools
+import importlib
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import posembed as pe
 import pytest
 import torch
 from posembed import functional
+from posembed.dimensions import ARGUMENTS, TABLE, letters_of
+from posembed.sharding.calls import call
+from support.case import OperatorCase
+from support.families import FAMILIES
 from support.processes import Processes
-from support.refusals import refused
+from support.refusals import missing, refused
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import (
@@ -97,31 +105,10 @@ def rotation(layout: str, place: Placement, key_place: Placement | None = None, 
     return functional.rotary, arguments, {"query": place, "key": key_place or place}
 
 
-def by_head(place: Placement, *axes: int) -> Case:
-    """Frequencies of 6 heads, or sums over axes."""
-    query, key = randn(2, 5, 6, 8), randn(2, 5, 6, 8)
-    arguments = {
-        "query": query,
-        "key": key,
-        "spec": pe.RotarySpec(8),
-        "frequencies": randn(*axes, 6, 4),
-    }
-    positions = torch.randint(0, 9, (*axes, 2, 5))
-    return functional.rotary, {**arguments, "positions": positions}, {"query": place, "key": place}
-
-
 def normed(place: Placement, key_place: Placement | None = None) -> Case:
     _, arguments, places = rotation("bshd", place, key_place)
     weights = {"query_weight": randn(8), "key_weight": randn(8)}
     return functional.norm_rotary, arguments | weights, places
-
-
-def tables_of_heads(place: Placement, batch: int) -> Case:
-    arguments = {"query": randn(2, 6, 5, 8), "key": randn(2, 6, 5, 8)}
-    tables = {"cos": randn(batch, 6, 5, 4), "sin": randn(batch, 6, 5, 4)}
-    options = {"half_width": True, "numerics": "float32_product"}
-    places = {"query": place, "key": place}
-    return functional.rotary_tables, {**arguments, **tables, **options}, places
 
 
 def by_tables(place: Placement, rows: tuple[int, ...], **more: Any) -> Case:
@@ -180,47 +167,14 @@ OF_SAMPLES = torch.stack([POSITIONS, POSITIONS + 1])
 MASK = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0]])
 
 CASES: dict[str, Callable[[], Case]] = {
-    # Two layouts of one shape, in one process.
-    "rotary heads bshd": lambda: rotation("bshd", Shard(2)),
-    "rotary heads bhsd": lambda: rotation("bhsd", Shard(1)),
     "rotary batch": lambda: rotation("bshd", Shard(0), positions=OF_SAMPLES),
     "rotary sequence, uneven": lambda: rotation("bshd", Shard(1), positions=POSITIONS),
-    "rotary sequence of sbhd": lambda: rotation("sbhd", Shard(0), offset=3),
-    "rotary tokens": lambda: rotation("thd", Shard(0), positions=POSITIONS),
-    "rotary tokens by heads, documents": lambda: rotation(
-        "thd", Shard(1), cu_seqlens=torch.tensor([0, 2, 5])
-    ),
     "rotary query by heads, key whole": lambda: rotation(
         "bshd", Shard(2), WHOLE, frequencies=randn(4).abs()
     ),
-    "rotary learned frequencies, batch": lambda: rotation(
-        "bshd", Shard(0), frequencies=randn(4).abs()
-    ),
-    "rotary frequencies of heads, heads": lambda: by_head(Shard(2)),
-    "rotary frequencies of heads and axes, heads": lambda: by_head(Shard(2), 2),
-    "rotary frequencies of heads, batch": lambda: by_head(Shard(0)),
-    "rotary frequencies of heads, sequence": lambda: by_head(Shard(1), 2),
     "rotary whole": lambda: rotation("bshd", WHOLE, frequencies=randn(4).abs()),
-    "norm_rotary heads": lambda: normed(Shard(2)),
-    "norm_rotary sequence": lambda: normed(Shard(1)),
-    "norm_rotary query by heads, key whole": lambda: normed(Shard(2), WHOLE),
-    "mla_rotary heads": lambda: latent("bshd", Shard(2), WHOLE),
     "mla_rotary heads, key with one": lambda: latent("BHSD", Shard(1), WHOLE, inverse=True),
-    "mla_rotary sequence": lambda: latent("bshd", Shard(1), Shard(1), offset=2),
     "mla_rotary sequence, key with a head": lambda: latent("SBHD", Shard(0), Shard(0)),
-    "mla_rotary batch": lambda: latent("bhsd", Shard(0), Shard(0), positions=OF_SAMPLES),
-    "mla_rotary tokens": lambda: latent("thd", Shard(0), Shard(0), positions=POSITIONS),
-    "rotary_tables heads": lambda: by_tables(Shard(1), ()),
-    "rotary_tables sequence": lambda: by_tables(Shard(2), (1,)),
-    "rotary_tables batch": lambda: by_tables(Shard(0), (2,)),
-    "rotary_tables batch, shared tables": lambda: by_tables(Shard(0), (1,)),
-    "rotary_tables of heads, heads": lambda: tables_of_heads(Shard(1), 1),
-    "rotary_tables of heads, batch": lambda: tables_of_heads(Shard(0), 2),
-    "alibi_bias": lambda: (
-        functional.alibi_bias,
-        {"slopes": randn(3).abs(), "query_length": 4, "key_length": 6},
-        {"slopes": Shard(0)},
-    ),
     "alibi_bias of two sides, with a mask": lambda: (
         functional.alibi_bias,
         {
@@ -232,65 +186,17 @@ CASES: dict[str, Callable[[], Case]] = {
         },
         {"slopes": Shard(1)},
     ),
-    "alibi_add heads": lambda: scores(functional.alibi_add, Shard(1)),
     "alibi_softmax batch": lambda: scores(functional.alibi_softmax, Shard(0), attention_mask=MASK),
     "alibi_attention heads": lambda: attention(Shard(1), 6, Shard(1)),
     "alibi_attention groups": lambda: attention(Shard(1), 2, Shard(1), attention_mask=MASK),
     "alibi_attention one key head": lambda: attention(Shard(1), 1, WHOLE),
-    "alibi_lse_correction": lambda: (
-        functional.alibi_lse_correction,
-        {"slopes": randn(3).abs(), "query_length": 4, "query_start": 8, "key_start": 2},
-        {"slopes": Shard(0)},
-    ),
-    "relative_bias": lambda: (
-        functional.relative_bias,
-        {"weight": randn(32, 3), "query_length": 4, "key_length": 6},
-        {"weight": Shard(1)},
-    ),
-    "sinusoidal batch": lambda: (
-        functional.sinusoidal,
-        {"x": randn(2, 5, 8), "scale": randn(1), "spec": WAVES},
-        {"x": Shard(0)},
-    ),
-    "sinusoidal sequence": lambda: (
-        functional.sinusoidal,
-        {"x": randn(2, 5, 8), "positions": randn(2, 5), "scale": randn(1), "spec": WAVES},
-        {"x": Shard(1)},
-    ),
-    "sinusoidal consecutive": lambda: (
-        functional.sinusoidal,
-        {"x": randn(5, 8), "offset": 7, "spec": WAVES},
-        {"x": Shard(0)},
-    ),
-    "sinusoidal_encode": lambda: (
-        functional.sinusoidal_encode,
-        {"positions": randn(3, 5), "scale": randn(1), "spec": WAVES},
-        {"positions": Shard(1)},
-    ),
-    "learned_add batch": lambda: (
-        functional.learned_add,
-        {"x": randn(2, 5, 8), "weight": randn(9, 8), "offset": 2, "first_row": 1},
-        {"x": Shard(0)},
-    ),
-    "learned_add sequence": lambda: (
-        functional.learned_add,
-        {"x": randn(2, 5, 8), "weight": randn(9, 8), "offset": 2, "first_row": 1},
-        {"x": Shard(1), "weight": WHOLE},
-    ),
     "learned_add columns": lambda: (
         functional.learned_add,
         {"x": randn(2, 5, 8), "weight": randn(10, 8), "positions": OF_SAMPLES, "first_row": 1},
         {"x": Shard(2), "weight": Shard(1)},
     ),
-    "learned_encode": lambda: (
-        functional.learned_encode,
-        {"weight": randn(10, 8), "positions": OF_SAMPLES, "first_row": 1},
-        {"weight": WHOLE, "positions": Shard(1)},
-    ),
     "embedding columns": lambda: table(Shard(1), scale=3.0, padding_idx=4),
-    "embedding ids": lambda: table(WHOLE, Shard(0), padding_idx=-3),
     "token_bag columns": lambda: bags({"weight": Shard(1)}, weights=randn(3, 3), padding_idx=-3),
-    "token_bag bags": lambda: bags({"weight": WHOLE, "ids": Shard(0)}, weights=randn(3, 3)),
     "token_bag bags, plain table": lambda: bags({"ids": Shard(0)}, mode="mean", padding_idx=2),
     "token_bag maxima of columns": lambda: bags({"weight": Shard(1)}, mode="max"),
     "token_bag with offsets": lambda: bags(
@@ -301,6 +207,58 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "embedding whole": lambda: table(WHOLE, scale_grad_by_freq=True),
 }
+
+
+def generated() -> dict[str, Callable[[], Case]]:
+    """The shared cases of operators, split along each dimension of the leading tensors."""
+    called = "".join(path.read_text() for path in Path(functional.__file__).parent.glob("*.py"))
+    names = set(re.findall(r'\b(?:call|on_scores)\(\s*"(\w+)"', called)) & set(TABLE)
+    found: dict[str, Callable[[], Case]] = {}
+    for family in FAMILIES:
+        for case in importlib.import_module(f"support.{family}").CASES:
+            if case.operator._opname in names:
+                for letter in letters_to_split(case):
+                    found[f"{case.name} {letter}"] = functools.partial(along, case, letter)
+    return found
+
+
+def letters_of_leading(case: OperatorCase) -> tuple[dict[str, Any], dict[str, str]]:
+    """All arguments of a call, and the letters of its leading tensors."""
+    torch.manual_seed(0)
+    name, sample = case.operator._opname, case.sample(2, 5, "cpu", torch.float64)
+    given = {**ARGUMENTS[name], **dict(zip(ARGUMENTS[name], sample.args, strict=False))}
+    given |= sample.kwargs
+    known = TABLE[name].arranged(given.get("layout"))
+    known = known.with_whole_heads() if given.get("all_heads") else known
+    return given, {n: letters_of(x, given[n].dim()) for n, x in known.leading.items()}
+
+
+def letters_to_split(case: OperatorCase) -> list[str]:
+    given, letters = letters_of_leading(case)
+    found = set("".join(letters.values())) - {"."}
+    special = given.get("scale_grad_by_freq") or given.get("gradient", "dense") != "dense"
+    if special or given.get("vocabulary_start", -1) >= 0:
+        return []  # refused
+    if given.get("cos") is not None and "k" in found:  # heads of both: their gradients are sums
+        return sorted(found - {"k"})
+    return sorted(found - {"s"} if given.get("cu_seqlens") is not None else found)
+
+
+def along(case: OperatorCase, letter: str) -> Case:
+    given, letters = letters_of_leading(case)
+    both = "hk" if letter == "h" and given.get("cos") is not None else letter
+    split_at = {n: [x.index(each) for each in both if each in x] for n, x in letters.items()}
+    places = {n: Shard(at[0]) if at else WHOLE for n, at in split_at.items()}
+
+    def function(**arguments: Any) -> Any:
+        if any(isinstance(value, DTensor) for value in arguments.values()):
+            return call(case.operator._opname, *arguments.values())
+        return case.operator(*arguments.values())
+
+    return function, given, places
+
+
+CASES |= generated()
 
 
 def check_cases(names: list[str]) -> dict[str, str]:
@@ -489,6 +447,14 @@ def errors() -> dict[str, str]:
             key_weight=x[0, 0, 0],
             spec=SPEC,
         ),
+        "tables": wrong(
+            function=functional.norm_rotary,
+            query=parted(x, Shard(2)),
+            key=parted(x, WHOLE),
+            cos=x[0, :, 0].clone().requires_grad_(),
+            sin=x[0, :, 0],
+            spec=SPEC,
+        ),
         "plain": wrong(**rotate, kind=TypeError, query=parted(x, Shard(0)), key=x),
         "layout": wrong(**rotate, query=parted(x, Shard(0)), layout="hbsd"),
         "dimensions": wrong(**rotate, query=parted(x[0], Shard(0))),
@@ -601,6 +567,8 @@ RAISED = {
     "documents": "cu_seqlens: expected positions instead where the sequence is split",
     "unlike": "query, key: expected mesh dimension 0 to split one dimension of the call, got query "
     "Shard(dim=0), key Shard(dim=1)",
+    "tables": "cos: expected no gradient where query and key are split differently, got query "
+    "(Shard(dim=2),), key (Replicate(),)",
     "plain": "key: expected a DTensor beside other DTensors, got a Tensor",
     "layout": "layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got 'hbsd'",
     "dimensions": "query: expected 4 dimensions, got 3",
@@ -641,7 +609,10 @@ RAISED = {
 
 
 def test_what_cannot_work_is_named(two: Processes) -> None:
-    assert two.run(errors) == [RAISED, RAISED]
+    for found in two.run(errors):
+        assert found.keys() == RAISED.keys()
+        lacks = {name: missing(found[name], text) for name, text in RAISED.items()}
+        assert not any(lacks.values()), lacks
 
 
 def check_resized() -> None:

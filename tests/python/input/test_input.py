@@ -386,145 +386,39 @@ def test_compiled_module_serves_every_length(options: dict) -> None:
 @pytest.mark.parametrize(
     ("error", "message", "call"),
     [
-        pytest.param(
-            IndexError,
-            "token table of 23, got 23 at index 3",
-            lambda e, i: e(i.view(-1).index_fill(0, torch.tensor([3]), 23).view(4, 7)),
-            marks=AT_ONCE,
-        ),
-        pytest.param(
-            IndexError,
-            "token type table of 2, got 2 at index 0",
-            lambda e, i: e(i, types=torch.full_like(i, 2)),
-            marks=AT_ONCE,
-        ),
+        pytest.param(IndexError, "token table of 23, got 23 at index 3", lambda e, i: e(i.view(-1).index_fill(0, torch.tensor([3]), 23).view(4, 7)), marks=AT_ONCE),
+        pytest.param(IndexError, "token type table of 2, got 2 at index 0", lambda e, i: e(i, types=torch.full_like(i, 2)), marks=AT_ONCE),
         (IndexError, "position table of 20, got 20, the last", lambda e, i: e(i, offset=14)),
-        pytest.param(
-            IndexError,
-            "position table of 20, got 20 at index 6",
-            lambda e, i: e(i, torch.arange(14, 21)),
-            marks=AT_ONCE,
-        ),
+        pytest.param(IndexError, "position table of 20, got 20 at index 6", lambda e, i: e(i, torch.arange(14, 21)), marks=AT_ONCE),
         (ValueError, "ids: expected .batch, seq", lambda e, i: e(i[0])),
         (TypeError, "ids: expected int32", lambda e, i: e(i.float())),
         (ValueError, "positions: expected seq 7", lambda e, i: e(i, torch.arange(6))),
         (ValueError, "offset: expected 0 where", lambda e, i: e(i, torch.arange(7), offset=1)),
         (ValueError, "types: expected the shape of ids", lambda e, i: e(i, types=i[:, :3])),
-        (
-            ValueError,
-            "types: expected none",
-            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None)(i, types=i),
-        ),
-        (
-            ValueError,
-            "positions: expected none",
-            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None)(i, torch.arange(7)),
-        ),
+        (ValueError, "types: expected none", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None)(i, types=i)),
+        (ValueError, "positions: expected none", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None)(i, torch.arange(7))),
         (ValueError, "max_positions: expected a number", lambda e, i: pe.InputEmbedding(ROWS, 4)),
-        (
-            ValueError,
-            "max_positions: expected none",
-            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, max_positions=3),
-        ),
-        (
-            ValueError,
-            "positions: expected 'learned'",
-            lambda e, i: pe.InputEmbedding(ROWS, 4, positions="rotary"),
-        ),
-        (
-            ValueError,
-            "norm: expected 'layer'",
-            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, norm="batch"),
-        ),
-        (
-            ValueError,
-            "dropout: expected 0 to 1",
-            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, dropout=1.5),
-        ),
-        (
-            ValueError,
-            "dropout: expected a number, got 'a'",
-            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, dropout="a"),
-        ),
-        (
-            ValueError,
-            "eps: expected a number, got 'a'",
-            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, eps="a"),
-        ),
-        (
-            ValueError,
-            "padding_idx: expected a whole number, got 'a'",
-            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, padding_idx="a"),
-        ),
-        (
-            ValueError,
-            "token_dim: expected 0 or more, got -2",
-            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, token_dim=-2),
-        ),
-        (
-            ValueError,
-            "embedding_dim: expected 0 or more, got -2",
-            lambda e, i: pe.InputEmbedding(ROWS, -2, positions=None, scale="sqrt_dim"),
-        ),
-        (
-            ValueError,
-            "output_dim: expected 0 or more, got -2",
-            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, output_dim=-2),
-        ),
-        (
-            ValueError,
-            "output_dim: expected a whole number, got 2.5",
-            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, output_dim=2.5),
-        ),
-        (
-            ValueError,
-            "first_token: expected 0 or more, got -1",
-            lambda e, i: e(i, first_token=-1),
-        ),
-        (
-            ValueError,
-            "num_types: expected 0 or more",
-            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, num_types=-1),
-        ),
-        (
-            ValueError,
-            r"token: expected \[num_embeddings, embedding_dim\], got \[\]",
-            lambda e, i: pe.functional.input_embedding(i, torch.tensor(1.0)),
-        ),
-        (
-            ValueError,
-            "norm: expected 'none'",
-            lambda e, i: torch.ops.posembed.input_embedding(e.token.weight, i, norm="batch"),
-        ),
-        (
-            ValueError,
-            "norm_weight: expected none",
-            lambda e, i: torch.ops.posembed.input_embedding(
-                e.token.weight, i, norm_weight=e.norm.weight
-            ),
-        ),
-        (
-            ValueError,
-            "own_rows: expected no padding_idx and a row of token for each id",
-            lambda e, i: torch.ops.posembed.input_embedding(e.token.weight, i, own_rows=True),
-        ),
-        pytest.param(
-            ValueError,
-            "ids: expected 0, 1, … with own_rows, got 1 at index 0",
-            lambda e, i: torch.ops.posembed.input_embedding(
-                e.token.weight[:2], torch.tensor([[1, 0]]), own_rows=True
-            ),
-            marks=AT_ONCE,
-        ),
-        (
-            TypeError,
-            "position: expected the dtype",
-            lambda e, i: torch.ops.posembed.input_embedding(
-                e.token.weight, i, e.position.weight.half()
-            ),
-        ),
+        (ValueError, "max_positions: expected none", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, max_positions=3)),
+        (ValueError, "positions: expected 'learned'", lambda e, i: pe.InputEmbedding(ROWS, 4, positions="rotary")),
+        (ValueError, "norm: expected 'layer'", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, norm="batch")),
+        (ValueError, "dropout: expected 0 to 1", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, dropout=1.5)),
+        (ValueError, "dropout: expected a number, got 'a'", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, dropout="a")),
+        (ValueError, "eps: expected a number, got 'a'", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, eps="a")),
+        (ValueError, "padding_idx: expected a whole number, got 'a'", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, padding_idx="a")),
+        (ValueError, "token_dim: expected 0 or more, got -2", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, token_dim=-2)),
+        (ValueError, "embedding_dim: expected 0 or more, got -2", lambda e, i: pe.InputEmbedding(ROWS, -2, positions=None, scale="sqrt_dim")),
+        (ValueError, "output_dim: expected 0 or more, got -2", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, output_dim=-2)),
+        (ValueError, "output_dim: expected a whole number, got 2.5", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, output_dim=2.5)),
+        (ValueError, "first_token: expected 0 or more, got -1", lambda e, i: e(i, first_token=-1)),
+        (ValueError, "num_types: expected 0 or more", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, num_types=-1)),
+        (ValueError, r"token: expected \[num_embeddings, embedding_dim\], got \[\]", lambda e, i: pe.functional.input_embedding(i, torch.tensor(1.0))),
+        (ValueError, "norm: expected 'none'", lambda e, i: torch.ops.posembed.input_embedding(e.token.weight, i, norm="batch")),
+        (ValueError, "norm_weight: expected none", lambda e, i: torch.ops.posembed.input_embedding(e.token.weight, i, norm_weight=e.norm.weight)),
+        (ValueError, "own_rows: expected no padding_idx and a row of token for each id", lambda e, i: torch.ops.posembed.input_embedding(e.token.weight, i, own_rows=True)),
+        pytest.param(ValueError, "ids: expected 0, 1, … with own_rows, got 1 at index 0", lambda e, i: torch.ops.posembed.input_embedding(e.token.weight[:2], torch.tensor([[1, 0]]), own_rows=True), marks=AT_ONCE),
+        (TypeError, "position: expected the dtype", lambda e, i: torch.ops.posembed.input_embedding(e.token.weight, i, e.position.weight.half())),
     ],
-)
+)  # fmt: skip
 def test_errors(error: type[Exception], message: str, call) -> None:
     embed, ids, _ = make({"max_positions": 20, "num_types": 2, "norm": "layer"})
     refused((call, error, message), given=(embed, ids))
@@ -723,18 +617,8 @@ def test_an_eps_that_no_norm_has(eps: float, norm: str) -> None:
     for kind in (pe.InputEmbedding, pe.cpp.InputEmbedding):
         refused((lambda: kind(3, 8, positions=None, norm=norm, eps=eps), ValueError, message))
     ids, token = torch.tensor([[0, 2]]), torch.randn(3, 8)
-    refused(
-        (lambda: pe.functional.input_embedding(ids, token, norm=norm, eps=eps), ValueError, message)
-    )
-    refused(
-        (
-            lambda: torch.ops.posembed.input_embedding(
-                token.to("meta"), ids.to("meta"), norm=norm, eps=eps
-            ),
-            ValueError,
-            message,
-        )
-    )
+    refused((lambda: pe.functional.input_embedding(ids, token, norm=norm, eps=eps), ValueError, message))  # fmt: skip
+    refused((lambda: torch.ops.posembed.input_embedding(token.to("meta"), ids.to("meta"), norm=norm, eps=eps), ValueError, message))  # fmt: skip
     embed = pe.InputEmbedding(3, 8, positions=None, norm=norm)
     embed.norm.eps = eps
     refused((lambda: embed(ids), ValueError, message))

@@ -111,13 +111,7 @@ def test_floating_grids() -> None:
     ],
 )  # fmt: skip
 def test_grid_refuses(options: dict[str, object], message: str) -> None:
-    refused(
-        (
-            lambda: pe.positions.grid(**{"frames": 1, "height": 4, "width": 4, **options}),
-            ValueError,
-            message,
-        )
-    )
+    refused((lambda: pe.positions.grid(**{"frames": 1, "height": 4, "width": 4, **options}), ValueError, message))  # fmt: skip
 
 
 def test_packed(device: torch.device) -> None:

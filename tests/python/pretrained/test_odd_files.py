@@ -389,15 +389,7 @@ def test_packed_numbers_with_scales_are_refused(tmp_path: Path) -> None:
     )
     message = r"'e.weight' has codes \(F4\) of packed codes with scales beside: dequantise it with"
     for options in ({}, {"dtype": torch.bfloat16}):
-        refused(
-            (
-                lambda: pe.TokenEmbedding.from_file(
-                    tmp_path / "m.safetensors", tensor="e.weight", **options
-                ),
-                TypeError,
-                message,
-            )
-        )
+        refused((lambda: pe.TokenEmbedding.from_file(tmp_path / "m.safetensors", tensor="e.weight", **options), TypeError, message))  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------- model2vec
@@ -464,9 +456,7 @@ def test_codes_are_never_taken_as_numbers(
     theirs.save_file(tensors, path)
     for module in (pe.TokenEmbedding, pe.cpp.TokenEmbedding):
         for dtype in (None, torch.float32):
-            refused(
-                (lambda: module.from_file(path, tensor="e.weight", dtype=dtype), TypeError, message)
-            )
+            refused((lambda: module.from_file(path, tensor="e.weight", dtype=dtype), TypeError, message))  # fmt: skip
 
 
 def test_rows_of_missing_words_have_no_scale(tmp_path: Path) -> None:

@@ -166,13 +166,7 @@ FREQUENCIES = torch.rand(2, HEADS, PAIRS)
 )  # fmt: skip
 def test_bad_frequencies_raise(options: dict[str, object], text: str) -> None:
     call: Callable[..., object] = pe.functional.rotary
-    refused(
-        (
-            lambda: call(torch.ones(1, 4, HEADS, DIM), **{"spec": pe.RotarySpec(DIM), **options}),
-            ValueError,
-            text,
-        )
-    )
+    refused((lambda: call(torch.ones(1, 4, HEADS, DIM), **{"spec": pe.RotarySpec(DIM), **options}), ValueError, text))  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

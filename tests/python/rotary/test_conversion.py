@@ -116,13 +116,7 @@ def test_there_and_back(window: dict[str, int]) -> None:
     ],
 )  # fmt: skip
 def test_refusals(rows: int, heads: int, options: dict, message: str) -> None:
-    refused(
-        (
-            lambda: pe.permute_rotary_weight(torch.zeros(rows, 2), heads, **options),
-            ValueError,
-            message,
-        )
-    )
+    refused((lambda: pe.permute_rotary_weight(torch.zeros(rows, 2), heads, **options), ValueError, message))  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------- cached keys

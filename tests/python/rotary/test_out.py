@@ -112,21 +112,6 @@ def test_gradients_are_refused() -> None:
     refused((lambda: pe.functional.rotary(query.detach(), key.requires_grad_(), spec=SPEC, out=(out, torch.empty_like(key))), ValueError, "key: requires grad"))  # fmt: skip
 
 
-def test_compiled(device: torch.device) -> None:
-    query, key = make(device)
-    expected = pe.functional.rotary(query, key, spec=SPEC)
-
-    @torch.compile(backend="aot_eager", fullgraph=True)
-    def call(query: Tensor, key: Tensor, query_out: Tensor, key_out: Tensor) -> Tensor:
-        rotated, _ = pe.functional.rotary(query, key, spec=SPEC, out=(query_out, key_out))
-        return rotated + 1
-
-    out = (torch.zeros_like(query), torch.zeros_like(key))
-    assert torch.equal(call(query, key, *out), expected[0] + 1)
-    assert torch.equal(out[0], expected[0])
-    assert torch.equal(out[1], expected[1])
-
-
 def test_views_that_interleave_are_apart(device: torch.device) -> None:
     """Query and key of one packed tensor: their addresses alternate, but they share no element."""
     packed = torch.randn(3, 5, 8, 16, device=device)

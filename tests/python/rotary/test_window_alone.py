@@ -34,19 +34,3 @@ def test_turns_as_in_a_whole_key(options: dict[str, Any], device: torch.device) 
     (expected,) = torch.autograd.grad(whole.square().sum(), key)
     (found,) = torch.autograd.grad(alone.square().sum(), window)
     assert torch.equal(found, expected[..., 4:])
-
-
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_learned_frequencies_and_documents(interleaved: bool, device: torch.device) -> None:
-    query, key = make(device=device, dtype=torch.float64)
-    spec = pe.RotarySpec(12, interleaved=interleaved, **WINDOW)
-    starts = torch.tensor([0, 2, 5], device=device)
-
-    def rotate(query: Tensor, key: Tensor, frequencies: Tensor) -> Any:
-        options = {"frequencies": frequencies, "cu_seqlens": starts, "spec": spec}
-        return pe.functional.rotary(query, key, **options)
-
-    frequencies = torch.rand(4, dtype=torch.float64, device=device)
-    given = tuple(t.clone().requires_grad_() for t in (query, key[..., 4:], frequencies))
-    torch.autograd.gradcheck(rotate, given, check_forward_ad=True)
-    torch.autograd.gradgradcheck(rotate, given)

@@ -108,11 +108,5 @@ def test_without_weights_and_into_other_memory(device: torch.device) -> None:
 def test_refusals_write_nothing(change: dict[str, Any], error: type[Exception], text: str) -> None:
     given, parameters = make(torch.device("cpu"), torch.float32, torch.float32, "head", False)
     query = given["query"].clone()
-    refused(
-        (
-            lambda: pe.functional.rotary_cache_(**{**given, **parameters, "norm": "rms", **change}),
-            error,
-            text,
-        )
-    )
+    refused((lambda: pe.functional.rotary_cache_(**{**given, **parameters, "norm": "rms", **change}), error, text))  # fmt: skip
     assert torch.equal(given["query"], query)

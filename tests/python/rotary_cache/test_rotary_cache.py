@@ -193,18 +193,10 @@ def test_compiles_with_float8_and_a_query_elsewhere(device: torch.device) -> Non
         ({"key_cache": torch.zeros(3, 4, 1, 16)}, ValueError, "key_cache: expected heads 2"),
         ({"key_cache": torch.zeros(3, 4, 2, 8)}, ValueError, "key_cache: expected head_dim 16"),
         ({"key_cache": torch.zeros(3, 4, 32)}, ValueError, "key_cache: expected .pages"),
-        (
-            {"key_cache": torch.zeros(3, 4, 2, 16).half()},
-            TypeError,
-            "or float8_e4m3fn, got float16",
-        ),
+        ({"key_cache": torch.zeros(3, 4, 2, 16).half()}, TypeError, "or float8_e4m3fn, got float16"),
         ({"value_cache": torch.zeros(2, 4, 2, 16)}, ValueError, "value_cache: expected pages 3"),
         ({"value_cache": torch.zeros(3, 5, 2, 16)}, ValueError, "value_cache: expected page_size"),
-        (
-            {"value_cache": torch.zeros(3, 4, 2, 16).to(FLOAT8)},
-            TypeError,
-            "value_cache: expected the dtype of key_cache",
-        ),
+        ({"value_cache": torch.zeros(3, 4, 2, 16).to(FLOAT8)}, TypeError, "value_cache: expected the dtype of key_cache"),
         ({"slot_mapping": torch.zeros(4, dtype=torch.int64)}, ValueError, "slot_mapping: expected"),
         ({"slot_mapping": torch.zeros(5)}, TypeError, "slot_mapping: expected int32 or int64"),
         ({"cache_layout": "hdn"}, ValueError, "cache_layout: expected 'nhd' or 'hnd', got 'hdn'"),
@@ -214,36 +206,13 @@ def test_compiles_with_float8_and_a_query_elsewhere(device: torch.device) -> Non
         ({"value_scale": 0.0}, ValueError, "value_scale: expected a finite number above 0"),
         ({"query_out": torch.zeros(5, 3, 8)}, ValueError, "query_out: expected the shape of query"),
         ({"offset": 3}, ValueError, "offset: expected 0 where positions are given"),
-        (
-            {"spec": pe.RotarySpec(16, scaling=pe.XPosScaling())},
-            ValueError,
-            "spec: expected no XPosScaling, which rotary_cache_",
-        ),
-        (
-            {"spec": pe.RotarySpec(16, numerics="float32_product")},
-            ValueError,
-            "numerics: expected 'exact' for rotary_cache_, got 'float32_product'",
-        ),
-        pytest.param(
-            {"positions": torch.tensor([0, 1, 2, 3, -5])},
-            IndexError,
-            "got -5 at index 4",
-            marks=AT_ONCE,
-        ),
-        pytest.param(
-            {"slot_mapping": torch.tensor([0, 1, 2, 3, 12])},
-            IndexError,
-            "0 to 11.*got 12 at index 4",
-            marks=AT_ONCE,
-        ),
-        pytest.param(
-            {"slot_mapping": torch.tensor([0, -2, 2, 3, 4])},
-            IndexError,
-            "got -2 at index 1",
-            marks=AT_ONCE,
-        ),
+        ({"spec": pe.RotarySpec(16, scaling=pe.XPosScaling())}, ValueError, "spec: expected no XPosScaling, which rotary_cache_"),
+        ({"spec": pe.RotarySpec(16, numerics="float32_product")}, ValueError, "numerics: expected 'exact' for rotary_cache_, got 'float32_product'"),
+        pytest.param({"positions": torch.tensor([0, 1, 2, 3, -5])}, IndexError, "got -5 at index 4", marks=AT_ONCE),
+        pytest.param({"slot_mapping": torch.tensor([0, 1, 2, 3, 12])}, IndexError, "0 to 11.*got 12 at index 4", marks=AT_ONCE),
+        pytest.param({"slot_mapping": torch.tensor([0, -2, 2, 3, 4])}, IndexError, "got -2 at index 1", marks=AT_ONCE),
     ],
-)
+)  # fmt: skip
 def test_refusals_write_nothing(change: dict[str, Any], error: type[Exception], text: str) -> None:
     given = make(torch.device("cpu"))
     kept = {name: a.clone() for name, a in given.items() if isinstance(a, Tensor)}
@@ -445,10 +414,4 @@ def test_latent_attention_refuses(change: dict[str, Any], text: str) -> None:
     ],
 )  # fmt: skip
 def test_latent_rotation_refuses(query: Tensor, key_rope: Tensor, text: str) -> None:
-    refused(
-        (
-            lambda: pe.functional.mla_rotary(query, key_rope, spec=MLA, layout="thd"),
-            ValueError,
-            text,
-        )
-    )
+    refused((lambda: pe.functional.mla_rotary(query, key_rope, spec=MLA, layout="thd"), ValueError, text))  # fmt: skip

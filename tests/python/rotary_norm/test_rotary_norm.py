@@ -179,26 +179,12 @@ def test_keeps_only_its_arguments_and_rstd(device: torch.device) -> None:
         ({"layout": "hsbd"}, ValueError, "layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got"),
         ({"eps": -1.0}, ValueError, "eps: expected a finite number of at least 0, got -1"),
         ({"weight_offset": float("nan")}, ValueError, "weight_offset: expected a finite number"),
-        pytest.param(
-            {"positions": torch.full((6,), -2)}, IndexError, "positions: expected -1", marks=AT_ONCE
-        ),
-        (
-            {"spec": pe.RotarySpec(2048, rotary_dim=16)},
-            ValueError,
-            "query: expected head_dim 2048, got 16",
-        ),
-        (
-            {"spec": pe.RotarySpec(16, scaling=pe.XPosScaling())},
-            ValueError,
-            "spec: expected no XPosScaling, which norm_rotary",
-        ),
-        (
-            {"spec": pe.RotarySpec(16, numerics="float32")},
-            ValueError,
-            "numerics: expected 'exact' for norm_rotary, got 'float32'",
-        ),
+        pytest.param({"positions": torch.full((6,), -2)}, IndexError, "positions: expected -1", marks=AT_ONCE),
+        ({"spec": pe.RotarySpec(2048, rotary_dim=16)}, ValueError, "query: expected head_dim 2048, got 16"),
+        ({"spec": pe.RotarySpec(16, scaling=pe.XPosScaling())}, ValueError, "spec: expected no XPosScaling, which norm_rotary"),
+        ({"spec": pe.RotarySpec(16, numerics="float32")}, ValueError, "numerics: expected 'exact' for norm_rotary, got 'float32'"),
     ],
-)
+)  # fmt: skip
 def test_refusals_write_nothing(change: dict[str, Any], error: type[Exception], text: str) -> None:
     given = make(torch.device("cpu"))
     query = given["query"].clone()

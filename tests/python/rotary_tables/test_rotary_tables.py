@@ -157,21 +157,6 @@ def test_learned_tables() -> None:
     torch.testing.assert_close(gradient(rotary_tables), gradient(eager), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.slow
-def test_autocast_and_compile() -> None:
-    query, by = numbers(2, 4, 7, 32), repeated(angles(7, 16), False)
-
-    @torch.compile(fullgraph=True, dynamic=True)
-    def compiled(query: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return rotary_tables(query, query[:, :2], cos, sin)[1]
-
-    for seq in (7, 4):
-        part = query[:, :, :seq], by.cos()[:seq], by.sin()[:seq]
-        assert torch.equal(compiled(*part), rotary_tables(part[0], None, *part[1:])[:, :2])
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert rotary_tables(query.bfloat16(), None, by.cos(), by.sin()).dtype == torch.float32
-
-
 QUERY, TABLE = torch.zeros(2, 3, 5, 8), torch.zeros(5, 8)
 
 

@@ -33,6 +33,11 @@ def patterns(text: str) -> list[str]:
     return found or [re.escape(part) for part in parts]
 
 
+def missing(message: str, text: str) -> list[str]:
+    """What a message lacks of the name and facts of a text."""
+    return [pattern for pattern in patterns(text) if not re.search(pattern, message)]
+
+
 def refused(
     *rows: tuple[Callable[..., Any], type[Exception], str], given: Iterable[Any] = ()
 ) -> None:
@@ -46,5 +51,5 @@ def refused(
     for call, error, text in rows:
         with pytest.raises(error) as caught:
             call(*given)
-        missing = [x for x in patterns(text) if not re.search(x, str(caught.value))]
-        assert not missing, f"{missing} of {text!r} not in {caught.value}"
+        lacks = missing(str(caught.value), text)
+        assert not lacks, f"{lacks} of {text!r} not in {caught.value}"

@@ -156,6 +156,12 @@ CASES = in_schema_order(
         case("rotary_pair", sample((4, 1), spec=PARTIAL, offset=5, inverse=True)),
         case("rotary_pair-thd", sample((2, 2), spec=PLAIN, layout="thd")),
         case("rotary_pair-window", sample((3, 1), positions=True, window_only=True, spec=PARTIAL)),
+        case(
+            "rotary_pair-window-documents",
+            sample(
+                (3, 1), learned=True, documents=True, window_only=True, spec=PARTIAL, layout="thd"
+            ),
+        ),
         case("rotary_pair-sections", sample((2, 1), positions=True, axes=3, spec=SECTIONS)),
         case(
             "rotary-sections-thd", sample((2,), positions=True, axes=3, spec=SECTIONS, layout="thd")

@@ -436,19 +436,6 @@ def test_errors(error: type[Exception], message: str, call) -> None:
     refused((call, error, message), given=(torch.zeros(ROWS, COLUMNS),))
 
 
-def test_compiled_module_serves_every_length() -> None:
-    graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    table = pe.TokenEmbedding(ROWS, COLUMNS, padding_idx=2, scale=3.0)
-    compiled = torch.compile(table, backend=graphs, fullgraph=True, dynamic=True)
-    compiled_at_first = 0
-    for count in (8, 20, 44):
-        ids = make_ids(count)
-        assert torch.equal(compiled(ids), table(ids))
-        # dynamic=True tries a float option as a variable first.
-        compiled_at_first = compiled_at_first or graphs.frame_count
-    assert graphs.frame_count == compiled_at_first
-
-
 @AT_ONCE
 def test_max_norm_writes_nothing_where_an_id_is_bad() -> None:
     token = pe.TokenEmbedding(5, 4, max_norm=0.1)

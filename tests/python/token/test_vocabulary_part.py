@@ -93,13 +93,7 @@ def test_rows_form_counts_rows_of_the_part(device: torch.device) -> None:
     ],
 )  # fmt: skip
 def test_errors(options: dict, message: str) -> None:
-    refused(
-        (
-            lambda: pe.functional.embedding(torch.zeros(2).long(), torch.zeros(3, 2), **options),
-            ValueError,
-            message,
-        )
-    )
+    refused((lambda: pe.functional.embedding(torch.zeros(2).long(), torch.zeros(3, 2), **options), ValueError, message))  # fmt: skip
 
 
 def test_padding_may_be_of_another_part() -> None:
