@@ -116,12 +116,12 @@ class Tree:
             built = self.run(*install)
         return built.returncode == 0
 
-    def passes(self, tests: Sequence[str]) -> bool:
-        """Whether all tests pass, of pytest or of one program."""
-        program, _, chosen = tests[0].partition(" ")
-        if program.startswith("tests/"):
+    def passes(self, test: str) -> bool:
+        """Whether a test of pytest, or those of a program, pass."""
+        if test.startswith("tests/"):
             command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-            return self.run(*command, *tests).returncode == 0
+            return self.run(*command, test).returncode == 0
+        program, _, chosen = test.partition(" ")
         found = next(path for path in self.build.rglob(program) if path.is_file())
         return self.run(found, f"--gtest_filter={chosen or '*'}").returncode == 0
 
@@ -146,7 +146,7 @@ class Tree:
         try:
             if fault.target and not self.make(fault.target):
                 return "does not build"
-            return "missed" if self.passes([fault.test]) else "caught"
+            return "missed" if self.passes(fault.test) else "caught"
         finally:
             path.write_text(whole)
 
@@ -159,9 +159,8 @@ def outcomes(tree: Tree, chosen: Sequence[Fault]) -> Iterator[tuple[Fault, str]]
         if not reason:
             key = (fault.target, fault.test)
             if key not in healthy:
-                healthy[key] = (not fault.target or tree.make(fault.target)) and tree.passes(
-                    [fault.test]
-                )
+                built = not fault.target or tree.make(fault.target)
+                healthy[key] = built and tree.passes(fault.test)
             if not healthy[key]:
                 reason = "the test fails without it"
         yield fault, reason or tree.try_fault(fault)
