@@ -17,10 +17,12 @@ namespace {
 
 using nlohmann::json;
 
-/// By model type of transformers 5.23, whose get_rope_index each rule equals. What is absent is
-/// MropeRule's default. Ids are those of its configuration classes, except that Qwen2.5-VL's 2
-/// positions per second and Qwen3-Omni's 13 and its audio id are the checkpoints', and that
-/// MiniCPM-V has none: they come from a configuration.
+/// By model type of transformers 5.23, whose get_rope_index each rule equals, but for ERNIE 4.5 VL,
+/// PaddleOCR-VL and names that end in "_trained": these number text after a video as the models
+/// were trained, from the latest position on any axis, as vLLM does (ernie45_vl.py,
+/// paddleocr_vl.py). What is absent is MropeRule's default. Ids are those of its configuration
+/// classes, except that Qwen2.5-VL's 2 positions per second and Qwen3-Omni's 13 and its audio id
+/// are the checkpoints', and that MiniCPM-V has none: they come from a configuration.
 constexpr const char* rules_text =
 #include "positions/mrope_rules.inc"
     ;

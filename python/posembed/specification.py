@@ -714,8 +714,9 @@ class MropeRule:
             positions_per_second)``, which rounds otherwise. "exact": the same without floor, so
             positions are float32.
         positions_per_second: For all times but "index".
-        time_advances: What follows an item begins after its latest temporal position, too;
-            otherwise after its height and width, although the video's times may go further.
+        time_advances: What follows an item begins after its latest position on any axis, time too,
+            as Qwen2-VL, Qwen2.5-VL, ERNIE 4.5 VL and PaddleOCR-VL were trained; otherwise after its
+            height and width, although the video's times may go further.
         audio_chunk: Feature frames of an audio whose convolutions give 13 tokens (Qwen3-Omni); 0:
             the audio is convolved as a whole (Qwen2.5-Omni).
         pages: HunYuan's positions: text counts every token, and image tokens have, after that
@@ -731,12 +732,14 @@ class MropeRule:
         ValueError: A number is impossible; the message names the field.
 
     Examples:
-        Rules of transformers 5 for videos of Qwen2-VL and Qwen2.5-VL differ from those of training,
-        which are in transformers 4 and vLLM:
+        Rules of transformers 5 for text after videos of Qwen2-VL and Qwen2.5-VL differ from those
+        of training, which are in transformers 4 and vLLM:
 
-        >>> import dataclasses, posembed as pe
-        >>> rule = pe.positions.rules()["qwen2_vl"]
-        >>> trained = dataclasses.replace(rule, time_advances=True)
+        >>> import posembed as pe
+        >>> pe.positions.rules()["qwen2_vl"].time_advances
+        False
+        >>> pe.positions.rules()["qwen2_vl_trained"].time_advances
+        True
     """
 
     image_token: int | None = None

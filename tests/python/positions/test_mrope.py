@@ -22,6 +22,9 @@ def test_equals_transformers(model_type: str) -> None:
     pytest.importorskip("transformers", minversion="5.23")
     model = rope_index.model_of(model_type)
     rule = pe.positions.MropeRule.from_huggingface(model.config)
+    if model_type in ("ernie4_5_vl_moe", "paddleocr_vl"):  # which are trained otherwise
+        assert rule.time_advances
+        rule = dataclasses.replace(rule, time_advances=False)
     for seed in range(PROMPTS):
         writer = rope_index.Writer(rule, model, random.Random(seed))
         prompt = writer.write(batch=3)
@@ -32,7 +35,7 @@ def test_equals_transformers(model_type: str) -> None:
             image_grids=rope_index.tensor_of(prompt.images),
             video_grids=rope_index.tensor_of(prompt.videos),
             seconds_per_grid=rope_index.tensor_of(prompt.seconds, torch.float32)
-            if rule.time != "index"
+            if rule.time != "index" and model_type != "paddleocr_vl"
             else None,
             audio_lengths=rope_index.tensor_of(prompt.audios),
             attention_mask=prompt.mask,
@@ -41,6 +44,82 @@ def test_equals_transformers(model_type: str) -> None:
         assert torch.allclose(positions, wanted, rtol=TOLERANCE, atol=0), (seed, prompt)
         if model_type != "glm_image":  # which returns 0, and keeps positions for its generation
             assert torch.allclose(delta, wanted_delta, rtol=TOLERANCE, atol=1e-4), (seed, prompt)
+
+
+def trained_positions(
+    ids: list[int], items: list[tuple[int, int, int, float]], placeholders: set[int]
+) -> tuple[torch.Tensor, int]:
+    """The numbering that models were trained with: text goes on after the largest number so far.
+
+    As vLLM counts (get_mrope_input_positions of ernie45_vl.py, paddleocr_vl.py and qwen2_vl.py),
+    and ERNIE's own processor. ``items`` are tokens along time, height and width, and positions
+    between two frames.
+    """
+    columns: list[tuple[int, int, int]] = []
+    place, left = 0, iter(items)
+    while place < len(ids):
+        largest = max((max(column) for column in columns), default=-1)
+        if ids[place] not in placeholders:
+            columns.append((largest + 1,) * 3)
+            place += 1
+            continue
+        frames, height, width, seconds = next(left)
+        for index in range(frames * height * width):
+            frame, cell = divmod(index, height * width)
+            offsets = (int(frame * seconds), *divmod(cell, width))
+            columns.append(tuple(largest + 1 + each for each in offsets))  # type: ignore[arg-type]
+        place += frames * height * width
+    largest = max(max(column) for column in columns)
+    return torch.tensor(columns).T, largest + 1 - len(ids)
+
+
+TRAINED = {
+    "ernie4_5_vl_moe": {
+        "model_type": "ernie4_5_vl_moe",
+        "vision_config": {"temporal_merge_size": 2},
+    },
+    "paddleocr_vl": {"model_type": "paddleocr_vl", "vision_config": {"tokens_per_second": 2}},
+    "qwen2_vl_trained": None,
+    "qwen2_5_vl_trained": None,
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_text_after_videos_is_numbered_as_in_training(name: str) -> None:
+    config, draw = TRAINED[name], random.Random(0)
+    rule = pe.positions.rules()[name]
+    assert rule.time_advances
+    if config is not None:
+        rule = pe.positions.MropeRule.from_huggingface(config)
+        assert rule.time_advances
+    plain, differing = dataclasses.replace(rule, time_advances=False), 0
+    for _ in range(100):
+        ids, items, grids, seconds = [5], [], {True: [], False: []}, []
+        for _ in range(draw.randint(1, 4)):
+            is_video, merge = draw.random() < 0.6, rule.spatial_merge
+            frames = draw.randint(1, 8) if is_video else 1
+            height, width = draw.randint(1, 3), draw.randint(1, 3)
+            of_time = frames * rule.temporal_merge if is_video else 1
+            grids[is_video].append([of_time, height * merge, width * merge])
+            speed = 1.0
+            if is_video and rule.time != "index":
+                seconds.append(draw.choice([0.5, 1.0, 2.0]))
+                speed = seconds[-1] * rule.positions_per_second
+            items.append((frames, height, width, speed))
+            token = rule.video_token if is_video else rule.image_token
+            ids += [token] * (frames * height * width) + [7] * draw.randint(1, 3)  # type: ignore[list-item]
+        options = {
+            "image_grids": rope_index.tensor_of(grids[False]),
+            "video_grids": rope_index.tensor_of(grids[True]),
+            "seconds_per_grid": torch.tensor(seconds) if seconds else None,
+        }
+        tokens = torch.tensor([ids])
+        found, delta = pe.positions.mrope(tokens, rule=rule, **options)
+        wanted = trained_positions(ids, items, {rule.image_token, rule.video_token})  # type: ignore[arg-type]
+        assert torch.equal(found[:, 0], wanted[0])
+        assert delta.item() == wanted[1]
+        differing += not torch.equal(found, pe.positions.mrope(tokens, rule=plain, **options)[0])
+    assert differing > 10  # of transformers' numbering
 
 
 def image_prompt(tokens: int = 6, text: int = 2) -> torch.Tensor:
