@@ -45,8 +45,9 @@ std::shared_ptr<Learned> learned_from_file(const py::object& file, Grid grid,
 
 torch::Tensor learned_forward(LearnedPositionalEmbeddingImpl& self, const torch::Tensor& x,
                               const std::optional<torch::Tensor>& positions, const Offset& offset,
-                              const std::optional<Grid>& grid) {
-  PositionCall call = PositionCall().positions(positions).offset(offset);
+                              const std::optional<Grid>& grid,
+                              const std::optional<torch::Tensor>& cu_seqlens) {
+  PositionCall call = PositionCall().positions(positions).offset(offset).cu_seqlens(cu_seqlens);
   if (grid.has_value()) call.grid({grid->begin(), grid->end()});
   return self.forward(x, call);
 }
@@ -68,7 +69,8 @@ const Binding binding_of_learned([](py::module_& module) {
            py::arg("resampling") = "bicubic", py::arg("align_corners") = false,
            py::arg("antialias") = false, py::arg("scale_offset") = 0.0)
       .def("forward", &learned_forward, py::arg("x"), py::arg("positions") = py::none(),
-           py::kw_only(), py::arg("offset") = 0, py::arg("grid") = py::none(), without_gil())
+           py::kw_only(), py::arg("offset") = 0, py::arg("grid") = py::none(),
+           py::arg("cu_seqlens") = py::none(), without_gil())
       .def("resampled", &learned_resampled, py::arg("grid"), without_gil())
       .def("encode", &LearnedPositionalEmbeddingImpl::encode, py::arg("positions"), without_gil())
       .def("extend", static_cast<Longer>(&Learned::extend), py::arg("max_positions"),

@@ -33,8 +33,10 @@ std::shared_ptr<Module> make_sinusoidal(
 torch::Tensor sinusoidal_forward(Module& self, const torch::Tensor& x,
                                  const std::optional<torch::Tensor>& positions,
                                  const Offset& offset, const Wholes& grid,
-                                 const std::optional<torch::Tensor>& mask) {
-  PositionCall call = PositionCall().positions(positions).offset(offset).mask(mask);
+                                 const std::optional<torch::Tensor>& mask,
+                                 const std::optional<torch::Tensor>& cu_seqlens) {
+  PositionCall call =
+      PositionCall().positions(positions).offset(offset).mask(mask).cu_seqlens(cu_seqlens);
   if (grid.has_value()) call.grid(*grid);
   return self.forward(x, call);
 }
@@ -59,7 +61,7 @@ const Binding binding_of_sinusoidal([](py::module_& module) {
            py::arg("interpolation_scale") = py::none(), py::arg("max_size") = py::none())
       .def("forward", &sinusoidal_forward, py::arg("x"), py::arg("positions") = py::none(),
            py::kw_only(), py::arg("offset") = 0, py::arg("grid") = py::none(),
-           py::arg("mask") = py::none(), without_gil())
+           py::arg("mask") = py::none(), py::arg("cu_seqlens") = py::none(), without_gil())
       .def("encode_grid", &sinusoidal_grid, py::arg("grid"), py::arg("mask") = py::none(),
            py::kw_only(), py::arg("dtype") = py::none(), py::arg("device") = py::none(),
            without_gil())

@@ -32,6 +32,28 @@ inline void check_integers(const at::Tensor& tensor, const char* argument) {
                    ": expected int32 or int64, got ", dtype_name(type));
 }
 
+/// The remedy for positions that were cast to 16 bits along with a model.
+inline const char* narrow_hint(at::ScalarType type) {
+  if (type == at::kBFloat16) return ", which cannot represent 257: keep positions out of the cast";
+  if (type == at::kHalf) return ", which cannot represent 2049: keep positions out of the cast";
+  return "";
+}
+
+/// Accepts positions that are int32 or int64.
+inline void check_position_integers(const at::Tensor& positions, const char* argument) {
+  const at::ScalarType type = positions.scalar_type();
+  TORCH_CHECK_TYPE(type == at::kInt || type == at::kLong, argument,
+                   ": expected int32 or int64, got ", dtype_name(type), narrow_hint(type));
+}
+
+/// Accepts positions that are integers or floating numbers, but not of 16 bits.
+inline void check_position_type(const at::Tensor& positions, const char* argument) {
+  const at::ScalarType type = positions.scalar_type();
+  TORCH_CHECK_TYPE(
+      type == at::kInt || type == at::kLong || type == at::kFloat || type == at::kDouble, argument,
+      ": expected int32, int64, float32 or float64, got ", dtype_name(type), narrow_hint(type));
+}
+
 inline void check_same_dtype(const at::Tensor& tensor, const char* argument,
                              const at::Tensor& other, const char* other_argument) {
   TORCH_CHECK_TYPE(tensor.scalar_type() == other.scalar_type(), argument,

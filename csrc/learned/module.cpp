@@ -95,9 +95,10 @@ namespace functional {
 torch::Tensor learned_add(const torch::Tensor& x, const torch::Tensor& weight,
                           const PositionCall& call, int64_t first_row) {
   const Offset& offset = call.offset();
-  return learned::learned_add(x, weight,
-                              {offset.positions(call.positions(), x, x.dim() - 3, x.dim() - 2),
-                               offset.number(), first_row});
+  return learned::learned_add(
+      x, weight,
+      {offset.positions(call.positions(), x, x.dim() - 3, x.dim() - 2, call.cu_seqlens()),
+       call.cu_seqlens().has_value() ? c10::SymInt(0) : offset.number(), first_row});
 }
 
 torch::Tensor learned_encode(const torch::Tensor& weight, const torch::Tensor& positions,

@@ -34,7 +34,7 @@ void check_add(const Tensor& x, const Tensor& weight, const Rows& rows) {
 
 void check_encode(const Tensor& weight, const Tensor& positions, int64_t first_row) {
   check_table(weight, "weight", first_row);
-  dispatcher::check_integers(positions, "positions");
+  dispatcher::check_position_integers(positions, "positions");
 }
 
 void check_backward(const Tensor& gradient, const c10::SymInt& count, const Rows& rows) {
@@ -159,7 +159,7 @@ void check_positions(const MaybeTensor& positions, const c10::SymInt& batch, con
                      const c10::SymInt& offset) {
   TORCH_CHECK_VALUE(offset >= 0, "offset: expected 0 or more, got ", offset);
   if (!positions.has_value()) return;
-  dispatcher::check_integers(*positions, "positions");
+  dispatcher::check_position_integers(*positions, "positions");
   dispatcher::check_positions_shape(*positions, "positions", batch, seq, offset);
 }
 

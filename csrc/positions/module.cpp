@@ -19,8 +19,9 @@ torch::Tensor packed_grids(const torch::Tensor& grids, const PackedGridOptions& 
   return packed_grid_positions(grids, options.order(), options.merge(), options.num_tokens());
 }
 
-torch::Tensor packed(const torch::Tensor& cu_seqlens, std::optional<int64_t> num_tokens) {
-  return packed_positions(cu_seqlens, num_tokens);
+torch::Tensor packed(const torch::Tensor& cu_seqlens, std::optional<int64_t> num_tokens,
+                     const std::optional<torch::Tensor>& offset) {
+  return packed_positions(cu_seqlens, num_tokens, offset);
 }
 
 torch::Tensor packed_documents(const torch::Tensor& documents) {

@@ -126,13 +126,29 @@ Tensor documents_of(const Tensor& cu_seqlens, const Tensor& tokens) {
       .clamp_min(0);
 }
 
-Tensor compute_packed(const Tensor& cu_seqlens, MaybeSize num_tokens) {
+/// The first position of each document.
+void check_offsets(const Tensor& offset, const Tensor& cu_seqlens) {
+  dispatcher::check_position_integers(offset, "offset");
+  const c10::SymInt documents = cu_seqlens.sym_size(0) - 1;
+  TORCH_CHECK_VALUE(offset.dim() == 1 && offset.sym_size(0) == documents,
+                    "offset: expected a number or [documents] with documents ", documents, ", got ",
+                    offset.sym_sizes());
+}
+
+Tensor compute_packed(const Tensor& cu_seqlens, MaybeSize num_tokens, const MaybeTensor& offset) {
   check_boundaries(cu_seqlens);
+  if (offset.has_value()) check_offsets(*offset, cu_seqlens);
   const c10::SymInt total = total_of(cu_seqlens, num_tokens);
   if (readable(cu_seqlens)) check_documents(cu_seqlens, total.expect_int(), 1);
   const Tensor boundaries = cu_seqlens.to(at::kLong);
   const Tensor tokens = at::arange(total, whole(cu_seqlens.device()));
-  const Tensor positions = tokens - boundaries.index_select(0, documents_of(boundaries, tokens));
+  const Tensor document = documents_of(boundaries, tokens);
+  Tensor positions = tokens - boundaries.index_select(0, document);
+  if (offset.has_value()) {
+    // A last entry for tokens beyond the documents, where boundaries do not fit.
+    const Tensor first = at::constant_pad_nd(offset->to(at::kLong), {0, 1}, 0);
+    positions = positions + first.index_select(0, document);
+  }
   if (readable(cu_seqlens)) return positions;
   return or_none(positions, documents_fit(boundaries, total, 1));
 }

@@ -52,8 +52,9 @@ inline const dispatcher::Operator<Tensor(c10::SymInt, c10::SymInt, c10::SymInt, 
 inline const dispatcher::Operator<Tensor(const Tensor&, Text, int64_t, MaybeSize)>
     packed_grid_positions{"packed_grid_positions"};
 
-inline const dispatcher::Operator<Tensor(const Tensor&, MaybeSize)> packed_positions{
-    "packed_positions"};
+/// cu_seqlens, number of tokens, and the first position of each document (none: 0).
+inline const dispatcher::Operator<Tensor(const Tensor&, MaybeSize, const MaybeTensor&)>
+    packed_positions{"packed_positions"};
 
 inline const dispatcher::Operator<Tensor(const Tensor&)> document_positions{"document_positions"};
 

@@ -31,7 +31,11 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
          "str order=\"hw\", "
          "int merge=1, "
          "SymInt? num_tokens=None) -> Tensor");
-  define(m, "packed_positions(Tensor cu_seqlens, SymInt? num_tokens=None) -> Tensor");
+  define(m,
+         "packed_positions("
+         "Tensor cu_seqlens, "
+         "SymInt? num_tokens=None, "
+         "Tensor? offset=None) -> Tensor");
   define(m, "document_positions(Tensor documents) -> Tensor");
   define(m,
          "zigzag_positions("

@@ -57,13 +57,8 @@ bool has_axes(const Tensor& positions, const Dimensions& where) {
   return positions.dim() == (where.batch < 0 ? 2 : 3);
 }
 
-/// Rejects 16-bit types, which cannot represent all integers from 257 or 2049 on, and positions
-/// that require a gradient.
 void check_position_type(const Tensor& positions, const char* argument) {
-  const at::ScalarType type = positions.scalar_type();
-  TORCH_CHECK_TYPE(
-      type == at::kInt || type == at::kLong || type == at::kFloat || type == at::kDouble, argument,
-      ": expected int32, int64, float32 or float64, got ", dispatcher::dtype_name(type));
+  dispatcher::check_position_type(positions, argument);
   TORCH_CHECK_VALUE(!(c10::GradMode::is_enabled() && positions.requires_grad()), argument,
                     ": requires grad, but rotations have no gradient for positions; detach them");
 }

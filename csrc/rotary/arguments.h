@@ -17,12 +17,13 @@ struct Dimensions {
 
 Dimensions dimensions(Layout layout);
 
-/// The positions of a call, which has a layout: those given or, if each sample has its own offset,
-/// those counted from it.
+/// The positions of a call, which has a layout: those given or, if each sample has its own offset
+/// or there are documents, those counted from it.
 template <typename Call>
-MaybeTensor positions_of(const Call& call, const Tensor& query) {
+MaybeTensor positions_of(const Call& call, const Tensor& query,
+                         const MaybeTensor& cu_seqlens = std::nullopt) {
   const Dimensions where = dimensions(call.layout());
-  return call.offset().positions(call.positions(), query, where.batch, where.seq);
+  return call.offset().positions(call.positions(), query, where.batch, where.seq, cu_seqlens);
 }
 
 /// An operator's names for the arguments that check() reads.

@@ -34,11 +34,13 @@ torch::Tensor RotarySpec::wavelengths(std::optional<int64_t> seq_len) const {
 namespace rotary {
 namespace {
 
-/// The call with positions in place of an offset for each sample.
+/// The call with positions in place of an offset for each sample or document.
 RotaryCall with_positions(RotaryCall call, const torch::Tensor& query) {
   TORCH_CHECK_VALUE(!call.seq_len().has_value(),
                     "seq_len: expected none, because only rotary() and forward() take it");
-  call.positions(positions_of(call, query));
+  const bool restarts = call.offset().of_samples().has_value();  // the operator takes a number
+  call.positions(positions_of(call, query, restarts ? call.cu_seqlens() : std::nullopt));
+  if (restarts) call.cu_seqlens(std::nullopt);
   return call.offset(call.offset().number());
 }
 

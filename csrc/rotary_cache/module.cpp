@@ -9,6 +9,12 @@ const char* name(CacheLayout layout) { return layout == CacheLayout::hnd ? "hnd"
 
 namespace {
 
+/// The number that the operators count from, where they do not take positions.
+template <typename Call>
+c10::SymInt first_position(const Call& call) {
+  return call.cu_seqlens().has_value() ? c10::SymInt(0) : call.offset().number();
+}
+
 double number(const CacheScale& scale) {
   const double* number = std::get_if<double>(&scale);
   return number != nullptr ? *number : 1.0;
@@ -29,10 +35,10 @@ torch::Tensor functional::rotary_cache_(const torch::Tensor& query, const torch:
   const std::string text = spec.to_json();
   rotary_cache::rotary_cache_(
       {query, key, value, key_cache, value_cache, slot_mapping, text,
-       rotary::positions_of(call, query), call.layout(), name(call.cache_layout()),
-       call.offset().number(), call.query_out(), call.rotate_key(), number(call.key_scale()),
-       number(call.value_scale()), tensor(call.key_scale()), tensor(call.value_scale()),
-       call.norm().has_value(), call.norm().value_or(QueryKeyNorm())});
+       rotary::positions_of(call, query, call.cu_seqlens()), call.layout(),
+       name(call.cache_layout()), first_position(call), call.query_out(), call.rotate_key(),
+       number(call.key_scale()), number(call.value_scale()), tensor(call.key_scale()),
+       tensor(call.value_scale()), call.norm().has_value(), call.norm().value_or(QueryKeyNorm())});
   return call.query_out().value_or(query);
 }
 
@@ -40,10 +46,12 @@ std::tuple<torch::Tensor, torch::Tensor> functional::mla_rotary(const torch::Ten
                                                                 const torch::Tensor& key_rope,
                                                                 const RotarySpec& spec,
                                                                 const RotaryCall& call) {
-  TORCH_CHECK_VALUE(!call.cu_seqlens() && !call.frequencies() && !call.seq_len(),
-                    "call: expected no cu_seqlens, frequencies or seq_len for mla_rotary");
+  TORCH_CHECK_VALUE(!call.frequencies() && !call.seq_len(),
+                    "call: expected no frequencies or seq_len for mla_rotary");
   RotaryCall rotary_call = call;
-  rotary_call.positions(rotary::positions_of(call, query)).offset(call.offset().number());
+  rotary_call.positions(rotary::positions_of(call, query, call.cu_seqlens()))
+      .offset(first_position(call))
+      .cu_seqlens(std::nullopt);
   return rotary_cache::mla_rotary(query, key_rope, {spec.to_json(), std::move(rotary_call)});
 }
 
@@ -55,9 +63,9 @@ torch::Tensor functional::mla_rotary_cache_(const torch::Tensor& query, const to
                                             const MlaRotaryCacheCall& call) {
   const std::string text = spec.to_json();
   rotary_cache::mla_rotary_cache_({query, latent, key_rope, cache, slot_mapping, text,
-                                   rotary::positions_of(call, query), call.layout(),
-                                   call.offset().number(), call.query_out(), number(call.scale()),
-                                   tensor(call.scale())});
+                                   rotary::positions_of(call, query, call.cu_seqlens()),
+                                   call.layout(), first_position(call), call.query_out(),
+                                   number(call.scale()), tensor(call.scale())});
   return call.query_out().value_or(query);
 }
 

@@ -10,7 +10,9 @@ namespace {
 
 Call call_of(const Tensor& query, const Tensor& key, const MaybeTensor& query_weight,
              const MaybeTensor& key_weight, Text spec, NormRotaryCall options) {
-  options.positions(rotary::positions_of(options, query)).offset(options.offset().number());
+  const bool documents = options.cu_seqlens().has_value();
+  options.positions(rotary::positions_of(options, query, options.cu_seqlens()))
+      .offset(documents ? c10::SymInt(0) : options.offset().number());
   return {query, key, query_weight, key_weight, spec, std::move(options)};
 }
 

@@ -21,7 +21,11 @@ MaybeTensor positions_of(const Tensor& x, Text spec, const PositionCall& call, b
   if (!call.grid().empty()) {
     return sinusoidal_grid_positions(x, spec, c10::fromIntArrayRefSlow(call.grid()), call.mask());
   }
-  if (!several) return call.offset().positions(call.positions(), x, x.dim() - 3, x.dim() - 2);
+  if (!several) {
+    return call.offset().positions(call.positions(), x, x.dim() - 3, x.dim() - 2,
+                                   call.cu_seqlens());
+  }
+  TORCH_CHECK_VALUE(!call.cu_seqlens().has_value(), "cu_seqlens: expected none with several axes");
   const MaybeTensor& given = call.positions();
   return given.has_value() && given->dim() == 2 ? given->unsqueeze(1) : given;
 }
@@ -29,8 +33,9 @@ MaybeTensor positions_of(const Tensor& x, Text spec, const PositionCall& call, b
 /// x: [..., seq, embedding_dim]
 Tensor add_to(const Tensor& x, Text spec, const PositionCall& call, const MaybeTensor& scale) {
   const bool several = !specification(spec)->parts.empty();
-  return sinusoidal_add(
-      x, {spec, positions_of(x, spec, call, several), call.offset().number(), scale});
+  const bool documents = call.cu_seqlens().has_value();
+  return sinusoidal_add(x, {spec, positions_of(x, spec, call, several),
+                            documents ? c10::SymInt(0) : call.offset().number(), scale});
 }
 
 /// positions: [...], or [axes, ...] with several axes

@@ -22,17 +22,9 @@ namespace {
 
 // ------------------------------------------------------------------------------ shapes and checks
 
-void check_position_type(const Tensor& positions) {
-  const at::ScalarType type = positions.scalar_type();
-  TORCH_CHECK_TYPE(type == at::kInt || type == at::kLong || type == at::kFloat ||
-                       type == at::kDouble || type == at::kBFloat16 || type == at::kHalf,
-                   "positions: expected int32, int64, float32, float64, bfloat16 or float16, got ",
-                   dispatcher::dtype_name(type));
-}
-
 void check_positions(const Tensor& positions, const Tensor& x, const c10::SymInt& offset) {
   // positions: [seq], [batch, seq] or [1, seq]
-  check_position_type(positions);
+  dispatcher::check_position_type(positions, "positions");
   const auto batch = x.dim() == 3 ? std::optional(x.sym_size(0)) : std::nullopt;
   dispatcher::check_positions_shape(positions, "positions", batch, x.sym_size(-2), offset);
 }
@@ -85,7 +77,7 @@ at::ScalarType encoded_type(const MaybeType& dtype, const Tensor& positions) {
 }
 
 void check_encode(const Encoding& encoding) {
-  check_position_type(encoding.positions);
+  dispatcher::check_position_type(encoding.positions, "positions");
   check_scale(encoding.scale);
   constexpr int64_t max_order = 1000;  // kernels take a step for each
   TORCH_CHECK_VALUE(encoding.order >= 0 && encoding.order <= max_order, "order: expected 0 to ",

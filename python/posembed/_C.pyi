@@ -88,48 +88,52 @@ class ALiBi(ModuleWrapper):
         key_length: int | None = None,
         *,
         dtype: torch.dtype | None = None,
-        query_offset: int | None = None,
+        query_offset: int | Tensor | None = None,
         query_positions: Tensor | None = None,
         key_positions: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         attention_mask: Tensor | None = None,
         apply_mask: bool = True,
+        sample_slopes: Tensor | None = None,
     ) -> Tensor: ...
     def add_(
         self,
         scores: Tensor,
         *,
         scale: float | None = None,
-        query_offset: int | None = None,
+        query_offset: int | Tensor | None = None,
         query_positions: Tensor | None = None,
         key_positions: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         attention_mask: Tensor | None = None,
         apply_mask: bool = True,
+        sample_slopes: Tensor | None = None,
     ) -> Tensor: ...
     def softmax(
         self,
         scores: Tensor,
         *,
         scale: float | None = None,
-        query_offset: int | None = None,
+        query_offset: int | Tensor | None = None,
         query_positions: Tensor | None = None,
         key_positions: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         attention_mask: Tensor | None = None,
         apply_mask: bool = True,
+        sample_slopes: Tensor | None = None,
     ) -> Tensor: ...
     def softmax_(
         self,
         scores: Tensor,
         *,
         scale: float | None = None,
-        query_offset: int | None = None,
+        query_offset: int | Tensor | None = None,
         query_positions: Tensor | None = None,
         key_positions: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         attention_mask: Tensor | None = None,
         apply_mask: bool = True,
+        sample_slopes: Tensor | None = None,
     ) -> Tensor: ...
     def lse_correction(
         self, query_length: int, *, query_start: int, key_start: int, form: str = "distance"
@@ -142,12 +146,13 @@ class ALiBi(ModuleWrapper):
         *,
         dropout: float = 0.0,
         scale: float | None = None,
-        query_offset: int | None = None,
+        query_offset: int | Tensor | None = None,
         query_positions: Tensor | None = None,
         key_positions: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         attention_mask: Tensor | None = None,
         apply_mask: bool = True,
+        sample_slopes: Tensor | None = None,
     ) -> Tensor: ...
 
 class InputEmbedding(ModuleWrapper):
@@ -215,6 +220,7 @@ class LearnedPositionalEmbedding(ModuleWrapper):
         *,
         offset: int | Tensor = 0,
         grid: tuple[int, int] | None = None,
+        cu_seqlens: Tensor | None = None,
     ) -> Tensor: ...
     def resampled(self, grid: tuple[int, int]) -> Tensor: ...
     def encode(self, positions: Tensor) -> Tensor: ...
@@ -316,6 +322,7 @@ class SinusoidalPositionalEmbedding(ModuleWrapper):
         offset: int | Tensor = 0,
         grid: Sequence[int] | None = None,
         mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
     ) -> Tensor: ...
     def encode_grid(
         self,

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from posembed import functional, input_families
 from posembed._leaf import Leaf
-from posembed._offset import positions_from
 from posembed._validation import finite, not_negative
 from posembed.functional import Device, Gradient
+from posembed.functional._offset import positions_from
 from posembed.functional._options import is_wrapper
 from posembed.learned import LearnedPositionalEmbedding
 from posembed.sinusoidal import SinusoidalPositionalEmbedding
@@ -216,7 +216,7 @@ class InputEmbedding(Leaf, nn.Module):
                 ids,  # type: ignore[arg-type]
                 positions=positions,
                 types=types,
-                offset=offset,  # type: ignore[arg-type]
+                offset=offset,
                 dropout=dropout,
                 seed=seed,
                 first_token=first_token,

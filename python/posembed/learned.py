@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from posembed import functional, pretrained
 from posembed._leaf import Leaf
 from posembed._memory import prefer_huge_pages
-from posembed._offset import positions_from
 from posembed._validation import flag, not_negative, whole
 from posembed.functional import Device, ResamplingMethod
 from posembed.functional._learned import Grid, added, checked_grid, same_grid
+from posembed.functional._offset import positions_from
 from posembed.sharding import zero_row
 from posembed.token import COMPUTED, check_sizes
 
@@ -235,6 +235,7 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
         positions: Tensor | None = None,
         *,
         offset: int | Tensor = 0,
+        cu_seqlens: Tensor | None = None,
         grid: Grid | None = None,
     ) -> Tensor:
         """Adds the rows of the positions to x [batch, seq, embedding_dim].
@@ -245,14 +246,17 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
                 so on.
             offset: Position of the first token if ``positions`` is None; int32 or int64 [batch]:
                 one per sample. ``prefix_tokens`` if x has the patches alone.
+            cu_seqlens: int32 or int64 [documents + 1], where the batch is 1: the boundaries of
+                packed documents. Positions restart in each, at ``offset`` or, if that is
+                [documents], at its own.
             grid: Rows and columns of patches that the table is resampled to; default: its own.
 
         Raises:
             ValueError: ``grid`` is not a grid, or the table has none.
             IndexError: A position is out of range; the message names it.
         """
-        if isinstance(offset, Tensor):
-            positions = positions_from(offset, positions, x)
+        if isinstance(offset, Tensor) or cu_seqlens is not None:
+            positions = positions_from(offset, positions, x, cu_seqlens=cu_seqlens)
             offset = 0
         weight: Tensor = self._parameter("weight") if grid is None else self.resampled(grid)
         padding = self._padding_row

@@ -16,9 +16,9 @@ from typing_extensions import Self, Unpack
 
 from posembed import functional
 from posembed._leaf import Leaf
-from posembed._offset import positions_from
 from posembed._validation import check_options, flag, whole
 from posembed.functional import Device, Layout
+from posembed.functional._offset import of_layout
 from posembed.functional._options import rotary_text
 from posembed.functional._rotary import ROTARY, ROTARY_PAIR, rotated
 from posembed.scaling import DynamicNtkScaling, LongRopeScaling
@@ -311,11 +311,6 @@ class RotaryEmbedding(Leaf, nn.Module):
             refuse_narrow(frequencies)
         return frequencies
 
-    def _positions_from(self, offset: Tensor, positions: Tensor | None, query: Tensor) -> Tensor:
-        """Positions [batch, seq] that start at each sample's offset."""
-        places = {"bshd": (0, 1), "bhsd": (0, 2), "sbhd": (1, 0), "thd": (None, 0)}
-        return positions_from(offset, positions, query, *places[self.layout])
-
     @overload
     def forward(
         self,
@@ -355,7 +350,8 @@ class RotaryEmbedding(Leaf, nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Rotated query, or (query, key); see :func:`posembed.functional.rotary`.
 
-        ``offset`` may be int32 or int64 [batch]: the position of each sample's first token.
+        ``offset`` may be int32 or int64 [batch]: the position of each sample's first token; beside
+        ``cu_seqlens`` [documents]: that of each document's.
         ``seq_len`` is the length of the whole sequence; specifications whose frequencies depend on
         it (dynamic NTK, LongRoPE) need it. All calls that share a key cache must use the same
         resolved specification. For LongRoPE it may be int32 or int64 [batch], or [tokens] in layout
@@ -375,8 +371,8 @@ class RotaryEmbedding(Leaf, nn.Module):
                 return ROTARY(query, self._spec.text, positions, self.layout, offset)  # type: ignore[no-any-return]
             return ROTARY_PAIR(query, key, self._spec.text, positions, self.layout, offset)  # type: ignore[no-any-return]
         if isinstance(offset, Tensor):
-            positions = self._positions_from(offset, positions, query)
-            offset = 0
+            positions = of_layout(offset, positions, query, self.layout, cu_seqlens)
+            offset, cu_seqlens = 0, None
         return rotated(
             query,
             key,
@@ -461,9 +457,6 @@ class RotaryEmbedding(Leaf, nn.Module):
 
         See :func:`posembed.functional.rotary_`.
         """
-        if isinstance(offset, Tensor):
-            positions = self._positions_from(offset, positions, query)
-            offset = 0
         return functional.rotary_(
             query,
             key,

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from posembed import functional
 from posembed._leaf import Leaf
-from posembed._offset import positions_from
 from posembed._validation import flag
 from posembed.functional import Device
+from posembed.functional._offset import positions_from
 from posembed.functional._sinusoidal import cells, waved
 from posembed.specification import SinusoidalSpec
 
@@ -121,14 +121,15 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
         positions: Tensor | None = None,
         *,
         offset: int | Tensor = 0,
+        cu_seqlens: Tensor | None = None,
         grid: Sequence[int] | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
         """Adds encodings to x; see :func:`posembed.functional.sinusoidal`.
 
-        ``offset`` may be int32 or int64 [batch]: the position of each sample's first token. With
-        several axes, ``grid`` and ``mask`` give the positions; see
-        :func:`posembed.functional.sinusoidal_grid_positions`.
+        ``offset`` may be int32 or int64 [batch]: the position of each sample's first token; beside
+        ``cu_seqlens`` also [documents]: that of each document's. With several axes, ``grid`` and
+        ``mask`` give the positions; see :func:`posembed.functional.sinusoidal_grid_positions`.
         """
         if grid is not None:
             if positions is not None:
@@ -138,8 +139,8 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
             raise ValueError("mask: expected None without a grid")
         elif self.spec.block_texts and positions is not None and positions.dim() == 2:
             positions = positions.unsqueeze(1)
-        if isinstance(offset, Tensor):
-            positions = positions_from(offset, positions, x)
+        if isinstance(offset, Tensor) or cu_seqlens is not None:
+            positions = positions_from(offset, positions, x, cu_seqlens=cu_seqlens)
             offset = 0
         return waved(x, self.spec.text, positions, offset, self.scale)
 

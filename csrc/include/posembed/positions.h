@@ -164,8 +164,10 @@ POSEMBED_API torch::Tensor packed_grids(const torch::Tensor& grids,
 /// Positions of documents packed one after another: int64 [tokens], from 0 in each.
 /// @param cu_seqlens  int32/int64 [documents + 1], from 0 to the number of tokens
 /// @param num_tokens  default: the last of cu_seqlens, for which a GPU is waited for
+/// @param offset  int32/int64 [documents]: the first position of each; default: 0
 POSEMBED_API torch::Tensor packed(const torch::Tensor& cu_seqlens,
-                                  std::optional<int64_t> num_tokens = std::nullopt);
+                                  std::optional<int64_t> num_tokens = std::nullopt,
+                                  const std::optional<torch::Tensor>& offset = std::nullopt);
 
 /// The same from each token's document: int32/int64 [..., seq]. Positions restart where the number
 /// changes; negative numbers are padding, at position -1.

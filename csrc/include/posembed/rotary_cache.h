@@ -39,6 +39,7 @@ struct POSEMBED_API RotaryCacheCall {
   TORCH_ARG(std::optional<torch::Tensor>, positions) = std::nullopt;
   /// The position of the first token if no positions are given.
   TORCH_ARG(Offset, offset) = 0;
+  TORCH_ARG(std::optional<torch::Tensor>, cu_seqlens) = std::nullopt;
   /// The order of the dimensions of query, key and value.
   TORCH_ARG(Layout, layout) = Layout::thd;
   TORCH_ARG(CacheLayout, cache_layout) = CacheLayout::nhd;
@@ -59,6 +60,7 @@ struct POSEMBED_API MlaRotaryCacheCall {
 
   TORCH_ARG(std::optional<torch::Tensor>, positions) = std::nullopt;
   TORCH_ARG(Offset, offset) = 0;
+  TORCH_ARG(std::optional<torch::Tensor>, cu_seqlens) = std::nullopt;
   TORCH_ARG(Layout, layout) = Layout::thd;
   TORCH_ARG(std::optional<torch::Tensor>, query_out) = std::nullopt;
   TORCH_ARG(CacheScale, scale) = 1.0;
@@ -94,7 +96,7 @@ POSEMBED_API torch::Tensor rotary_cache_(const torch::Tensor& query, const torch
 /// both.
 /// @param query  in `call.layout()`: [batch, seq, heads, head_dim]
 /// @param key_rope  rotary_dim components: [batch, seq, 1, rotary_dim] or [batch, seq, rotary_dim]
-/// @param call  without cu_seqlens and frequencies
+/// @param call  without frequencies
 POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> mla_rotary(const torch::Tensor& query,
                                                                  const torch::Tensor& key_rope,
                                                                  const RotarySpec& spec,

@@ -36,6 +36,8 @@ struct POSEMBED_API NormRotaryCall {
   TORCH_ARG(std::optional<torch::Tensor>, positions) = std::nullopt;
   /// The position of the first token if no positions are given.
   TORCH_ARG(Offset, offset) = 0;
+  /// As in RotaryCall.
+  TORCH_ARG(std::optional<torch::Tensor>, cu_seqlens) = std::nullopt;
   /// The order of the dimensions.
   TORCH_ARG(Layout, layout) = Layout::bshd;
   /// Added to the mean square, or to the variance.

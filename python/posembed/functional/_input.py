@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from posembed.functional._gate import check_tensors, gated
+from posembed.functional._offset import positions_from
 from posembed.functional._options import Gradient, sinusoidal_text
 from posembed.functional._token import padding_row
 from posembed.specification import SinusoidalSpec
@@ -27,7 +28,7 @@ def input_embedding(
     norm_weight: Tensor | None = None,
     norm_bias: Tensor | None = None,
     *,
-    offset: int = 0,
+    offset: int | Tensor = 0,
     first_row: int = 0,
     sinusoid: SinusoidalSpec | None = None,
     norm: Literal["layer", "rms"] | None = None,
@@ -53,7 +54,8 @@ def input_embedding(
         types: int32 or int64 [batch, seq]; None: type 0.
         norm_weight: [embedding_dim].
         norm_bias: [embedding_dim], for ``norm="layer"``.
-        offset: Position of the first token if ``positions`` is None.
+        offset: Position of the first token if ``positions`` is None; int32 or int64 [batch]: that
+            of each sample's.
         first_row: The row of position 0.
         sinusoid: Specification of sinusoidal positions, instead of a position table.
         norm: "layer" for LayerNorm, "rms" for RMSNorm, or None.
@@ -85,6 +87,8 @@ def input_embedding(
         >>> ids = torch.randint(30522, (2, 128))
         >>> y = pe.functional.input_embedding(ids, token, position, norm="layer")
     """
+    if isinstance(offset, Tensor):
+        positions, offset = positions_from(offset, positions, ids, 0, 1), 0
     if dropout > 0 and seed is None:
         check_tensors(ids=ids)
         seed = torch.randint(2**62, (1,), dtype=torch.int64, device=ids.device)

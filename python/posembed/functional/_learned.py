@@ -11,6 +11,7 @@ from torch.compiler import is_compiling
 
 from posembed._validation import whole
 from posembed.functional._gate import check_tensors, gated
+from posembed.functional._offset import positions_from
 from posembed.functional._options import ResamplingMethod
 from posembed.sharding import any_sharded, call, is_sharded, with_rows
 
@@ -29,7 +30,8 @@ def learned_add(
     weight: Tensor,
     positions: Tensor | None = None,
     *,
-    offset: int = 0,
+    offset: int | Tensor = 0,
+    cu_seqlens: Tensor | None = None,
     first_row: int = 0,
 ) -> Tensor:
     """Adds rows of a learned position table to x.
@@ -40,7 +42,10 @@ def learned_add(
             autocast).
         positions: int32 or int64 [seq] or [batch, seq], from -first_row to max_positions - 1. None:
             ``offset``, ``offset + 1``, and so on.
-        offset: Position of the first token if ``positions`` is None.
+        offset: Position of the first token if ``positions`` is None. int32 or int64 [batch]: that
+            of each sample's; beside ``cu_seqlens`` [documents]: that of each document's.
+        cu_seqlens: int32 or int64 [documents + 1], where the batch is 1: the boundaries of packed
+            documents. Positions restart at ``offset`` in each.
         first_row: The row of position 0.
 
     Returns:
@@ -56,6 +61,8 @@ def learned_add(
         >>> table = torch.randn(512, 768)
         >>> y = pe.functional.learned_add(torch.randn(2, 16, 768), table, offset=3)
     """
+    if isinstance(offset, Tensor) or cu_seqlens is not None:
+        positions, offset = positions_from(offset, positions, x, cu_seqlens=cu_seqlens), 0
     return added(x, weight, positions, offset, first_row)
 
 

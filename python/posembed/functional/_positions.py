@@ -223,6 +223,7 @@ def packed(
     *,
     documents: Tensor | None = None,
     num_tokens: int | None = None,
+    offset: Tensor | None = None,
 ) -> Tensor:
     """Positions of documents packed one after another: they restart at 0 in each.
 
@@ -233,6 +234,8 @@ def packed(
             where the number changes; negative numbers are padding, at position -1.
         num_tokens: With ``cu_seqlens``: the number of tokens, if known; otherwise it is read, for
             which a GPU is waited for and which a compiled program does not know.
+        offset: With ``cu_seqlens``: int32 or int64 [documents]: the first position of each
+            document, which has tokens in a cache already; None: 0.
 
     Returns:
         int64 [tokens], or [..., seq] with ``documents``.
@@ -246,15 +249,18 @@ def packed(
         >>> import torch, posembed as pe
         >>> pe.positions.packed(torch.tensor([0, 3, 5]))
         tensor([0, 1, 2, 0, 1])
+        >>> pe.positions.packed(torch.tensor([0, 3, 5]), offset=torch.tensor([7, 4]))
+        tensor([7, 8, 9, 4, 5])
         >>> pe.positions.packed(documents=torch.tensor([[4, 4, 7, 7, 7, -1]]))
         tensor([[ 0,  1,  0,  1,  2, -1]])
     """
     if documents is None and cu_seqlens is not None:
-        return _PACKED_POSITIONS(cu_seqlens, num_tokens)  # type: ignore[no-any-return]
+        return _PACKED_POSITIONS(cu_seqlens, num_tokens, offset)  # type: ignore[no-any-return]
     if documents is None or cu_seqlens is not None:
         raise ValueError("packed: expected either cu_seqlens or documents")
-    if num_tokens is not None:
-        raise ValueError("num_tokens: expected none beside documents")
+    for name, value in (("num_tokens", num_tokens), ("offset", offset)):
+        if value is not None:
+            raise ValueError(f"{name}: expected none beside documents")
     return _DOCUMENT_POSITIONS(documents)  # type: ignore[no-any-return]
 
 

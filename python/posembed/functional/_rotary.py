@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from posembed.functional._gate import gated
+from posembed.functional._offset import of_layout
 from posembed.functional._options import Layout, rotary_text
 from posembed.sharding import call, is_sharded, refuse_sharded
 from posembed.specification import RotarySpec
@@ -29,7 +30,7 @@ def rotary(
     *,
     spec: RotarySpec,
     layout: Layout = "bshd",
-    offset: int = 0,
+    offset: int | Tensor = 0,
     cu_seqlens: Tensor | None = None,
     frequencies: Tensor | None = None,
     inverse: bool = False,
@@ -45,7 +46,7 @@ def rotary(
     *,
     spec: RotarySpec,
     layout: Layout = "bshd",
-    offset: int = 0,
+    offset: int | Tensor = 0,
     cu_seqlens: Tensor | None = None,
     frequencies: Tensor | None = None,
     inverse: bool = False,
@@ -60,7 +61,7 @@ def rotary(
     *,
     spec: RotarySpec,
     layout: Layout = "bshd",
-    offset: int = 0,
+    offset: int | Tensor = 0,
     cu_seqlens: Tensor | None = None,
     frequencies: Tensor | None = None,
     inverse: bool = False,
@@ -85,7 +86,8 @@ def rotary(
             ``offset``, ``offset + 1``, and so on.
         spec: The specification of the rotation.
         layout: The order of dimensions; ``"thd"`` is [tokens, heads, head_dim].
-        offset: Position of the first token if ``positions`` is None.
+        offset: Position of the first token if ``positions`` is None. int32 or int64 [batch]: that
+            of each sample's; beside ``cu_seqlens`` [documents]: that of each document's.
         cu_seqlens: int32 or int64 [documents + 1], from 0 to the number of tokens: the boundaries
             of packed documents (layout "thd", or a batch of 1). Positions restart at ``offset`` in
             each document; do not pass ``positions`` too.
@@ -115,6 +117,9 @@ def rotary(
         >>> query, key = pe.functional.rotary(query, key, spec=spec)
     """
     text = rotary_text(spec)
+    if isinstance(offset, Tensor):
+        positions = of_layout(offset, positions, query, layout, cu_seqlens)
+        offset, cu_seqlens = 0, None
     if out is not None:
         rotate_into(
             out, query, key, positions, text, layout, offset, inverse, frequencies, cu_seqlens
@@ -241,7 +246,7 @@ def rotary_(
     *,
     spec: RotarySpec,
     layout: Layout = "bshd",
-    offset: int = 0,
+    offset: int | Tensor = 0,
     cu_seqlens: Tensor | None = None,
     frequencies: Tensor | None = None,
     inverse: bool = False,
@@ -256,7 +261,7 @@ def rotary_(
     *,
     spec: RotarySpec,
     layout: Layout = "bshd",
-    offset: int = 0,
+    offset: int | Tensor = 0,
     cu_seqlens: Tensor | None = None,
     frequencies: Tensor | None = None,
     inverse: bool = False,
@@ -271,7 +276,7 @@ def rotary_(
     *,
     spec: RotarySpec,
     layout: Layout = "bshd",
-    offset: int = 0,
+    offset: int | Tensor = 0,
     cu_seqlens: Tensor | None = None,
     frequencies: Tensor | None = None,
     inverse: bool = False,
@@ -285,7 +290,7 @@ def rotary_(
     *,
     spec: RotarySpec,
     layout: Layout = "bshd",
-    offset: int = 0,
+    offset: int | Tensor = 0,
     cu_seqlens: Tensor | None = None,
     frequencies: Tensor | None = None,
     inverse: bool = False,
@@ -308,6 +313,9 @@ def rotary_(
         >>> pe.functional.rotary_(cache, spec=pe.RotarySpec(64), offset=7) is cache
         True
     """
+    if isinstance(offset, Tensor):
+        positions = of_layout(offset, positions, query, layout, cu_seqlens)
+        offset, cu_seqlens = 0, None
     options: tuple[Any, ...] = (rotary_text(spec), positions, layout, offset)
     if inverse is not False or cu_seqlens is not None or frequencies is not None:
         options = (*options, inverse, cu_seqlens, frequencies)

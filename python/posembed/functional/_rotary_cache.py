@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from posembed.functional._gate import gated
+from posembed.functional._offset import counted
 from posembed.functional._options import CacheLayout, Layout, rotary_text
 from posembed.functional._rotary_norm import Norm, NormOver, norm_flags
 from posembed.sharding import call, is_sharded, refuse_sharded
@@ -35,7 +36,8 @@ def rotary_cache_(
     spec: RotarySpec,
     layout: Layout = "thd",
     cache_layout: CacheLayout = "nhd",
-    offset: int = 0,
+    offset: int | Tensor = 0,
+    cu_seqlens: Tensor | None = None,
     rotate_key: bool = False,
     query_out: Tensor | None = None,
     key_scale: float | Tensor = 1.0,
@@ -69,7 +71,8 @@ def rotary_cache_(
         spec: The specification of the rotation, exact and without xPos.
         layout: The order of dimensions of query, key and value.
         cache_layout: The order of dimensions of the caches.
-        offset: Position of the first token if ``positions`` is None.
+        offset: As in :func:`rotary`.
+        cu_seqlens: As in :func:`rotary`.
         rotate_key: Also rotate ``key`` in place, for attention that reads it there.
         query_out: Output tensor for the rotated query, instead of in place.
         key_scale: For float8: keys are divided by it in float32 and rounded to nearest even,
@@ -107,6 +110,7 @@ def rotary_cache_(
     """
     if is_sharded(query) or is_sharded(key_cache):
         refuse_sharded(query=query, key_cache=key_cache)
+    positions, offset = counted(offset, positions, query, layout, cu_seqlens)
     key_number, key_tensor = scale_parts(key_scale)
     value_number, value_tensor = scale_parts(value_scale)
     options: tuple[Any, ...] = ()
@@ -146,7 +150,8 @@ def mla_rotary(
     *,
     spec: RotarySpec,
     layout: Layout = "bshd",
-    offset: int = 0,
+    offset: int | Tensor = 0,
+    cu_seqlens: Tensor | None = None,
     inverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Rotates the query's window and the key's rotated part, which all heads share.
@@ -161,7 +166,8 @@ def mla_rotary(
         positions: As in :func:`rotary`.
         spec: The query's head_dim, with ``rotary_dim`` and ``rotary_start`` of the window.
         layout: The order of dimensions.
-        offset: Position of the first token if ``positions`` is None.
+        offset: As in :func:`rotary`.
+        cu_seqlens: As in :func:`rotary`.
         inverse: Undo the rotation instead.
 
     Returns:
@@ -176,6 +182,7 @@ def mla_rotary(
         >>> query, key_rope = torch.randn(1, 5, 16, 192), torch.randn(1, 5, 64)
         >>> query, key_rope = pe.functional.mla_rotary(query, key_rope, spec=spec)
     """
+    positions, offset = counted(offset, positions, query, layout, cu_seqlens)
     options = (rotary_text(spec), positions, layout, offset, inverse)
     if is_sharded(query) or is_sharded(key_rope):
         return call("mla_rotary", query, key_rope, *options)  # type: ignore[no-any-return]
@@ -192,7 +199,8 @@ def mla_rotary_cache_(
     *,
     spec: RotarySpec,
     layout: Layout = "thd",
-    offset: int = 0,
+    offset: int | Tensor = 0,
+    cu_seqlens: Tensor | None = None,
     query_out: Tensor | None = None,
     scale: float | Tensor = 1.0,
 ) -> Tensor:
@@ -209,7 +217,8 @@ def mla_rotary_cache_(
         positions: As in :func:`rotary`.
         spec: As in :func:`mla_rotary`, exact and without xPos.
         layout: The order of dimensions.
-        offset: Position of the first token if ``positions`` is None.
+        offset: As in :func:`rotary`.
+        cu_seqlens: As in :func:`rotary`.
         query_out: Output tensor for the rotated query, instead of in place.
         scale: For float8: rows are divided by it. A float, or a float32 tensor of one element.
 
@@ -231,6 +240,7 @@ def mla_rotary_cache_(
     """
     if is_sharded(query) or is_sharded(cache):
         refuse_sharded(query=query, cache=cache)
+    positions, offset = counted(offset, positions, query, layout, cu_seqlens)
     _MLA_ROTARY_CACHE_(
         query,
         latent,

@@ -10,6 +10,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from posembed.functional._gate import check_tensors, gated
+from posembed.functional._offset import counted
 from posembed.functional._options import Layout, rotary_text
 from posembed.functional._rotary_tables import TableNumerics
 from posembed.sharding import call, is_sharded
@@ -26,7 +27,8 @@ class NormRotaryOptions(TypedDict, total=False):
     """Options of :func:`norm_rotary`, for type checkers."""
 
     layout: Layout
-    offset: int
+    offset: int | Tensor
+    cu_seqlens: Tensor | None
     eps: float
     weight_offset: float
     norm: Norm
@@ -77,7 +79,8 @@ def norm_rotary(
     *,
     spec: RotarySpec | None = None,
     layout: Layout = "bshd",
-    offset: int = 0,
+    offset: int | Tensor = 0,
+    cu_seqlens: Tensor | None = None,
     eps: float = 1e-6,
     weight_offset: float = 0.0,
     norm: Norm = "rms",
@@ -109,7 +112,8 @@ def norm_rotary(
             tables, only its head_dim, rotary_dim, rotary_start and interleaved count; None: heads
             are rotated whole, half-split.
         layout: The order of dimensions.
-        offset: Position of the first token if ``positions`` is None.
+        offset: As in :func:`rotary`.
+        cu_seqlens: As in :func:`rotary`.
         eps: Added to the mean square, or to the variance.
         weight_offset: Added to the weights: 1 for Gemma.
         norm: "rms" for RMSNorm, "layer" for LayerNorm, which subtracts the mean.
@@ -150,6 +154,7 @@ def norm_rotary(
         ... )
     """
     both = key is not None
+    positions, offset = counted(offset, positions, query, layout, cu_seqlens)
     tensors, options = _given(
         query, key, query_weight, key_weight, positions, spec, layout, offset, eps, weight_offset,
         norm, over, query_bias, key_bias, cos, sin, numerics, round_before_weight,
@@ -196,7 +201,8 @@ def norm_rotary_(
     *,
     spec: RotarySpec | None = None,
     layout: Layout = "bshd",
-    offset: int = 0,
+    offset: int | Tensor = 0,
+    cu_seqlens: Tensor | None = None,
     eps: float = 1e-6,
     weight_offset: float = 0.0,
     norm: Norm = "rms",
@@ -232,6 +238,7 @@ def norm_rotary_(
         ... )
     """
     both = key is not None
+    positions, offset = counted(offset, positions, query, layout, cu_seqlens)
     tensors, options = _given(
         query, key, query_weight, key_weight, positions, spec, layout, offset, eps, weight_offset,
         norm, over, query_bias, key_bias, cos, sin, numerics, round_before_weight,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from posembed.functional._gate import check_tensors, gated
+from posembed.functional._offset import positions_from
 from posembed.functional._options import Device, sinusoidal_text
 from posembed.sharding import call, is_sharded
 from posembed.specification import SinusoidalSpec
@@ -24,7 +25,8 @@ def sinusoidal(
     scale: Tensor | None = None,
     *,
     spec: SinusoidalSpec,
-    offset: int = 0,
+    offset: int | Tensor = 0,
+    cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """Adds sinusoidal encodings; gradients flow to x, floating-point positions and scale.
 
@@ -34,11 +36,14 @@ def sinusoidal(
     Args:
         x: float32, float64, bfloat16 or float16, [batch, seq, embedding_dim] or
             [seq, embedding_dim]; [batch, seq, embedding_dim] for several axes.
-        positions: int32, int64 or floating-point [seq] or [batch, seq]. None: ``offset``,
+        positions: int32, int64, float32 or float64 [seq] or [batch, seq]. None: ``offset``,
             ``offset + 1``, and so on. For several axes: [axes, seq] or [axes, batch, seq].
         scale: Floating-point, one element: multiplies the encodings.
         spec: The specification of the encoding.
-        offset: Position of the first row if ``positions`` is None.
+        offset: Position of the first row if ``positions`` is None. int32 or int64 [batch]: that of
+            each sample's; beside ``cu_seqlens`` [documents]: that of each document's.
+        cu_seqlens: int32 or int64 [documents + 1], where the batch is 1: the boundaries of packed
+            documents. Positions restart at ``offset`` in each.
 
     Returns:
         x plus encodings, with the shape and dtype of x.
@@ -52,6 +57,8 @@ def sinusoidal(
         >>> y = pe.functional.sinusoidal(torch.randn(2, 16, 512), spec=pe.SinusoidalSpec(512))
     """
     text = sinusoidal_text(spec)
+    if isinstance(offset, Tensor) or cu_seqlens is not None:
+        positions, offset = positions_from(offset, positions, x, cu_seqlens=cu_seqlens), 0
     return waved(x, text, _of_axes(positions, spec), offset, scale)
 
 
@@ -124,7 +131,7 @@ def sinusoidal_encode(
     """Sinusoidal encodings of positions; gradients flow to floating-point positions and scale.
 
     Args:
-        positions: int32, int64 or floating-point [...]; [axes, ...] for several axes.
+        positions: int32, int64, float32 or float64 [...]; [axes, ...] for several axes.
         scale: Floating-point, one element: multiplies the encodings.
         spec: The specification of the encoding.
         dtype: Default: that of floating-point positions, otherwise float32.

@@ -40,6 +40,17 @@ TEST(Positions, MisfitsAreNamed) {
   }
 }
 
+TEST(Positions, ErnieNumbersTextAfterVideosAsInTraining) {
+  const MropeRule rule = MropeRule::named("ernie4_5_vl_moe");
+  EXPECT_TRUE(rule.time_advances);
+  // A video of 4 frames of one token, in grids of frames that are merged by two, then text.
+  const torch::Tensor ids = whole({103367, 103367, 103367, 103367, 7}).unsqueeze(0);
+  const auto result =
+      positions::mrope(ids, rule, MropeCall().video_grids(torch::tensor({{8, 2, 2}})));
+  EXPECT_TRUE(torch::equal(result.positions.select(2, 4).flatten(), whole({4, 4, 4})));
+  EXPECT_EQ(result.delta.item<int64_t>(), 0);
+}
+
 TEST(Positions, RulesAreReadAndWritten) {
   for (const std::string& name : MropeRule::names()) {
     const MropeRule rule = MropeRule::named(name);
@@ -81,6 +92,9 @@ TEST(Positions, DocumentsRestartAndSplit) {
   const torch::Tensor boundaries = whole({0, 4, 12}).to(torch::kInt);
   EXPECT_TRUE(torch::equal(positions::packed(boundaries, 12),
                            torch::cat({torch::arange(4), torch::arange(8)})));
+  EXPECT_TRUE(torch::equal(positions::packed(boundaries, 12, whole({7, 2})),
+                           torch::cat({torch::arange(7, 11), torch::arange(2, 10)})));
+  EXPECT_THROW(positions::packed(boundaries, 12, whole({7})), c10::ValueError);
   EXPECT_TRUE(
       torch::equal(positions::packed_documents(whole({5, 5, 3, -1})), whole({0, 1, 0, -1})));
   EXPECT_TRUE(torch::equal(positions::from_mask(whole({0, 1, 1})), whole({-1, 0, 1})));

@@ -60,6 +60,40 @@ TEST(RotaryCacheModule, LatentAttention) {
   EXPECT_TRUE(torch::equal(cache[0].index_select(0, slots), torch::cat({latent, rotated_key}, 1)));
 }
 
+TEST(RotaryCacheModule, EachDocumentBeginsAtItsOwnPosition) {
+  const RotarySpec spec(8);
+  const torch::Tensor tokens = torch::randn({5, 2, 8}), slots = torch::arange(5);
+  const torch::Tensor bounds = torch::tensor({0, 2, 5}), offset = torch::tensor({7, 4});
+  const torch::Tensor positions = torch::tensor({7, 8, 4, 5, 6});
+  const auto run = [&](const RotaryCacheCall& call) {
+    const torch::Tensor query = tokens.clone(), cache = torch::zeros({1, 8, 2, 8});
+    posembed::functional::rotary_cache_(query, tokens, tokens, cache, cache.clone(), slots, spec,
+                                        call);
+    return torch::stack({query, cache[0].slice(0, 0, 5)});
+  };
+  EXPECT_TRUE(torch::equal(run(RotaryCacheCall().cu_seqlens(bounds).offset(offset)),
+                           run(RotaryCacheCall(positions))));
+  EXPECT_TRUE(torch::equal(run(RotaryCacheCall().cu_seqlens(bounds).offset(3)),
+                           run(RotaryCacheCall(torch::tensor({3, 4, 3, 4, 5})))));
+  const auto latent = [&](const posembed::MlaRotaryCacheCall& call) {
+    const torch::Tensor query = tokens.clone(), cache = torch::zeros({1, 8, 12});
+    const torch::Tensor key = tokens.select(1, 0);
+    posembed::functional::mla_rotary_cache_(query, key.slice(1, 0, 4), key, cache, slots, spec,
+                                            call);
+    return torch::cat({query.flatten(), cache.flatten()});
+  };
+  EXPECT_TRUE(
+      torch::equal(latent(posembed::MlaRotaryCacheCall().cu_seqlens(bounds).offset(offset)),
+                   latent(posembed::MlaRotaryCacheCall(positions))));
+  const auto apart = [&](RotaryCall call) {
+    call.layout(posembed::Layout::thd);
+    return std::get<1>(
+        posembed::functional::mla_rotary(tokens, tokens.select(1, 0), spec, call));
+  };
+  EXPECT_TRUE(torch::equal(apart(RotaryCall().cu_seqlens(bounds).offset(offset)),
+                           apart(RotaryCall(positions))));
+}
+
 TEST(RotaryCacheModule, ASlotOutsideTheCacheRaisesBeforeAnythingIsWritten) {
   const torch::Tensor query = torch::randn({2, 1, 8}), kept = query.clone();
   const torch::Tensor cache = torch::zeros({1, 4, 1, 8});

@@ -52,6 +52,18 @@ TEST(RotaryNormModule, AQueryAloneOverAllHeads) {
   EXPECT_TRUE(torch::allclose(query, expected, 1e-12, 1e-13));
 }
 
+TEST(RotaryNormModule, EachDocumentBeginsAtItsOwnPosition) {
+  const torch::Tensor query = torch::randn({1, 5, 4, 8}), weight = torch::randn({8});
+  const auto call = NormRotaryCall().cu_seqlens(torch::tensor({0, 2, 5}));
+  const torch::Tensor found =
+      norm_rotary(query, weight, RotarySpec(8), NormRotaryCall(call).offset(torch::tensor({7, 4})));
+  const torch::Tensor positions = torch::tensor({7, 8, 4, 5, 6});
+  EXPECT_TRUE(torch::equal(
+      found, norm_rotary(query, weight, RotarySpec(8), NormRotaryCall(positions))));
+  EXPECT_THROW(norm_rotary(query, weight, RotarySpec(8), NormRotaryCall(call).positions(positions)),
+               c10::ValueError);
+}
+
 TEST(RotaryNormModule, ByTables) {
   const auto options = torch::dtype(torch::kFloat64);
   const torch::Tensor query = torch::randn({2, 5, 4, 8}, options);

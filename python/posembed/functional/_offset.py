@@ -1,0 +1,92 @@
+"""Positions of sequences and documents that begin at different offsets, as with caches."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from posembed.functional._gate import gated
+
+INTEGERS = (torch.int32, torch.int64)
+LAYOUTS = {"bshd": (0, 1), "bhsd": (0, 2), "sbhd": (1, 0), "thd": (None, 0)}
+_PACKED_POSITIONS = gated(torch.ops.posembed.packed_positions.default)
+
+
+def positions_from(
+    offset: int | Tensor,
+    positions: Tensor | None,
+    x: Tensor,
+    batch: int | None = -3,
+    seq: int = -2,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """Positions [batch, seq] of the tokens of ``x``, starting at ``offset`` [batch].
+
+    With ``cu_seqlens``, positions [seq] that restart at ``offset``, a number or [documents], in
+    each document. ``batch`` and ``seq`` are dimensions of ``x``; ``batch`` is None if there is
+    none.
+
+    Raises:
+        ValueError: Positions are passed too, or the offsets are not [batch] or [documents].
+        TypeError: The offsets are not int32 or int64.
+    """
+    if cu_seqlens is not None:
+        return _of_documents(offset, positions, x, batch, seq, cu_seqlens)
+    assert isinstance(offset, Tensor)
+    shape = list(offset.shape)
+    if positions is not None:
+        raise ValueError(f"offset: expected 0 where positions are given, got {shape}")
+    if offset.dtype not in INTEGERS:
+        raise TypeError(f"offset: expected int32 or int64, got {offset.dtype}")
+    if batch is None or x.dim() + batch < 0:
+        raise ValueError(f"offset: expected a number where there is no batch, got {shape}")
+    if offset.dim() != 1 or offset.shape[0] != x.shape[batch]:
+        raise ValueError(
+            f"offset: expected a number or [batch] with batch {x.shape[batch]}, got {shape}"
+        )
+    tokens = torch.arange(x.shape[seq], dtype=offset.dtype, device=offset.device)
+    return offset.unsqueeze(-1) + tokens
+
+
+def _of_documents(
+    offset: int | Tensor,
+    positions: Tensor | None,
+    x: Tensor,
+    batch: int | None,
+    seq: int,
+    cu_seqlens: Tensor,
+) -> Tensor:
+    if positions is not None:
+        raise ValueError("cu_seqlens: expected none where positions are given")
+    if batch is not None and x.dim() + batch >= 0 and x.shape[batch] != 1:
+        raise ValueError(f"cu_seqlens: expected batch 1, got batch {x.shape[batch]}")
+    if isinstance(offset, Tensor):
+        return _PACKED_POSITIONS(cu_seqlens, x.shape[seq], offset)  # type: ignore[no-any-return]
+    return _PACKED_POSITIONS(cu_seqlens, x.shape[seq]) + offset  # type: ignore[no-any-return]
+
+
+def of_layout(
+    offset: int | Tensor,
+    positions: Tensor | None,
+    query: Tensor,
+    layout: str,
+    cu_seqlens: Tensor | None,
+) -> Tensor | None:
+    """:func:`positions_from` for a query in ``layout``; the operator refuses other queries."""
+    batch, seq = LAYOUTS.get(layout, (None, 0))
+    if query.dim() <= max(batch or 0, seq):
+        return positions
+    return positions_from(offset, positions, query, batch, seq, cu_seqlens)
+
+
+def counted(
+    offset: int | Tensor,
+    positions: Tensor | None,
+    query: Tensor,
+    layout: str,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor | None, int]:
+    """Positions and offset for operators without documents, whose offset is a number."""
+    if not isinstance(offset, Tensor) and cu_seqlens is None:
+        return positions, offset
+    return of_layout(offset, positions, query, layout, cu_seqlens), 0
