@@ -54,7 +54,8 @@ HOT = (
     "alibi::add_kernel<{T}, {pack}, true>",
     "alibi::row_softmax_kernel<{T}, {pack}, true>",
     "alibi::row_softmax_kernel<{T}, {pack}, false>",
-    "alibi::row_softmax_backward_kernel<{T}, {pack}>",
+    "alibi::row_softmax_backward_kernel<{T}, {pack}, true>",
+    "alibi::row_softmax_backward_kernel<{T}, {pack}, false>",
 )
 TYPES = (("BFloat16", 8), ("Float16", 8), ("float", 4))
 TOLERANCE = 1.02  # of instructions: another order of the same work is no fault

@@ -45,9 +45,9 @@ struct BiasLine {
 
 template <typename C>
 POSEMBED_INLINE BiasLine<C> bias_line(const Slopes& slopes, const Distances& distances,
-                                      int64_t head) {
+                                      int64_t batch, int64_t head) {
   const auto read = [&](int64_t index) {
-    return core::read_floating<C>(slopes.data, slopes.scalar, index);
+    return core::read_floating<C>(slopes.data, slopes.scalar, batch * slopes.sample_stride + index);
   };
   return {read(head), -read(head + (slopes.sides - 1) * slopes.heads),
           distances.apply_mask ? -static_cast<C>(INFINITY) : C(0)};
@@ -115,9 +115,12 @@ POSEMBED_INLINE bool is_masked(const Distances& distances, int64_t batch, int64_
   return distances.mask != nullptr && !distances.mask[batch * distances.mask_stride + key];
 }
 
-/// Writes the gradient of one head's slopes from the sums of distance * grad on either side.
+/// Writes the gradient of one head's slopes, of one sample if each has its own, from the sums of
+/// distance * grad on either side.
 POSEMBED_INLINE void store_slope_gradient(double before, double after,
-                                          const SlopeGradient& gradient, int64_t head) {
+                                          const SlopeGradient& gradient, int64_t sample,
+                                          int64_t head) {
+  const int64_t first = sample * gradient.sides * gradient.heads + head;
   const auto write = [&](double value, int64_t index) {
     switch (gradient.scalar) {
       case core::Scalar::float64:
@@ -132,8 +135,8 @@ POSEMBED_INLINE void store_slope_gradient(double before, double after,
         return core::store(static_cast<float>(value), static_cast<float*>(gradient.out) + index);
     }
   };
-  write(gradient.sides == 1 ? before + after : before, head);
-  if (gradient.sides == 2) write(after, gradient.heads + head);
+  write(gradient.sides == 1 ? before + after : before, first);
+  if (gradient.sides == 2) write(after, first + gradient.heads);
 }
 
 }  // namespace posembed::alibi

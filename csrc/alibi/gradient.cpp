@@ -3,6 +3,7 @@
 // does not depend on the slopes.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
 
@@ -32,6 +33,14 @@ Tensor scaled(const Tensor& tensor, double scale) {
   return scale == 1.0 ? tensor : at::mul(tensor, scale);
 }
 
+/// `tensor` [.., queries, keys] with 0 where keys are hidden: memory may hold NaN there.
+Tensor of_visible_keys(const Tensor& tensor, const Call& call) {
+  if (!call.apply_mask()) return tensor;
+  const Tensor slopes = at::zeros({1}, tensor.options());
+  const Tensor bias = alibi_bias(slopes, tensor.sym_size(-2), tensor.sym_size(-1), {}, call);
+  return tensor.masked_fill(bias.lt(0), 0);
+}
+
 using SavedOptions = dispatcher::SavedCall<Call>;
 
 /// Gradient of alibi_bias.
@@ -43,16 +52,19 @@ class AlibiBiasBackward : public dispatcher::OperatorNode<AlibiBiasBackward> {
   void members(Visitor& visit) {
     call.members(visit);
     visit(two_sided);
+    visit(of_samples);
     visit(dtype);
   }
 
   variable_list backward(variable_list&& gradients) {
     if (!gradients[0].defined()) return {Tensor()};
-    return {alibi_bias_backward(gradients[0], two_sided, type_of(dtype), call.unpack())};
+    return {
+        alibi_bias_backward(gradients[0], two_sided, of_samples, type_of(dtype), call.unpack())};
   }
 
   SavedOptions call;
   bool two_sided = false;
+  bool of_samples = false;
   int64_t dtype = 0;  // of slopes
 };
 
@@ -97,6 +109,7 @@ class AlibiAddBackward : public dispatcher::OperatorNode<AlibiAddBackward> {
     call.members(visit);
     visit(scale);
     visit(two_sided);
+    visit(of_samples);
     visit(dtype);
   }
 
@@ -105,12 +118,14 @@ class AlibiAddBackward : public dispatcher::OperatorNode<AlibiAddBackward> {
     if (!gradient.defined()) return {Tensor(), Tensor()};
     const Tensor of_scores = needs(0) ? scaled(gradient, scale) : Tensor();
     if (!needs(1)) return {of_scores, Tensor()};
-    return {of_scores, alibi_bias_backward(gradient, two_sided, type_of(dtype), call.unpack())};
+    return {of_scores,
+            alibi_bias_backward(gradient, two_sided, of_samples, type_of(dtype), call.unpack())};
   }
 
   SavedOptions call;
   double scale = 1.0;
   bool two_sided = false;
+  bool of_samples = false;
   int64_t dtype = 0;  // of slopes
 };
 
@@ -125,6 +140,7 @@ class AlibiSoftmaxBackward : public dispatcher::OperatorNode<AlibiSoftmaxBackwar
     call.members(visit);
     visit(scale);
     visit(sides);
+    visit(of_samples);
     visit(dtype);
   }
 
@@ -132,7 +148,7 @@ class AlibiSoftmaxBackward : public dispatcher::OperatorNode<AlibiSoftmaxBackwar
     if (!gradients[0].defined()) return {Tensor(), Tensor()};
     const auto [of_scores, of_slopes] =
         alibi_softmax_backward(gradients[0], unpack_output(weights), scale, needs(1) ? sides : 0,
-                               type_of(dtype), call.unpack());
+                               of_samples, type_of(dtype), call.unpack());
     return {of_scores, needs(1) ? of_slopes : Tensor()};
   }
 
@@ -140,6 +156,7 @@ class AlibiSoftmaxBackward : public dispatcher::OperatorNode<AlibiSoftmaxBackwar
   SavedOptions call;
   double scale = 1.0;
   int64_t sides = 1;
+  bool of_samples = false;
   int64_t dtype = 0;  // of slopes
 };
 
@@ -157,15 +174,19 @@ class AlibiSoftmaxBackwardBackward : public dispatcher::OperatorNode<AlibiSoftma
   }
 
   variable_list backward(variable_list&& gradients) {
-    const Tensor g = grad.unpack(), w = weights.unpack();
-    const Tensor direction = of_biased_scores(gradients[0], gradients[1], g);
+    const Call options = call.unpack();
+    Tensor g = grad.unpack();
+    const Tensor w = weights.unpack();
+    Tensor direction = of_biased_scores(gradients[0], gradients[1], g, options);
     if (!direction.defined()) return {Tensor(), Tensor()};
     variable_list result(2);
     if (needs(0)) {
       result[0] =
-          std::get<0>(alibi_softmax_backward(direction, w, 1.0, 0, std::nullopt, call.unpack()));
+          std::get<0>(alibi_softmax_backward(direction, w, 1.0, 0, false, std::nullopt, options));
     }
     if (needs(1)) {
+      g = of_visible_keys(g, options);
+      direction = of_visible_keys(direction, options);
       const Tensor mean = (g * w).sum(-1, true), change = (direction * w).sum(-1, true);
       result[1] = direction * (g - mean) - g * change;
     }
@@ -179,11 +200,12 @@ class AlibiSoftmaxBackwardBackward : public dispatcher::OperatorNode<AlibiSoftma
 
  private:
   /// The gradient of the biased scores' gradient, from which both results are computed.
-  Tensor of_biased_scores(const Tensor& of_scores, const Tensor& of_slopes, const Tensor& like) {
+  Tensor of_biased_scores(const Tensor& of_scores, const Tensor& of_slopes, const Tensor& like,
+                          const Call& options) {
     if (!of_slopes.defined() || of_slopes.dim() == 0 || of_slopes.sym_size(-1) == 0) {
       return of_scores.defined() ? scaled(of_scores, scale) : Tensor();
     }
-    const Call derived = unmasked(call.unpack());
+    const Call derived = unmasked(options);
     if (of_scores.defined()) return alibi_add(of_scores, of_slopes, scale, derived);
     return alibi_bias(of_slopes, like.sym_size(-2), like.sym_size(-1), like.scalar_type(), derived)
         .expand_symint(like.sym_sizes());
@@ -198,7 +220,8 @@ Tensor bias_autograd(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys
   auto node = dispatcher::node_for<AlibiBiasBackward>(slopes);
   if (node) {
     node->call.save(call);
-    node->two_sided = slopes.dim() == 2;
+    node->two_sided = sides_of(slopes) == 2;
+    node->of_samples = has_samples(slopes);
     node->dtype = code(slopes.scalar_type());
   }
   Tensor output =
@@ -211,7 +234,7 @@ Tensor bias_autograd(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys
   return output;
 }
 
-Tensor bias_backward_autograd(const Tensor& grad, bool two_sided, MaybeType dtype,
+Tensor bias_backward_autograd(const Tensor& grad, bool two_sided, bool by_sample, MaybeType dtype,
                               const Call& call) {
   auto node = dispatcher::node_for<AlibiBiasBackwardBackward>(grad);
   if (node && grad.dim() >= 3) {
@@ -223,7 +246,7 @@ Tensor bias_backward_autograd(const Tensor& grad, bool two_sided, MaybeType dtyp
     node->dtype = code(grad.scalar_type());
   }
   return dispatcher::linear(node, grad, [&](const Tensor& reduced) {
-    return alibi_bias_backward(reduced, two_sided, dtype, call);
+    return alibi_bias_backward(reduced, two_sided, by_sample, dtype, call);
   });
 }
 
@@ -232,6 +255,10 @@ Tensor bias_backward_autograd(const Tensor& grad, bool two_sided, MaybeType dtyp
 /// The call with positions for these scores, whose shape has not been checked.
 Call with_positions_of(const Tensor& scores, const Call& call) {
   if (scores.dim() < 2) return call;
+  const MaybeTensor& offsets = call.query_offsets();
+  const bool fits = !offsets.has_value() || (offsets->dim() == 1 && scores.dim() == 4 &&
+                                             offsets->sym_size(0) == scores.sym_size(0));
+  if (!fits) return call;
   return with_positions(call, scores.sym_size(-2), scores.sym_size(-1));
 }
 
@@ -256,7 +283,8 @@ Tensor add_autograd(const Tensor& scores, const Tensor& slopes, double scale,
   if (node) {
     node->call.save(call);
     node->scale = scale;
-    node->two_sided = slopes.dim() == 2;
+    node->two_sided = sides_of(slopes) == 2;
+    node->of_samples = has_samples(slopes);
     node->dtype = code(slopes.scalar_type());
     torch::autograd::set_history(output, node);
   }
@@ -275,13 +303,14 @@ Tensor softmax_autograd(const Tensor& scores, const Tensor& slopes, double scale
     node->weights = dispatcher::save_output(output);
     node->call.save(call);
     node->scale = scale;
-    node->sides = slopes.dim() == 2 ? 2 : 1;
+    node->sides = sides_of(slopes);
+    node->of_samples = has_samples(slopes);
     node->dtype = code(slopes.scalar_type());
   }
   const Tensor direction = biased_tangent(scores, slopes, scale, call);
   if (direction.defined()) {
-    dispatcher::set_tangent(
-        output, std::get<0>(alibi_softmax_backward(direction, output, 1.0, 0, std::nullopt, call)));
+    dispatcher::set_tangent(output, std::get<0>(alibi_softmax_backward(direction, output, 1.0, 0,
+                                                                       false, std::nullopt, call)));
   }
   return output;
 }
@@ -292,10 +321,10 @@ void set_softmax_backward_tangents(const Tensor& grad, const Tensor& weights, do
                                    const Tensor& of_slopes) {
   const Tensor dg = dispatcher::tangent(grad), dw = dispatcher::tangent(weights);
   if (!dg.defined() && !dw.defined()) return;
-  const Tensor g = dispatcher::primal(grad), w = dispatcher::primal(weights);
+  const Tensor g = of_visible_keys(dispatcher::primal(grad), call), w = dispatcher::primal(weights);
   Tensor direction, change;
   if (dg.defined()) {
-    direction = w * dg;
+    direction = w * of_visible_keys(dg, call);
     change = direction.sum(-1, true);
   }
   if (dw.defined()) {
@@ -306,17 +335,18 @@ void set_softmax_backward_tangents(const Tensor& grad, const Tensor& weights, do
   direction = direction - w * change;
   dispatcher::set_tangent(of_scores, scaled(direction, scale));
   if (of_slopes.sym_size(-1) != 0) {
-    dispatcher::set_tangent(of_slopes, alibi_bias_backward(direction, of_slopes.dim() == 2,
-                                                           of_slopes.scalar_type(), call));
+    dispatcher::set_tangent(
+        of_slopes, alibi_bias_backward(direction, sides_of(of_slopes) == 2, has_samples(of_slopes),
+                                       of_slopes.scalar_type(), call));
   }
 }
 
 std::tuple<Tensor, Tensor> softmax_backward_autograd(const Tensor& grad, const Tensor& weights,
-                                                     double scale, int64_t sides, MaybeType dtype,
-                                                     const Call& call) {
+                                                     double scale, int64_t sides, bool by_sample,
+                                                     MaybeType dtype, const Call& call) {
   auto node = dispatcher::node_for<AlibiSoftmaxBackwardBackward>(grad, weights);
   auto [of_scores, of_slopes] = dispatcher::below_autograd(
-      [&] { return alibi_softmax_backward(grad, weights, scale, sides, dtype, call); });
+      [&] { return alibi_softmax_backward(grad, weights, scale, sides, by_sample, dtype, call); });
   if (node) {
     node->grad = dispatcher::save(grad);
     node->weights = dispatcher::save(weights);

@@ -15,10 +15,11 @@ namespace posembed::alibi {
 
 /// One slope per head; with two sides, a second row has the slopes for keys after the query.
 struct Slopes {
-  const void* data = nullptr;  // [sides, heads], contiguous
+  const void* data = nullptr;  // [sides, heads] or [batch, sides, heads], contiguous
   core::Scalar scalar = core::Scalar::float32;
   int64_t heads = 0;
   int64_t sides = 1;
+  int64_t sample_stride = 0;  // from one sample to the next; 0: all have the same
 };
 
 /// The positions of queries and keys, and which keys are hidden from a query. By default query row
@@ -85,8 +86,9 @@ struct SlopeGradient {
   int64_t sides = 1;  // 0: no gradient is requested
   int64_t heads = 0;
   double* partial = nullptr;  // [sides, batch, heads, queries]
-  void* out = nullptr;        // [sides, heads], contiguous
+  void* out = nullptr;        // [sides, heads] or [batch, sides, heads], contiguous
   core::Scalar scalar = core::Scalar::float32;
+  bool by_sample = false;  // each sample has its own slopes
 };
 
 struct ReduceArguments {
@@ -98,7 +100,7 @@ struct ReduceArguments {
 };
 
 /// Gradients through a softmax: of scores, scale * weights * (grad - sum of grad * weights), and of
-/// slopes. Hidden keys have weight 0, as the softmax gives them.
+/// slopes. Hidden keys have gradient 0, whatever `grad` and `weights` hold there.
 struct SoftmaxBackwardArguments {
   Distances distances;
   core::Scalar scalar = core::Scalar::float32;

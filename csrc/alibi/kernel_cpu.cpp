@@ -14,6 +14,7 @@ constexpr int64_t ramp_size = tile_keys + tile_rows;
 
 /// Rows first … first + count - 1 of one head. One ramp serves their keys [begin, end).
 struct Tile {
+  int64_t batch;
   int64_t head;
   int64_t first;
   int64_t count;
@@ -22,12 +23,14 @@ struct Tile {
 
 /// Cuts rows [begin, end), numbered over all heads, into tiles.
 template <typename Visit>
-void for_each_tile(const Distances& distances, int64_t begin, int64_t end, Visit visit) {
+void for_each_tile(const Distances& distances, int64_t heads, int64_t begin, int64_t end,
+                   Visit visit) {
   while (begin < end) {
-    const int64_t head = begin / distances.queries, first = begin % distances.queries;
-    const int64_t count = std::min({tile_rows, distances.queries - first, end - begin});
+    const Row row = row_at(begin, heads, distances.queries);
+    const int64_t count = std::min({tile_rows, distances.queries - row.query, end - begin});
     for (int64_t key = 0; key < distances.keys; key += tile_keys) {
-      visit(Tile{head, first, count, {key, std::min(key + tile_keys, distances.keys)}});
+      visit(Tile{
+          row.batch, row.head, row.query, count, {key, std::min(key + tile_keys, distances.keys)}});
     }
     begin += count;
   }
@@ -65,13 +68,13 @@ void fill_ramp(const BiasLine<double>& line, const Distances& distances, int64_t
 template <typename T>
 void fill_tile(const FillArguments& arguments, const Tile& tile, bool streamed) {
   const Distances& distances = arguments.distances;
-  const auto line = bias_line<Compute<T>>(arguments.slopes, distances, tile.head);
+  const auto line = bias_line<Compute<T>>(arguments.slopes, distances, tile.batch, tile.head);
   const int64_t keys = tile.keys.end - tile.keys.begin, last = tile.first + tile.count - 1;
   T ramp[ramp_size];
   fill_ramp(line, distances, distances.offset + last - tile.keys.begin, keys + tile.count - 1,
             ramp);
   for (int64_t query = tile.first; query <= last; ++query) {
-    T* out = row_data<T>(arguments.out, {0, tile.head, query}) + tile.keys.begin;
+    T* out = row_data<T>(arguments.out, {tile.batch, tile.head, query}) + tile.keys.begin;
     const T* window = ramp + (last - query);
     if (streamed) {
       core::stream_copy(out, window, keys * int64_t{sizeof(T)});
@@ -84,9 +87,10 @@ void fill_tile(const FillArguments& arguments, const Tile& tile, bool streamed) 
 template <typename T>
 void fill_tiles(const FillArguments& arguments, int64_t begin, int64_t end) {
   const Distances& distances = arguments.distances;
-  const int64_t elements = arguments.slopes.heads * distances.queries * distances.keys;
+  const int64_t heads = arguments.slopes.heads;
+  const int64_t elements = arguments.batch * heads * distances.queries * distances.keys;
   const bool streamed = elements * int64_t{sizeof(T)} >= core::stream_bytes;
-  for_each_tile(distances, begin, end,
+  for_each_tile(distances, heads, begin, end,
                 [&](const Tile& tile) { fill_tile<T>(arguments, tile, streamed); });
   if (streamed) core::stream_fence();
 }
@@ -97,7 +101,7 @@ void fill_rows(const FillArguments& arguments, int64_t begin, int64_t end) {
   RowDistances rows(distances);
   for (int64_t number = begin; number < end; ++number) {
     const Row row = row_at(number, arguments.slopes.heads, distances.queries);
-    const auto line = bias_line<Compute<T>>(arguments.slopes, distances, row.head);
+    const auto line = bias_line<Compute<T>>(arguments.slopes, distances, row.batch, row.head);
     const int32_t* distance = rows.at(row);
     T* out = row_data<T>(arguments.out, row);
     for (int64_t key = 0; key < distances.keys; ++key) {
@@ -141,7 +145,7 @@ void add_range(const ScoreArguments& arguments, int64_t begin, int64_t end) {
   RowDistances rows(distances);
   for (int64_t number = begin; number < end; ++number) {
     const Row row = row_at(number, arguments.slopes.heads, distances.queries);
-    const auto line = bias_line<Compute<T>>(arguments.slopes, distances, row.head);
+    const auto line = bias_line<Compute<T>>(arguments.slopes, distances, row.batch, row.head);
     const T* in = row_data<T>(arguments.in, row);
     T* out = row_data<T>(arguments.out, row);
     if constexpr (!std::is_same_v<T, double>) {
@@ -197,18 +201,22 @@ void reduce(const ReduceArguments& arguments, int64_t begin, int64_t end) {
 }
 
 void reduce_heads(const SlopeGradient& gradient, int64_t batch, int64_t queries) {
-  const auto sum_of = [&](int64_t side, int64_t head) {
+  const int64_t samples = gradient.by_sample ? batch : 1,
+                summed = batch / std::max<int64_t>(1, samples);
+  const auto sum_of = [&](int64_t side, int64_t sample, int64_t head) {
     double sum = 0;
-    for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t b = sample; b < sample + summed; ++b) {
       const double* rows =
           gradient.partial + ((side * batch + b) * gradient.heads + head) * queries;
       for (int64_t query = 0; query < queries; ++query) sum += rows[query];
     }
     return sum;
   };
-  for (int64_t head = 0; head < gradient.heads; ++head) {
-    const double after = gradient.sides == 2 ? sum_of(1, head) : 0.0;
-    store_slope_gradient(sum_of(0, head), after, gradient, head);
+  for (int64_t sample = 0; sample < samples; ++sample) {
+    for (int64_t head = 0; head < gradient.heads; ++head) {
+      const double after = gradient.sides == 2 ? sum_of(1, sample, head) : 0.0;
+      store_slope_gradient(sum_of(0, sample, head), after, gradient, sample, head);
+    }
   }
 }
 

@@ -50,6 +50,14 @@ class Query {
     return causal_distance(distances_, static_cast<int32_t>(distance));
   }
 
+  /// Whether the softmax gave the key a weight. Reads no position that does not decide it.
+  __device__ bool sees(int64_t key) const {
+    if (plain || !distances_.apply_mask) return key < visible_end();
+    if (key < document_.begin || key >= document_.end) return false;
+    if (is_masked(distances_, batch_, key)) return false;
+    return !distances_.causal || key_position(distances_, batch_, key) <= position_;
+  }
+
   /// Keys from here on are hidden and have weight 0.
   __device__ int64_t visible_end() const {
     if (!plain || !distances_.causal || !distances_.apply_mask) return distances_.keys;
@@ -319,7 +327,8 @@ __device__ void for_each_tile(const Tiles& tiles, const Slopes& slopes, const Di
   for (int64_t number = first; number < tiles.count; number += int64_t{gridDim.x} * Tiles::warps) {
     const Tile tile = tiles.tile(number, distances, width);
     if (tile.key >= distances.keys) continue;
-    visit(tile, RowBias<C, plain>(distances, bias_line<C>(slopes, distances, tile.head)),
+    visit(tile,
+          RowBias<C, plain>(distances, bias_line<C>(slopes, distances, tile.batch, tile.head)),
           keys_at<width, plain, C>(distances, tile.batch, tile.key));
   }
 }
@@ -378,7 +387,7 @@ __device__ void softmax_of_row(const ScoreArguments& arguments, const Row& row, 
   const Distances& distances = arguments.distances;
   const C scale = static_cast<C>(arguments.scale);
   const Query<plain> query(distances, row);
-  RowBias<C, plain> bias(distances, bias_line<C>(arguments.slopes, distances, row.head));
+  RowBias<C, plain> bias(distances, bias_line<C>(arguments.slopes, distances, row.batch, row.head));
   bias.move_to(row.batch, row.query);
   const T* in = row_data<const T>(arguments.in, row);
   T* out = row_data<T>(arguments.out, row);
@@ -578,7 +587,7 @@ class PlainRow {
 
   __device__ void move_to(const Row& row) {
     const Distances& distances = arguments_.distances;
-    line_ = bias_line<C>(arguments_.slopes, distances, row.head);
+    line_ = bias_line<C>(arguments_.slopes, distances, row.batch, row.head);
     if (distances.causal) line_.after = 0;  // hidden, or without bias
     position_ = static_cast<C>(distances.offset + row.query);
     end_ = visible_keys(distances, row.query);
@@ -640,7 +649,7 @@ class PositionedRow {
   }
 
   __device__ void move_to(const Row& row) {
-    bias_.set_line(bias_line<C>(arguments_.slopes, arguments_.distances, row.head));
+    bias_.set_line(bias_line<C>(arguments_.slopes, arguments_.distances, row.batch, row.head));
     bias_.move_to(row.batch, row.query);
   }
 
@@ -668,7 +677,7 @@ __device__ void softmax_one_by_one(const ScoreArguments& arguments, const Row& r
   using C = Compute<T>;
   const Distances& distances = arguments.distances;
   const Query<false> query(distances, row);
-  const BiasLine<C> line = bias_line<C>(arguments.slopes, distances, row.head);
+  const BiasLine<C> line = bias_line<C>(arguments.slopes, distances, row.batch, row.head);
   const T* in = row_data<const T>(arguments.in, row);
   T* out = row_data<T>(arguments.out, row);
   C max_score = -static_cast<C>(INFINITY), sum = 0;
@@ -805,35 +814,51 @@ __global__ void softmax_backward_kernel(SoftmaxBackwardArguments arguments, RowN
         visit(key);
       }
     };
-    /// The number of keys in a pack that the query sees.
+    bool has_nan = false;
+    /// The keys in a pack that the query sees, a bit for each.
     const auto seen_of = [&](int64_t key) {
-      return static_cast<int>(max(int64_t{0}, min(int64_t{width}, end - key)));
-    };
-    C dot = 0;
-    each_pack(end, [&](int64_t key) {
-      const int seen = seen_of(key);
-      C g[width], w[width];
-      load_keys<width>(grad + key, g);
-      load_keys<width>(weights + key, w);
+      unsigned seen = 0;
 #pragma unroll
-      for (int i = 0; i < width; ++i) dot = i < seen ? core::fma(g[i], w[i], dot) : dot;
-    });
-    const C mean = core::over_block(dot, core::Add());
+      for (int i = 0; i < width; ++i) {
+        seen |= unsigned{has_nan ? query.sees(key + i) : key + i < end} << i;
+      }
+      return seen;
+    };
+    const auto dot_of_row = [&] {
+      C dot = 0;
+      each_pack(end, [&](int64_t key) {
+        const unsigned seen = seen_of(key);
+        C g[width], w[width];
+        load_keys<width>(grad + key, g);
+        load_keys<width>(weights + key, w);
+#pragma unroll
+        for (int i = 0; i < width; ++i) {
+          dot = (seen >> i & 1) != 0 ? core::fma(g[i], w[i], dot) : dot;
+        }
+      });
+      return core::over_block(dot, core::Add());
+    };
+    C mean = dot_of_row();
+    // Hidden keys have weight 0. Only where their memory holds NaN does the sum show them.
+    if (!plain && distances.apply_mask && !(mean - mean == 0)) {
+      has_nan = true;
+      mean = dot_of_row();
+    }
     SlopeSums sums;
     each_pack(distances.keys, [&](int64_t key) {
-      const int seen = seen_of(key);
+      const unsigned seen = key < end ? seen_of(key) : 0;
       C g[width] = {}, w[width] = {};
-      if (seen > 0) {
+      if (seen != 0) {
         load_keys<width>(grad + key, g);
         load_keys<width>(weights + key, w);
       }
       // Hidden keys have gradient 0, even if memory holds NaN.
 #pragma unroll
-      for (int i = 0; i < width; ++i) g[i] = i < seen ? w[i] * (g[i] - mean) : C(0);
+      for (int i = 0; i < width; ++i) g[i] = (seen >> i & 1) != 0 ? w[i] * (g[i] - mean) : C(0);
       if (gradient.sides > 0) {
 #pragma unroll
         for (int i = 0; i < width; ++i) {
-          if (i < seen) sums.add(query.distance_to(key + i), g[i]);
+          if ((seen >> i & 1) != 0) sums.add(query.distance_to(key + i), g[i]);
         }
       }
 #pragma unroll
@@ -848,8 +873,8 @@ __global__ void softmax_backward_kernel(SoftmaxBackwardArguments arguments, RowN
 template <typename T>
 constexpr int backward_keys = 128 / static_cast<int>(sizeof(T));
 
-/// Gradients of scores alone.
-template <typename T, int width>
+/// Gradients of scores alone. `plain`: what a query sees depends on its place alone.
+template <typename T, int width, bool plain>
 __global__ void __launch_bounds__(block_size, 2)
     row_softmax_backward_kernel(const __grid_constant__ SoftmaxBackwardArguments arguments,
                                 RowBlocks blocks) {
@@ -860,7 +885,7 @@ __global__ void __launch_bounds__(block_size, 2)
   const int keys = static_cast<int>(distances.keys);
   const C scale = static_cast<C>(arguments.scale);
   blocks.each_row([&](const Row& row) {
-    const int end = visible_keys(distances, row.query);
+    const int end = plain ? visible_keys(distances, row.query) : keys;
     const T* grad = row_data<const T>(arguments.grad, row);
     const T* weights = row_data<const T>(arguments.weights, row);
     T* out = row_data<T>(arguments.out, row);
@@ -875,17 +900,33 @@ __global__ void __launch_bounds__(block_size, 2)
 #pragma unroll
       for (int i = 0; i < width; ++i) values[i] = key + i < end ? values[i] : C(0);
     };
-    C dot = 0;
-    each_pack<packs, width>(end, [&](int pack, int key) {
-      C weight_grads[width], values[width];
-      core::load_all(g[pack].values, weight_grads);
-      core::load_all(w[pack].values, values);
-      hide(key, weight_grads);
-      hide(key, values);
+    const auto dot_of_row = [&] {
+      C dot = 0;
+      each_pack<packs, width>(end, [&](int pack, int key) {
+        C weight_grads[width], values[width];
+        core::load_all(g[pack].values, weight_grads);
+        core::load_all(w[pack].values, values);
+        hide(key, weight_grads);
+        hide(key, values);
 #pragma unroll
-      for (int i = 0; i < width; ++i) dot = core::fma(weight_grads[i], values[i], dot);
-    });
-    const C mean = core::over_block(dot, core::Add());
+        for (int i = 0; i < width; ++i) dot = core::fma(weight_grads[i], values[i], dot);
+      });
+      return core::over_block(dot, core::Add());
+    };
+    C mean = dot_of_row();
+    // Keys that other rules hide have weight 0. Only where memory holds NaN does the sum show them.
+    if constexpr (!plain) {
+      if (!(mean - mean == 0)) {
+        const Query<false> query(distances, row);
+        each_pack<packs, width>(end, [&](int pack, int key) {
+#pragma unroll
+          for (int i = 0; i < width; ++i) {
+            if (!query.sees(key + i)) g[pack].values[i] = w[pack].values[i] = T{};
+          }
+        });
+        mean = dot_of_row();
+      }
+    }
     each_pack<packs, width>(keys, [&](int pack, int key) {
       C score_grads[width] = {}, values[width];
       if (key < end) {
@@ -893,7 +934,8 @@ __global__ void __launch_bounds__(block_size, 2)
         core::load_all(w[pack].values, values);
 #pragma unroll
         for (int i = 0; i < width; ++i) {
-          score_grads[i] = values[i] * (score_grads[i] - mean) * scale;
+          const bool hidden_key = !plain && values[i] == 0 && score_grads[i] == 0;
+          score_grads[i] = hidden_key ? C(0) : values[i] * (score_grads[i] - mean) * scale;
         }
         hide(key, score_grads);
       }
@@ -920,23 +962,25 @@ __global__ void reduce_rows_kernel(ReduceArguments arguments, RowNumbers numbers
 }
 
 __global__ void reduce_heads_kernel(SlopeGradient gradient, int64_t batch, int64_t queries) {
-  const int64_t head = blockIdx.x;
+  const int64_t head = blockIdx.x % gradient.heads, sample = blockIdx.x / gradient.heads;
+  const int64_t summed = gradient.by_sample ? 1 : batch;
   const auto sum_of = [&](int64_t side) {
     double part = 0;
-    for (int64_t i = threadIdx.x; i < batch * queries; i += block_size) {
-      const int64_t plane = (side * batch + i / queries) * gradient.heads + head;
+    for (int64_t i = threadIdx.x; i < summed * queries; i += block_size) {
+      const int64_t plane = (side * batch + sample + i / queries) * gradient.heads + head;
       part += gradient.partial[plane * queries + i % queries];
     }
     return core::over_block(part, core::Add());
   };
   const double before = sum_of(0), after = gradient.sides == 2 ? sum_of(1) : 0.0;
-  if (threadIdx.x == 0) store_slope_gradient(before, after, gradient, head);
+  if (threadIdx.x == 0) store_slope_gradient(before, after, gradient, sample, head);
 }
 
 const char* launch_reduce_heads(const SlopeGradient& gradient, int64_t batch, int64_t queries,
                                 core::CudaStream stream) {
-  const auto heads = static_cast<unsigned>(gradient.heads);
-  return core::checked_launch(reduce_heads_kernel, heads, block_size, 0, stream, gradient, batch,
+  const int64_t samples = gradient.by_sample ? batch : 1;
+  const auto blocks = static_cast<unsigned>(samples * gradient.heads);
+  return core::checked_launch(reduce_heads_kernel, blocks, block_size, 0, stream, gradient, batch,
                               queries);
 }
 
@@ -1081,17 +1125,17 @@ const char* launch_general_softmax_backward(const SoftmaxBackwardArguments& argu
 }
 
 template <typename T>
-const char* launch_row_softmax_backward(SoftmaxBackwardArguments arguments, int64_t max_width,
-                                        core::CudaStream stream) {
-  Distances& distances = arguments.distances;
+const char* launch_row_softmax_backward(const SoftmaxBackwardArguments& arguments,
+                                        int64_t max_width, core::CudaStream stream) {
+  const Distances& distances = arguments.distances;
   const RowBlocks rows =
       RowBlocks::of(arguments.batch, arguments.slopes.heads, distances, backward_keys<T>);
   if (rows.blocks > INT32_MAX) return launch_general_softmax_backward<T>(arguments, stream);
-  // Keys that other rules hide have weight 0, and that is enough.
-  if (!distances.plain()) distances.causal = false;
+  const bool hides = !distances.plain() && distances.apply_mask;
   return with_row_widths<T>(max_width, distances, [&](auto width, auto) {
-    return core::checked_launch(row_softmax_backward_kernel<T, width()>, rows.blocks, rows.threads,
-                                0, stream, arguments, rows);
+    const auto kernel = hides ? row_softmax_backward_kernel<T, width(), false>
+                              : row_softmax_backward_kernel<T, width(), true>;
+    return core::checked_launch(kernel, rows.blocks, rows.threads, 0, stream, arguments, rows);
   });
 }
 

@@ -51,7 +51,7 @@ class Softmax {
         buffer_(arguments.distances.keys) {}
 
   void row(const Row& row) {
-    const auto line = bias_line<float>(arguments_.slopes, distances_, row.head);
+    const auto line = bias_line<float>(arguments_.slopes, distances_, row.batch, row.head);
     const T* in = row_data<T>(arguments_.in, row);
     T* out = row_data<T>(arguments_.out, row);
     if (distances_.plain()) {
@@ -153,7 +153,8 @@ class Softmax<double> {
 
   void row(const Row& row) {
     const int64_t keys = arguments_.distances.keys;
-    const auto line = bias_line<double>(arguments_.slopes, arguments_.distances, row.head);
+    const auto line =
+        bias_line<double>(arguments_.slopes, arguments_.distances, row.batch, row.head);
     const int32_t* distance = rows_.at(row);
     const double* in = row_data<double>(arguments_.in, row);
     double* out = row_data<double>(arguments_.out, row);
@@ -191,11 +192,22 @@ class SoftmaxBackward {
     const int64_t end = visible_end(row.query);
     load(row_data<T>(arguments_.grad, row), end, grad_.data());
     load(row_data<T>(arguments_.weights, row), end, weights_.data());
-    const auto mean = static_cast<C>(dot(end));
+    double mean = dot(end);
+    // Hidden keys have weight 0. Only where their memory holds NaN does the sum show them.
+    const bool hides = !std::isfinite(mean) && !distances_.plain() && distances_.apply_mask;
+    const bool sums = arguments_.slopes.sides > 0;
+    const int32_t* distance = hides || (sums && !distances_.plain()) ? rows_.at(row) : nullptr;
+    if (hides) {
+      hide(distance, grad_.data());
+      hide(distance, weights_.data());
+      mean = dot(end);
+    }
     // The gradient of biased scores overwrites the weights, which are no longer needed.
-    for (int64_t key = 0; key < end; ++key) weights_[at(key)] *= grad_[at(key)] - mean;
+    const auto shift = static_cast<C>(mean);
+    for (int64_t key = 0; key < end; ++key) weights_[at(key)] *= grad_[at(key)] - shift;
+    if (hides) hide(distance, weights_.data());
     write(row_data<T>(arguments_.out, row), end);
-    if (arguments_.slopes.sides > 0) sum_up(row, number, end);
+    if (sums) sum_up(row, number, end, distance);
   }
 
  private:
@@ -209,6 +221,12 @@ class SoftmaxBackward {
 
   static void load(const T* in, int64_t count, C* out) {
     for (int64_t i = 0; i < count; ++i) out[i] = core::load(in[i]);
+  }
+
+  void hide(const int32_t* distance, C* values) const {
+    for (int64_t key = 0; key < distances_.keys; ++key) {
+      if (distance[key] == hidden) values[key] = C(0);
+    }
   }
 
   double dot(int64_t count) const {
@@ -231,12 +249,12 @@ class SoftmaxBackward {
     std::fill(out + end, out + distances_.keys, T{});
   }
 
-  void sum_up(const Row& row, int64_t number, int64_t end) {
+  void sum_up(const Row& row, int64_t number, int64_t end, const int32_t* distance) {
     const SlopeGradient& gradient = arguments_.slopes;
     std::fill(weights_.begin() + end, weights_.end(), C(0));
     const SlopeSums sums = distances_.plain()
                                ? slope_sums(weights_.data(), distances_, row.query)
-                               : slope_sums(weights_.data(), rows_.at(row), distances_.keys);
+                               : slope_sums(weights_.data(), distance, distances_.keys);
     store_sums(sums, gradient, number, arguments_.batch * gradient.heads * distances_.queries);
   }
 

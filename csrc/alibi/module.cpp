@@ -22,6 +22,23 @@ void check_no_scale(const ALiBiCall& call) {
 
 }  // namespace
 
+namespace alibi {
+namespace {
+
+/// The slopes of a call: those of each sample [batch, 1 or 2, heads], if there are any.
+Tensor slopes_of(const Tensor& slopes, const ALiBiCall& call) {
+  if (!call.sample_slopes().has_value()) return slopes;
+  const Tensor& own = *call.sample_slopes();
+  const int64_t heads = slopes.size(-1);
+  TORCH_CHECK_VALUE(
+      (own.dim() == 2 || (own.dim() == 3 && own.size(1) == 2)) && own.size(-1) == heads,
+      "sample_slopes: expected [batch, ", heads, "] or [batch, 2, ", heads, "], got ", own.sizes());
+  return own.dim() == 2 ? own.unsqueeze(1) : own;
+}
+
+}  // namespace
+}  // namespace alibi
+
 namespace functional {
 
 torch::Tensor alibi_slopes(int64_t num_heads, Slopes kind, double max_bias,
@@ -43,7 +60,7 @@ torch::Tensor alibi_positions(const torch::Tensor& attention_mask) {
 torch::Tensor alibi_bias(const torch::Tensor& slopes, int64_t query_length, int64_t key_length,
                          const ALiBiCall& call, std::optional<torch::Dtype> dtype) {
   check_no_scale(call);
-  return alibi::alibi_bias(slopes, query_length, key_length, dtype, call);
+  return alibi::alibi_bias(alibi::slopes_of(slopes, call), query_length, key_length, dtype, call);
 }
 
 torch::Tensor alibi_bias_out(const torch::Tensor& out, const torch::Tensor& slopes,
@@ -53,36 +70,38 @@ torch::Tensor alibi_bias_out(const torch::Tensor& out, const torch::Tensor& slop
                     "out: expected [heads, query_length, key_length], with a batch in front where "
                     "positions or mask have one, got ",
                     out.sizes());
-  alibi::alibi_bias_out(out, slopes, out.size(-2), out.size(-1), call);
+  alibi::alibi_bias_out(out, alibi::slopes_of(slopes, call), out.size(-2), out.size(-1), call);
   return out;
 }
 
 torch::Tensor alibi_add(const torch::Tensor& scores, const torch::Tensor& slopes,
                         const ALiBiCall& call) {
-  return alibi::alibi_add(scores, slopes, call.scale().value_or(1.0), call);
+  return alibi::alibi_add(scores, alibi::slopes_of(slopes, call), call.scale().value_or(1.0), call);
 }
 
 torch::Tensor alibi_add_(const torch::Tensor& scores, const torch::Tensor& slopes,
                          const ALiBiCall& call) {
-  alibi::alibi_add_(scores, slopes, call.scale().value_or(1.0), call);
+  alibi::alibi_add_(scores, alibi::slopes_of(slopes, call), call.scale().value_or(1.0), call);
   return scores;
 }
 
 torch::Tensor alibi_softmax(const torch::Tensor& scores, const torch::Tensor& slopes,
                             const ALiBiCall& call) {
-  return alibi::alibi_softmax(scores, slopes, call.scale().value_or(1.0), call);
+  return alibi::alibi_softmax(scores, alibi::slopes_of(slopes, call), call.scale().value_or(1.0),
+                              call);
 }
 
 torch::Tensor alibi_softmax_(const torch::Tensor& scores, const torch::Tensor& slopes,
                              const ALiBiCall& call) {
-  alibi::alibi_softmax_(scores, slopes, call.scale().value_or(1.0), call);
+  alibi::alibi_softmax_(scores, alibi::slopes_of(slopes, call), call.scale().value_or(1.0), call);
   return scores;
 }
 
 torch::Tensor alibi_attention(const torch::Tensor& query, const torch::Tensor& key,
                               const torch::Tensor& value, const torch::Tensor& slopes,
                               const ALiBiCall& call, double dropout) {
-  return alibi::alibi_attention(query, key, value, slopes, call.scale(), dropout, call);
+  return alibi::alibi_attention(query, key, value, alibi::slopes_of(slopes, call), call.scale(),
+                                dropout, call);
 }
 
 torch::Tensor alibi_lse_correction(const torch::Tensor& slopes, int64_t query_length,
@@ -131,6 +150,9 @@ torch::Tensor ALiBiImpl::derived_slopes() const {
     TORCH_CHECK_VALUE((tensor->dim() == 1 || (tensor->dim() == 2 && tensor->size(0) == 2)) &&
                           tensor->size(-1) == total,
                       "slopes: expected [", total, "] or [2, ", total, "], got ", tensor->sizes());
+    TORCH_CHECK_VALUE(tensor->dim() == 1 || !options.causal(), "slopes: expected [", total,
+                      "] with causal=True, which hides keys right of the query, got ",
+                      tensor->sizes(), "; slopes of two samples are sample_slopes of a call");
     const torch::Tensor plain = tensor->detach().to(torch::kCPU, torch::kDouble).contiguous();
     const double* data = plain.const_data_ptr<double>();
     values.assign(data, data + plain.numel());

@@ -19,11 +19,25 @@ namespace {
 
 // ------------------------------------------------------------------------------ shapes and checks
 
-void check_slopes(const Tensor& slopes) {
-  // slopes: [heads] or [2, heads]
+void check_slopes(const Tensor& slopes, const Call& call) {
+  // slopes: [heads], [2, heads] or [batch, sides, heads]
   dispatcher::check_floating(slopes, "slopes");
-  TORCH_CHECK_VALUE(slopes.dim() == 1 || (slopes.dim() == 2 && slopes.sym_size(0) == 2),
-                    "slopes: expected [heads] or [2, heads], got ", slopes.sym_sizes());
+  const int64_t dim = slopes.dim();
+  const bool two_sided = dim > 1 && slopes.sym_size(-2) == 2;
+  TORCH_CHECK_VALUE(
+      dim == 1 || (dim == 2 && two_sided) || (dim == 3 && (two_sided || slopes.sym_size(1) == 1)),
+      "slopes: expected [heads], [2, heads] for keys left and right of the query, or "
+      "[batch, 1 or 2, heads] for each sample, got ",
+      slopes.sym_sizes());
+  TORCH_CHECK_VALUE(
+      !two_sided || !call.causal(), "slopes: expected ", dim == 2 ? "[heads]" : "[batch, 1, heads]",
+      " with causal=True, which hides keys right of the query, got ", slopes.sym_sizes(),
+      dim == 2 ? "; slopes of two samples are [batch, 1, heads]" : "");
+}
+
+/// The batch of slopes, positions or mask; none if none of them has a batch dimension.
+MaybeSize batch_of_bias(const Tensor& slopes, const Call& call) {
+  return has_samples(slopes) ? MaybeSize(slopes.sym_size(0)) : batch_of_positions(call);
 }
 
 at::ScalarType type_or(const MaybeType& dtype, const Tensor& tensor) {
@@ -34,8 +48,8 @@ at::ScalarType type_or(const MaybeType& dtype, const Tensor& tensor) {
 
 void check_bias(const Tensor& slopes, const c10::SymInt& queries, const c10::SymInt& keys,
                 const Call& call) {
-  check_slopes(slopes);
-  check_call(call, batch_of_positions(call), queries, keys);
+  check_slopes(slopes, call);
+  check_call(call, batch_of_bias(slopes, call), queries, keys);
   dispatcher::check_result({slopes.sym_size(-1), queries, keys}, slopes.scalar_type(),
                            "key_length");
 }
@@ -53,38 +67,55 @@ void check_matrices(const Tensor& scores, const char* argument, const Call& call
 
 void check_scores(const Tensor& scores, const Tensor& slopes, const Call& call) {
   check_matrices(scores, "scores", call);
-  check_slopes(slopes);
+  check_slopes(slopes, call);
+  if (has_samples(slopes)) {
+    TORCH_CHECK_VALUE(scores.dim() == 4,
+                      "scores: expected [batch, heads, query_length, key_length]"
+                      " with slopes of each sample, got ",
+                      scores.sym_sizes());
+    dispatcher::check_size(slopes.sym_size(0), scores.sym_size(0), "slopes", "batch");
+  }
   dispatcher::check_size(scores.sym_size(-3), slopes.sym_size(-1), "scores", "heads");
 }
 
+void check_by_sample(const Tensor& grad, bool by_sample) {
+  TORCH_CHECK_VALUE(!by_sample || grad.dim() == 4,
+                    "grad: expected [batch, heads, query_length, "
+                    "key_length] with by_sample, got ",
+                    grad.sym_sizes());
+}
+
 void check_softmax_backward(const Tensor& grad, const Tensor& weights, int64_t sides,
-                            const Call& call) {
+                            bool by_sample, const Call& call) {
   check_matrices(grad, "grad", call);
   dispatcher::check_same_shape(weights, "weights", grad, "grad");
   dispatcher::check_same_dtype(weights, "weights", grad, "grad");
   TORCH_CHECK_VALUE(sides >= 0 && sides <= 2, "sides: expected 0, 1 or 2, got ", sides);
+  check_by_sample(grad, by_sample);
 }
 
 c10::SymDimVector bias_sizes(const Tensor& slopes, const c10::SymInt& queries,
                              const c10::SymInt& keys, const Call& call) {
   c10::SymDimVector sizes;
-  if (const MaybeSize batch = batch_of_positions(call)) sizes.push_back(*batch);
+  if (const MaybeSize batch = batch_of_bias(slopes, call)) sizes.push_back(*batch);
   for (const c10::SymInt& size : {slopes.sym_size(-1), queries, keys}) sizes.push_back(size);
   return sizes;
 }
 
 /// The shape of the gradient of slopes; `sides` is 0 if the gradient is not needed.
-c10::SymDimVector slope_sizes(const Tensor& scores, int64_t sides) {
+c10::SymDimVector slope_sizes(const Tensor& scores, int64_t sides, bool by_sample) {
   if (sides == 0) return {0};
   const c10::SymInt heads = scores.sym_size(-3);
+  if (by_sample) return {scores.sym_size(0), sides, heads};
   return sides == 2 ? c10::SymDimVector{2, heads} : c10::SymDimVector{heads};
 }
 
 // ------------------------------------------------------------------------------------ the kernels
 
 Slopes slopes_view(const Tensor& slopes) {
-  return {slopes.const_data_ptr(), dispatcher::scalar_of(slopes), slopes.size(-1),
-          slopes.dim() == 2 ? 2 : 1};
+  const int64_t heads = slopes.size(-1), sides = sides_of(slopes);
+  return {slopes.const_data_ptr(), dispatcher::scalar_of(slopes), heads, sides,
+          has_samples(slopes) ? sides * heads : 0};
 }
 
 int64_t batch_of(const Tensor& scores) { return scores.dim() == 4 ? scores.size(0) : 1; }
@@ -205,19 +236,21 @@ void change_scores(const Tensor& scores, const Tensor& slopes, double scale, con
   write(ScoreProblem(scores, slopes, scale, positions, scores), scores);
 }
 
-Tensor empty_slope_gradient(const Tensor& grad, int64_t sides, const MaybeType& dtype) {
-  return dispatcher::empty_symint(slope_sizes(grad, sides),
+Tensor empty_slope_gradient(const Tensor& grad, int64_t sides, bool by_sample,
+                            const MaybeType& dtype) {
+  return dispatcher::empty_symint(slope_sizes(grad, sides, by_sample),
                                   grad.options().dtype(type_or(dtype, grad)));
 }
 
 /// The gradient of slopes, which kernels first sum within rows.
 class SlopeSum {
  public:
-  SlopeSum(const Tensor& grad, int64_t sides, const Tensor& out)
+  SlopeSum(const Tensor& grad, int64_t sides, bool by_sample, const Tensor& out)
       : partial_(at::empty({sides, batch_of(grad), grad.size(-3), grad.size(-2)},
                            grad.options().dtype(at::kDouble))) {
     gradient_.sides = sides;
     gradient_.heads = grad.size(-3);
+    gradient_.by_sample = by_sample;
     gradient_.partial = partial_.mutable_data_ptr<double>();
     gradient_.out = out.mutable_data_ptr();
     gradient_.scalar = dispatcher::scalar_of(out);
@@ -235,16 +268,18 @@ class SlopeSum {
   SlopeGradient gradient_;
 };
 
-Tensor empty_bias_backward(const Tensor& grad, bool two_sided, MaybeType dtype, const Call& call) {
+Tensor empty_bias_backward(const Tensor& grad, bool two_sided, bool by_sample, MaybeType dtype,
+                           const Call& call) {
   check_matrices(grad, "grad", call);
-  return empty_slope_gradient(grad, two_sided ? 2 : 1, dtype);
+  check_by_sample(grad, by_sample);
+  return empty_slope_gradient(grad, two_sided ? 2 : 1, by_sample, dtype);
 }
 
-void bias_backward(const Tensor& grad, bool two_sided, MaybeType, const Call& call,
+void bias_backward(const Tensor& grad, bool two_sided, bool by_sample, MaybeType, const Call& call,
                    const Tensor& out) {
   const ScorePositions positions(call, grad.size(-2), grad.size(-1));
   const Tensor in = dispatcher::with_contiguous_last_dim(grad);
-  const SlopeSum sum(in, two_sided ? 2 : 1, out);
+  const SlopeSum sum(in, two_sided ? 2 : 1, by_sample, out);
   ReduceArguments arguments;
   arguments.distances = positions.distances();
   arguments.scalar = dispatcher::scalar_of(in);
@@ -260,19 +295,19 @@ void bias_backward(const Tensor& grad, bool two_sided, MaybeType, const Call& ca
 using Two = std::tuple<Tensor, Tensor>;
 
 Two empty_softmax_backward(const Tensor& grad, const Tensor& weights, double, int64_t sides,
-                           MaybeType dtype, const Call& call) {
-  check_softmax_backward(grad, weights, sides, call);
+                           bool by_sample, MaybeType dtype, const Call& call) {
+  check_softmax_backward(grad, weights, sides, by_sample, call);
   return {dispatcher::empty_symint(grad.sym_sizes(), grad.options()),
-          empty_slope_gradient(grad, sides, dtype)};
+          empty_slope_gradient(grad, sides, by_sample, dtype)};
 }
 
 void softmax_backward(const Tensor& grad, const Tensor& weights, double scale, int64_t sides,
-                      MaybeType, const Call& call, const Two& results) {
+                      bool by_sample, MaybeType, const Call& call, const Two& results) {
   const auto& [out, slopes] = results;
   const ScorePositions positions(call, grad.size(-2), grad.size(-1));
   const Tensor of_output = dispatcher::with_contiguous_last_dim(grad),
                output = dispatcher::with_contiguous_last_dim(weights);
-  const SlopeSum sum(grad, sides, slopes);
+  const SlopeSum sum(grad, sides, by_sample, slopes);
   SoftmaxBackwardArguments arguments;
   arguments.distances = positions.distances();
   arguments.scalar = dispatcher::scalar_of(out);

@@ -26,8 +26,16 @@ struct Call : ALiBiCall {
 
   POSEMBED_FIELDS(self.causal(), self.query_offset(), self.attention_mask(),
                   self.positions_from_mask(), self.query_positions(), self.key_positions(),
-                  self.cu_seqlens(), self.apply_mask())
+                  self.cu_seqlens(), self.apply_mask(), self.query_offsets())
 };
+
+/// The slopes of a head, of [heads], [sides, heads] or [batch, sides, heads].
+inline int64_t sides_of(const Tensor& slopes) {
+  return slopes.dim() < 2 ? 1 : slopes.sym_size(-2).guard_int(__FILE__, __LINE__);
+}
+
+/// Whether each sample has its own slopes.
+inline bool has_samples(const Tensor& slopes) { return slopes.dim() == 3; }
 
 /// Throws c10::ValueError unless `scores` has a matrix for each head, or for each batch and head.
 void check_matrix_shape(const Tensor& scores, const char* argument);
@@ -54,8 +62,8 @@ inline const Operator<Tensor(const Tensor&, c10::SymInt, c10::SymInt, MaybeType)
 inline const Operator<void(const Tensor&, const Tensor&, c10::SymInt, c10::SymInt)> alibi_bias_out{
     "alibi_bias_out"};
 
-/// The gradient of slopes: grad, two_sided, dtype of the slopes (none: that of `grad`).
-inline const Operator<Tensor(const Tensor&, bool, MaybeType)> alibi_bias_backward{
+/// The gradient of slopes: grad, two_sided, by_sample, dtype of the slopes (none: that of `grad`).
+inline const Operator<Tensor(const Tensor&, bool, bool, MaybeType)> alibi_bias_backward{
     "alibi_bias_backward"};
 
 /// scores, slopes, and scale, which multiplies the scores and not the bias.
@@ -66,10 +74,10 @@ inline const OnScores<void> alibi_add_{"alibi_add_"};
 inline const OnScores<Tensor> alibi_softmax{"alibi_softmax"};
 inline const OnScores<void> alibi_softmax_{"alibi_softmax_"};
 
-/// grad, weights, scale, sides, dtype of the slopes. sides: slopes per head; 0: their gradient is
-/// not requested, and the second result is empty.
+/// grad, weights, scale, sides, by_sample, dtype of the slopes. sides: slopes per head; 0: their
+/// gradient is not requested, and the second result is empty.
 inline const Operator<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, double, int64_t,
-                                                 MaybeType)>
+                                                 bool, MaybeType)>
     alibi_softmax_backward{"alibi_softmax_backward"};
 
 /// query, key, value, slopes, scale (none: 1 / sqrt(head_dim)), dropout.

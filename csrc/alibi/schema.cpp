@@ -25,12 +25,18 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
       "Tensor? query_positions=None, "
       "Tensor? key_positions=None, "
       "Tensor? cu_seqlens=None, "
-      "bool apply_mask=True";
+      "bool apply_mask=True, "
+      "Tensor? query_offsets=None";
   const std::string lengths = "Tensor slopes, SymInt query_length, SymInt key_length, ";
   define(m, "alibi_bias(" + lengths + "ScalarType? dtype=None, " + call + ") -> Tensor");
   define(m, "alibi_bias_out(Tensor(a!) out, " + lengths + call + ") -> ()");
-  define(m, "alibi_bias_backward(Tensor grad, bool two_sided=False, ScalarType? dtype=None, " +
-                call + ") -> Tensor");
+  define(m,
+         "alibi_bias_backward("
+         "Tensor grad, "
+         "bool two_sided=False, "
+         "bool by_sample=False, "
+         "ScalarType? dtype=None, " +
+             call + ") -> Tensor");
   const std::string scores = "Tensor slopes, float scale=1.0, " + call;
   define(m, "alibi_add(Tensor scores, " + scores + ") -> Tensor");
   define(m, "alibi_add_(Tensor(a!) scores, " + scores + ") -> ()");
@@ -42,6 +48,7 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
          "Tensor weights, "
          "float scale=1.0, "
          "int sides=1, "
+         "bool by_sample=False, "
          "ScalarType? dtype=None, " +
              call + ") -> (Tensor, Tensor)");
   define(m,

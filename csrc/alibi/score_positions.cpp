@@ -1,6 +1,8 @@
 #include "alibi/score_positions.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/ne.h>
+#include <ATen/ops/where.h>
 
 #include <algorithm>
 #include <limits>
@@ -34,8 +36,27 @@ void check_shape(const Tensor& tensor, const char* argument, const MaybeSize& ba
 void check_positions(const MaybeTensor& positions, const char* argument, const MaybeSize& batch,
                      const c10::SymInt& length) {
   if (!positions.has_value()) return;
-  dispatcher::check_integers(*positions, argument);
+  dispatcher::check_position_integers(*positions, argument);
   check_shape(*positions, argument, batch, length);
+}
+
+/// [batch], in place of one offset for all.
+void check_offsets(const Call& call, const MaybeSize& batch) {
+  if (!call.query_offsets().has_value()) return;
+  const Tensor& offsets = *call.query_offsets();
+  dispatcher::check_position_integers(offsets, "query_offset");
+  TORCH_CHECK_VALUE(!call.query_offset().has_value() && !call.query_positions().has_value(),
+                    "query_offset: expected none beside query_positions, got ",
+                    offsets.sym_sizes());
+  TORCH_CHECK_VALUE(!call.cu_seqlens().has_value(),
+                    "query_offset: expected a number beside cu_seqlens, whose documents contain "
+                    "the queries, got ",
+                    offsets.sym_sizes());
+  TORCH_CHECK_VALUE(batch.has_value(), "query_offset: expected a number where there is no batch, ",
+                    "got ", offsets.sym_sizes());
+  TORCH_CHECK_VALUE(offsets.dim() == 1 && offsets.sym_size(0) == *batch,
+                    "query_offset: expected a number or [batch] with batch ", *batch, ", got ",
+                    offsets.sym_sizes());
 }
 
 // ------------------------------------------------------------------------------------------ values
@@ -98,6 +119,7 @@ void check_call(const Call& call, const MaybeSize& batch, const c10::SymInt& que
   dispatcher::check_length(keys, "key_length");
   check_positions(call.query_positions(), "query_positions", batch, queries);
   check_positions(call.key_positions(), "key_positions", batch, keys);
+  check_offsets(call, batch);
   // with_positions() keeps the offset along with its positions, because documents depend on the
   // offset.
   TORCH_CHECK_VALUE(!call.query_positions().has_value() || !call.query_offset().has_value() ||
@@ -121,10 +143,46 @@ MaybeSize batch_of_positions(const Call& call) {
        {&call.query_positions(), &call.key_positions(), &call.attention_mask()}) {
     if (tensor->has_value() && (*tensor)->dim() == 2) return (*tensor)->sym_size(0);
   }
+  const MaybeTensor& offsets = call.query_offsets();
+  if (offsets.has_value() && offsets->dim() == 1) return offsets->sym_size(0);
   return std::nullopt;
 }
 
+namespace {
+
+/// False for offsets that check_call() rejects.
+bool offsets_fit(const Call& call, const c10::SymInt& keys) {
+  const Tensor& offsets = *call.query_offsets();
+  const MaybeTensor& mask = call.attention_mask();
+  return offsets.dim() == 1 && at::isIntegralType(offsets.scalar_type(), /*includeBool=*/false) &&
+         (!mask.has_value() || (mask->dim() > 0 && mask->sym_size(-1) == keys)) &&
+         !call.query_offset().has_value() && !call.query_positions().has_value() &&
+         !call.cu_seqlens().has_value();
+}
+
+/// The call with positions that begin at each sample's offset. A query among keys that a mask
+/// numbers has the position of its key.
+Call with_offsets(Call call, const c10::SymInt& queries, const c10::SymInt& keys) {
+  const Tensor offsets = call.query_offsets()->to(at::kLong);
+  Tensor places = offsets.unsqueeze(-1) + at::arange(queries, offsets.options());
+  if (numbers_visible_keys(call) && !call.key_positions().has_value() && keys > 0) {
+    call.key_positions(alibi_positions(*call.attention_mask()));
+    const Tensor numbers = call.key_positions()->expand_symint({offsets.sym_size(0), keys});
+    const Tensor inside = places.ge(0).logical_and(places.lt(at::Scalar(keys)));
+    const Tensor nearest = places.clamp(at::Scalar(0), at::Scalar(keys - 1));
+    places = at::where(inside, numbers.gather(1, nearest), places);
+  }
+  call.query_positions(places);
+  call.query_offsets(std::nullopt);
+  return call;
+}
+
+}  // namespace
+
 Call with_positions(Call call, const c10::SymInt& queries, const c10::SymInt& keys) {
+  if (call.query_offsets().has_value()) {
+    return offsets_fit(call, keys) ? with_offsets(call, queries, keys) : call;
+  }
   if (!numbers_visible_keys(call) || has_positions(call)) return call;
   const Tensor& mask = *call.attention_mask();
   if (mask.dim() == 0 || mask.sym_size(-1) != keys) return call;  // check_call() rejects it

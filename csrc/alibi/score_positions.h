@@ -17,12 +17,12 @@ using MaybeSize = std::optional<c10::SymInt>;
 void check_call(const Call& call, const MaybeSize& batch, const c10::SymInt& queries,
                 const c10::SymInt& keys);
 
-/// The batch size of positions or mask; none if neither has a batch dimension.
+/// The batch size of positions, offsets or mask; none if none of them has a batch dimension.
 MaybeSize batch_of_positions(const Call& call);
 
-/// The call with the positions that `positions_from_mask` asks for; a call that has positions or no
-/// mask does not change. Autograd kernels resolve too, so that a backward pass uses the same
-/// positions and a compiler sees how they are computed.
+/// The call with positions in place of `query_offsets`, and with those that `positions_from_mask`
+/// asks for; a call that has positions, or neither, does not change. Autograd kernels resolve too,
+/// so that a backward pass uses the same positions and a compiler sees how they are computed.
 Call with_positions(Call call, const c10::SymInt& queries, const c10::SymInt& keys);
 
 /// A call's positions as kernels read them, and the tensors that own the memory.

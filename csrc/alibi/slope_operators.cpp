@@ -114,7 +114,9 @@ Tensor lse_correction(const Tensor& slopes, c10::SymInt query_length, c10::SymIn
   const Call call = ALiBiCall().query_offset(query_start - key_start).causal(causal);
   if (form == "key") return alibi_bias(slopes, query_length, 1, {}, call).squeeze(-1);
   const Tensor of_row = alibi_bias(slopes, 1, 1, {}, call).squeeze(-1);
-  return of_row.expand_symint({-1, query_length}).contiguous();
+  c10::SymDimVector sizes(of_row.sym_sizes().begin(), of_row.sym_sizes().end());
+  sizes.back() = query_length;
+  return of_row.expand_symint(sizes).contiguous();
 }
 
 }  // namespace

@@ -38,14 +38,22 @@ std::shared_ptr<ALiBiImpl> from_preset(const std::string& name, int64_t num_head
 
 using MaybeTensor = std::optional<torch::Tensor>;
 
+/// A number, or one for each sample.
+using QueryOffset = std::optional<std::variant<int64_t, torch::Tensor>>;
+
 /// The options of a call, which Python passes as keywords.
-ALiBiCall call_of(std::optional<double> scale, std::optional<int64_t> query_offset,
+ALiBiCall call_of(std::optional<double> scale, const QueryOffset& query_offset,
                   const MaybeTensor& query_positions, const MaybeTensor& key_positions,
-                  const MaybeTensor& cu_seqlens, const MaybeTensor& attention_mask,
-                  bool apply_mask) {
-  return ALiBiCall()
-      .scale(scale)
-      .query_offset(query_offset)
+                  const MaybeTensor& cu_seqlens, const MaybeTensor& attention_mask, bool apply_mask,
+                  const MaybeTensor& sample_slopes) {
+  ALiBiCall call;
+  if (query_offset.has_value()) {
+    const auto* number = std::get_if<int64_t>(&*query_offset);
+    if (number != nullptr) call.query_offset(*number);
+    if (number == nullptr) call.query_offsets(std::get<torch::Tensor>(*query_offset));
+  }
+  return call.scale(scale)
+      .sample_slopes(sample_slopes)
       .query_positions(query_positions)
       .key_positions(key_positions)
       .cu_seqlens(cu_seqlens)
@@ -54,35 +62,36 @@ ALiBiCall call_of(std::optional<double> scale, std::optional<int64_t> query_offs
 }
 
 torch::Tensor forward(ALiBiImpl& self, int64_t query_length, std::optional<int64_t> key_length,
-                      std::optional<torch::Dtype> dtype, std::optional<int64_t> query_offset,
+                      std::optional<torch::Dtype> dtype, const QueryOffset& query_offset,
                       const MaybeTensor& query_positions, const MaybeTensor& key_positions,
                       const MaybeTensor& cu_seqlens, const MaybeTensor& attention_mask,
-                      bool apply_mask) {
+                      bool apply_mask, const MaybeTensor& sample_slopes) {
   return self.forward(query_length, key_length,
                       call_of(std::nullopt, query_offset, query_positions, key_positions,
-                              cu_seqlens, attention_mask, apply_mask),
+                              cu_seqlens, attention_mask, apply_mask, sample_slopes),
                       dtype);
 }
 
 /// Wraps a method on scores to take Python's arguments.
 template <auto method>
 torch::Tensor on_scores(const ALiBiImpl& self, const torch::Tensor& scores,
-                        std::optional<double> scale, std::optional<int64_t> query_offset,
+                        std::optional<double> scale, const QueryOffset& query_offset,
                         const MaybeTensor& query_positions, const MaybeTensor& key_positions,
                         const MaybeTensor& cu_seqlens, const MaybeTensor& attention_mask,
-                        bool apply_mask) {
+                        bool apply_mask, const MaybeTensor& sample_slopes) {
   return (self.*method)(scores, call_of(scale, query_offset, query_positions, key_positions,
-                                        cu_seqlens, attention_mask, apply_mask));
+                                        cu_seqlens, attention_mask, apply_mask, sample_slopes));
 }
 
 torch::Tensor attention(const ALiBiImpl& self, const torch::Tensor& query, const torch::Tensor& key,
                         const torch::Tensor& value, double dropout, std::optional<double> scale,
-                        std::optional<int64_t> query_offset, const MaybeTensor& query_positions,
+                        const QueryOffset& query_offset, const MaybeTensor& query_positions,
                         const MaybeTensor& key_positions, const MaybeTensor& cu_seqlens,
-                        const MaybeTensor& attention_mask, bool apply_mask) {
+                        const MaybeTensor& attention_mask, bool apply_mask,
+                        const MaybeTensor& sample_slopes) {
   return self.attention(query, key, value,
                         call_of(scale, query_offset, query_positions, key_positions, cu_seqlens,
-                                attention_mask, apply_mask),
+                                attention_mask, apply_mask, sample_slopes),
                         dropout);
 }
 
@@ -96,9 +105,10 @@ const Binding binding_of_alibi([](py::module_& module) {
   const auto documents = py::arg("cu_seqlens") = py::none();
   const auto mask = py::arg("attention_mask") = py::none();
   const auto apply_mask = py::arg("apply_mask") = true;
+  const auto own_slopes = py::arg("sample_slopes") = py::none();
   const auto def_on_scores = [&](auto& bound, const char* name, auto method) {
     bound.def(name, method, py::arg("scores"), py::kw_only(), scale, offset, queries, keys,
-              documents, mask, apply_mask, without_gil());
+              documents, mask, apply_mask, own_slopes, without_gil());
   };
   auto bound = bind<ALiBiImpl>(module, "ALiBi");
   bound
@@ -110,13 +120,13 @@ const Binding binding_of_alibi([](py::module_& module) {
            py::arg("key_length") = py::none(), without_gil())
       .def("forward", &forward, py::arg("query_length"), py::arg("key_length") = py::none(),
            py::kw_only(), py::arg("dtype") = py::none(), offset, queries, keys, documents, mask,
-           apply_mask, without_gil())
+           apply_mask, own_slopes, without_gil())
       .def("lse_correction", &ALiBiImpl::lse_correction, py::arg("query_length"), py::kw_only(),
            py::arg("query_start"), py::arg("key_start"), py::arg("form") = "distance",
            without_gil())
       .def("attention", &attention, py::arg("query"), py::arg("key"), py::arg("value"),
            py::kw_only(), py::arg("dropout") = 0.0, scale, offset, queries, keys, documents, mask,
-           apply_mask, without_gil());
+           apply_mask, own_slopes, without_gil());
   def_maker(module, "ALiBi", "from_preset", &from_preset, py::arg("name"), py::arg("num_heads"),
             py::kw_only(), py::arg("head_dim") = py::none());
   def_on_scores(bound, "add_", &on_scores<&ALiBiImpl::add_>);

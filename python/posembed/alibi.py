@@ -19,6 +19,7 @@ from posembed._validation import flag
 from posembed.functional import Device
 from posembed.functional._alibi import bias as score_bias
 from posembed.functional._alibi import check_attention, score_options
+from posembed.functional._gate import check_tensors
 from posembed.score_positions import ScorePositions
 
 # Options of model families that differ from the paper. Falcon's are in from_preset. Refact's bias,
@@ -48,7 +49,8 @@ class ALiBi(AlibiSlopes):
         num_heads: Number of heads in this module.
         slopes: ``"paper"``: the paper's series, interleaved if the number of heads is not a power
             of two. ``"geometric"``: one ratio for any number of heads. Or the slopes themselves: a
-            tensor [total_heads], or [2, total_heads] for keys left and right of the query.
+            tensor [total_heads]; without ``causal`` also [2, total_heads], for keys left and right
+            of the query. Slopes of each sample are an argument of calls, ``sample_slopes``.
         max_bias: If the number of heads is a power of two, the last slope is ``2 ** -max_bias``.
         causal: The bias is ``-slope * (i - j)``, and keys after the query are masked; otherwise
             it is ``-slope * abs(i - j)``.
@@ -100,6 +102,26 @@ class ALiBi(AlibiSlopes):
             dtype,
         )
         self.causal = flag("causal", causal)
+        if self.causal and self._derived.dim() == 2:
+            total = num_heads if total_heads is None else total_heads
+            raise ValueError(
+                f"slopes: expected [{total}] with causal=True, which hides keys right of the "
+                f"query, got [2, {total}]; slopes of two samples are sample_slopes of a call"
+            )
+
+    def _of_samples(
+        self, sample_slopes: Tensor | None, scores: Tensor | None, key_length: int | None = None
+    ) -> Tensor:
+        """The slopes of a call: those of each sample [batch, 1 or 2, heads], if there are any."""
+        if sample_slopes is None:
+            return self._slopes(scores, key_length)
+        check_tensors(sample_slopes=sample_slopes)
+        heads, shape = self.num_heads, list(sample_slopes.shape)
+        if shape[-1:] != [heads] or not (len(shape) == 2 or (len(shape) == 3 and shape[1] == 2)):
+            raise ValueError(
+                f"sample_slopes: expected [batch, {heads}] or [batch, 2, {heads}], got {shape}"
+            )
+        return sample_slopes.unsqueeze(1) if len(shape) == 2 else sample_slopes
 
     @classmethod
     def from_preset(
@@ -204,6 +226,7 @@ class ALiBi(AlibiSlopes):
         *,
         dtype: torch.dtype | None = None,
         out: Tensor | None = None,
+        sample_slopes: Tensor | None = None,
         **positions: Unpack[ScorePositions],
     ) -> Tensor:
         """The bias that SDPA takes as ``attn_mask``; see :func:`posembed.functional.alibi_bias`.
@@ -213,14 +236,17 @@ class ALiBi(AlibiSlopes):
             key_length: Number of keys; default: ``query_length``.
             dtype: Default: that of ``out`` or the module.
             out: Output tensor, for inference.
+            sample_slopes: Slopes of each sample in place of the module's, as they are: floating
+                [batch, num_heads]; without ``causal`` also [batch, 2, num_heads], for keys left and
+                right of the query. Gradients flow to them.
             **positions: See :class:`posembed.score_positions.ScorePositions`.
 
         Returns:
-            [num_heads, query_length, key_length], with a leading batch dimension if positions or
-            mask have one.
+            [num_heads, query_length, key_length], with a leading batch dimension if slopes,
+            positions or mask have one.
         """
         keys = query_length if key_length is None else key_length
-        slopes = self._slopes(None, keys)
+        slopes = self._of_samples(sample_slopes, None, keys)
         # Pass a dtype only if necessary: AOTInductor passes wrong dtype numbers to operators.
         if dtype is None and out is None and self._dtype != slopes.dtype:
             dtype = self._dtype
@@ -228,13 +254,19 @@ class ALiBi(AlibiSlopes):
         return score_bias(slopes, query_length, keys, dtype, out, options)
 
     def add_(
-        self, scores: Tensor, *, scale: float = 1.0, **positions: Unpack[ScorePositions]
+        self,
+        scores: Tensor,
+        *,
+        scale: float = 1.0,
+        sample_slopes: Tensor | None = None,
+        **positions: Unpack[ScorePositions],
     ) -> Tensor:
         """Computes scores * scale + bias in place, for inference: [batch, num_heads, query, key].
 
         Args:
             scores: Any strides, but the last dimension must be contiguous.
             scale: Multiplies the scores, not the bias.
+            sample_slopes: As in :meth:`forward`.
             **positions: See :class:`posembed.score_positions.ScorePositions`.
 
         Returns:
@@ -251,7 +283,7 @@ class ALiBi(AlibiSlopes):
         """
         return functional.alibi_add_(
             scores,
-            self._slopes(scores),
+            self._of_samples(sample_slopes, scores),
             scale=scale,
             causal=self.causal,
             positions_from_mask=True,
@@ -259,13 +291,19 @@ class ALiBi(AlibiSlopes):
         )
 
     def softmax(
-        self, scores: Tensor, *, scale: float = 1.0, **positions: Unpack[ScorePositions]
+        self,
+        scores: Tensor,
+        *,
+        scale: float = 1.0,
+        sample_slopes: Tensor | None = None,
+        **positions: Unpack[ScorePositions],
     ) -> Tensor:
         """Attention weights: the softmax of scores * scale + bias, in one pass over memory.
 
         Args:
             scores: [batch, num_heads, query, key] or [num_heads, query, key].
             scale: Multiplies the scores, not the bias.
+            sample_slopes: As in :meth:`forward`.
             **positions: See :class:`posembed.score_positions.ScorePositions`.
 
         Returns:
@@ -282,7 +320,7 @@ class ALiBi(AlibiSlopes):
         """
         return functional.alibi_softmax(
             scores,
-            self._slopes(scores),
+            self._of_samples(sample_slopes, scores),
             scale=scale,
             causal=self.causal,
             positions_from_mask=True,
@@ -290,13 +328,19 @@ class ALiBi(AlibiSlopes):
         )
 
     def softmax_(
-        self, scores: Tensor, *, scale: float = 1.0, **positions: Unpack[ScorePositions]
+        self,
+        scores: Tensor,
+        *,
+        scale: float = 1.0,
+        sample_slopes: Tensor | None = None,
+        **positions: Unpack[ScorePositions],
     ) -> Tensor:
         """In-place :meth:`softmax` for inference.
 
         Args:
             scores: Any strides, but the last dimension must be contiguous.
             scale: Multiplies the scores, not the bias.
+            sample_slopes: As in :meth:`forward`.
             **positions: See :class:`posembed.score_positions.ScorePositions`.
 
         Returns:
@@ -307,7 +351,7 @@ class ALiBi(AlibiSlopes):
         """
         return functional.alibi_softmax_(
             scores,
-            self._slopes(scores),
+            self._of_samples(sample_slopes, scores),
             scale=scale,
             causal=self.causal,
             positions_from_mask=True,
@@ -346,14 +390,20 @@ class ALiBi(AlibiSlopes):
         )
 
     def score_mod(
-        self, *, query_offset: int = 0, key_length: int | None = None
+        self,
+        *,
+        query_offset: int | Tensor = 0,
+        key_length: int | None = None,
+        sample_slopes: Tensor | None = None,
     ) -> Callable[..., Tensor]:
         """A ``score_mod`` for ``torch.nn.attention.flex_attention``, which fuses the bias.
 
         Args:
             query_offset: Position of the first query among the keys. Lengths are unknown here, so
-                it does not default to keys - queries as in :meth:`forward`.
+                it does not default to keys - queries as in :meth:`forward`. int32 or int64 [batch]:
+                that of each sample's.
             key_length: Required with train_length.
+            sample_slopes: As in :meth:`forward`.
 
         Examples:
             >>> from torch.nn.attention.flex_attention import flex_attention
@@ -363,13 +413,22 @@ class ALiBi(AlibiSlopes):
         """
         if self.train_length is not None and key_length is None:
             raise ValueError("key_length: expected a number with train_length, got None")
-        slopes, causal = self._slopes(None, key_length), self.causal
-        before, after = (slopes[0], slopes[1]) if slopes.dim() == 2 else (slopes, slopes)
+        slopes, causal = self._of_samples(sample_slopes, None, key_length), self.causal
+        if causal and slopes.dim() == 3 and slopes.shape[1] == 2:
+            raise ValueError(
+                f"sample_slopes: expected [batch, {self.num_heads}] with causal=True, which hides "
+                f"keys right of the query, got {list(slopes.shape)}"
+            )
+        several = slopes.dim() > 1
+        before, after = (slopes.select(-2, 0), slopes.select(-2, -1)) if several else (slopes,) * 2
+        of_samples, offsets = sample_slopes is not None, isinstance(query_offset, Tensor)
 
         def bias(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            distance = query + query_offset - key
-            past = score - before[head] * distance
-            future = float("-inf") if causal else score + after[head] * distance
+            place = (batch, head) if of_samples else (head,)
+            first = query_offset[batch] if offsets else query_offset  # type: ignore[index]
+            distance = query + first - key
+            past = score - before[place] * distance
+            future = float("-inf") if causal else score + after[place] * distance
             return torch.where(distance >= 0, past, future)
 
         return bias
@@ -380,6 +439,7 @@ class ALiBi(AlibiSlopes):
         key: Tensor,
         *,
         dropout: float = 0.0,
+        sample_slopes: Tensor | None = None,
         **positions: Unpack[ScorePositions],
     ) -> str:
         """The backend that :meth:`attention` uses for these arguments.
@@ -388,6 +448,7 @@ class ALiBi(AlibiSlopes):
             query: As in :meth:`attention`.
             key: As in :meth:`attention`.
             dropout: As in :meth:`attention`.
+            sample_slopes: As in :meth:`forward`.
             **positions: See :class:`posembed.score_positions.ScorePositions`.
 
         Returns:
@@ -395,6 +456,8 @@ class ALiBi(AlibiSlopes):
             flex attention, for head_dim 16 or more. "fused": writes the scores to memory and
             fuses scale, bias, mask and softmax in one kernel; only it supports all arguments.
         """
+        if sample_slopes is not None:
+            return "fused"
         two_sided = self._derived.dim() == 2
         return _attention.backend_for(query, two_sided, self.learned, dropout, positions)
 
@@ -407,6 +470,7 @@ class ALiBi(AlibiSlopes):
         scale: float | None = None,
         dropout: float = 0.0,
         backend: str | None = None,
+        sample_slopes: Tensor | None = None,
         **positions: Unpack[ScorePositions],
     ) -> Tensor:
         """Computes softmax(query key^T scale + bias) value with the fastest available backend.
@@ -419,6 +483,7 @@ class ALiBi(AlibiSlopes):
             dropout: Probability of zeroing a weight. As in torch's SDPA, it applies in eval mode
                 too: pass ``dropout=p if self.training else 0.0``.
             backend: Default: :meth:`attention_backend`.
+            sample_slopes: As in :meth:`forward`.
             **positions: See :class:`posembed.score_positions.ScorePositions`.
 
         Returns:
@@ -435,14 +500,16 @@ class ALiBi(AlibiSlopes):
             torch.Size([2, 8, 1, 64])
         """
         if backend is None:
-            backend = self.attention_backend(query, key, dropout=dropout, **positions)
+            backend = self.attention_backend(
+                query, key, dropout=dropout, sample_slopes=sample_slopes, **positions
+            )
         keys = key.shape[-2] if key.dim() == 4 else 0  # the operators reject other keys
         if backend == "fused":
             return functional.alibi_attention(
                 query,
                 key,
                 value,
-                self._slopes(query, keys),
+                self._of_samples(sample_slopes, query, keys),
                 scale=scale,
                 dropout=dropout,
                 causal=self.causal,
@@ -455,10 +522,11 @@ class ALiBi(AlibiSlopes):
         if backend == "flex":
             offset = positions.get("query_offset")
             first = keys - query.shape[-2] if offset is None else offset
-            bias = self.score_mod(query_offset=first, key_length=keys)
+            bias = self.score_mod(query_offset=first, key_length=keys, sample_slopes=sample_slopes)
             return _attention.flex(query, key, value, bias, scale)
         if backend == "flash":
-            slopes = self._slopes(query, keys)
+            slopes = self._of_samples(sample_slopes, query, keys)
+            slopes = slopes.squeeze(1) if slopes.dim() == 3 else slopes
             return _attention.flash(query, key, value, slopes, self.causal, scale, dropout)
         raise ValueError(f"backend: expected 'flash', 'flex' or 'fused', got {backend!r}")
 

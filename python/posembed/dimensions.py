@@ -92,6 +92,7 @@ _SCORES = {
     "query_positions": "b?.",
     "key_positions": "b?.",
     "cu_seqlens": ".",
+    "query_offsets": "b",
 }
 
 TABLE = {

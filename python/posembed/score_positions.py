@@ -12,7 +12,8 @@ class ScorePositions(TypedDict, total=False):
 
     Attributes:
         query_offset: Position of the first query among the keys; default: the last query aligns
-            with the last key.
+            with the last key. int32 or int64 [batch]: that of each sample's, for caches of
+            different lengths; not beside ``cu_seqlens``.
         query_positions: Positions of the queries, int32 or int64 [query] or [batch, query];
             default: consecutive.
         key_positions: Positions of the keys, [key] or [batch, key].
@@ -25,7 +26,7 @@ class ScorePositions(TypedDict, total=False):
         apply_mask: Masked keys get score -inf; False: their scores do not change.
     """
 
-    query_offset: int | None
+    query_offset: int | Tensor | None
     query_positions: Tensor | None
     key_positions: Tensor | None
     cu_seqlens: Tensor | None

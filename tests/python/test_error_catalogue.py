@@ -88,6 +88,7 @@ PROVOKED: dict[type[Exception], tuple[Callable[..., object], ...]] = {
         lambda: rotate(1, 4, 2, 128, offset=1.5),
         lambda: pe.RotaryEmbedding(128, bse=500000.0),
         lambda: rotate(1, 4, 2, 128, positions=torch.arange(4.0).bfloat16()),
+        lambda: pe.LearnedPositionalEmbedding(9, 8)(torch.randn(1, 4, 8), torch.arange(4.0)),
         lambda: pe.TokenEmbedding(4, 2)(torch.tensor([1.0])),
         lambda: pe.RotaryEmbedding(128)(torch.ones(1, 4, 2, 128, dtype=torch.int32)),
         lambda: rotate(1, 4, 2, 128, key=torch.ones(1, 4, 2, 128, dtype=torch.bfloat16)),
@@ -113,6 +114,10 @@ PROVOKED: dict[type[Exception], tuple[Callable[..., object], ...]] = {
             image_grids=torch.tensor([[1, 4, 4]]),
         ),
         lambda: pe.permute_rotary_weight(torch.randn(100, 4), 3, to="interleaved"),
+        lambda: pe.functional.alibi_softmax(torch.randn(2, 4, 3, 3), torch.rand(2, 4)),
+        lambda: pe.RotaryEmbedding(64, layout="thd")(
+            torch.randn(7, 2, 64), cu_seqlens=torch.tensor([0, 3, 7]), offset=torch.arange(3)
+        ),
         lambda: pe.data.windows(torch.arange(3), 4),
         lambda: rotate(1, 4, 2, 128, positions=torch.arange(4), offset=3),
         lambda: pe.RotaryEmbedding(64, scaling=pe.DynamicNtkScaling(2.0, 2048))(

@@ -293,6 +293,7 @@ MODULES = [
         "ALiBi",
         3,
         slopes=torch.tensor([[0.3, 0.2, 0.1], [0.7, 0.5, 0.25]]),
+        causal=False,
         learned=True,
         call=lambda m: m.attention(numbers(1, 3, 4, 8), numbers(1, 1, 6, 8), numbers(1, 1, 6, 8)),
     ),

@@ -46,6 +46,9 @@ struct POSEMBED_API ALiBiCall {
   TORCH_ARG(Given<bool>, causal) = Given<bool>::default_to(true);
   /// Position of the first query; default: the last query is at the last key.
   TORCH_ARG(std::optional<c10::SymInt>, query_offset) = std::nullopt;
+  /// int32 or int64 [batch]: the position of each sample's first query, without query_offset and
+  /// cu_seqlens, for caches of different lengths.
+  TORCH_ARG(std::optional<torch::Tensor>, query_offsets) = std::nullopt;
   /// [key] or [batch, key], bool or integers: keys with 0 are hidden.
   TORCH_ARG(std::optional<torch::Tensor>, attention_mask) = std::nullopt;
   /// With attention_mask and without positions, only visible keys are numbered, as in Bloom; see
@@ -60,6 +63,9 @@ struct POSEMBED_API ALiBiCall {
   TORCH_ARG(std::optional<torch::Tensor>, cu_seqlens) = std::nullopt;
   /// Hidden keys get -infinity for any score; otherwise nothing is added to their scores.
   TORCH_ARG(bool, apply_mask) = true;
+  /// Floating [batch, heads], or [batch, 2, heads] for keys left and right of the query: slopes of
+  /// each sample in place of the others, as they are. Gradients flow to them.
+  TORCH_ARG(std::optional<torch::Tensor>, sample_slopes) = std::nullopt;
 };
 
 namespace functional {
@@ -86,7 +92,8 @@ POSEMBED_API torch::Tensor alibi_positions(const torch::Tensor& attention_mask);
 
 /// The bias [heads, query_length, key_length] that SDPA takes as attn_mask, with a batch in front
 /// where positions or mask have one; gradients flow to slopes.
-/// @param slopes  floating [heads], or [2, heads] for keys left and right of the query
+/// @param slopes  floating [heads]; without causal also [2, heads] for keys left and right of the
+///     query
 /// @param dtype  of the result; default: of slopes
 /// @throws c10::ValueError shapes and lengths; c10::TypeError dtypes; c10::IndexError positions
 POSEMBED_API torch::Tensor alibi_bias(const torch::Tensor& slopes, int64_t query_length,
@@ -160,7 +167,7 @@ struct POSEMBED_API ALiBiOptions {
   /// Heads of this module.
   TORCH_ARG(int64_t, num_heads);
   /// The name of a series, or the slopes themselves: [total_heads], or [2, total_heads] for keys
-  /// left and right of the query.
+  /// left and right of the query if `causal` is false. Those of each sample are an option of calls.
   TORCH_ARG(SlopesOption, slopes) = Slopes::paper;
   /// With 2^k heads, the last one has slope 2^-max_bias.
   TORCH_ARG(double, max_bias) = 8.0;

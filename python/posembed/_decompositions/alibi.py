@@ -22,14 +22,22 @@ def distances(
     query_positions: Tensor | None,
     key_positions: Tensor | None,
     cu_seqlens: Tensor | None,
+    query_offsets: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Query position minus key position, and which keys are hidden: [(batch, 1,) query, key]."""
     offset = key_length - query_length if query_offset is None else query_offset
     places = consecutive(query_length, offset, device)
+    if query_offsets is not None:
+        query_positions = query_offsets.long().unsqueeze(-1) + consecutive(query_length, 0, device)
     if positions_from_mask:
         visible = (attention_mask != 0).long()  # type: ignore[union-attr]
         key_positions = (visible.cumsum(-1) - 1) * visible
-        if 0 <= offset <= key_length - query_length:  # otherwise the mask lacks the queries
+        if query_offsets is not None:
+            asked = query_offsets.long().unsqueeze(-1) + consecutive(query_length, 0, device)
+            near = asked.clamp(0, key_length - 1)  # another query is not among the mask's keys
+            numbers = key_positions.expand(asked.shape[0], -1).gather(1, near)
+            query_positions = torch.where(near.eq(asked), numbers, asked)
+        elif 0 <= offset <= key_length - query_length:  # otherwise the mask lacks the queries
             query_positions = key_positions.narrow(-1, offset, query_length)
     queries = places if query_positions is None else query_positions.long()
     keys = consecutive(key_length, 0, device) if key_positions is None else key_positions.long()
@@ -51,12 +59,15 @@ def distances(
 
 def alibi_line(slopes: Tensor, query_length: Any, key_length: Any, *options: Any) -> Tensor:
     """The bias [(batch,) heads, query, key], in the dtype that slopes are computed in."""
-    *options, apply_mask = options  # type: ignore[assignment]
-    distance, hidden = distances(query_length, key_length, slopes.device, *options)
+    *places, apply_mask, query_offsets = options
+    places.append(query_offsets)
+    distance, hidden = distances(query_length, key_length, slopes.device, *places)
     dtype = wide(slopes.dtype)
     distance, slopes = distance.to(dtype), slopes.to(dtype)
-    left, right = slopes.unbind(0) if slopes.dim() == 2 else (slopes, slopes)
-    slope = torch.where(distance >= 0, -left[:, None, None], right[:, None, None])
+    left, right = (
+        (slopes, slopes) if slopes.dim() == 1 else (slopes.select(-2, 0), slopes.select(-2, -1))
+    )
+    slope = torch.where(distance >= 0, -left[..., None, None], right[..., None, None])
     return torch.where(hidden, -math.inf if apply_mask else 0.0, slope * distance)
 
 

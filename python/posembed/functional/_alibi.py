@@ -33,7 +33,7 @@ _ON_SCORES = {
 def score_options(
     causal: bool,
     positions_from_mask: bool,
-    query_offset: int | None = None,
+    query_offset: int | Tensor | None = None,
     query_positions: Tensor | None = None,
     key_positions: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
@@ -41,12 +41,15 @@ def score_options(
     apply_mask: bool = True,
 ) -> tuple[Any, ...]:
     """The operators' last arguments, without trailing defaults."""
+    positions: tuple[Any, ...] = (query_positions, key_positions, cu_seqlens)
+    if isinstance(query_offset, Tensor):
+        rest = (positions_from_mask, *positions, apply_mask, query_offset)
+        return (causal, None, attention_mask, *rest)
     no_positions = query_positions is None and key_positions is None and cu_seqlens is None
     if no_positions and apply_mask is True:
         if attention_mask is not None:
             return causal, query_offset, attention_mask, positions_from_mask
         return () if causal is True and query_offset is None else (causal, query_offset)
-    positions = (query_positions, key_positions, cu_seqlens)
     return (causal, query_offset, attention_mask, positions_from_mask, *positions, apply_mask)
 
 
@@ -172,7 +175,8 @@ def alibi_bias(
     It is computed from distances in float32 and rounded once, so it is accurate at any position.
 
     Args:
-        slopes: Floating-point [heads], or [2, heads] for keys left and right of the query.
+        slopes: Floating-point [heads]; without ``causal`` also [2, heads], for keys left and right
+            of the query. For each sample: [batch, 1 or 2, heads].
         query_length: Number of queries.
         key_length: Number of keys.
         causal: The bias is ``-slope * (i - j)``, and keys after the query are masked; otherwise it
@@ -184,8 +188,8 @@ def alibi_bias(
         **positions: See :class:`posembed.score_positions.ScorePositions`.
 
     Returns:
-        [heads, query_length, key_length]; [batch, heads, query_length, key_length] if positions or
-        mask have a batch dimension; ``out`` if passed.
+        [heads, query_length, key_length]; [batch, heads, query_length, key_length] if slopes,
+        positions or mask have a batch dimension; ``out`` if passed.
 
     Raises:
         ValueError: Shapes or lengths are incompatible, or a distance has more than 31 bits; or,
@@ -237,7 +241,8 @@ def alibi_add(
 
     Args:
         scores: Floating-point [batch, heads, query, key] or [heads, query, key].
-        slopes: Floating-point [heads], or [2, heads] for keys left and right of the query.
+        slopes: Floating-point [heads]; without ``causal`` also [2, heads], for keys left and right
+            of the query. For each sample: [batch, 1 or 2, heads].
         scale: Multiplies the scores, not the bias.
         causal: The bias is ``-slope * (i - j)``, and keys after the query are masked; otherwise it
             is ``-slope * abs(i - j)``.
@@ -361,7 +366,8 @@ def alibi_attention(
         query: [batch, num_heads, seq, head_dim].
         key: [batch, num_heads or a divisor of it, keys, head_dim].
         value: [batch, heads of key, keys, value_dim].
-        slopes: Floating-point [num_heads], or [2, num_heads] for keys left and right of the query.
+        slopes: Floating-point [num_heads]; without ``causal`` also [2, num_heads], for keys left
+            and right of the query. For each sample: [batch, 1 or 2, num_heads].
         scale: Default: ``head_dim ** -0.5``.
         dropout: Probability of zeroing a weight.
         causal: The bias is ``-slope * (i - j)``, and keys after the query are masked; otherwise it

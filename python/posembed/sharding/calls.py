@@ -60,7 +60,8 @@ class Call:
         if tensor is None:
             return None
         given = self.letters[name]
-        letters = letters_of(given, tensor.dim())
+        of_samples = name == "slopes" and tensor.dim() == 3  # ALiBi's
+        letters = "b.h" if of_samples else letters_of(given, tensor.dim())
         if len(letters) != tensor.dim():
             letters = "." * tensor.dim()  # the operator refuses it
         apart = given.partition("/")[2] + "k" * ("h" in letters) + "h" * ("k" in letters)

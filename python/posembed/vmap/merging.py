@@ -51,11 +51,17 @@ class Merging:
         self.shared = not any(each in known.following for each in mapped)
         everywhere = [*self.results, *(self._mergeable(each) for each in mapped)]
         self.into = next((x for x in order if all(x in given for given in everywhere)), "")
+        if given.get("by_sample") or not all(map(self._fits, self.tensors)):
+            self.into = ""  # ALiBi's slopes of each sample
         self.sizes = {
             front(tensor, dim, 1).shape[1 + self._own(each).index(self.into)]
             for each, (tensor, dim) in self.tensors.items()
             if self.into and self.into in self._own(each)
         }
+
+    def _fits(self, name: str) -> bool:
+        tensor, mapped = self.tensors[name]
+        return len(self._own(name)) == tensor.dim() - (mapped is not None)
 
     def _mergeable(self, name: str) -> str:
         """The letters that can take copies: what all heads share gets no heads of its own."""

@@ -557,8 +557,8 @@ void expect_general_results(const Distances& distances) {
   EXPECT_EQ(memcmp(again.data.data(), weights.data.data(), scores.count * sizeof(T)), 0);
 
   Rows<T> grad(distances, 9);
-  for (int64_t i = 0; i < scores.count && distances.plain(); ++i) {
-    // Padding of the rows' ends may hold NaN.
+  for (int64_t i = 0; i < scores.count; ++i) {
+    // Hidden keys may hold NaN.
     const bool is_hidden = core::load(scores.data[i]) != core::load(scores.data[i]);
     if (is_hidden) grad.data[i] = scores.data[i];
   }
@@ -609,21 +609,23 @@ TYPED_TEST(ALiBiKernel, GradientsThroughSoftmax) {
   using T = TypeParam;
   const Placed placed(37);
   const size_t count = placed.count();
-  const std::vector<T> grad = random_numbers<T>(count, 5);
   for (const bool plain : {true, false}) {
+    std::vector<T> grad = random_numbers<T>(count, 5);
     SoftmaxBackwardArguments arguments;
     arguments.distances = placed.distances(/*causal=*/false, /*apply_mask=*/true);
     if (plain) arguments.distances = distances_of({placed.queries, placed.keys, 16, false, true});
     arguments.scalar = scalar_of<T>();
     arguments.batch = Placed::batch;
     arguments.scale = 0.5;
-    arguments.grad = placed.matrices(const_cast<T*>(grad.data()));
+    arguments.grad = placed.matrices(grad.data());
     std::vector<T> weights = random_numbers<T>(count, 6);
     for (int64_t index = 0; index < static_cast<int64_t>(count); ++index) {
       const int64_t row = index / placed.keys;
       const double distance = expected_distance(arguments.distances, row / (3 * placed.queries),
                                                 row % placed.queries, index % placed.keys);
-      if (std::isnan(distance)) weights[index] = T{};  // as softmax gives them
+      if (!std::isnan(distance)) continue;
+      weights[index] = T{};  // as softmax gives them
+      core::store(std::numeric_limits<Compute<T>>::quiet_NaN(), &grad[index]);
     }
     std::vector<double> partial(2 * placed.rows), slopes(6), want_slopes(6, 0.0);
     arguments.slopes = {2, 3, partial.data(), slopes.data(), core::Scalar::float64};
@@ -648,12 +650,15 @@ TYPED_TEST(ALiBiKernel, GradientsThroughSoftmax) {
           return expected_distance(arguments.distances, batch, row % placed.queries, key);
         };
         for (int64_t key = 0; key < placed.keys; ++key) {
-          dot += at(grad, key) * at(weights, key);
+          if (!std::isnan(distance(key))) dot += at(grad, key) * at(weights, key);
         }
         for (int64_t key = 0; key < placed.keys; ++key) {
+          if (std::isnan(distance(key))) {
+            ASSERT_EQ(at(out, key), 0.0) << "row " << row;
+            continue;
+          }
           const double change = at(weights, key) * (at(grad, key) - dot);
           ASSERT_NEAR(at(out, key), 0.5 * change, tolerance<T> * 100) << "row " << row;
-          if (std::isnan(distance(key))) continue;
           want_slopes[(distance(key) < 0 ? 3 : 0) + head] +=
               distance(key) < 0 ? change * distance(key) : -change * distance(key);
         }

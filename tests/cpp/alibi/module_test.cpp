@@ -1,9 +1,9 @@
 // Tests ALiBi as C++ programs use it: options, gradients, copies, printed form, errors.
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
-
 
 #include "posembed/alibi.h"
 
@@ -96,6 +96,27 @@ TEST(ALiBiModule, CloneOfLearnedSlopesIsApart) {
   }
   EXPECT_TRUE(torch::equal(copy->slopes(), torch::zeros({2})));
   EXPECT_TRUE(torch::equal(alibi->slopes(), posembed::functional::alibi_slopes(2)));
+}
+
+TEST(ALiBiModule, SlopesAndOffsetsOfEachSample) {
+  const torch::Tensor slopes = torch::rand({2, 4}).requires_grad_();
+  const torch::Tensor scores = torch::randn({2, 4, 3, 7}), upper = torch::randn({2, 4, 3, 7});
+  ALiBi alibi(ALiBiOptions(4));
+  const auto call =
+      ALiBiCall().sample_slopes(slopes).query_offsets(torch::tensor({4, 1})).scale(0.5);
+  const torch::Tensor weights = alibi->softmax(scores, call);
+  const torch::Tensor grad = torch::autograd::grad({weights}, {slopes}, {upper})[0];
+  for (const int64_t sample : {0, 1}) {
+    const torch::Tensor own = slopes.detach()[sample].requires_grad_();
+    const auto alone = ALiBiCall().scale(0.5).query_offset(sample == 0 ? 4 : 1);
+    const torch::Tensor expected = posembed::functional::alibi_softmax(scores[sample], own, alone);
+    EXPECT_TRUE(torch::equal(weights[sample], expected));
+    EXPECT_TRUE(
+        torch::equal(grad[sample], torch::autograd::grad({expected}, {own}, {upper[sample]})[0]));
+  }
+  EXPECT_THROW(alibi->softmax(scores, ALiBiCall().sample_slopes(torch::rand({2, 3}))),
+               c10::ValueError);
+  EXPECT_THROW(ALiBi(ALiBiOptions(4).slopes(slopes)), c10::ValueError);  // keys after the query
 }
 
 TEST(ALiBiModule, BadInputRaisesC10Errors) {

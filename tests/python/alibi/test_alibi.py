@@ -44,7 +44,7 @@ def test_shards_have_the_slopes_of_the_whole_model() -> None:
     shards = [pe.ALiBi(4, total_heads=12, head_start=start) for start in (0, 4, 8)]
     assert torch.equal(torch.cat([shard.slopes for shard in shards]), whole.slopes)
     given = torch.rand(2, 12)
-    part = pe.ALiBi(5, slopes=given, total_heads=12, head_start=3)
+    part = pe.ALiBi(5, slopes=given, causal=False, total_heads=12, head_start=3)
     assert torch.equal(part.slopes, given[:, 3:8])
 
 
@@ -53,7 +53,7 @@ def test_the_last_shard_is_padded(start: int, own: int) -> None:
     """66 heads as 8 x 9; padding has no bias, so its heads attend to all keys alike."""
     given = torch.rand(2, 66)
     for slopes, whole in (("paper", pe.ALiBi(66).slopes), (given, given)):
-        shard = pe.ALiBi(9, slopes=slopes, total_heads=66, head_start=start)
+        shard = pe.ALiBi(9, slopes=slopes, causal=False, total_heads=66, head_start=start)
         expected = torch.nn.functional.pad(whole[..., start : start + own], (0, 9 - own))
         assert torch.equal(shard.slopes, expected)
     scores = torch.randn(1, 9, 4, 4)
@@ -100,7 +100,7 @@ def test_ends_are_aligned_by_default(device: torch.device) -> None:
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("causal", [True, False])
 def test_add_in_place(dtype: torch.dtype, causal: bool, device: torch.device) -> None:
-    alibi = pe.ALiBi(4, causal=causal, slopes=torch.rand(2, 4), device=device)
+    alibi = pe.ALiBi(4, causal=causal, slopes=torch.rand(*[2] * (not causal), 4), device=device)
     scores = torch.randn(2, 4, 3, 5, dtype=dtype, device=device)
     expected = add(scores.double(), alibi.slopes.double(), causal=causal)
     alibi.add_(scores)
@@ -118,8 +118,7 @@ def test_add_in_place_to_a_view(causal: bool, device: torch.device) -> None:
     assert torch.equal(memory[..., 6:], kept[..., 6:])
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("sides", [(), (2,)])
+@pytest.mark.parametrize(("causal", "sides"), [(True, ()), (False, ()), (False, (2,))])
 def test_flex_attention_makes_the_same_bias(causal: bool, sides: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     alibi = pe.ALiBi(4, slopes=torch.rand(*sides, 4), causal=causal)
@@ -435,13 +434,12 @@ def test_padding_may_hold_anything(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("form", ["distance", "key"])
-@pytest.mark.parametrize("sides", [(), (2,)])
-def test_blocks_merge_by_corrected_log_sum_exps(form: str, sides: tuple[int, ...]) -> None:
+def test_blocks_merge_by_corrected_log_sum_exps(form: str) -> None:
     """Compares merged blocks of keys, computed with local indices, with the whole."""
     torch.manual_seed(0)
     heads, length, size = 3, 12, 4
-    alibi = pe.ALiBi(heads, slopes=torch.rand(*sides, heads))
-    slopes = alibi.slopes.double() if not sides else alibi.slopes[0].double()
+    alibi = pe.ALiBi(heads, slopes=torch.rand(heads))
+    slopes = alibi.slopes.double()
     scores = torch.randn(heads, length, length, dtype=torch.float64)
     value = torch.randn(heads, length, 5, dtype=torch.float64)
     whole = softmax(scores, alibi.slopes.double()) @ value
@@ -477,7 +475,7 @@ def test_flash_attention_takes_positive_float32_slopes(device: torch.device) -> 
     assert not slopes.requires_grad
     assert (slopes > 0).all()
     assert torch.equal(alibi.alibi_slopes(batch_size=3), slopes.expand(3, 12))
-    refused((pe.ALiBi(4, slopes=torch.rand(2, 4)).alibi_slopes, ValueError, "one slope for each head, got [2, 4]"))  # fmt: skip
+    refused((pe.ALiBi(4, slopes=torch.rand(2, 4), causal=False).alibi_slopes, ValueError, "one slope for each head, got [2, 4]"))  # fmt: skip
 
 
 def test_slopes_are_made_once(device: torch.device) -> None:
@@ -656,7 +654,7 @@ def test_learned_slopes_are_state() -> None:
         (lambda s: pe.ALiBi(2).add_(s.int()), TypeError, "scores: expected float32, float64, bfloat16 or float16, got int32"),
         (lambda s: pe.ALiBi(2).add_(s.transpose(-1, -2)), ValueError, "scores: expected a contiguous last dimension"),
         (lambda s: pe.ALiBi(2).add_(s[:, :1].expand(-1, 2, -1, -1)), ValueError, "scores: expected elements that do not share memory"),
-        (lambda s: pe.functional.alibi_add(s, torch.rand(1, 2)), ValueError, r"slopes: expected \[heads\] or \[2, heads\], got \[1, 2\]"),
+        (lambda s: pe.functional.alibi_add(s, torch.rand(1, 2)), ValueError, r"slopes: expected \[heads\], \[2, heads\] .* got \[1, 2\]"),
         (lambda s: pe.functional.alibi_add(s, torch.rand(2, device="meta")), ValueError, "slopes: expected the device of scores, cpu, got meta"),
         (lambda s: pe.ALiBi(2, learned=True).add_(s), ValueError, "slopes: requires grad"),
         (lambda s: pe.ALiBi(2, learned=True)(3, 5, out=s[0]), ValueError, "slopes: requires grad"),

@@ -32,9 +32,11 @@ def hidden_keys(queries: int, keys: int, causal: bool, device: torch.device | st
     return hidden & causal
 
 
-def bias_backward(grad: Tensor, two_sided: bool = False, **options: Any) -> Tensor:
+def bias_backward(
+    grad: Tensor, two_sided: bool = False, by_sample: bool = False, **options: Any
+) -> Tensor:
     """The gradient of the bias by its slopes."""
-    sides = (2,) if two_sided else ()
+    sides = (grad.shape[0], 1 + two_sided) if by_sample else (2,) * two_sided
 
     def biases(slopes: Tensor) -> Tensor:
         return bias(slopes, *grad.shape[-2:], apply_mask=False, **options).expand_as(grad)
@@ -43,14 +45,19 @@ def bias_backward(grad: Tensor, two_sided: bool = False, **options: Any) -> Tens
 
 
 def softmax_backward(
-    grad: Tensor, weights: Tensor, scale: float = 1.0, sides: int = 1, causal: bool = True
+    grad: Tensor,
+    weights: Tensor,
+    scale: float = 1.0,
+    sides: int = 1,
+    by_sample: bool = False,
+    causal: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of the scores and of the slopes; gradients of hidden weights are not read."""
     grad = torch.where(hidden_keys(*grad.shape[-2:], causal, grad.device), 0.0, grad)
     change = weights * (grad - (grad * weights).sum(-1, True))
     if sides == 0:
         return change * scale, grad.new_empty(0)
-    return change * scale, bias_backward(change, two_sided=sides == 2, causal=causal)
+    return change * scale, bias_backward(change, sides == 2, by_sample, causal=causal)
 
 
 def lse_correction(
@@ -87,7 +94,7 @@ def bias_sample(sides: tuple[int, ...], extra_keys: int = 2, **options: Any) -> 
 def bias_out_sample(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
     """Arguments with a view as output and every kind of hidden key."""
     out = torch.randn(batch, 3, 4, 9, device=device, dtype=dtype)[..., :7]
-    slopes = torch.rand(2, 3, device=device, dtype=dtype)
+    slopes = torch.rand(3, device=device, dtype=dtype)
     queries = positions_of(batch, 4, device=device)
     return Sample((out, slopes, 4, 7, True, None, None, False, queries))
 
@@ -126,7 +133,7 @@ def positions_sample(causal: bool) -> Any:
 
     def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
         scores = torch.randn(batch, 3, 4, seq, device=device, dtype=dtype)
-        slopes = torch.rand(2, 3, device=device, dtype=dtype)
+        slopes = torch.rand(*[2] * (not causal), 3, device=device, dtype=dtype)
         queries = positions_of(4, device=device, dtype=torch.int32)
         keys = positions_of(batch, seq, device=device)
         return Sample((scores, slopes, 1.0, causal, None, None, False, queries, keys))
@@ -152,6 +159,14 @@ def padding_sample(batch: int, seq: int, device: torch.device | str, dtype: torc
     return Sample((scores, slopes, 1.0, True, None, mask_of(batch, seq, device=device), True))
 
 
+def samples_sample(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
+    """Each sample has its own slopes, and its own position of the first query."""
+    scores = torch.randn(batch, 3, 4, seq, device=device, dtype=dtype)
+    slopes = torch.rand(batch, 2, 3, device=device, dtype=dtype)
+    offsets = torch.arange(batch, device=device) % 3
+    return Sample((scores, slopes), {"causal": False, "query_offsets": offsets})
+
+
 def grad_sample(**options: Any) -> Any:
     def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
         return Sample((torch.randn(batch, 3, seq, 4, device=device, dtype=dtype),), options)
@@ -174,13 +189,14 @@ def cases_of_scores(name: str) -> list[OperatorCase]:
     samples = {
         "": (scores_sample((), causal=False), True),
         "-causal": (
-            scores_sample((2,), batched=False, apply_mask=False, query_offset=1, scale=0.5),
+            scores_sample((), batched=False, apply_mask=False, query_offset=1, scale=0.5),
             True,
         ),
         "-hidden": (scores_sample((), scale=0.25), finite),
         "-positions": (positions_sample(causal=False), True),
         "-documents": (documents_sample, finite),
         "-padding": (padding_sample, finite),
+        "-samples": (samples_sample, True),
     }
     return [
         case(name + suffix, sample, differentiable=differentiable)
@@ -191,7 +207,7 @@ def cases_of_scores(name: str) -> list[OperatorCase]:
 CASES = [
     case("alibi_bias", bias_sample((), causal=False)),
     case("alibi_bias-two-sided", bias_sample((2,), causal=False, query_offset=-1)),
-    case("alibi_bias-causal", bias_sample((2,), apply_mask=False, query_offset=1)),
+    case("alibi_bias-causal", bias_sample((), apply_mask=False, query_offset=1)),
     case(
         "alibi_bias-hidden",
         bias_sample(()),
@@ -205,12 +221,18 @@ CASES = [
         grad_sample(two_sided=True, causal=False, query_offset=2),
         bias_backward,
     ),
+    case("alibi_bias_backward-samples", grad_sample(by_sample=True, causal=False), bias_backward),
     *cases_of_scores("alibi_add"),
     *cases_of_scores("alibi_softmax"),
     case("alibi_softmax_backward", softmax_grad_sample(causal=False, scale=0.5), softmax_backward),
     case(
         "alibi_softmax_backward-two-sided",
         softmax_grad_sample(causal=False, sides=2),
+        softmax_backward,
+    ),
+    case(
+        "alibi_softmax_backward-samples",
+        softmax_grad_sample(causal=False, by_sample=True),
         softmax_backward,
     ),
     case(
@@ -223,6 +245,6 @@ CASES = [
         case(f"alibi_lse_correction-{form}", lse_sample(form), lse_correction)
         for form in ("distance", "key")
     ),
-    case("alibi_add_", scores_sample((2,)), mutates=True),
+    case("alibi_add_", scores_sample((2,), causal=False), mutates=True),
     case("alibi_softmax_", scores_sample((), scale=0.5), mutates=True),
 ]
