@@ -56,7 +56,7 @@ std::string rotary_axial(const c10::List<std::string>& axes, bool within_axes) {
 }
 
 std::string rotary_preset(Text name, std::optional<int64_t> head_dim, at::OptionalIntArrayRef axes,
-                          std::optional<double> base, at::OptionalArrayRef<double> ntk) {
+                          std::optional<double> base, std::optional<at::ArrayRef<double>> ntk) {
   PresetNumbers stated;
   stated.head_dim = head_dim;
   stated.base = base;

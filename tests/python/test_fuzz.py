@@ -171,7 +171,6 @@ def test_a_long_text_is_cut_in_a_message() -> None:
             lambda text: OPS.alibi_slopes(2, text),
             lambda text: OPS.learned_extend(x.view(2, 8), 4, 0, text),
             lambda text: OPS.learned_resample(x.view(2, 8), [1, 2], [2, 2], text),
-            lambda text: OPS.input_layer_of_folder(text),
         ):
             with pytest.raises(ValueError, match=r"\.\.\.") as raised:
                 call(text)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import inspect
+import logging
 from typing import Any, NamedTuple
 
 from posembed.models import (
@@ -35,10 +38,18 @@ class Part(NamedTuple):
     known: frozenset[str] = frozenset()
 
 
+@functools.cache
 def _known_keys(own: type) -> frozenset[str]:
-    """The keys that a configuration class knows: its fields, and those of other names."""
+    """The keys that a configuration class knows: its fields, other names, what it adds."""
     names = set(getattr(own, "attribute_map", {})) | set(getattr(own, "__dataclass_fields__", {}))
-    return frozenset(names | set(inspect.signature(own.__init__).parameters))  # type: ignore[misc]
+    names |= set(inspect.signature(own.__init__).parameters)  # type: ignore[misc]
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)  # of keys that the readers here accept or reject
+    with contextlib.suppress(Exception):  # a class without defaults
+        names |= set(own().to_dict())
+    logger.setLevel(level)
+    return frozenset(names)
 
 
 def _is_whole(fields: Fields) -> bool:
@@ -59,7 +70,7 @@ def _part_of(config: Any, fields: Fields, options: Options) -> Part:
         rope_parameters.of(layer)  # raises where the file contradicts itself
     if type(config).__module__.startswith("transformers."):  # its class has completed it
         found, kind = parts.of_object(config, part)
-        chosen = Part(as_fields(found), _known_keys(kind) | catalogue.known(own) | set(found))
+        chosen = Part(as_fields(found), _known_keys(kind) | catalogue.known(own))
     else:
         chosen = Part(catalogue.completed(own), catalogue.known(own))
     catalogue.check_kinds(chosen.fields)

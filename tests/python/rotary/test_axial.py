@@ -6,7 +6,6 @@ from collections.abc import Callable
 import posembed as pe
 import pytest
 import torch
-from posembed.commands.permutation import specs_of_kinds
 from support.refusals import refused
 from torch import Tensor
 
@@ -205,16 +204,6 @@ def test_kernels_without_windows_refuse_them() -> None:
     spec = pe.RotarySpec(8, sections=pe.Sections((2, 2), within_axes=True))
     query, weight = torch.randn(1, 3, 2, 8), torch.ones(8)
     refused((lambda: pe.functional.norm_rotary(query, query, weight, weight, spec=spec), ValueError, "expected within_axes=False for norm_rotary"))  # fmt: skip
-
-
-def test_weights_that_cannot_be_converted() -> None:
-    refused((lambda: specs_of_kinds(dict(CONFIGURATIONS["flux"]), None, None), ValueError, "_class_name: a class of diffusers has one pairing"))  # fmt: skip
-    tower = {
-        "model_type": "gemma4_vision",
-        "head_dim": 64,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
-    }
-    refused((lambda: specs_of_kinds(tower, None, None), ValueError, "config: expected pairs of the whole head"))  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", ["bshd", "thd"])

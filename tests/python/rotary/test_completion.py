@@ -26,6 +26,8 @@ BASE_PASSED_OVER = {"olmo3"}
 MULTIPLIED = {"hrm_text"}
 # Its class copies a flat rope_scaling, with the flat base, to every kind of layer.
 COPIED = {"dots3_note_text"}
+# Its class passes over the names of published files, which models.json has.
+NAMED = {"kimi_k25_vision"}
 
 
 def without_nesting(fields: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +91,7 @@ def published(model_type: str) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "transformers 4", without_nesting(whole)
     own = TYPES.get(model_type, {})
     for alias, name in own.get("names", {}).items():
-        if isinstance(whole.get(name), int):
+        if isinstance(whole.get(name), int) and model_type not in NAMED:
             yield f"named {alias}", {**minimal, alias: 2 * whole[name]}
     for key in own.get("kinds", {}):
         if key.endswith(("theta", "freq")):
@@ -142,7 +144,8 @@ def test_files_are_read_as_objects(read: Callable[[Any], Any]) -> None:
     for name, fields, config in cases():
         truth, found = outcome(read, config), outcome(read, fields)
         refused = isinstance(found, str) and (
-            fields["model_type"] in MULTIPLIED | COPIED
+            isinstance(truth, str)
+            or fields["model_type"] in MULTIPLIED | COPIED
             or "its class derives it from" in found
             or "contradicts itself" in found
             or "expected an entry for each of" in found

@@ -471,3 +471,12 @@ def test_scales_of_dia() -> None:
         scale = pe.RotarySpec.from_huggingface({"model_type": model_type}).score_scale
         assert scale is not None
         assert scale.factor == pytest.approx(128**0.5)
+
+
+def test_objects_with_keys_that_their_class_does_not_know() -> None:
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    config = transformers.LlamaConfig(**LLAMA, wavelength=3)
+    with pytest.raises(ValueError, match=r"keys that are not understood: \['wavelength'\]"):
+        pe.RotarySpec.from_huggingface(config)
+    assert pe.RotarySpec.from_huggingface(config, ignore=["wavelength"]) == pe.RotarySpec(128)
+    assert pe.describe(config, ignore=["wavelength"])["rotary"] == 0

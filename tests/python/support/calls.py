@@ -24,13 +24,10 @@ Arguments = dict[str, Any]
 
 SPEC, LATENT = pe.RotarySpec(16), pe.RotarySpec(24, rotary_dim=8, rotary_start=16)
 WAVES, GRIDS = pe.SinusoidalSpec(32), pe.SinusoidalSpec(8, preset="detr")
-LLAMA = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
-GPT2 = {"model_type": "gpt2", "n_embd": 8, "vocab_size": 10, "n_positions": 5}
-BLOOM = {"model_type": "bloom", "n_head": 4, "hidden_size": 64}
 ROWS = 10
 
 # Operators whose results tell of the process, and differ from call to call.
-OF_THE_PROCESS = ("build_info", "empty_cache", "input_layer_of_folder")
+OF_THE_PROCESS = ("build_info", "empty_cache")
 
 
 def x(*shape: int) -> Tensor:
@@ -201,15 +198,6 @@ def stored_table() -> pe.FileTable:
         return pe.FileTable(write_tables(folder, table=ROWS))
 
 
-@functools.cache
-def folder_of_gpt2() -> tempfile.TemporaryDirectory[str]:
-    """A model's configuration and tables, for the rest of the process."""
-    folder = tempfile.TemporaryDirectory()
-    write_tables(folder.name, wte=10, wpe=5)
-    Path(folder.name, "config.json").write_text(json.dumps(GPT2))
-    return folder
-
-
 def limit_of_cache() -> int:
     """The limit on kept memory, which stays."""
     limit = pe.set_cache_limit(0)
@@ -226,8 +214,6 @@ def operators(batch: int = 2, seq: int = 3) -> dict[str, Arguments]:
     ids, rows, mask = integers(batch, seq), x(batch, seq, 32), torch.ones(batch, seq).long()
     cu_seqlens = torch.tensor([0, 4 * seq])
     table, text, waves = x(ROWS, 32), SPEC.to_json(), WAVES.to_json()
-    config = {"config": json.dumps(LLAMA)}
-    stated = {**config, "ignore": [], "known": []}
     gradients = {"num_embeddings": ROWS, "ids": ids}
     attention = {name: known["alibi_attention"][name] for name in ("query", "key", "value")}
     normed, layer = known["norm_rotary"], known["input_embedding"]
@@ -237,14 +223,9 @@ def operators(batch: int = 2, seq: int = 3) -> dict[str, Arguments]:
     return {
         **same,
         "alibi_check_attention": attention,
-        "alibi_from_configuration": {"config": json.dumps(BLOOM)},
         "alibi_slopes": {"num_heads": 4},
         "build_info": {},
-        "check_configuration": config,
         "check_errors": {},
-        "configuration_part": config,
-        "configuration_path": config,
-        "configuration_tables": {},
         "document_positions": {"documents": ids.sort(-1).values},
         "embedding_backward_rows": {**gradients, "gradient": rows},
         "embedding_resize": {**known["embedding_resize"], "rows": x(2, 32)},
@@ -254,11 +235,9 @@ def operators(batch: int = 2, seq: int = 3) -> dict[str, Arguments]:
         "input_embedding_backward": layer_backward,
         "input_embedding_backward_rows": layer_backward,
         "input_embedding_forward": layer,
-        "input_layer_of_folder": {"folder": folder_of_gpt2().name},
         "learned_positions": {"mask": mask},
         "mapped": {"table": table, "device": torch.device("cpu")},
         "mrope_positions": {"ids": ids, "rule": "qwen2_vl"},
-        "mrope_rule_from_configuration": {"config": json.dumps({"model_type": "qwen2_vl"})},
         "mrope_rules": {},
         "mrope_specification": {"rule": "qwen2_vl"},
         "ngram_multipliers": {"count": 3, "vocab_size": 50},
@@ -281,8 +260,6 @@ def operators(batch: int = 2, seq: int = 3) -> dict[str, Arguments]:
         "rotary_explanation": {"spec": text},
         "rotary_for_keys": {"spec": text},
         "rotary_frequencies": {"spec": text},
-        "rotary_from_configuration": stated,
-        "rotary_layers_from_configuration": stated,
         "rotary_preset": {"name": "flux"},
         "rotary_rerotate_": known["rerotate_"],
         "rotary_resolve": {"spec": text, "seq_len": 8},
@@ -297,7 +274,6 @@ def operators(batch: int = 2, seq: int = 3) -> dict[str, Arguments]:
             "offset": 0,
             "logn": False,
         },
-        "score_scales_from_configuration": stated,
         "set_cache_limit": {"bytes": limit_of_cache()},
         "sinusoidal_blocks": {"spec": waves},
         "sinusoidal_frequencies": {"spec": waves},
