@@ -36,8 +36,7 @@ QuantizedRows QuantizedRows::from_rowwise(const torch::Tensor& packed, int64_t b
   const torch::Tensor scales = pair.narrow(1, 0, 1).contiguous();
   const torch::Tensor biases = pair.narrow(1, 1, 1);
   TORCH_CHECK_VALUE(
-      packed.is_meta() ||
-          (pair.isfinite().all().item<bool>() && scales.ge(0).all().item<bool>()),
+      packed.is_meta() || (pair.isfinite().all().item<bool>() && scales.ge(0).all().item<bool>()),
       "packed: expected finite scales of 0 or more behind the codes, got others: FBGEMM's "
       "table-batched rows have them before the codes");
   if (bits == 4) return {codes, scales, biases.contiguous()};

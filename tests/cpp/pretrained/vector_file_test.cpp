@@ -28,7 +28,8 @@ std::atomic<int> reads = 0;
 }  // namespace
 
 /// Stands before the C library's in the search for symbols, also for libposembed.so.
-extern "C" __attribute__((visibility("default"))) ssize_t pread(int descriptor, void* out, size_t size, off_t begin) {
+extern "C" __attribute__((visibility("default"))) ssize_t pread(int descriptor, void* out,
+                                                                size_t size, off_t begin) {
   if (largest_read > 0) {
     if (++reads % 2 == 1) {
       errno = EINTR;
