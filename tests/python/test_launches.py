@@ -35,7 +35,8 @@ def embed(width: int = 64, **options: Any) -> Tensor:
     return pe.InputEmbedding(10, width, norm="layer", **options)(IDS)
 
 
-LAYERS: dict[str, Callable[[], Any]] = {
+OTHERS: dict[str, Callable[[], Any]] = {
+    "token_bag": lambda: pe.functional.token_bag(IDS, torch.randn(10, 32).requires_grad_()),
     "input_embedding": lambda: embed(positions="learned", max_positions=9),
     "input_embedding, sinusoids": lambda: embed(positions="sinusoidal"),
     "input_embedding, wide sinusoids": lambda: embed(4104, positions="sinusoidal"),
@@ -46,10 +47,10 @@ FIXED = ("cos", "sin", "position")  # need no gradient
 
 def call_of(name: str) -> Callable[[], Any]:
     """A call with gradients where it may have them, without the positions that a call may have."""
-    if name in LAYERS:
-        return LAYERS[name]
+    if name in OTHERS:
+        return OTHERS[name]
     function, _, gradient = name.partition(", ")
-    left_out = "positions", "padding_idx", "offsets", "attention_mask", "cu_seqlens", "scale"
+    left_out = "positions", "padding_idx", "attention_mask", "cu_seqlens", "scale"
     given = {k: v for k, v in functions(2, 4, 4)[function].items() if not k.endswith(left_out)}
     if not function.endswith("_"):
         learned = {k for k, v in given.items() if isinstance(v, Tensor) and v.is_floating_point()}
