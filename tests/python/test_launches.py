@@ -42,7 +42,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "input_embedding, wide sinusoids": lambda: embed(4104, positions="sinusoidal"),
     "input_embedding, rows": lambda: embed(positions="sinusoidal", gradient="rows"),
 }
-FIXED = ("cos", "sin", "position")  # need no gradient
+FIXED = ("cos", "sin")  # need no gradient
 
 
 def call_of(name: str) -> Callable[[], Any]:
