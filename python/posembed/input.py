@@ -49,7 +49,7 @@ class InputEmbedding(Leaf, nn.Module):
         num_types: Rows of the token-type (segment) table; 0: no table.
         scale: Multiplies the token rows; "sqrt_dim" is the square root of embedding_dim.
         norm: "layer" for LayerNorm, "rms" for RMSNorm, or None.
-        eps: Added to the norm's variance.
+        eps: Added to the norm's variance; default: 1e-5.
         dropout: Probability of dropping a component of the result in training. The mask depends
             only on a seed and the component's index, not on the number of threads;
             ``torch.manual_seed`` controls the seed unless one is passed to ``forward``.
@@ -69,6 +69,7 @@ class InputEmbedding(Leaf, nn.Module):
 
     Raises:
         ValueError: A negative size or ``eps``, an unknown name, or a ``dropout`` outside 0 to 1;
+            ``eps`` without a norm;
             learned positions without ``max_positions``, or the reverse; a ``position_rule`` without
             such positions, or "roberta" without ``padding_idx``; or both ``token_dim`` and
             ``output_dim``.
@@ -92,7 +93,7 @@ class InputEmbedding(Leaf, nn.Module):
         num_types: int = 0,
         scale: float | Literal["sqrt_dim"] = 1.0,
         norm: Literal["layer", "rms"] | None = None,
-        eps: float = 1e-5,
+        eps: float | None = None,
         dropout: float = 0.0,
         padding_idx: int | None = None,
         position_rule: PositionRule = "consecutive",
@@ -110,7 +111,9 @@ class InputEmbedding(Leaf, nn.Module):
         _check_rule(position_rule, positions, padding_idx)
         if token_dim is not None and output_dim is not None:
             raise ValueError(f"output_dim: expected none beside token_dim, got {output_dim}")
-        not_negative("eps", eps)
+        if eps is not None and norm is None:
+            raise ValueError(f"eps: expected none without a norm, got {eps}")
+        eps = 1e-5 if eps is None else not_negative("eps", eps)
         if not 0 <= finite("dropout", dropout) <= 1:
             raise ValueError(f"dropout: expected 0 to 1, got {dropout}")
         if norm not in ("layer", "rms", None):
@@ -149,16 +152,22 @@ class InputEmbedding(Leaf, nn.Module):
     def forward(
         self,
         ids: Tensor | None = None,
+        *,
         positions: Tensor | None = None,
         types: Tensor | None = None,
-        *,
         inputs_embeds: Tensor | None = None,
         offset: int | Tensor = 0,
         attention_mask: Tensor | None = None,
         seed: Tensor | None = None,
         first_token: int = 0,
+        input_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
     ) -> Tensor:
         """Embeds ids, or vectors that replace the token rows.
+
+        Positions, types and masks are passed by name, because other libraries have them in other
+        orders.
 
         Args:
             ids: int32 or int64 [batch, seq]; None with ``inputs_embeds``.
@@ -179,13 +188,16 @@ class InputEmbedding(Leaf, nn.Module):
             first_token: Index of this call's first token in the dropout mask. Shards of a batch
                 that pass the same ``seed`` and their own index draw the mask of the whole batch, on
                 any device.
+            input_ids: transformers' name of ids.
+            position_ids: transformers' name of positions.
+            token_type_ids: transformers' name of types.
 
         Returns:
             [batch, seq, embedding_dim], or [batch, seq, output_dim].
 
         Raises:
             ValueError: Shapes are incompatible, or ids and ``inputs_embeds`` are both passed or
-                both missing.
+                both missing, or an argument is passed under both of its names.
             TypeError: A dtype is not supported.
             IndexError: An id, position or type is outside its table.
 
@@ -196,6 +208,9 @@ class InputEmbedding(Leaf, nn.Module):
             >>> torch.equal(embed(inputs_embeds=embed.token(ids)), embed(ids))
             True
         """
+        ids = either("ids", ids, "input_ids", input_ids)
+        positions = either("positions", positions, "position_ids", position_ids)
+        types = either("types", types, "token_type_ids", token_type_ids)
         tokens = self._check_inputs(ids, inputs_embeds)
         positions = self._positions(tokens, ids, positions, attention_mask, offset)
         offset = 0 if positions is not None else offset
@@ -403,6 +418,15 @@ class InputEmbedding(Leaf, nn.Module):
                     raise ValueError(f"{name}: expected {expected}, got {found}")
                 parameter.copy_(value).requires_grad_(value.requires_grad)
         return embed.train(layer.training)
+
+
+def either(name: str, ours: Tensor | None, other: str, theirs: Tensor | None) -> Tensor | None:
+    """An argument that has two names."""
+    if theirs is None:
+        return ours
+    if ours is not None:
+        raise ValueError(f"{other}: expected none beside {name}, which it is")
+    return theirs
 
 
 def _check_rule(rule: str, positions: str | None, padding_idx: int | None) -> None:

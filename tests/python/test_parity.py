@@ -178,7 +178,7 @@ MODULES = [
         norm="rms",
         scale="sqrt_dim",
         gradient="rows",
-        call=lambda m: m.forward(ids(2, 5), ids(2, 5)),
+        call=lambda m: m.forward(ids(2, 5), positions=ids(2, 5)),
     ),
     twins("InputEmbedding", 12, 8, positions=None, call=lambda m: m.forward(ids(2, 5))),
     twins(

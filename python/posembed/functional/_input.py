@@ -32,7 +32,7 @@ def input_embedding(
     first_row: int = 0,
     sinusoid: SinusoidalSpec | None = None,
     norm: Literal["layer", "rms"] | None = None,
-    eps: float = 1e-5,
+    eps: float | None = None,
     scale: float = 1.0,
     dropout: float = 0.0,
     padding_idx: int | None = None,
@@ -59,7 +59,7 @@ def input_embedding(
         first_row: The row of position 0.
         sinusoid: Specification of sinusoidal positions, instead of a position table.
         norm: "layer" for LayerNorm, "rms" for RMSNorm, or None.
-        eps: Added to the norm's variance.
+        eps: Added to the norm's variance; default: 1e-5.
         scale: Multiplies the token rows.
         dropout: Probability of dropping a component.
         padding_idx: The token row that gets no gradient.
@@ -89,6 +89,8 @@ def input_embedding(
     """
     if isinstance(offset, Tensor):
         positions, offset = positions_from(offset, positions, ids, 0, 1), 0
+    if eps is not None and norm is None:
+        raise ValueError(f"eps: expected none without a norm, got {eps}")
     if dropout > 0 and seed is None:
         check_tensors(ids=ids)
         seed = torch.randint(2**62, (1,), dtype=torch.int64, device=ids.device)
@@ -115,7 +117,7 @@ def input_embedding(
         first_row,
         "" if sinusoid is None else sinusoidal_text(sinusoid, "sinusoid"),
         norm or "none",
-        eps,
+        1e-5 if eps is None else eps,
         scale,
         dropout,
         *(() if rare == _PLAIN else rare),

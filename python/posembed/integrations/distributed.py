@@ -23,7 +23,7 @@ from torch.distributed.tensor import (
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.func import functional_call
 
-from posembed.input import InputEmbedding
+from posembed.input import InputEmbedding, either
 
 __all__ = ["ContextPart", "VocabularyParallel", "VocabularyParallelInputEmbedding", "context_part"]
 
@@ -173,14 +173,17 @@ class VocabularyParallelInputEmbedding(InputEmbedding):
     def forward(
         self,
         ids: Tensor | None = None,
+        *,
         positions: Tensor | None = None,
         types: Tensor | None = None,
-        *,
         inputs_embeds: Tensor | None = None,
         offset: int | Tensor = 0,
         attention_mask: Tensor | None = None,
         seed: Tensor | None = None,
         first_token: int = 0,
+        input_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
     ) -> Tensor:
         """Like :meth:`posembed.InputEmbedding.forward`; pass the whole batch and sequence.
 
@@ -193,11 +196,17 @@ class VocabularyParallelInputEmbedding(InputEmbedding):
             attention_mask: As in InputEmbedding.
             seed: As in InputEmbedding; None: the first process draws one for all.
             first_token: As in InputEmbedding.
+            input_ids: As in InputEmbedding.
+            position_ids: As in InputEmbedding.
+            token_type_ids: As in InputEmbedding.
 
         Returns:
             [batch, seq, embedding_dim], or this process's shard of the sequence.
         """
         mesh = self.mesh
+        ids = either("ids", ids, "input_ids", input_ids)
+        positions = either("positions", positions, "position_ids", position_ids)
+        types = either("types", types, "token_type_ids", token_type_ids)
         whole = self._check_inputs(ids, inputs_embeds)
         positions = self._positions(whole, ids, positions, attention_mask, offset)
         if positions is None and self.position is not None:

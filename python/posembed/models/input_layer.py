@@ -70,7 +70,7 @@ def _padding_of(config: Fields, family: Fields) -> int | None:
 def _options_of(config: Fields, family: Fields) -> Fields:
     """What the configuration's keys determine."""
     options: Fields = {"padding_idx": _padding_of(config, family), "position_rule": family["rule"]}
-    options |= {"positions": "learned", "scale": 1.0, "eps": 1e-5, "dropout": 0.0, "norm": None}
+    options |= {"positions": "learned", "scale": 1.0, "eps": None, "dropout": 0.0, "norm": None}
     options |= {"max_positions": None, "num_types": 0, "token_dim": None, "output_dim": None}
     if "dropout" in family:
         key, otherwise = family["dropout"]

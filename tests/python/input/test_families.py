@@ -344,7 +344,7 @@ def test_positions_can_be_given_whatever_the_rule() -> None:
     embed = pe.InputEmbedding.from_huggingface(small("roberta")).eval()
     ids, _ = batch()
     positions = pe.functional.roberta_positions(ids, PADDING)
-    assert torch.equal(embed(ids), embed(ids, positions))
+    assert torch.equal(embed(ids), embed(ids, positions=positions))
 
 
 def test_opt_without_a_mask_counts_all() -> None:
@@ -378,8 +378,8 @@ def test_arguments_that_do_not_fit() -> None:
         refused((lambda: bert(ids, attention_mask=mask), ValueError, "attention_mask: expected none unless"))  # fmt: skip
         opt = kind(ROWS, 8, max_positions=12, position_rule="opt")
         refused(
-            (lambda: opt(ids, torch.arange(9), attention_mask=mask), ValueError, "attention_mask: expected none unless"),
+            (lambda: opt(ids, positions=torch.arange(9), attention_mask=mask), ValueError, "attention_mask: expected none unless"),
             (lambda: opt(ids, attention_mask=mask, offset=3), ValueError, "attention_mask: expected .* offset + seq 12, got"),
-            (lambda: opt(ids, torch.arange(9), offset=2), ValueError, "offset: expected 0 where positions are given"),
+            (lambda: opt(ids, positions=torch.arange(9), offset=2), ValueError, "offset: expected 0 where positions are given"),
         )  # fmt: skip
     refused((lambda: pe.functional.input_embedding(ids, torch.zeros(ROWS, 8), torch.zeros(12, 8), position_padding_idx=0), ValueError, "position_padding_idx: expected -1"))  # fmt: skip

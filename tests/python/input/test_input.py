@@ -58,7 +58,7 @@ def test_long_batches(options: dict, shared: bool, width: int, device: torch.dev
     positions = None
     if embed.position is not None and not shared:
         positions = torch.randint(0, 90, (6, 70), device=device)
-    result = embed(ids, positions, types)
+    result = embed(ids, positions=positions, types=types)
     x = exact.token(ids)
     if exact.token_type is not None:
         x = x + exact.token_type(types)
@@ -122,7 +122,9 @@ def test_decoding_token_by_token(options: dict, device: torch.device) -> None:
         assert torch.equal(step, whole[:, part])
     if embed.position is not None:
         order = torch.randperm(ids.shape[1], device=device)
-        moved = embed(ids[:, order], order, None if types is None else types[:, order])
+        moved = embed(
+            ids[:, order], positions=order, types=None if types is None else types[:, order]
+        )
         assert torch.equal(moved, whole[:, order])
 
 
@@ -313,7 +315,7 @@ def test_without_a_norm_no_table_is_kept(
         gradients = []
         for changes in (False, True):
             torch.manual_seed(3)
-            result = embed(ids, places, types).square()
+            result = embed(ids, positions=places, types=types).square()
             if changes:
                 with torch.no_grad():
                     for parameter in embed.parameters():
@@ -389,21 +391,25 @@ def test_compiled_module_serves_every_length(options: dict) -> None:
         pytest.param(IndexError, "token table of 23, got 23 at index 3", lambda e, i: e(i.view(-1).index_fill(0, torch.tensor([3]), 23).view(4, 7)), marks=AT_ONCE),
         pytest.param(IndexError, "token type table of 2, got 2 at index 0", lambda e, i: e(i, types=torch.full_like(i, 2)), marks=AT_ONCE),
         (IndexError, "position table of 20, got 20, the last", lambda e, i: e(i, offset=14)),
-        pytest.param(IndexError, "position table of 20, got 20 at index 6", lambda e, i: e(i, torch.arange(14, 21)), marks=AT_ONCE),
+        pytest.param(IndexError, "position table of 20, got 20 at index 6", lambda e, i: e(i, positions=torch.arange(14, 21)), marks=AT_ONCE),
         (ValueError, "ids: expected .batch, seq", lambda e, i: e(i[0])),
         (TypeError, "ids: expected int32", lambda e, i: e(i.float())),
-        (ValueError, "positions: expected seq 7", lambda e, i: e(i, torch.arange(6))),
-        (ValueError, "offset: expected 0 where", lambda e, i: e(i, torch.arange(7), offset=1)),
+        (ValueError, "positions: expected seq 7", lambda e, i: e(i, positions=torch.arange(6))),
+        (
+            ValueError,
+            "offset: expected 0 where",
+            lambda e, i: e(i, positions=torch.arange(7), offset=1),
+        ),
         (ValueError, "types: expected the shape of ids", lambda e, i: e(i, types=i[:, :3])),
         (ValueError, "types: expected none", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None)(i, types=i)),
-        (ValueError, "positions: expected none", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None)(i, torch.arange(7))),
+        (ValueError, "positions: expected none", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None)(i, positions=torch.arange(7))),
         (ValueError, "max_positions: expected a number", lambda e, i: pe.InputEmbedding(ROWS, 4)),
         (ValueError, "max_positions: expected none", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, max_positions=3)),
         (ValueError, "positions: expected 'learned'", lambda e, i: pe.InputEmbedding(ROWS, 4, positions="rotary")),
         (ValueError, "norm: expected 'layer'", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, norm="batch")),
         (ValueError, "dropout: expected 0 to 1", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, dropout=1.5)),
         (ValueError, "dropout: expected a number, got 'a'", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, dropout="a")),
-        (ValueError, "eps: expected a number, got 'a'", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, eps="a")),
+        (ValueError, "eps: expected a number, got 'a'", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, norm="rms", eps="a")),
         (ValueError, "padding_idx: expected a whole number, got 'a'", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, padding_idx="a")),
         (ValueError, "token_dim: expected 0 or more, got -2", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, token_dim=-2)),
         (ValueError, "embedding_dim: expected 0 or more, got -2", lambda e, i: pe.InputEmbedding(ROWS, -2, positions=None, scale="sqrt_dim")),

@@ -144,7 +144,7 @@ def test_frozen_tokens_and_given_positions() -> None:
         for form in ("dense", "rows"):
             embed = make(gradient=form)
             embed.token.weight.requires_grad_(not frozen)
-            embed(ids, positions).square().sum().backward()
+            embed(ids, positions=positions).square().sum().backward()
             found.append([p.grad.to_dense() for p in embed.parameters() if p.requires_grad])
         for dense, rows in zip(*found, strict=True):
             assert torch.equal(dense, rows)
