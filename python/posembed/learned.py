@@ -19,7 +19,8 @@ from posembed._memory import prefer_huge_pages
 from posembed._validation import flag, not_negative, whole
 from posembed.functional import Device, ResamplingMethod
 from posembed.functional._learned import Grid, added, checked_grid, same_grid
-from posembed.functional._offset import positions_from
+from posembed.functional._offset import additive_layout, positions_from, sequence_first
+from posembed.functional._options import AdditiveLayout
 from posembed.sharding import zero_row
 from posembed.token import COMPUTED, check_sizes
 
@@ -55,6 +56,8 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
         antialias: Average over all patches that a smaller grid merges.
         scale_offset: The scale is ``(new size + scale_offset) / size``: 0.1 in DINO and in DINOv2's
             own program, 0 in transformers.
+        layout: Order of x's dimensions: "bsd" [batch, seq, embedding_dim], or "sbd" [seq, batch,
+            embedding_dim], the default of ``torch.nn.Transformer``.
         device, dtype: Device and dtype of the table.
 
     Raises:
@@ -78,6 +81,7 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
     align_corners: bool = False
     antialias: bool = False
     scale_offset: float = 0.0
+    layout: AdditiveLayout = "bsd"
 
     def __init__(
         self,
@@ -91,6 +95,7 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
         align_corners: bool = False,
         antialias: bool = False,
         scale_offset: float = 0.0,
+        layout: AdditiveLayout = "bsd",
         device: Device | None = None,
         dtype: torch.dtype | None = None,
         _padding_row: int | None = None,
@@ -118,6 +123,7 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
         self.align_corners = flag("align_corners", align_corners)
         self.antialias = flag("antialias", antialias)
         self.scale_offset = not_negative("scale_offset", scale_offset)
+        self.layout = additive_layout(layout)
         self._padding_row = _padding_row
         rows = first_row + max_positions
         self.weight = nn.Parameter(torch.empty(rows, embedding_dim, device=device, dtype=dtype))
@@ -238,7 +244,7 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
         cu_seqlens: Tensor | None = None,
         grid: Grid | None = None,
     ) -> Tensor:
-        """Adds the rows of the positions to x [batch, seq, embedding_dim].
+        """Adds the rows of the positions to x, which has the module's layout.
 
         Args:
             x: The embeddings to add to.
@@ -255,7 +261,9 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
             ValueError: ``grid`` is not a grid, or the table has none.
             IndexError: A position is out of range; the message names it.
         """
-        if isinstance(offset, Tensor) or cu_seqlens is not None:
+        if self.layout == "sbd" and x.dim() == 3:
+            positions, offset = sequence_first(x, positions, offset, cu_seqlens), 0
+        elif isinstance(offset, Tensor) or cu_seqlens is not None:
             positions = positions_from(offset, positions, x, cu_seqlens=cu_seqlens)
             offset = 0
         weight: Tensor = self._parameter("weight") if grid is None else self.resampled(grid)
@@ -410,4 +418,6 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
             parts.append("antialias=True")
         if self.grid is not None and self.scale_offset:
             parts.append(f"scale_offset={self.scale_offset:g}")
+        if self.layout != "bsd":
+            parts.append(f"layout={self.layout!r}")
         return ", ".join(parts)

@@ -15,7 +15,8 @@ from posembed import functional
 from posembed._leaf import Leaf
 from posembed._validation import flag
 from posembed.functional import Device
-from posembed.functional._offset import positions_from
+from posembed.functional._offset import additive_layout, positions_from, sequence_first
+from posembed.functional._options import AdditiveLayout
 from posembed.functional._sinusoidal import cells, waved
 from posembed.specification import SinusoidalSpec
 
@@ -49,6 +50,8 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
         axes, widths, start, length, interpolation_scale, max_size: Blocks of columns, and the
             positions of a grid's cells; see :class:`posembed.SinusoidalSpec`. Default: the
             preset's.
+        layout: Order of x's dimensions: "bsd" [batch, seq, embedding_dim], or "sbd" [seq, batch,
+            embedding_dim], the default of ``torch.nn.Transformer``.
         learned_scale: Train the scale: the attribute ``scale`` is then a parameter [1] initialised
             to the argument. Otherwise the attribute is None, and the number is ``spec.scale``.
         device, dtype: Device and dtype of the learned scale.
@@ -61,9 +64,14 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
         >>> places = pe.functional.fairseq_positions(ids, padding_idx=1)
         >>> pe.SinusoidalPositionalEmbedding(4, preset="fairseq").encode(places)[0, 2].abs()
         tensor([0., 0., 0., 0.])
+        >>> first = pe.SinusoidalPositionalEmbedding(512, layout="sbd")
+        >>> layer = torch.nn.TransformerEncoderLayer(512, 8)  # without batch_first
+        >>> y = layer(first(torch.randn(16, 2, 512)))
         >>> patches = pe.SinusoidalPositionalEmbedding(768, preset="mae")
         >>> y = patches(torch.randn(2, 14 * 14, 768), grid=(14, 14))
     """
+
+    layout: AdditiveLayout = "bsd"  # of modules that an earlier version has pickled
 
     def __init__(
         self,
@@ -81,6 +89,7 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
         length: float | None = None,
         interpolation_scale: Sequence[float] | None = None,
         max_size: int | None = None,
+        layout: AdditiveLayout = "bsd",
         learned_scale: bool = False,
         device: Device | None = None,
         dtype: torch.dtype | None = None,
@@ -102,6 +111,7 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
             max_size=max_size,
         )
         self.initial_scale = spec.scale
+        self.layout = additive_layout(layout)
         self.scale: nn.Parameter | None = None
         if flag("learned_scale", learned_scale):
             spec = dataclasses.replace(spec, scale=1.0)
@@ -139,6 +149,15 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
             raise ValueError("mask: expected None without a grid")
         elif self.spec.block_texts and positions is not None and positions.dim() == 2:
             positions = positions.unsqueeze(1)
+        if self.layout == "sbd" and x.dim() == 3:
+            if not self.spec.block_texts:
+                positions, offset, cu_seqlens = (
+                    sequence_first(x, positions, offset, cu_seqlens),
+                    0,
+                    None,
+                )
+            elif positions is not None:  # [axes, batch or 1, seq]
+                positions = positions.transpose(-1, -2).expand(-1, -1, x.shape[1])
         if isinstance(offset, Tensor) or cu_seqlens is not None:
             positions = positions_from(offset, positions, x, cu_seqlens=cu_seqlens)
             offset = 0
@@ -204,4 +223,6 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
                 parts.append(f"{name}=({shown}{',' if len(value) == 1 else ''})")
             elif value is not None:
                 parts.append(f"{name}={value:g}")
+        if self.layout != "bsd":
+            parts.append(f"layout={self.layout!r}")
         return ", ".join(parts)

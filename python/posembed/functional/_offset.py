@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from posembed.functional._gate import gated
+from posembed.functional._options import AdditiveLayout
 
 INTEGERS = (torch.int32, torch.int64)
 LAYOUTS = {"bshd": (0, 1), "bhsd": (0, 2), "sbhd": (1, 0), "thd": (None, 0)}
@@ -90,3 +93,33 @@ def counted(
     if not isinstance(offset, Tensor) and cu_seqlens is None:
         return positions, offset
     return of_layout(offset, positions, query, layout, cu_seqlens), 0
+
+
+def additive_layout(layout: Any) -> AdditiveLayout:
+    """The layout of what positions are added to; raises ValueError for an unknown one."""
+    if layout not in ("bsd", "sbd"):
+        raise ValueError(f"layout: expected 'bsd' or 'sbd', got {layout!r}")
+    return layout  # type: ignore[no-any-return]
+
+
+def sequence_first(
+    x: Tensor,
+    positions: Tensor | None,
+    offset: int | Tensor,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """Positions [seq, batch] of x [seq, batch, dim], for operators that take [batch, seq, dim]."""
+    if isinstance(offset, Tensor) or cu_seqlens is not None:
+        positions = positions_from(offset, positions, x, 1, 0, cu_seqlens)
+    elif positions is None:
+        positions = torch.arange(offset, offset + x.shape[0], device=x.device)
+    elif offset != 0:
+        raise ValueError(f"offset: expected 0 where positions are given, got {offset}")
+    seq, batch = x.shape[:2]
+    rows = positions.unsqueeze(0) if positions.dim() == 1 else positions
+    if rows.dim() != 2 or rows.shape[1] != seq or rows.shape[0] not in (1, batch):
+        raise ValueError(
+            f"positions: expected [{seq}] or [{batch}, {seq}] for x [seq, batch, dim], got "
+            f"{list(positions.shape)}"
+        )
+    return rows.T.expand(seq, batch)

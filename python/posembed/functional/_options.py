@@ -13,6 +13,7 @@ from posembed.specification import RotarySpec, SinusoidalSpec
 
 Device = torch.device | str | int  # a number means an accelerator
 Layout = Literal["bshd", "bhsd", "sbhd", "thd"]
+AdditiveLayout = Literal["bsd", "sbd"]
 CacheLayout = Literal["nhd", "hnd"]
 Gradient = Literal["dense", "rows"]
 BagMode = Literal["sum", "mean", "max"]

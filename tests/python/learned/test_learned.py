@@ -198,3 +198,42 @@ def test_positions_among_padding_compile() -> None:
     for seq in (5, 9):
         ids = torch.randint(0, 3, (2, seq))
         assert torch.equal(compiled(ids, 1), pe.functional.roberta_positions(ids, 1))
+
+
+def test_the_sequence_first(device: torch.device) -> None:
+    """X [seq, batch, dim], the default of torch.nn.Transformer."""
+    usual = pe.LearnedPositionalEmbedding(20, 8, first_row=2, device=device)
+    first = pe.LearnedPositionalEmbedding(20, 8, first_row=2, layout="sbd", device=device)
+    first.load_state_dict(usual.state_dict())
+    x, places = torch.randn(5, 2, 8, device=device), torch.arange(10, device=device).view(2, 5)
+    offsets = torch.tensor([3, 7], device=device)
+    for call in (
+        {},
+        {"offset": 3},
+        {"offset": offsets},
+        {"positions": places},
+        {"positions": places[0]},
+    ):
+        wanted = usual(x.transpose(0, 1), **call).transpose(0, 1)
+        found = first(x, **call)
+        assert torch.equal(found, wanted)
+        weight = torch.randn_like(found)
+        (gradient,) = torch.autograd.grad((found * weight).sum(), first.weight)
+        (expected,) = torch.autograd.grad((wanted * weight).sum(), usual.weight)
+        assert torch.allclose(gradient, expected, rtol=1e-5, atol=1e-6)
+    assert repr(first) == "LearnedPositionalEmbedding(20, 8, first_row=2, layout='sbd')"
+    with pytest.raises(IndexError, match="position table of 20, got 20"):
+        first(x, offset=16)
+    with pytest.raises(ValueError, match="layout: expected 'bsd' or 'sbd', got 'bds'"):
+        pe.LearnedPositionalEmbedding(20, 8, layout="bds")
+
+
+def test_a_grid_with_the_sequence_first() -> None:
+    usual = pe.LearnedPositionalEmbedding(grid=(4, 4), prefix_tokens=1, embedding_dim=8)
+    first = pe.LearnedPositionalEmbedding(
+        grid=(4, 4), prefix_tokens=1, embedding_dim=8, layout="sbd"
+    )
+    first.load_state_dict(usual.state_dict())
+    x = torch.randn(7, 2, 8)
+    wanted = usual(x.transpose(0, 1), grid=(2, 3)).transpose(0, 1)
+    assert torch.equal(first(x, grid=(2, 3)), wanted)

@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import pickle
+from typing import Any
 
 import mpmath
 import posembed as pe
@@ -373,3 +374,46 @@ def test_unets_that_state_less_or_something_else() -> None:
         read({"_class_name": "UNet9"})
     with pytest.raises(ValueError, match="block_out_channels: expected a value"):
         read({"_class_name": "UNet2DModel"})
+
+
+def test_the_sequence_first(device: torch.device) -> None:
+    """X [seq, batch, dim], the default of torch.nn.Transformer."""
+    x, places = torch.randn(5, 2, 8, device=device), torch.arange(10, device=device).view(2, 5)
+    usual, first = (
+        pe.SinusoidalPositionalEmbedding(8),
+        pe.SinusoidalPositionalEmbedding(8, layout="sbd"),
+    )
+    calls: list[dict[str, Any]] = [
+        {},
+        {"offset": 3},
+        {"offset": torch.tensor([3, 7], device=device)},
+        {"positions": places},
+        {"positions": places[:1]},
+        {"positions": places[0]},
+    ]
+    for call in calls:
+        wanted = usual(x.transpose(0, 1), **call).transpose(0, 1)
+        assert torch.equal(first(x, **call), wanted)
+        assert first(x, **call).is_contiguous()
+    assert torch.equal(first(x[:, 0]), usual(x[:, 0]))
+    assert repr(first).endswith("layout='sbd')")
+    compiled = torch.compile(first, fullgraph=True, backend="aot_eager", dynamic=True)
+    assert torch.equal(compiled(x, offset=3), first(x, offset=3))
+    with pytest.raises(ValueError, match=r"positions: expected \[5\] or \[2, 5\] .* got \[2\]"):
+        first(x, places[0, :2])
+    with pytest.raises(ValueError, match="offset: expected 0 where positions are given, got 3"):
+        first(x, places, offset=3)
+    with pytest.raises(ValueError, match="layout: expected 'bsd' or 'sbd', got 'sb'"):
+        pe.SinusoidalPositionalEmbedding(8, layout="sb")
+
+
+def test_a_grid_with_the_sequence_first(device: torch.device) -> None:
+    x = torch.randn(6, 2, 8, device=device)
+    options: dict[str, Any] = {"preset": "detr"}
+    usual = pe.SinusoidalPositionalEmbedding(8, **options)
+    mask = torch.ones(2, 2, 3, dtype=torch.bool, device=device)
+    mask[1, 1] = False
+    first = pe.SinusoidalPositionalEmbedding(8, layout="sbd", **options)
+    for call in ({"grid": (2, 3)}, {"grid": (2, 3), "mask": mask}):
+        wanted = usual(x.transpose(0, 1), **call).transpose(0, 1)
+        assert torch.equal(first(x, **call), wanted)
