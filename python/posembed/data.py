@@ -10,12 +10,13 @@ import warnings
 import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from posembed._validation import whole
 from posembed.pretrained import FileFormatError
 
 if TYPE_CHECKING:
@@ -41,13 +42,57 @@ def check_id_type(dtype: torch.dtype) -> None:
         raise TypeError(f"dtype: expected torch.uint16, torch.int32 or torch.int64, got {dtype}")
 
 
-def count_ids(path: str | os.PathLike[str], dtype: torch.dtype) -> int:
-    """The number of ids in a file; raises ValueError unless its size is that of whole ids."""
-    check_id_type(dtype)
-    size = Path(path).stat().st_size
-    if size == 0 or size % dtype.itemsize:
-        raise ValueError(f"{path}: expected ids of {dtype.itemsize} bytes, found {size} bytes")
-    return size // dtype.itemsize
+class Stored(NamedTuple):
+    """Where a file has its ids, and in which dtype."""
+
+    dtype: torch.dtype
+    offset: int  # bytes
+    ids: int
+
+
+def stored(path: str | os.PathLike[str], dtype: torch.dtype | None) -> Stored:
+    """The ids of a file: what an .npy file says, or the caller, or int32.
+
+    Raises:
+        TypeError: The dtype is not supported, or an .npy file has another.
+        ValueError: The size is not that of whole ids, an array has not one dimension, or the ids
+            are int64, although nobody says so.
+    """
+    if dtype is not None:
+        check_id_type(dtype)
+    if os.fspath(path).endswith(".npy"):
+        return _stored_array(path, dtype)
+    size, guessed = Path(path).stat().st_size, torch.int32
+    width = (dtype or guessed).itemsize
+    if size == 0 or size % width:
+        raise ValueError(f"{path}: expected ids of {width} bytes, found {size} bytes")
+    found = Stored(dtype or guessed, 0, size // width)
+    if dtype is None and found.ids >= 64:
+        first = torch.from_file(os.fspath(path), size=min(found.ids, 1 << 16), dtype=guessed)
+        if not first[1::2].any():
+            raise ValueError(
+                f"dtype: expected to be given for {path}, whose every second int32 is 0, as where "
+                "ids are int64, numpy's default: dtype=torch.int64"
+            )
+    return found
+
+
+def _stored_array(path: str | os.PathLike[str], dtype: torch.dtype | None) -> Stored:
+    """:func:`stored` of an .npy file."""
+    import numpy as np
+
+    try:
+        array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        raise FileFormatError(os.fspath(path), 0, str(error)) from None
+    if array.ndim != 1:
+        raise ValueError(f"{path}: expected an array [ids], got {list(array.shape)}")
+    own = {"uint16": torch.uint16, "int32": torch.int32, "int64": torch.int64}.get(str(array.dtype))
+    if own is None or not array.dtype.isnative:
+        raise TypeError(f"{path}: expected uint16, int32 or int64, got {array.dtype}")
+    if dtype not in (None, own):
+        raise TypeError(f"dtype: expected {own}, which {path} says, got {dtype}")
+    return Stored(own, array.offset, len(array))
 
 
 class IdFile:
@@ -57,15 +102,16 @@ class IdFile:
     process with SIGBUS. A pickled object opens the file again.
     """
 
-    def __init__(self, path: str | os.PathLike[str], dtype: torch.dtype) -> None:
-        self.path, self.dtype, self.count = os.fspath(path), dtype, count_ids(path, dtype)
+    def __init__(self, path: str | os.PathLike[str], dtype: torch.dtype | None) -> None:
+        self.path = os.fspath(path)
+        self.dtype, self._begin, self.count = stored(path, dtype)
         self._descriptor = os.open(self.path, os.O_RDONLY)
         self.close = weakref.finalize(self, os.close, self._descriptor)
 
     def read(self, begin: int, count: int) -> Tensor:
         """Ids [begin, begin + count); raises FileFormatError if the file is too short."""
         data = memoryview(bytearray(count * self.dtype.itemsize))
-        offset, done = begin * self.dtype.itemsize, 0
+        offset, done = self._begin + begin * self.dtype.itemsize, 0
         while done < len(data):
             got = os.preadv(self._descriptor, [data[done:]], offset + done)
             if got == 0:
@@ -79,7 +125,7 @@ class IdFile:
 
 
 def open_ids(
-    path: str | os.PathLike[str], dtype: torch.dtype = torch.int32, *, copy: bool = False
+    path: str | os.PathLike[str], dtype: torch.dtype | None = None, *, copy: bool = False
 ) -> Tensor:
     """Memory-maps a file of ids; they are read on use and never copied as a whole.
 
@@ -87,25 +133,30 @@ def open_ids(
     longer has ends the process.
 
     Args:
-        path: A file of ids in native byte order, as ``numpy.ndarray.tofile`` writes it.
-        dtype: torch.uint16, torch.int32 or torch.int64.
+        path: A file of ids in native byte order, as ``numpy.ndarray.tofile`` writes it, or an .npy
+            file, which needs numpy.
+        dtype: torch.uint16, torch.int32 or torch.int64; default: what an .npy file says, otherwise
+            int32.
         copy: Read into memory, so that the result does not depend on the file.
 
     Returns:
         [ids]. Writes to it do not change the file.
 
     Raises:
-        TypeError: The dtype is not one of these.
-        ValueError: The file is empty, or its size is not a multiple of the id size.
+        TypeError: The dtype is not one of these, or not that of an .npy file.
+        ValueError: The file is empty, or its size is not a multiple of the id size; or ``dtype`` is
+            missing and the ids look like int64.
     """
-    count = count_ids(path, dtype)
     if copy:
         file = IdFile(path, dtype)
         try:
-            return file.read(0, count)
+            return file.read(0, file.count)
         finally:
             file.close()
-    return torch.from_file(os.fspath(path), shared=False, size=count, dtype=dtype)
+    own, offset, count = stored(path, dtype)
+    skipped = offset // own.itemsize  # .npy files align their data to 64 bytes
+    every = torch.from_file(os.fspath(path), shared=False, size=skipped + count, dtype=own)
+    return every[skipped:]
 
 
 def save_ids(
@@ -147,7 +198,7 @@ def save_ids(
     return count
 
 
-def tensor_of(ids: Ids, dtype: torch.dtype) -> Tensor:
+def tensor_of(ids: Ids, dtype: torch.dtype | None) -> Tensor:
     """The ids as a tensor over the same memory, or over the file at a path."""
     if isinstance(ids, Tensor):
         return ids
@@ -155,7 +206,8 @@ def tensor_of(ids: Ids, dtype: torch.dtype) -> Tensor:
         return open_ids(ids, dtype)
     if not hasattr(ids, "__array_interface__"):  # the package does not need numpy
         found = type(ids).__name__
-        raise TypeError(f"ids: expected a tensor, a numpy array or a path, got {found}")
+        remedy = "; torch.tensor(ids)" if isinstance(ids, (list, tuple)) else ""
+        raise TypeError(f"ids: expected a tensor, a numpy array or a path, got {found}{remedy}")
     with warnings.catch_warnings():
         # Allow read-only arrays: windows are only read.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -163,7 +215,7 @@ def tensor_of(ids: Ids, dtype: torch.dtype) -> Tensor:
 
 
 def windows(
-    ids: Ids, length: int, stride: int | None = None, *, dtype: torch.dtype = torch.int32
+    ids: Ids, length: int, stride: int | None = None, *, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
     """Windows over ids as inputs, and over the next ids as targets; both are views.
 
@@ -173,14 +225,15 @@ def windows(
         length: Number of ids in a window.
         stride: Distance between the starts of windows; default: length, so that no id is read
             twice.
-        dtype: Dtype of the ids in a file.
+        dtype: Dtype of the ids in a file, as in :func:`open_ids`.
 
     Returns:
         Inputs and targets, [windows, length] each. Ids at the end that do not fill a window are
         omitted.
 
     Raises:
-        ValueError: Too few ids for one window, or sizes below 1.
+        ValueError: Too few ids for one window, or sizes below 1; or a file whose ids look like
+            int64 without ``dtype``.
         TypeError: ``ids`` is of another type, or an array whose dtype torch does not support.
 
     Examples:
@@ -192,7 +245,8 @@ def windows(
         [1, 2, 3, 4]
     """
     ids = tensor_of(ids, dtype)
-    stride = length if stride is None else stride
+    length = whole("length", length)
+    stride = length if stride is None else whole("stride", stride)
     if length < 1 or stride < 1:
         raise ValueError(f"length, stride: expected at least 1, got {length} and {stride}")
     if ids.dim() != 1 or len(ids) <= length:
@@ -210,7 +264,7 @@ class WindowDataset(Dataset[tuple[Tensor, Tensor]]):
         ids: [ids], a numpy array, or the path of a file for :func:`open_ids`.
         length: Number of ids in a window.
         stride: Distance between the starts of windows; default: length.
-        dtype: Dtype of the ids in a file.
+        dtype: Dtype of the ids in a file, as in :func:`open_ids`.
 
     Examples:
         >>> import torch, posembed as pe
@@ -227,7 +281,7 @@ class WindowDataset(Dataset[tuple[Tensor, Tensor]]):
         length: int,
         stride: int | None = None,
         *,
-        dtype: torch.dtype = torch.int32,
+        dtype: torch.dtype | None = None,
     ) -> None:
         inputs, targets = windows(ids, length, stride, dtype=dtype)
         step = length if stride is None else stride

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -223,3 +224,51 @@ def test_masks_of_nothing_and_of_all() -> None:
     )
     assert targets.tolist() == [-1 if i == 7 else i for i in range(50)]
     refused((lambda: pe.data.mask_tokens(ids, mask_id=0, num_embeddings=50, probability=1.5), ValueError, "probability: expected 0 to 1, got 1.5"))  # fmt: skip
+
+
+def test_the_dtype_of_an_array_file_is_its_own(tmp_path: Path) -> None:
+    for name, dtype in TYPES.items():
+        path = tmp_path / f"{name}.npy"
+        np.save(path, np.arange(100, dtype=name))
+        assert torch.equal(pe.data.open_ids(path), torch.arange(100).to(dtype))
+        assert torch.equal(pe.data.open_ids(path, dtype, copy=True), torch.arange(100).to(dtype))
+        inputs, targets = pe.data.windows(path, 8)
+        assert inputs.dtype == dtype
+        assert targets.long()[2].tolist() == [*range(17, 25)]
+        dataset = pickle.loads(pickle.dumps(pe.data.WindowDataset(path, 8)))
+        assert torch.equal(dataset[3][0], torch.arange(24, 32))
+    with pytest.raises(
+        TypeError, match=r"^dtype: expected torch.int64, which .*npy says, got torch.int32"
+    ):
+        pe.data.open_ids(tmp_path / "int64.npy", torch.int32)
+    for array in (np.arange(9.0), np.arange(9, dtype=">i4"), np.arange(9, dtype="uint32")):
+        np.save(tmp_path / "other.npy", array)
+        with pytest.raises(TypeError, match="expected uint16, int32 or int64, got"):
+            pe.data.open_ids(tmp_path / "other.npy")
+    (tmp_path / "broken.npy").write_bytes(b"no array")
+    with pytest.raises(pe.FileFormatError, match=r"broken\.npy: byte 0"):
+        pe.data.open_ids(tmp_path / "broken.npy")
+
+
+def test_ids_of_another_dtype_are_refused_unless_it_is_said(tmp_path: Path) -> None:
+    """int64, numpy's default, read as int32 has a 0 between all ids, which is a valid id."""
+    path = tmp_path / "ids.bin"
+    np.arange(1, 33).tofile(path)  # 64 numbers of 32 bits
+    for read in (
+        pe.data.open_ids,
+        lambda p: pe.data.windows(p, 8),
+        lambda p: pe.data.WindowDataset(p, 8),
+    ):
+        with pytest.raises(ValueError, match=r"^dtype: expected to be given .* dtype=torch.int64"):
+            read(path)
+    assert pe.data.open_ids(path, torch.int64).tolist() == [*range(1, 33)]
+    assert pe.data.open_ids(path, torch.int32)[:4].tolist() == [
+        1,
+        0,
+        2,
+        0,
+    ]  # the caller is believed
+    np.arange(1, 32).tofile(path)
+    assert len(pe.data.open_ids(path)) == 62
+    np.array([7, 0] * 31 + [7, 1], dtype=np.int32).tofile(path)
+    assert len(pe.data.open_ids(path)) == 64
