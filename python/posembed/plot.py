@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from posembed import analysis, functional
+from posembed._validation import shown
 from posembed.alibi import ALiBi
 from posembed.analysis import Cells, Encoder, Rotation, Sinusoid, rotation, sinusoid
 from posembed.functional._gate import check_tensors, wrong_type
@@ -400,7 +401,7 @@ def grid(positions: Tensor, *, axes: Axes | None = None) -> Axes:
         axes: Where to draw.
 
     Raises:
-        ValueError: There are not two axes or more.
+        ValueError: There are not two axes or more, or there are several frames.
 
     Examples:
         >>> import posembed as pe
@@ -415,6 +416,13 @@ def grid(positions: Tensor, *, axes: Axes | None = None) -> Axes:
     if positions.dim() != 2 or len(positions) < 2:
         shape = list(positions.shape)
         raise ValueError(f"positions: expected [axes, tokens] with two axes or more, got {shape}")
+    frames = positions[:-2].detach()
+    if frames.numel() > 0 and bool((frames != frames[:, :1]).any()):
+        count = len({*map(tuple, frames.T.tolist())})
+        raise ValueError(
+            f"positions: expected the cells of one frame, got {count} frames, which would be drawn "
+            "over each other; positions[:, positions[0] == frame]"
+        )
     axes = new_axes(axes, height=5.5)
     rows, columns = positions[-2:].detach().double().cpu().tolist()
     axes.plot(columns, rows, color="grey", linewidth=0.5, zorder=1)
@@ -557,8 +565,19 @@ def losses(
 
     Raises:
         TypeError: ``curves`` is no mapping.
+        ValueError: A curve is not steps and as many losses.
     """
     check_mapping("curves", curves)
+    for name, curve in curves.items():
+        is_pair = isinstance(curve, Sequence) and len(curve) == 2
+        if not is_pair or not all(hasattr(part, "__len__") for part in curve):
+            raise ValueError(
+                f"curves: expected steps and losses for {name!r}, as (range(len(losses)), losses), "
+                f"got {shown(curve)}"
+            )
+        if len(curve[0]) != len(curve[1]):
+            sizes = f"{len(curve[0])} steps and {len(curve[1])} losses"
+            raise ValueError(f"curves: expected as many steps as losses for {name!r}, got {sizes}")
     axes = new_axes(axes)
     for name, (steps, values) in curves.items():
         axes.plot(steps, values, linewidth=1.0, label=name)

@@ -316,6 +316,21 @@ def test_extrapolation() -> None:
     refused((lambda: pe.plot.extrapolation(losses, [64, 128]), ValueError, "losses: expected 2 for 'learned', got 3"))  # fmt: skip
 
 
+def test_losses_of_one_list_are_no_curve() -> None:
+    for curve in ([5.0, 4.0], [5.0, 4.0, 3.0], ([1, 2, 3], [5.0, 4.0])):
+        with pytest.raises(ValueError, match=r"^curves: expected .* for 'rope'"):
+            pe.plot.losses({"rope": curve})
+
+
+def test_a_grid_is_of_one_frame() -> None:
+    video = pe.positions.grid(2, 3, 4)
+    with pytest.raises(
+        ValueError, match="positions: expected the cells of one frame, got 2 frames"
+    ):
+        pe.plot.grid(video)
+    assert len(pe.plot.grid(video[:, video[0] == 1]).texts) == 12
+
+
 def test_losses() -> None:
     axes = pe.plot.losses({"training": ([1, 2, 3], [3.0, 2.0, 1.5]), "held out": ([3], [2.5])})
     assert words(axes) == ("Training", "step", "loss (nats per token)")
