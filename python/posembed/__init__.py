@@ -8,7 +8,7 @@ from posembed import _library
 _library.load()
 
 # ruff: noqa: E402  (the imports below need the library)
-from posembed import _leaf, functional, positions, pretrained, shapes, vmap
+from posembed import _leaf, _other_names, functional, positions, pretrained, shapes, vmap
 from posembed._build_info import build_info
 from posembed._decompositions import decompose
 from posembed._memory import empty_cache, prefer_huge_pages, set_cache_limit
@@ -93,6 +93,11 @@ __all__ = [
     "set_cache_limit",
 ]
 
+for _name in __all__:
+    _value = globals()[_name]
+    if isinstance(_value, type) and "__init__" in vars(_value):
+        _other_names.answered(_value)
+
 # Imported on first use: models do not need them, plots need matplotlib, and the C++ modules are
 # bound for one version of Python.
 _AT_FIRST_USE = ("analysis", "cpp", "data", "plot")
@@ -101,7 +106,9 @@ _AT_FIRST_USE = ("analysis", "cpp", "data", "plot")
 def __getattr__(name: str) -> Any:
     if name in _AT_FIRST_USE:
         return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    meant = _other_names.ours("names", name)
+    guess = "" if meant is None else f"; posembed's is {__name__}.{meant}"
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{guess}")
 
 
 def __dir__() -> list[str]:

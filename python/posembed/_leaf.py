@@ -1,11 +1,15 @@
-"""Tracer support of all modules: symbolic_trace keeps their calls, torch.jit.script is refused."""
+"""What all modules share: their calls in tracers, and answers to other libraries' names."""
 
 from __future__ import annotations
 
 from typing import Any, NoReturn
 
+import torch
 from torch import nn
 from torch.fx import Tracer
+from torch.nn.modules import module as any_hooks
+
+from posembed._other_names import refused
 
 
 class Leaf:
@@ -19,6 +23,35 @@ class Leaf:
             return self._parameters[name]
         except KeyError:  # FSDP or a parametrization has replaced the parameter by a tensor
             return getattr(self, name)
+
+    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
+        """``nn.Module``'s; its error for an argument of a wrong name tells the right one.
+
+        A call without hooks is made here, as torch does it, for no step more.
+        """
+        this: Any = self
+        try:
+            if (
+                this._forward_hooks
+                or this._forward_pre_hooks
+                or this._backward_hooks
+                or this._backward_pre_hooks
+                or any_hooks._global_forward_hooks
+                or any_hooks._global_forward_pre_hooks
+                or any_hooks._global_backward_hooks
+                or any_hooks._global_backward_pre_hooks
+                or torch._C._get_tracing_state()
+            ):
+                return super()._call_impl(*args, **kwargs)  # type: ignore[misc]
+            return this.forward(*args, **kwargs)
+        except TypeError:
+            if "forward" in this.__dict__:  # a wrapper has replaced it
+                raise
+            owner, method = f"{type(this).__name__}.forward", type(this).forward
+            explained = refused(owner, "argument", method, args, kwargs)
+            if explained is None:
+                raise
+            raise explained from None
 
     def __prepare_scriptable__(self) -> NoReturn:
         """Rejects torch.jit.script, which calls this for a module and its submodules."""

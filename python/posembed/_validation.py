@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import operator
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from torch.compiler import is_compiling
 
 Number = TypeVar("Number", int, float)
 
-_NONE: Mapping[str, str] = {}
 _BRIEF = reprlib.Repr()
 _BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 200
 _BRIEF.maxlist = _BRIEF.maxset = _BRIEF.maxdict = 8
@@ -42,23 +40,6 @@ def whole(name: str, value: Any) -> int:
         raise ValueError(f"{name}: expected a whole number, got {value!r}") from None
 
 
-def check_options(
-    owner: str, options: Iterable[str], known: Iterable[str], aliases: Mapping[str, str] = _NONE
-) -> None:
-    """Raises TypeError for an option that ``owner`` does not have, with a guess what was meant.
-
-    ``aliases`` are names that other libraries give to known options.
-    """
-    names = [*known]
-    for name in options:
-        if name in names:
-            continue
-        close = difflib.get_close_matches(name, names, 1)
-        meant = aliases.get(name) or (close[0] if close else None)
-        guess = "" if meant is None else f"did you mean {meant}? "
-        raise TypeError(f"{owner}: no option {name!r}; {guess}It has {', '.join(names)}")
-
-
 def finite(name: str, value: Any) -> float:
     """``value`` as a float. It must be finite, because JSON has only finite numbers."""
     try:
@@ -75,6 +56,14 @@ def not_negative(name: str, value: Any) -> float:
     number = finite(name, value)
     if number < 0:
         raise ValueError(f"{name}: expected a finite number of at least 0, got {number:g}")
+    return number
+
+
+def positive(name: str, value: Any) -> int:
+    """``value`` as an int of at least 1."""
+    number = whole(name, value)
+    if number < 1:
+        raise ValueError(f"{name}: expected a positive number, got {number}")
     return number
 
 

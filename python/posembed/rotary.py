@@ -16,7 +16,8 @@ from typing_extensions import Self, Unpack
 
 from posembed import functional
 from posembed._leaf import Leaf
-from posembed._validation import check_options, flag, whole
+from posembed._other_names import check_options
+from posembed._validation import flag, whole
 from posembed.functional import Device, Layout
 from posembed.functional._offset import of_layout
 from posembed.functional._options import rotary_text
@@ -24,6 +25,29 @@ from posembed.functional._rotary import ROTARY, ROTARY_PAIR, rotated
 from posembed.scaling import DynamicNtkScaling, LongRopeScaling
 from posembed.sharding import set_values
 from posembed.specification import Numerics, RotaryFields, RotarySpec
+
+# Which dimensions of a query are batch, sequence and heads.
+PLACES: dict[str, tuple[int | None, int, int]] = {
+    "bshd": (0, 1, 2),
+    "bhsd": (0, 2, 1),
+    "sbhd": (1, 0, 2),
+    "thd": (None, 0, 1),
+}
+
+
+def _size(tensor: Tensor, dimension: int) -> int | None:
+    """The size of a dimension; None if there is none."""
+    try:
+        return tensor.size(dimension)
+    except (AttributeError, IndexError, TypeError):
+        return None
+
+
+def _is_readable(positions: Tensor) -> bool:
+    """Whether positions can be read without waiting for a device or breaking a traced program."""
+    plain = type(positions) is Tensor and positions.device.type == "cpu" and positions.numel() > 0
+    traced = is_compiling() or torch._C._get_tracing_state() is not None
+    return plain and not traced and not torch._C._functorch.is_batchedtensor(positions)
 
 
 def regimes(spec: RotarySpec) -> tuple[RotarySpec, RotarySpec | None, int] | None:
@@ -60,15 +84,12 @@ class SizedOptions(ModuleOptions, RotaryFields, total=False):
     """Options of :class:`RotaryEmbedding` beside head_dim."""
 
 
-ALIASES = {"theta": "base", "rope_theta": "base", "dim": "head_dim", "rope_scaling": "scaling"}
-
-
 def _specification(
     head_dim: int | RotarySpec | None, spec: RotarySpec | None, options: dict[str, Any]
 ) -> RotarySpec:
     """The specification that the arguments of :class:`RotaryEmbedding` describe."""
     known = ("head_dim", "spec", *SizedOptions.__annotations__)
-    check_options("RotaryEmbedding", options, known, ALIASES)
+    check_options("RotaryEmbedding", options, known)
     if (head_dim is None) == (spec is None):
         got = "neither" if spec is None else "both"
         raise TypeError(f"head_dim: expected it or a RotarySpec, got {got}")
@@ -311,6 +332,29 @@ class RotaryEmbedding(Leaf, nn.Module):
             refuse_narrow(frequencies)
         return frequencies
 
+    def _check_length(
+        self,
+        seq_len: int,
+        query: Tensor,
+        positions: Tensor | None,
+        offset: int | Tensor,
+        cu_seqlens: Tensor | None,
+    ) -> None:
+        """Raises ValueError for a length without effect, or smaller than the sequence."""
+        if self._regimes is None:
+            raise ValueError(
+                f"seq_len: expected none, because the frequencies do not depend on the length of "
+                f"the sequence, got {seq_len}"
+            )
+        tokens = _size(query, PLACES[self.layout][1])
+        if cu_seqlens is not None or tokens is None:  # documents are shorter than all tokens
+            return
+        least = tokens + offset if positions is None and isinstance(offset, int) else 0
+        if positions is not None and _is_readable(positions):
+            least = int(positions.max()) + 1
+        if seq_len < least:
+            raise ValueError(f"seq_len: expected at least {least}, got {seq_len}")
+
     @overload
     def forward(
         self,
@@ -370,6 +414,22 @@ class RotaryEmbedding(Leaf, nn.Module):
             if key is None:
                 return ROTARY(query, self._spec.text, positions, self.layout, offset)  # type: ignore[no-any-return]
             return ROTARY_PAIR(query, key, self._spec.text, positions, self.layout, offset)  # type: ignore[no-any-return]
+        if seq_len is not None:
+            self._check_length(seq_len, query, positions, offset, cu_seqlens)
+        text = self._spec.text if seq_len is None else self._text_for(seq_len)
+        return self._rotated(text, query, key, positions, offset, cu_seqlens, inverse)
+
+    def _rotated(
+        self,
+        text: str,
+        query: Tensor,
+        key: Tensor | None,
+        positions: Tensor | None,
+        offset: int | Tensor,
+        cu_seqlens: Tensor | None,
+        inverse: bool,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """:meth:`forward` with the text of a specification."""
         if isinstance(offset, Tensor):
             positions = of_layout(offset, positions, query, self.layout, cu_seqlens)
             offset, cu_seqlens = 0, None
@@ -377,7 +437,7 @@ class RotaryEmbedding(Leaf, nn.Module):
             query,
             key,
             positions,
-            self._spec.text if seq_len is None else self._text_for(seq_len),
+            text,
             self.layout,
             offset,
             inverse,
@@ -389,7 +449,12 @@ class RotaryEmbedding(Leaf, nn.Module):
         self, lengths: Tensor, query: Tensor, key: Tensor | None, *given: Any
     ) -> Tensor | tuple[Tensor, Tensor]:
         """:meth:`forward` with a length for each sample."""
-        if self._regimes is not None and self._regimes[1] is None:
+        if self._regimes is None:
+            raise ValueError(
+                "seq_len: expected none, because the frequencies do not depend on the length of "
+                f"the sequence, got a tensor {list(lengths.shape)}"
+            )
+        if self._regimes[1] is None:
             raise ValueError(
                 "seq_len: expected a number, because dynamic NTK has other frequencies for every "
                 f"length, got a tensor {list(lengths.shape)}"
@@ -400,13 +465,12 @@ class RotaryEmbedding(Leaf, nn.Module):
                 f"seq_len: expected integers [{query.shape[axis]}], a length for each sample, got "
                 f"{lengths.dtype} {list(lengths.shape)}"
             )
-        positions, offset, cu_seqlens, inverse = given
-        options = {"offset": offset, "cu_seqlens": cu_seqlens, "inverse": inverse}
-        original = 0 if self._regimes is None else self._regimes[2]
+        near_spec, far_spec, original = self._regimes
+        assert far_spec is not None
         shape = [-1 if dim == axis else 1 for dim in range(query.dim())]
         is_near = (lengths <= original).view(shape)
-        near = self.forward(query, key, positions, seq_len=original, **options)
-        far = self.forward(query, key, positions, seq_len=original + 1, **options)
+        near = self._rotated(near_spec.text, query, key, *given)
+        far = self._rotated(far_spec.text, query, key, *given)
         if isinstance(near, Tensor) and isinstance(far, Tensor):
             return torch.where(is_near, near, far)
         (near_query, near_key), (far_query, far_key) = near, far
@@ -457,6 +521,8 @@ class RotaryEmbedding(Leaf, nn.Module):
 
         See :func:`posembed.functional.rotary_`.
         """
+        if seq_len is not None:
+            self._check_length(seq_len, query, positions, offset, cu_seqlens)
         return functional.rotary_(
             query,
             key,
@@ -482,6 +548,8 @@ class RotaryEmbedding(Leaf, nn.Module):
 
         See :func:`posembed.functional.rerotate_`.
         """
+        if seq_len is not None:
+            self._check_length(seq_len, key, None, 0, None)
         return functional.rerotate_(
             key,
             old_positions,

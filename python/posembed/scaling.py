@@ -10,7 +10,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from posembed._validation import convert_fields, fields_of
+from posembed import _other_names
+from posembed._validation import convert_fields, fields_of, shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +22,15 @@ class Scaling:
 
     def __post_init__(self) -> None:
         convert_fields(self)
+        factor, length = (
+            getattr(self, name, None) for name in ("factor", "original_max_positions")
+        )
+        if factor is not None and length is not None and factor > length > 1:
+            name = type(self).__name__
+            raise ValueError(
+                f"{name}.factor: expected at most original_max_positions, {length}, got {factor}; "
+                "the factor comes first"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name, and the scaling's ``type``."""
@@ -223,3 +233,24 @@ RotaryScaling = (
     | LongRopeScaling
     | XPosScaling
 )
+
+
+def meant_by(value: Any) -> str:
+    """What to write for a scaling that is given as a name, a number or a configuration's dict."""
+    fields = dict(value) if isinstance(value, Mapping) else {}
+    kind = fields.pop("rope_type", None) or fields.pop("type", None) or value
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        kind, fields = "linear", {"factor": value}
+    name = _other_names.ours("scalings", kind) if isinstance(kind, str) else None
+    if name is None:
+        return "a scaling such as pe.YarnScaling(factor, original_max_positions)"
+    scaling = next(each for each in typing.get_args(RotaryScaling) if each.__name__ == name)
+    texts = []
+    for field in dataclasses.fields(scaling):
+        others = (field.name, *_other_names.tables()["arguments"].get(field.name, ()))
+        given = next((fields[other] for other in others if other in fields), None)
+        if given is not None:
+            texts.append(f"{field.name}={shown(given)}")
+        elif field.default is dataclasses.MISSING:
+            texts.append(f"{field.name}=…")
+    return f"pe.{name}({', '.join(texts)})"

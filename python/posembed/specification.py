@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from posembed import _gguf
-from posembed._validation import convert_fields, fields_of, whole
-from posembed.scaling import RotaryScaling, Scaling, XPosScaling
+from posembed._validation import convert_fields, fields_of, positive, shown, whole
+from posembed.scaling import RotaryScaling, Scaling, XPosScaling, meant_by
 from posembed.score_scale import ScoreScale
 
 Numerics = Literal["exact", "float32", "float32_product", "float32_rounded_table", "float32_polar"]
@@ -209,7 +209,7 @@ class RotarySpec:
     def __post_init__(self) -> None:
         if self.scaling is not None and not isinstance(self.scaling, Scaling):
             raise ValueError(
-                f"scaling: expected a scaling such as YarnScaling, got {self.scaling!r}"
+                f"scaling: expected {meant_by(self.scaling)}, got {shown(self.scaling)}"
             )
         if self.sections is not None and not isinstance(self.sections, Sections):
             hint = f"; pe.Sections({self.sections!r})" * isinstance(self.sections, (tuple, list))
@@ -348,7 +348,13 @@ class RotarySpec:
             ... )
             True
         """
-        text: str = torch.ops.posembed.rotary_preset.default(name, head_dim)
+        try:
+            text: str = torch.ops.posembed.rotary_preset.default(name, head_dim)
+        except ValueError as error:
+            if not str(error).startswith("name: expected"):
+                raise
+            remedy = "from_huggingface reads a language model's config.json"
+            raise ValueError(f"{error}; {remedy}") from None
         return cls._of_canonical(text)
 
     @classmethod
@@ -461,7 +467,7 @@ class RotarySpec:
         Returns itself if the frequencies do not depend on the length. Do not mix keys that were
         rotated by different resolved specifications in one cache.
         """
-        resolved = self.resolved_text(seq_len)
+        resolved = self.resolved_text(whole("seq_len", seq_len))
         return self if resolved == self.text else self._of_canonical(resolved)
 
     def resolved_text(self, seq_len: int) -> str:
@@ -517,8 +523,13 @@ class RotarySpec:
         return torch.ops.posembed.rotary_description.default(self.text)  # type: ignore[no-any-return]
 
     def explain(self, seq_len: int | None = None) -> str:
-        """A human-readable description: pairs, wavelengths, scaling, scale of scores."""
-        return torch.ops.posembed.rotary_explanation.default(self.text, seq_len)  # type: ignore[no-any-return]
+        """A human-readable description: pairs, wavelengths, scaling, scale of scores.
+
+        Raises:
+            ValueError: ``seq_len`` is not a positive whole number.
+        """
+        length = None if seq_len is None else positive("seq_len", seq_len)
+        return torch.ops.posembed.rotary_explanation.default(self.text, length)  # type: ignore[no-any-return]
 
     def _repr_html_(self) -> str:
         """The description, for notebooks."""
@@ -526,7 +537,16 @@ class RotarySpec:
         return f"<p>{sentence}</p><pre>{rest}</pre>"
 
     def diff(self, other: RotarySpec) -> str:
-        """Describes the differences, and the first position where angles differ by over 1e-3."""
+        """Describes the differences, and the first position where angles differ by over 1e-3.
+
+        Raises:
+            TypeError: ``other`` is not a specification.
+        """
+        if not isinstance(other, RotarySpec):
+            remedy = (
+                "; pass its spec" if isinstance(getattr(other, "spec", None), RotarySpec) else ""
+            )
+            raise TypeError(f"other: expected a RotarySpec, got {type(other).__name__}{remedy}")
         return torch.ops.posembed.rotary_difference.default(self.text, other.text)  # type: ignore[no-any-return]
 
     @property

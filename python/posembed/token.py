@@ -164,8 +164,8 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         device, dtype: Device and dtype of the table.
 
     Raises:
-        ValueError: A negative size, a ``padding_idx`` outside the table, or an unknown ``scale`` or
-            ``gradient``.
+        ValueError: A negative size, a ``padding_idx`` outside the table, an unknown ``scale`` or
+            ``gradient``, or ``gradient="dense"`` beside ``sparse=True``.
 
     Examples:
         >>> import torch, posembed as pe
@@ -185,18 +185,25 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         sparse: bool = False,
         *,
         scale: float | Literal["sqrt_dim"] = 1.0,
-        gradient: Gradient = "dense",
+        gradient: Gradient | None = None,
         device: Device | None = None,
         dtype: torch.dtype | None = None,
         _weight: Tensor | None = None,
         _freeze: bool = False,
     ) -> None:
         check_sizes(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
+        sparse = flag("sparse", sparse)
+        if sparse and gradient not in (None, "rows"):
+            raise ValueError(
+                "gradient: expected 'rows' with sparse=True, which means the same, got "
+                f"{gradient!r}"
+            )
+        if gradient is None:
+            gradient = "rows" if sparse else "dense"
         check_table_options(num_embeddings, padding_idx, gradient)
         scale_grad_by_freq = flag("scale_grad_by_freq", scale_grad_by_freq)
-        sparse = flag("sparse", sparse)
         self.scale = scale_number(scale, embedding_dim)
-        self.gradient: Gradient = "rows" if sparse else gradient
+        self.gradient: Gradient = gradient
         super().__init__(
             num_embeddings,
             embedding_dim,
@@ -237,7 +244,7 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         sparse: bool = False,
         *,
         scale: float | Literal["sqrt_dim"] = 1.0,
-        gradient: Gradient = "dense",
+        gradient: Gradient | None = None,
     ) -> TokenEmbedding:
         """A module that shares ``embeddings`` [num_embeddings, embedding_dim].
 

@@ -97,8 +97,21 @@ def test_modules_name_the_argument(call: Callable[[], object], message: str) -> 
     assert "\n" not in str(caught.value)
 
 
+def test_a_tensor_without_strides_is_refused_in_one_line() -> None:
+    for call, name in (
+        (lambda: functional.embedding(IDS.to_sparse(), TABLE), "ids"),
+        (lambda: pe.RotaryEmbedding(4)(HEADS.to_sparse()), "query"),
+        (lambda: pe.RotaryEmbedding(4)(HEADS, HEADS.to_sparse()), "key"),
+    ):
+        with pytest.raises(
+            TypeError, match=rf"^{name}: expected a Tensor with strides, got torch.sp"
+        ):
+            call()
+
+
 def test_other_errors_of_operators_pass_unchanged() -> None:
-    refused((lambda: functional.embedding(IDS.to_sparse(), TABLE), NotImplementedError, "Could not run"))  # fmt: skip
+    quantized = torch.quantize_per_tensor(TABLE, 0.1, 0, torch.qint8)
+    refused((lambda: functional.embedding(IDS, quantized), NotImplementedError, "Could not run"))
 
 
 def test_rotary_embedding_takes_its_sizes_by_name() -> None:
@@ -122,8 +135,8 @@ def test_an_unknown_option_has_a_guess(option: str, meant: str) -> None:
     start = f"RotaryEmbedding: no option '{option}'; did you mean {meant}? It has head_dim, "
     with pytest.raises(TypeError, match="^" + re.escape(start)):
         pe.RotaryEmbedding(4, **{option: 4})
-    with pytest.raises(TypeError, match=r"^RotaryEmbedding: no option 'max_length'; It has "):
-        pe.RotaryEmbedding(4, max_length=4)
+    with pytest.raises(TypeError, match=r"^RotaryEmbedding: no option 'cosine'\. It has "):
+        pe.RotaryEmbedding(4, cosine=4)
 
 
 def test_typed_options_are_those_of_the_specification() -> None:

@@ -87,6 +87,9 @@ PROVOKED: dict[type[Exception], tuple[Callable[..., object], ...]] = {
         lambda: rotate(1, 4, 2, 128, positions=[0, 1, 2, 3]),
         lambda: rotate(1, 4, 2, 128, offset=1.5),
         lambda: pe.RotaryEmbedding(128, bse=500000.0),
+        lambda: rotate(1, 4, 2, 128, position_ids=torch.arange(4)),
+        lambda: pe.InputEmbedding(9, 8, max_positions=4)(torch.ones(1, 3), torch.ones(1, 3)),
+        lambda: pe.RotaryEmbedding(128)(torch.ones(1, 4, 2, 128).to_sparse()),
         lambda: rotate(1, 4, 2, 128, positions=torch.arange(4.0).bfloat16()),
         lambda: pe.LearnedPositionalEmbedding(9, 8)(torch.randn(1, 4, 8), torch.arange(4.0)),
         lambda: pe.TokenEmbedding(4, 2)(torch.tensor([1.0])),
@@ -123,6 +126,12 @@ PROVOKED: dict[type[Exception], tuple[Callable[..., object], ...]] = {
         lambda: pe.RotaryEmbedding(64, scaling=pe.DynamicNtkScaling(2.0, 2048))(
             torch.randn(1, 4, 2, 64)
         ),
+        lambda: rotate(1, 4, 2, 128, seq_len=4),
+        lambda: pe.RotaryEmbedding(64, scaling=pe.DynamicNtkScaling(2.0, 2048))(
+            torch.randn(1, 4, 2, 64), seq_len=3
+        ),
+        lambda: pe.RotarySpec(64, scaling="yarn"),
+        lambda: pe.YarnScaling(8192, 4),
         lambda: pe.RotarySpec(64, rotary_dim=128),
         lambda: pe.RotarySpec(64, numerics="fast"),
         lambda: pe.SinusoidalPositionalEmbedding(8, preset="t5"),

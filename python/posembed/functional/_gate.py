@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 _REFUSED = re.compile(
@@ -60,7 +61,7 @@ def gated(operator: Any, **names: str) -> Callable[..., Any]:
         try:
             return operator(*arguments)
         except RuntimeError as error:
-            explained = _explained(error, operator, names)
+            explained = _explained(error, operator, arguments, names)
             if explained is None:
                 raise
         raise explained
@@ -68,7 +69,9 @@ def gated(operator: Any, **names: str) -> Callable[..., Any]:
     return call
 
 
-def _explained(error: RuntimeError, operator: Any, names: dict[str, str]) -> TypeError | None:
+def _explained(
+    error: RuntimeError, operator: Any, arguments: tuple[Any, ...], names: dict[str, str]
+) -> TypeError | None:
     """The error for the user; None if the dispatcher did not refuse an argument's type."""
     refused = _REFUSED.match(str(error))
     if refused is not None:
@@ -76,8 +79,15 @@ def _explained(error: RuntimeError, operator: Any, names: dict[str, str]) -> Typ
         declared = declared.removeprefix("Optional[").removesuffix("]" * declared.startswith("Opt"))
         expected = "a torch.dtype" if name == "dtype" else _EXPECTED.get(declared, declared)
         return wrong_type(names.get(name, name), expected, found)
-    if isinstance(error, NotImplementedError) and "no tensor arguments" in str(error):
+    if not isinstance(error, NotImplementedError):
+        return None
+    if "no tensor arguments" in str(error):
         # All of them are None, which the dispatcher takes for a tensor.
         name = operator._schema.arguments[0].name
         return wrong_type(names.get(name, name), "a Tensor", "NoneType")
+    for declared, value in zip(operator._schema.arguments, arguments, strict=False):
+        if isinstance(value, Tensor) and value.layout is not torch.strided:
+            name = names.get(declared.name, declared.name)
+            found = f"got {value.layout}; {name}.to_dense()"
+            return TypeError(f"{name}: expected a Tensor with strides, {found}")
     return None

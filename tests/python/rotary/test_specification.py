@@ -417,6 +417,17 @@ def test_explanation_of_an_error_is_of_the_asked_length() -> None:
     assert f"off by up to {error:.2g} rad in 131072 positions" in spec.explain(1 << 17)
 
 
+@pytest.mark.parametrize("wrong", ["131072", 1.5, 0, -1])
+def test_a_length_is_a_positive_number(wrong: Any) -> None:
+    spec = pe.RotarySpec(64)
+    with pytest.raises(ValueError, match=r"^seq_len: expected"):
+        spec.explain(wrong)
+    with pytest.raises(
+        TypeError, match=r"^other: expected a RotarySpec, got RotaryEmbedding; pass its"
+    ):
+        spec.diff(pe.RotaryEmbedding(spec))  # type: ignore[arg-type]
+
+
 def test_explanation_of_a_length() -> None:
     spec = pe.RotarySpec(64, scaling=pe.DynamicNtkScaling(2.0, 100))
     assert "beyond, frequencies depend on the sequence's length" in spec.explain()
