@@ -438,7 +438,8 @@ def _blocks(stored: StoredCodes) -> Codes:
     if state.dtype != torch.uint8:
         stored.fail(f"expected the state's bytes, got {state.dtype}")
     told = json_object(stored.file.path, bytes(state.flatten().tolist()), f"{stored.table}'s state")
-    shape, size = told.get("shape"), told.get("blocksize")
+    shape: Any = told.get("shape")
+    size: Any = told.get("blocksize")
     packed, values = stored.packed().flatten(), stored.floats("values").flatten()
     plain = isinstance(shape, list) and len(shape) == 2 and all(type(x) is int for x in shape)
     if not plain or type(size) is not int or size < 1 or len(values) != 16:
@@ -469,7 +470,8 @@ def _scales_of_blocks(stored: StoredCodes, told: dict[str, Any], count: int) -> 
     given, outer = stored.part("scales").flatten(), stored.floats("outer_scales").flatten()
     has_values = "outer_values" in stored.parts
     values = stored.floats("outer_values").flatten() if has_values else outer.new_empty(0)
-    size, offset = told.get("nested_blocksize"), told.get("nested_offset")
+    size: Any = told.get("nested_blocksize")
+    offset: Any = told.get("nested_offset")
     plain = type(size) is int and size > 0 and type(offset) is float
     fits = plain and given.dtype == torch.uint8 and len(given) == count and len(values) == 256
     if not fits or len(outer) != -(-count // size):

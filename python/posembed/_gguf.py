@@ -286,8 +286,11 @@ class _Header:
 
     def value(self, kind: int, is_kept: bool, level: int) -> Any:
         """A value, which is passed over if it is not kept."""
+        if kind == TEXT and is_kept:
+            return self.text()
         if kind == TEXT:
-            return self.text() if is_kept else self.skip(self.count(1, "bytes"))
+            self.skip(self.count(1, "bytes"))
+            return None
         if kind == ARRAY:
             return self.array(is_kept, level + 1)
         if kind not in SCALARS:
@@ -306,7 +309,8 @@ class _Header:
         size = struct.calcsize(SCALARS[kind])
         count = self.count(size, "values")
         if not is_kept:
-            return self.skip(count * size)
+            self.skip(count * size)
+            return None
         return list(struct.unpack(f"<{count}{SCALARS[kind]}", self.take(count * size)))
 
     def text(self) -> str:
