@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import os
+import pickle
 import random
 import re
 import subprocess
@@ -218,12 +219,7 @@ def test_modules(path: Path) -> None:
     assert torch.equal(token(IDS), 3 * weight[IDS])
     assert token.memory() == {"file": weight.nbytes}
     assert not list(token.parameters())
-    token.prefetch(IDS)
-    token.prefetch(IDS + 0 * IDS)
-    assert torch.equal(token.take(), token(IDS))
-    token.take()
-    with pytest.raises(RuntimeError, match="take: expected a call of prefetch before"):
-        token.take()
+    assert torch.equal(token.prefetch(IDS).take(), token(IDS))
     bag = pe.TokenBag.from_file(path, mode="mean", keep="file", padding_idx=7)
     plain = pe.TokenBag.from_pretrained(weight, mode="mean", padding_idx=7)
     assert torch.equal(bag(IDS), plain(IDS))
@@ -235,8 +231,7 @@ def test_modules(path: Path) -> None:
             path, spec, tensor="weight", keep="file", summed=summed
         )
         plain = pe.NgramEmbedding.from_pretrained(weight, spec, summed=summed)
-        memory.prefetch(IDS)
-        assert torch.equal(memory.take(), plain(IDS))
+        assert torch.equal(memory.prefetch(IDS).take(), plain(IDS))
 
 
 def test_prefetch_brings_rows_and_misses_are_counted(path: Path) -> None:
@@ -269,6 +264,51 @@ def test_prefetch_brings_rows_and_misses_are_counted(path: Path) -> None:
     before = table.misses
     assert torch.equal(table(ids), weight[ids])
     assert table.misses == before
+
+
+def test_a_handle_has_the_rows_of_its_call(path: Path) -> None:
+    weight = torch.randn(ROWS, COLUMNS)
+    save_file({"weight": weight}, path)
+    ids = IDS.clone()
+    for table in (pe.FileTable(path), pe.TokenEmbedding.from_file(path, keep="file")):
+        first, second = table.prefetch(ids), table.prefetch(IDS.flip(0))
+        ids.zero_()  # the caller's memory is its own again
+        with pytest.raises(IndexError, match="ids: expected 0 to"):
+            table.prefetch(IDS + ROWS)
+        copies = [copy.deepcopy(table), pickle.loads(pickle.dumps(table))]
+        assert torch.equal(second.take(), weight[IDS.flip(0)])
+        assert torch.equal(first.take(), weight[IDS])
+        for each in copies:  # none has what was asked of the original
+            assert torch.equal(each.prefetch(IDS[0]).take(), weight[IDS[0]])
+        with pytest.raises(RuntimeError, match="take: expected one call for each prefetch"):
+            first.take()
+        for take_along in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="Ahead: cannot be copied or pickled"):
+                take_along(second)
+        ids.copy_(IDS)
+    assert torch.equal(pe.FileTable(path).prefetch(IDS, 3.0).take(), 3 * weight[IDS])
+
+
+def test_threads_take_their_own_rows(path: Path) -> None:
+    weight = torch.randn(ROWS, COLUMNS)
+    save_file({"weight": weight}, path)
+    token = pe.TokenEmbedding.from_file(path, keep="file")
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for step in range(50):
+            ids = torch.tensor([number, step])
+            ahead = token.prefetch(ids)
+            time.sleep(0)
+            if not torch.equal(ahead.take(), weight[ids]):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
 
 
 def test_a_shortened_file_raises_and_names_the_file(path: Path) -> None:
