@@ -85,6 +85,7 @@ OTHERS: dict[str, Callable[[], Arguments]] = {
         "multipliers": (3, 5),
         "moduli": (7,),
     },
+    "ngram_mask": lambda: {"ids": torch.tensor([[3, 1, 2]]), "lengths": torch.tensor([2])},
     "mrope_positions": lambda: {"ids": torch.tensor([[0, 1, 1]]), "rule": "qwen2_vl"},
     "packed_grid_positions": lambda: {"grids": torch.tensor([[1, 2, 3]])},
     "packed_positions": lambda: {"cu_seqlens": torch.tensor([0, 3])},
