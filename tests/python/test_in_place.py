@@ -225,3 +225,22 @@ def test_take_tensors_without_elements(name: str) -> None:
         returned = EMPTY[name]()
     for result in returned if isinstance(returned, tuple) else (returned,):
         assert result.numel() == 0
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_tensors_of_inference_mode_are_written_or_refused(name: str) -> None:
+    """Never both: torch itself refuses some after they were written."""
+    call, tensors = CALLS[name]()
+    with torch.inference_mode():
+        given = [tensor.clone() for tensor in tensors]
+    try:
+        call(*given)
+        refused = False
+    except (ValueError, RuntimeError):
+        refused = True
+    assert all(map(torch.equal, given, tensors)) == refused
+    if "rerotate_" in name:
+        assert refused
+    with torch.inference_mode():
+        call(*given)
+    assert not all(map(torch.equal, given, tensors))
