@@ -92,17 +92,6 @@ void check_distances(const Call& call, const Distances& distances) {
                     key.low, " to ", key.high);
 }
 
-void check_offset(const Distances& distances, bool own_positions) {
-  const int64_t offset = distances.offset;
-  TORCH_CHECK_VALUE(offset >= -max_position && offset <= max_position, "query_offset: expected -",
-                    max_position, " to ", max_position, ", got ", offset);
-  TORCH_CHECK_VALUE(own_positions || (offset + distances.queries <= max_position &&
-                                      distances.keys - offset <= max_position),
-                    "query_offset: expected distances between queries and keys up to ",
-                    max_position, ", got query_offset ", offset, " with query_length ",
-                    distances.queries, " and key_length ", distances.keys);
-}
-
 bool has_positions(const Call& call) {
   return call.query_positions().has_value() || call.key_positions().has_value();
 }
@@ -111,12 +100,28 @@ bool numbers_visible_keys(const Call& call) {
   return call.positions_from_mask() && call.attention_mask().has_value();
 }
 
+/// Symbolic lengths pass: their bound would become a guard of compiled graphs.
+void check_offset(const Call& call, const c10::SymInt& queries, const c10::SymInt& keys) {
+  const auto query_length = queries.maybe_as_int(), key_length = keys.maybe_as_int(),
+             offset = call.query_offset().value_or(keys - queries).maybe_as_int();
+  if (!offset || !query_length || !key_length) return;
+  TORCH_CHECK_VALUE(*offset >= -max_position && *offset <= max_position, "query_offset: expected -",
+                    max_position, " to ", max_position, ", got ", *offset);
+  const bool own_positions = has_positions(call) || numbers_visible_keys(call);
+  TORCH_CHECK_VALUE(own_positions || (*offset + *query_length <= max_position &&
+                                      *key_length - *offset <= max_position),
+                    "query_offset: expected distances between queries and keys up to ",
+                    max_position, ", got query_offset ", *offset, " with query_length ",
+                    *query_length, " and key_length ", *key_length);
+}
+
 }  // namespace
 
 void check_call(const Call& call, const MaybeSize& batch, const c10::SymInt& queries,
                 const c10::SymInt& keys) {
   dispatcher::check_length(queries, "query_length");
   dispatcher::check_length(keys, "key_length");
+  check_offset(call, queries, keys);
   check_positions(call.query_positions(), "query_positions", batch, queries);
   check_positions(call.key_positions(), "key_positions", batch, keys);
   check_offsets(call, batch);
@@ -126,9 +131,7 @@ void check_call(const Call& call, const MaybeSize& batch, const c10::SymInt& que
                         numbers_visible_keys(call),
                     "query_offset: expected none beside query_positions");
   if (const MaybeTensor& boundaries = call.cu_seqlens(); boundaries.has_value()) {
-    dispatcher::check_integers(*boundaries, "cu_seqlens");
-    TORCH_CHECK_VALUE(boundaries->dim() == 1 && boundaries->sym_size(0) >= 1,
-                      "cu_seqlens: expected [documents + 1], got ", boundaries->sym_sizes());
+    dispatcher::check_boundaries(*boundaries);
   }
   if (const MaybeTensor& mask = call.attention_mask(); mask.has_value()) {
     TORCH_CHECK_TYPE(at::isIntegralType(mask->scalar_type(), /*includeBool=*/true),
@@ -202,7 +205,6 @@ ScorePositions::ScorePositions(const Call& original, int64_t queries, int64_t ke
   distances_.offset = call.query_offset().value_or(keys - queries).expect_int();
   distances_.causal = call.causal();
   distances_.apply_mask = call.apply_mask();
-  check_offset(distances_, has_positions(call));
   const auto on_cpu = [](const MaybeTensor& tensor) {
     return !tensor.has_value() || tensor->device().is_cpu();
   };

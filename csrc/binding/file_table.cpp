@@ -44,7 +44,10 @@ const Binding binding_of_file_table([](py::module_& module) {
   bind<FileTableImpl>(module, "FileTable")
       .def(py::init(&make_file_table), py::arg("rows"), py::arg("dtype") = py::none())
       .def("forward", &FileTableImpl::forward, py::arg("ids"), py::arg("scale") = 1.0,
+           without_gil())
+      .def("prefetch", &FileTableImpl::prefetch, py::arg("ids"), py::arg("scale") = 1.0,
            without_gil());
+  py::class_<RowsAhead>(module, "RowsAhead").def("take", &RowsAhead::take, without_gil());
 });
 
 }  // namespace posembed::binding

@@ -44,6 +44,25 @@ std::shared_ptr<PerLayerEmbeddingImpl> make_per_layer(int64_t num_embeddings, in
                                                  table_scale(scale, layer_dim));
 }
 
+using MaybeTensor = std::optional<torch::Tensor>;
+
+NgramCall ngram_call(const MaybeTensor& history, const MaybeTensor& cu_seqlens,
+                     const MaybeTensor& mask, const MaybeTensor& lengths) {
+  return NgramCall().history(history).cu_seqlens(cu_seqlens).mask(mask).lengths(lengths);
+}
+
+torch::Tensor ngram_forward(NgramEmbeddingImpl& self, const torch::Tensor& ids,
+                            const MaybeTensor& history, const MaybeTensor& cu_seqlens,
+                            const MaybeTensor& mask, const MaybeTensor& lengths) {
+  return self.forward(ids, ngram_call(history, cu_seqlens, mask, lengths));
+}
+
+torch::Tensor ngram_history(const NgramEmbeddingImpl& self, const torch::Tensor& ids,
+                            const MaybeTensor& history, const MaybeTensor& mask,
+                            const MaybeTensor& lengths) {
+  return self.next_history(ids, ngram_call(history, std::nullopt, mask, lengths));
+}
+
 }  // namespace
 
 const Binding binding_of_ngram([](py::module_& module) {
@@ -53,10 +72,12 @@ const Binding binding_of_ngram([](py::module_& module) {
       .def("quantize", &NgramEmbeddingImpl::quantize, py::arg("format") = "float8",
            py::arg("block") = 0, without_gil())
       .def("memory", &NgramEmbeddingImpl::memory)
-      .def("forward", &NgramEmbeddingImpl::forward, py::arg("ids"), py::arg("history") = py::none(),
-           py::arg("cu_seqlens") = py::none(), without_gil())
-      .def("next_history", &NgramEmbeddingImpl::next_history, py::arg("ids"),
-           py::arg("history") = py::none(), without_gil());
+      .def("forward", &ngram_forward, py::arg("ids"), py::arg("history") = py::none(),
+           py::arg("cu_seqlens") = py::none(), py::kw_only(),
+           py::arg("attention_mask") = py::none(), py::arg("lengths") = py::none(), without_gil())
+      .def("next_history", &ngram_history, py::arg("ids"), py::arg("history") = py::none(),
+           py::kw_only(), py::arg("attention_mask") = py::none(), py::arg("lengths") = py::none(),
+           without_gil());
   bind<PerLayerEmbeddingImpl>(module, "PerLayerEmbedding")
       .def(py::init(&make_per_layer), py::arg("num_embeddings"), py::arg("num_layers"),
            py::arg("layer_dim"), py::kw_only(), py::arg("scale") = 1.0)

@@ -23,7 +23,7 @@ using pretrained::Vocabulary;
 
 using Words = std::vector<std::string>;
 
-/// Translates file errors to Python's classes; torch translates the others.
+/// Translates errors of files to Python's classes; torch translates the others.
 void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
@@ -176,7 +176,7 @@ pretrained::ReadOptions read_options(const std::string& tensor, std::optional<to
 }
 
 const Binding binding_of_pretrained([](py::module_& module) {
-  py::register_local_exception_translator(&translate);
+  py::register_exception_translator(&translate);  // also for torch.ops
   module.def("table_formats", &pretrained::table_formats_text);
   py::class_<Vocabulary>(module, "Vocabulary").def(py::init(&vocabulary_of), py::arg("words"));
   py::class_<VectorFile>(module, "VectorFile")

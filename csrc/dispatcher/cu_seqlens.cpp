@@ -2,14 +2,20 @@
 
 #include <c10/util/Exception.h>
 
+#include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/tensors.h"
 
 namespace posembed::dispatcher {
 
+void check_boundaries(const at::Tensor& cu_seqlens) {
+  check_integers(cu_seqlens, "cu_seqlens");
+  TORCH_CHECK_VALUE(cu_seqlens.dim() == 1 && cu_seqlens.sym_size(0) >= 1,
+                    "cu_seqlens: expected [documents + 1], got ", cu_seqlens.sym_sizes());
+}
+
 void check_cu_seqlens(const at::Tensor& cu_seqlens, int64_t total, const char* total_name) {
   const int64_t last = cu_seqlens.numel() - 1;
-  TORCH_CHECK_VALUE(last >= 0, "cu_seqlens: expected [documents + 1], got [0]");
   if (on_cuda(cu_seqlens)) return;
   const core::IndexView view = index_view(cu_seqlens);
   TORCH_CHECK_VALUE(core::read(view, 0) == 0, "cu_seqlens: expected 0 first, got ",

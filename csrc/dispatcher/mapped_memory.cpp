@@ -28,8 +28,13 @@ torch::Tensor mapped(const torch::Tensor& table, torch::Device device) {
     const core::Pinned pinned = core::pin(host, kept.nbytes());
     TORCH_CHECK_VALUE(pinned.on_device != nullptr, "table: cannot pin ", kept.nbytes(),
                       " bytes: ", pinned.error);
-    const auto release = [kept, host, owned = pinned.owned](void*) {
-      if (owned) core::unpin(host);
+    const auto release = [kept, host, device, owned = pinned.owned](void*) {
+      if (!owned) return;
+      try {
+        const c10::DeviceGuard on_device(device);
+        core::unpin(host);
+      } catch (const c10::Error&) {  // the driver is gone: the process ends
+      }
     };
     return at::from_blob(pinned.on_device, kept.sizes(), kept.strides(), release,
                          kept.options().device(device));

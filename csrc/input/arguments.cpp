@@ -3,6 +3,7 @@
 #include "input/arguments.h"
 
 #include "core/index_range.h"
+#include "dispatcher/checked.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/tensors.h"
@@ -39,6 +40,7 @@ void check_position(const Input& in) {
       "positions: expected none where there is no table of positions and no sinusoid");
   learned::check_positions(in.positions(), in.ids.sym_size(0), in.ids.sym_size(1),
                            in.offset().number());
+  dispatcher::sum(in.offset().number(), in.ids.sym_size(1), "offset");
   if (sinusoidal) {
     const int64_t width = sinusoidal::specification_of_one_axis(in.sinusoid())->spec.embedding_dim;
     dispatcher::check_size(width, in.token.sym_size(1), "sinusoid", "embedding_dim");
@@ -49,6 +51,9 @@ void check_position(const Input& in) {
   if (!in.position().has_value()) return;
   learned::check_table(*in.position(), "position", in.first_row());
   check_like_token(*in.position(), "position", in.token);
+  if (in.positions().has_value()) return;
+  learned::check_length(in.offset().number(), in.ids.sym_size(1), in.position()->sym_size(0),
+                        in.first_row());
 }
 
 void check_type(const Input& in) {
@@ -183,11 +188,9 @@ void prepare_position(const Input& in, Prepared& prepared) {
   if (!in.position().has_value()) return;
   prepared.position = dispatcher::with_contiguous_last_dim(*in.position());
   const int64_t rows = in.position()->size(0);
-  if (!in.positions().has_value()) {
-    learned::check_length(in.offset().number().expect_int(), in.ids.size(1), rows, in.first_row());
-  } else if (dispatcher::on_cuda(in.token)) {
+  if (in.positions().has_value() && dispatcher::on_cuda(in.token)) {
     check_range(prepared.positions, "positions", *in.position(), "position");
-  } else {
+  } else if (in.positions().has_value()) {
     learned::check_position_values(prepared.positions, rows, in.first_row());
   }
   Table& position = prepared.arguments.position;

@@ -14,6 +14,7 @@
 #include <cmath>
 
 #include "core/brief.h"
+#include "dispatcher/checked.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/output_memory.h"
 #include "learned/operator.h"
@@ -103,7 +104,7 @@ Tensor positions_of_mask(const Tensor& mask, c10::SymInt past, c10::SymInt skip)
                    "attention_mask: expected bool, int32 or int64, got ",
                    dispatcher::dtype_name(type));
   TORCH_CHECK_VALUE(mask.dim() >= 1, "attention_mask: expected [..., seq], got a number");
-  TORCH_CHECK_VALUE(past >= 0, "past_length: expected 0 or more, got ", past);
+  dispatcher::check_length(past, "past_length");
   TORCH_CHECK_VALUE(skip >= 0 && skip <= mask.sym_size(-1), "past_length: expected 0 to ",
                     mask.sym_size(-1), ", the length of the mask, got ", skip);
   const Tensor kept = mask.to(at::kBool).to(at::kLong);
@@ -116,14 +117,15 @@ Tensor positions_of_mask(const Tensor& mask, c10::SymInt past, c10::SymInt skip)
 void check_grid(c10::SymIntArrayRef grid, const char* argument) {
   TORCH_CHECK_VALUE(grid.size() == 2 && grid[0] >= 1 && grid[1] >= 1, argument,
                     ": expected the numbers of rows and columns, each 1 or more, got ", grid);
+  dispatcher::product(grid[0], grid[1], argument);
 }
 
 c10::SymInt prefix_of(const Tensor& weight, c10::SymIntArrayRef grid) {
   check_table(weight, "weight", 0);
   check_grid(grid, "grid");
   const c10::SymInt rows = weight.sym_size(0);
-  TORCH_CHECK_VALUE(grid[0] <= rows && grid[1] <= rows && grid[0] * grid[1] <= rows,
-                    "grid: expected at most ", rows, " cells, the rows of weight, got ", grid);
+  TORCH_CHECK_VALUE(grid[0] * grid[1] <= rows, "grid: expected at most ", rows,
+                    " cells, the rows of weight, got ", grid);
   return rows - grid[0] * grid[1];
 }
 

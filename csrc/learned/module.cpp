@@ -1,12 +1,12 @@
 // LearnedPositionalEmbedding and the functional interface: thin wrappers around the operators.
 #include <c10/util/StringUtil.h>
-#include <c10/util/safe_numerics.h>
 #include <torch/nn/init.h>
 #include <torch/utils.h>
 
 #include <ostream>
 #include <string_view>
 
+#include "dispatcher/checked.h"
 #include "dispatcher/checks.h"
 #include "learned/operator.h"
 #include "posembed/learned.h"
@@ -30,11 +30,8 @@ void check_options(const LearnedOptions& options) {
 }
 
 int64_t positions_of(const LearnedOptions& options) {
-  int64_t cells = 0, positions = 0;
-  const bool overflows = c10::mul_overflows(options.grid()[0], options.grid()[1], &cells) ||
-                         c10::add_overflows(cells, options.prefix_tokens(), &positions);
-  TORCH_CHECK_VALUE(!overflows, "grid: expected fewer than 2^63 cells, got ", options.grid());
-  return positions;
+  const int64_t cells = dispatcher::product(options.grid()[0], options.grid()[1], "grid");
+  return dispatcher::sum(cells, options.prefix_tokens(), "prefix_tokens");
 }
 
 void print_grid(const LearnedOptions& options, std::ostream& stream) {

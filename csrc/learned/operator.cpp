@@ -20,8 +20,6 @@ namespace {
 
 // ------------------------------------------------------------------------------------- checks
 
-/// Does not check the length, because in a Meta kernel that would bound a graph's lengths: see
-/// check_length.
 void check_add(const Tensor& x, const Tensor& weight, const Rows& rows) {
   // x: [batch, seq, embedding_dim]
   dispatcher::check_floating(x, "x");
@@ -30,6 +28,8 @@ void check_add(const Tensor& x, const Tensor& weight, const Rows& rows) {
   dispatcher::check_same_dtype(x, "x", weight, "weight");
   dispatcher::check_size(x.sym_size(2), weight.sym_size(1), "x", "embedding_dim");
   check_positions(rows.positions, x.sym_size(0), x.sym_size(1), rows.offset.number());
+  if (rows.positions.has_value()) return;
+  check_length(rows.offset.number(), x.sym_size(1), weight.sym_size(0), rows.first_row);
 }
 
 void check_encode(const Tensor& weight, const Tensor& positions, int64_t first_row) {
@@ -45,6 +45,8 @@ void check_backward(const Tensor& gradient, const c10::SymInt& count, const Rows
   TORCH_CHECK_VALUE(rows.first_row >= 0 && rows.first_row <= count, "first_row: expected 0 to ",
                     count, ", the rows of the table, got ", rows.first_row);
   dispatcher::check_result({count, gradient.sym_size(2)}, gradient.scalar_type(), "num_rows");
+  if (rows.positions.has_value()) return;
+  check_length(rows.offset.number(), gradient.sym_size(1), count, rows.first_row);
 }
 
 // ---------------------------------------------------------------------------------------- add
@@ -74,7 +76,6 @@ Tensor empty_sum(const Tensor& x, const Tensor& weight, const Rows& rows) {
 void add(const Tensor& x, const Tensor& weight, const Rows& rows, const Tensor& out) {
   const bool has_positions = rows.positions.has_value();
   const int64_t offset = rows.offset.number().expect_int();
-  if (!has_positions) check_length(offset, x.size(1), weight.size(0), rows.first_row);
   const Tensor in = dispatcher::with_contiguous_last_dim(x),
                table = dispatcher::with_contiguous_last_dim(weight);
   AddArguments arguments = add_arguments(in, table, out);
@@ -135,7 +136,6 @@ Tensor backward(const Tensor& gradient, c10::SymInt count, const Rows& rows) {
     return token::embedding_backward(gradient, count, {ids});
   }
   const int64_t offset = rows.offset.number().expect_int(), all = count.expect_int();
-  check_length(offset, gradient.size(1), all, rows.first_row);
   const Tensor out = at::zeros({all, gradient.size(2)}, gradient.options());
   sum_batch(gradient.contiguous(), out.narrow(0, offset + rows.first_row, gradient.size(1)));
   return out;
@@ -163,12 +163,15 @@ void check_positions(const MaybeTensor& positions, const c10::SymInt& batch, con
   dispatcher::check_positions_shape(*positions, "positions", batch, seq, offset);
 }
 
-void check_length(int64_t offset, int64_t seq, int64_t rows, int64_t first_row) {
-  const int64_t length = rows - first_row;
+void check_length(const c10::SymInt& offset, const c10::SymInt& seq, const c10::SymInt& rows,
+                  int64_t first_row) {
+  const auto first = offset.maybe_as_int(), count = seq.maybe_as_int(), all = rows.maybe_as_int();
+  if (!first || !count || !all) return;  // the check would bound a graph's lengths
+  const int64_t length = *all - first_row;
   // Avoids offset + seq, which may overflow.
-  TORCH_CHECK_INDEX(seq <= length && offset <= length - seq, "positions: expected 0 to ",
+  TORCH_CHECK_INDEX(*count <= length && *first <= length - *count, "positions: expected 0 to ",
                     length - 1, ", a row of the position table of ", length, ", got ",
-                    static_cast<uint64_t>(offset) + static_cast<uint64_t>(seq) - 1,
+                    static_cast<uint64_t>(*first) + static_cast<uint64_t>(*count) - 1,
                     ", the last of the sequence");
 }
 

@@ -82,7 +82,8 @@ void check_resampling(const Resampling& how);
 void print_resampling(const Resampling& how, const char* usual_method, std::ostream& stream);
 
 /// Checks that positions offset, offset + 1, … of a sequence have rows.
-void check_length(int64_t offset, int64_t seq, int64_t rows, int64_t first_row);
+void check_length(const c10::SymInt& offset, const c10::SymInt& seq, const c10::SymInt& rows,
+                  int64_t first_row);
 
 /// Checks that given positions, on the CPU, have rows.
 void check_position_values(const Tensor& positions, int64_t rows, int64_t first_row);

@@ -19,11 +19,13 @@ inline constexpr int64_t max_columns = 128, max_multipliers = 64;
 inline constexpr int64_t slack = 8;
 
 /// out[b, s, c] = the hash of column c, modulo modulus[c], plus offset[c]. Column c is head c %
-/// heads of the n-grams of size sizes[c / heads].
+/// heads of the n-grams of size sizes[c / heads]. N-grams reach over what is not text, whose own
+/// consist of padding.
 struct IdsArguments {
   core::IndexView ids;         // [batch, seq]
   core::IndexView history;     // [history_rows, longest - 1]; data == nullptr: padding
   core::IndexView cu_seqlens;  // [documents + 1], in each row; data == nullptr: one document
+  const bool* mask = nullptr;  // [batch, seq]: false for what is not text; null: all is
   int64_t* out = nullptr;      // [batch, seq, num_sizes * heads]
   int64_t batch = 0, seq = 0;
   int64_t documents = 1;     // of each row

@@ -97,6 +97,14 @@ void hash_token(const IdsArguments& a, const int64_t* newest, int64_t columns, i
   }
 }
 
+/// The ids of a token that is not text.
+template <bool rolling, bool narrow>
+void hash_padding(const IdsArguments& a, int64_t columns, int64_t* out) {
+  int64_t padding[max_multipliers];
+  std::fill_n(padding, a.longest, a.padding);
+  hash_token<rolling, narrow>(a, padding + a.longest - 1, columns, out);
+}
+
 /// Tokens of one document, with those before them in front.
 template <bool rolling, bool narrow>
 void hash_text(const IdsArguments& a, const Document& document, int64_t begin, int64_t end) {
@@ -104,9 +112,13 @@ void hash_text(const IdsArguments& a, const Document& document, int64_t begin, i
   int64_t text[max_multipliers + text_size];
   visit_before(a, document, begin / a.seq, begin % a.seq, a.longest,
                [&](int64_t back, int64_t token) { text[before - back] = token; });
-  for (int64_t i = begin; i < end; ++i) text[before + i - begin] = read(a.ids, i);
+  int64_t* newest = text + before - 1;
   for (int64_t i = begin; i < end; ++i) {
-    int64_t* newest = text + before + i - begin;
+    if (!is_text(a, i)) {
+      hash_padding<rolling, narrow>(a, columns, a.out + i * columns);
+      continue;
+    }
+    *++newest = read(a.ids, i);
     hash_token<rolling, narrow>(a, newest, columns, a.out + i * columns);
     if (a.has_boundary && *newest == a.boundary) {
       std::fill(newest + 1 - before, newest + 1, a.padding);

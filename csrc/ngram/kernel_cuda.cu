@@ -22,10 +22,16 @@ __global__ void __launch_bounds__(threads)
   const IdsArguments& numbers = *core::through_data_cache(&a);
   const int size = numbers.sizes[column / a.heads], head = column % a.heads;
 
-  uint64_t hash = extended<rolling>(numbers, 0, read(a.ids, token), 0, head);
-  visit_before(a, document_of(a, at), row, at, size, [&](int64_t back, int64_t before) {
-    hash = extended<rolling>(numbers, hash, before, back, head);
-  });
+  uint64_t hash = 0;
+  const auto extend = [&](int64_t back, int64_t id) {
+    hash = extended<rolling>(numbers, hash, id, back, head);
+  };
+  if (is_text(a, token)) {
+    extend(0, read(a.ids, token));
+    visit_before(a, document_of(a, at), row, at, size, extend);
+  } else {
+    for (int back = 0; back < size; ++back) extend(back, a.padding);
+  }
   a.out[item] = floor_remainder(hash, {numbers.modulus[column], numbers.inverse[column]}) +
                 numbers.offset[column];
 }

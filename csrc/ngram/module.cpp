@@ -1,12 +1,15 @@
 // NgramEmbedding, PerLayerEmbedding and functional::ngram_ids: thin wrappers around operators.
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/where.h>
 #include <torch/nn/init.h>
 
 #include <algorithm>
 #include <cmath>
 #include <ostream>
 
+#include "dispatcher/checked.h"
 #include "dispatcher/checks.h"
 #include "ngram/operator.h"
 #include "posembed/bag.h"
@@ -27,7 +30,7 @@ std::vector<int64_t> in_turn(const std::vector<int64_t>& moduli) {
   int64_t first = 0;
   for (const int64_t modulus : moduli) {
     offsets.push_back(first);
-    first += modulus;
+    first = dispatcher::sum(first, modulus, "moduli");
   }
   return offsets;
 }
@@ -36,6 +39,14 @@ Call call_of(const NgramSpec& spec) {
   Call call(spec);
   if (call.offsets().empty()) call.offsets(in_turn(call.moduli()));
   return call;
+}
+
+/// The mask of a call, also where it has lengths.
+MaybeTensor mask_of(const Tensor& ids, const NgramCall& call) {
+  TORCH_CHECK_VALUE(!call.mask().has_value() || !call.lengths().has_value(),
+                    "lengths: expected none beside mask");
+  if (!call.lengths().has_value()) return call.mask();
+  return ngram_mask(ids, *call.lengths());
 }
 
 int64_t padding_of(const NgramSpec& spec) {
@@ -51,12 +62,12 @@ NgramSpec NgramSpec::qwen4_exp(int64_t vocab_size, int64_t boundary, int64_t lay
   TORCH_CHECK_VALUE(ngram_size >= 2 && heads >= 1 && divisor >= 1,
                     "ngram_size, heads, divisor: expected at least 2, 1 and 1, got ", ngram_size,
                     ", ", heads, " and ", divisor);
-  const int64_t columns = (ngram_size - 1) * heads;
+  const int64_t columns = dispatcher::product(ngram_size - 1, heads, "heads");
   NgramSpec spec;
   spec.multipliers(ngram::ngram_multipliers(ngram_size, vocab_size, layer, seed))
-      .moduli(ngram::ngram_primes(columns, rows, layer * columns))
+      .moduli(ngram::ngram_primes(columns, rows, dispatcher::product(layer, columns, "layer")))
       .boundary(boundary);
-  return spec.num_embeddings((spec.table_rows() + divisor - 1) / divisor * divisor);
+  return spec.num_embeddings(dispatcher::rounded_up(spec.table_rows(), divisor, "divisor"));
 }
 
 int64_t NgramSpec::ngram_size() const {
@@ -78,12 +89,12 @@ int64_t NgramSpec::table_rows() const {
 }
 
 torch::Tensor functional::ngram_ids(const torch::Tensor& ids, const NgramSpec& spec,
-                                    const std::optional<torch::Tensor>& history,
-                                    const std::optional<torch::Tensor>& cu_seqlens) {
-  ngram::Call call = ngram::call_of(spec);
-  call.history = history;
-  call.cu_seqlens = cu_seqlens;
-  return ngram::ngram_ids(ids, call);
+                                    const NgramCall& call) {
+  ngram::Call arguments = ngram::call_of(spec);
+  arguments.history = call.history();
+  arguments.cu_seqlens = call.cu_seqlens();
+  arguments.mask = ngram::mask_of(ids, call);
+  return ngram::ngram_ids(ids, arguments);
 }
 
 NgramEmbeddingImpl::NgramEmbeddingImpl(NgramOptions options_) : options(std::move(options_)) {
@@ -129,10 +140,8 @@ void NgramEmbeddingImpl::pretty_print(std::ostream& stream) const {
   stream << ")";
 }
 
-torch::Tensor NgramEmbeddingImpl::forward(const torch::Tensor& ids,
-                                          const std::optional<torch::Tensor>& history,
-                                          const std::optional<torch::Tensor>& cu_seqlens) {
-  const torch::Tensor rows = functional::ngram_ids(ids, options.spec(), history, cu_seqlens);
+torch::Tensor NgramEmbeddingImpl::forward(const torch::Tensor& ids, const NgramCall& texts) {
+  const torch::Tensor rows = functional::ngram_ids(ids, options.spec(), texts);
   if (!options.summed()) {
     const auto call = EmbeddingCall().gradient(options.gradient());
     const torch::Tensor found =
@@ -148,18 +157,27 @@ torch::Tensor NgramEmbeddingImpl::forward(const torch::Tensor& ids,
 }
 
 torch::Tensor NgramEmbeddingImpl::next_history(const torch::Tensor& ids,
-                                               const std::optional<torch::Tensor>& history) const {
+                                               const NgramCall& call) const {
   const int64_t kept = options.spec().ngram_size() - 1;
-  torch::Tensor before;
-  if (history.has_value()) {
-    before = *history;
-  } else {
-    std::vector<int64_t> shape = ids.sizes().vec();
-    TORCH_CHECK_VALUE(!shape.empty(), "ids: expected [seq] or [batch, seq], got []");
-    shape.back() = kept;
-    before = at::full(shape, ngram::padding_of(options.spec()), ids.options());
-  }
-  return at::cat({before, ids}, -1).narrow(-1, ids.size(-1), kept).clone();
+  std::vector<int64_t> shape = ids.sizes().vec();
+  TORCH_CHECK_VALUE(!shape.empty(), "ids: expected [seq] or [batch, seq], got []");
+  TORCH_CHECK_VALUE(!call.cu_seqlens().has_value(), "cu_seqlens: expected none for a history");
+  shape.back() = kept;
+  const torch::Tensor before =
+      call.history().has_value()
+          ? call.history()->to(ids.scalar_type()).expand(shape)
+          : at::full(shape, ngram::padding_of(options.spec()), ids.options());
+  const torch::Tensor text = at::cat({before, ids}, -1);
+  const auto mask = ngram::mask_of(ids, call);
+  if (!mask.has_value()) return text.narrow(-1, ids.size(-1), kept).clone();
+  dispatcher::check_same_shape(*mask, "mask", ids, "ids");
+  // The places of the last tokens that are text; the history always has enough.
+  const torch::Tensor places = at::arange(1, 1 + ids.size(-1), ids.options());
+  const torch::Tensor found = at::cat(
+      {at::arange(1 - kept, 1, ids.options()).expand(shape), at::where(mask->ne(0), places, -kept)},
+      -1);
+  const torch::Tensor last = std::get<0>(found.topk(kept)).flip(-1) + (kept - 1);
+  return text.gather(-1, last.to(at::kLong));
 }
 
 PerLayerEmbeddingImpl::PerLayerEmbeddingImpl(int64_t num_embeddings, int64_t num_layers,
@@ -178,7 +196,8 @@ void PerLayerEmbeddingImpl::reset() {
     table = register_module("table", token::same_codes(table));
     return;
   }
-  weight = register_parameter("weight", torch::empty({num_embeddings, num_layers * layer_dim}));
+  const int64_t columns = dispatcher::product(num_layers, layer_dim, "layer_dim");
+  weight = register_parameter("weight", torch::empty({num_embeddings, columns}));
   reset_parameters();
 }
 

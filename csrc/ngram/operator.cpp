@@ -2,6 +2,8 @@
 // device, their reciprocals are computed on the host, and nothing of them can rot.
 #include "ngram/operator.h"
 
+#include <ATen/TensorSubclassLikeUtils.h>
+#include <ATen/ops/arange.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -75,10 +77,14 @@ void check_tensors(const Tensor& ids, const Call& call, int64_t longest) {
   dispatcher::check_integers(ids, "ids");
   TORCH_CHECK_VALUE(ids.dim() == 1 || ids.dim() == 2, "ids: expected [seq] or [batch, seq], got ",
                     ids.sym_sizes());
+  if (call.mask.has_value()) {
+    TORCH_CHECK_TYPE(at::isIntegralType(call.mask->scalar_type(), /*includeBool=*/true),
+                     "mask: expected bool or integers, got ", call.mask->scalar_type());
+    dispatcher::check_same_shape(*call.mask, "mask", ids, "ids");
+  }
   c10::SymInt documents = 1;
   if (call.cu_seqlens.has_value()) {
-    dispatcher::check_integers(*call.cu_seqlens, "cu_seqlens");
-    dispatcher::check_rank(*call.cu_seqlens, "cu_seqlens", 1, "[documents + 1]");
+    dispatcher::check_boundaries(*call.cu_seqlens);
     documents = call.cu_seqlens->sym_size(0) - 1;
   }
   if (!call.history.has_value()) return;
@@ -126,7 +132,7 @@ IdsArguments numbers_of(const NgramSpec& spec) {
 
 void hash_ids(const Tensor& ids, const Call& call, const Tensor& out) {
   const Tensor tokens = ids.contiguous();
-  Tensor history, cu_seqlens;
+  Tensor history, cu_seqlens, mask;
   IdsArguments arguments = numbers_of(call);
   arguments.ids = dispatcher::index_view(tokens);
   arguments.out = out.mutable_data_ptr<int64_t>();
@@ -143,11 +149,33 @@ void hash_ids(const Tensor& ids, const Call& call, const Tensor& out) {
     arguments.history = dispatcher::index_view(history);
     arguments.history_rows = history.dim() == 2 ? history.size(0) : 1;
   }
+  if (call.mask.has_value()) {
+    mask = call.mask->ne(0).contiguous();
+    arguments.mask = mask.const_data_ptr<bool>();
+  }
   if (out.numel() == 0) return;
   const auto columns = static_cast<int64_t>(call.moduli().size());
   dispatcher::launch(arguments, ids, arguments.batch * arguments.seq,
                      columns * static_cast<int64_t>(sizeof(int64_t)), hash_tokens_cpu,
                      POSEMBED_CUDA_LAUNCHER(hash_tokens_cuda));
+}
+
+// ------------------------------------------------------------------------------------- mask
+
+Tensor mask_of_lengths(const Tensor& ids, const Tensor& lengths) {
+  TORCH_CHECK_VALUE(ids.dim() == 1 || ids.dim() == 2, "ids: expected [seq] or [batch, seq], got ",
+                    ids.sym_sizes());
+  dispatcher::check_integers(lengths, "lengths");
+  TORCH_CHECK_VALUE(lengths.sym_sizes() == ids.sym_sizes().slice(0, ids.dim() - 1),
+                    "lengths: expected ", ids.sym_sizes().slice(0, ids.dim() - 1),
+                    ", the tokens of each row, got ", lengths.sym_sizes());
+  const c10::SymInt seq = ids.sym_size(-1);
+  if (lengths.is_cpu() && !at::isTensorSubclassLike(lengths)) {
+    const bool fit = lengths.ge(0).logical_and(lengths.le(at::Scalar(seq))).all().item<bool>();
+    TORCH_CHECK_VALUE(fit, "lengths: expected 0 to ", seq, ", got ", lengths.min().item<int64_t>(),
+                      " to ", lengths.max().item<int64_t>());
+  }
+  return at::arange(seq, lengths.options()).lt(lengths.unsqueeze(-1));
 }
 
 }  // namespace
@@ -166,7 +194,10 @@ void check_spec(const NgramSpec& spec) {
   check_moduli(spec, sizes.size());
 }
 
-TORCH_LIBRARY_FRAGMENT(posembed, m) { ngram_ids.implement<empty_ids, hash_ids>(m); }
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  ngram_ids.implement<empty_ids, hash_ids>(m);
+  ngram_mask.compose_batched<mask_of_lengths>(m);
+}
 
 // Integers have no gradient. Without this, torch's boxed kernel would run before each call.
 TORCH_LIBRARY_IMPL(posembed, Autograd, m) {

@@ -40,13 +40,17 @@ struct Call : NgramSpec {
 
   MaybeTensor history;     // int [batch, longest - 1]: the tokens before the ids
   MaybeTensor cu_seqlens;  // int [documents + 1]
+  MaybeTensor mask;        // bool or int, as the ids: 0 for what is not text
 
   POSEMBED_FIELDS(self.multipliers(), self.moduli(), self.offsets(), self.sizes(), self.boundary(),
-                  self.padding(), self.rule(), self.history, self.cu_seqlens)
+                  self.padding(), self.rule(), self.history, self.cu_seqlens, self.mask)
 };
 
 /// Rows of a table for the n-grams that end at each token.
 inline const dispatcher::Operator<Tensor(const Tensor&), Call> ngram_ids{"ngram_ids"};
+
+/// Bool, as the ids: which tokens come before the lengths [batch], or [] for ids [seq].
+inline const dispatcher::Operator<Tensor(const Tensor&, const Tensor&)> ngram_mask{"ngram_mask"};
 
 /// count, vocab_size, layer, seed.
 inline const dispatcher::Operator<std::vector<int64_t>(int64_t, int64_t, int64_t, int64_t)>

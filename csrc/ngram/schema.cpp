@@ -13,7 +13,9 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
          "int? padding=None, "
          "str rule=\"xor\", "
          "Tensor? history=None, "
-         "Tensor? cu_seqlens=None) -> Tensor");
+         "Tensor? cu_seqlens=None, "
+         "Tensor? mask=None) -> Tensor");
+  define(m, "ngram_mask(Tensor ids, Tensor lengths) -> Tensor");
   define(m, "ngram_multipliers(int count, int vocab_size, int layer=0, int seed=1234) -> int[]");
   define(m, "ngram_primes(int count, int start, int skip=0) -> int[]");
 }

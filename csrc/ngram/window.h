@@ -27,27 +27,34 @@ POSEMBED_INLINE Document document_of(const IdsArguments& a, int64_t at) {
   return {low, begin < 0 ? 0 : (begin > at ? at : begin), end > at ? end : at + 1};
 }
 
-/// The token `back` places before token `at` of a row.
-POSEMBED_INLINE int64_t token_before(const IdsArguments& a, const Document& document, int64_t row,
-                                     int64_t at, int64_t back) {
-  const int64_t place = at - back - document.begin;  // in the document
-  if (place >= 0) return read(a.ids, row * a.seq + at - back);
+/// Whether token `token` of batch * seq is text.
+POSEMBED_INLINE bool is_text(const IdsArguments& a, int64_t token) {
+  return a.mask == nullptr || a.mask[token];
+}
+
+/// The token at a place of a row, which lies in the document's history if it is before its begin.
+POSEMBED_INLINE int64_t token_at(const IdsArguments& a, const Document& document, int64_t row,
+                                 int64_t place) {
+  if (place >= document.begin) return read(a.ids, row * a.seq + place);
   if (a.history.data == nullptr) return a.padding;
   const int64_t width = a.longest - 1;
   const int64_t from = (row * a.documents + document.index) % a.history_rows;
-  return read(a.history, from * width + width + place);
+  return read(a.history, from * width + width + place - document.begin);
 }
 
-/// Calls visit(back, token) for back = 1, …, longest - 1. A boundary ends the text before it,
-/// itself included.
+/// Calls visit(back, token) for back = 1, …, longest - 1 with the text before token `at`. A
+/// boundary ends the text before it, itself included.
 template <typename Visit>
 POSEMBED_INLINE void visit_before(const IdsArguments& a, const Document& document, int64_t row,
                                   int64_t at, int64_t longest, const Visit& visit) {
   bool ended = false;
+  int64_t place = at;
   for (int64_t back = 1; back < longest; ++back) {
+    --place;
+    while (place >= document.begin && !is_text(a, row * a.seq + place)) --place;
     int64_t token = a.padding;
     if (!ended) {
-      token = token_before(a, document, row, at, back);
+      token = token_at(a, document, row, place);
       ended = a.has_boundary && token == a.boundary;
       if (ended) token = a.padding;
     }

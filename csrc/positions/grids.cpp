@@ -29,6 +29,7 @@ void check_sizes(const Tensor& sizes, int64_t merge, const Tensor& tokens, int64
                       " divides, and no size below 0, got ", sizes[picture][1].item<int64_t>(),
                       " x ", sizes[picture][2].item<int64_t>(), " for picture ", picture);
   }
+  TORCH_CHECK_VALUE(countable(sizes).item<bool>(), "grids: expected fewer than 2^53 tokens");
   TORCH_CHECK_VALUE(tokens.item<int64_t>() == total, "grids: expected ", total,
                     " tokens, num_tokens, got ", tokens.item<int64_t>());
 }
@@ -47,6 +48,7 @@ void check_grids(const Tensor& grids, const char* argument) {
 Places places_of(const Tensor& grids, int64_t merge, const MaybeSize& num_tokens) {
   check_grids(grids, "grids");
   TORCH_CHECK_VALUE(merge >= 1, "merge: expected 1 or more, got ", merge);
+  dispatcher::check_length(merge, "merge");
   if (num_tokens.has_value()) dispatcher::check_length(*num_tokens, "num_tokens");
   const Tensor sizes = with_time(grids).to(at::kLong);  // [pictures, 3]
   const Tensor counts = sizes.prod(1), ends = counts.cumsum(0), total = counts.sum();
@@ -55,7 +57,10 @@ Places places_of(const Tensor& grids, int64_t merge, const MaybeSize& num_tokens
   if (readable(grids)) {
     check_sizes(sizes, merge, total, size.expect_int());
   } else {
-    places.fit = whole_squares(sizes, merge).all().logical_and(total.eq(at::Scalar(size)));
+    places.fit = whole_squares(sizes, merge)
+                     .all()
+                     .logical_and(total.eq(at::Scalar(size)))
+                     .logical_and(countable(sizes));
   }
   const Tensor tokens = at::arange(size, grids.options().dtype(at::kLong));
   // Tokens beyond the last picture, where grids do not fit, count as its own.

@@ -56,6 +56,12 @@ inline Tensor with_time(const Tensor& grids) {
   return grids.sym_size(1) == 2 ? at::constant_pad_nd(grids, {1, 0}, 1) : grids;
 }
 
+/// Bool []: whether the tokens of sizes [items, 3], none negative, can be counted in 64 bits: if
+/// not, their product may look right.
+inline Tensor countable(const Tensor& sizes) {
+  return sizes.to(at::kDouble).prod(1).sum().lt(0x1p53);
+}
+
 /// Whether values can be read without waiting for a device or breaking a graph.
 inline bool readable(const Tensor& tensor) {
   return tensor.is_cpu() && !at::isTensorSubclassLike(tensor);

@@ -188,6 +188,7 @@ Tensor fits(const Items& items) {
   return items.chosen.sum()
       .eq(items.total)
       .logical_and(items.sizes.gt(0).all())
+      .logical_and(countable(items.sizes))
       .logical_and(items.torn.any().logical_not());
 }
 
@@ -196,6 +197,8 @@ void check_fits(const Items& items) {
   TORCH_CHECK_VALUE(items.sizes.gt(0).all().item<bool>(), items.argument,
                     ": expected a token or more of each along time, height and width, got ",
                     items.sizes.flatten().min().item<int64_t>());
+  TORCH_CHECK_VALUE(countable(items.sizes).item<bool>(), items.argument,
+                    ": expected fewer than 2^53 tokens");
   const int64_t found = items.chosen.sum().item<int64_t>(), total = items.total.item<int64_t>();
   TORCH_CHECK_VALUE(found == total, items.argument, ": expected ", found,
                     " tokens, the placeholders of ", items.name, " in ids, got ", total);

@@ -10,9 +10,11 @@
 
 #include <array>
 #include <cmath>
+#include <limits>
 
 #include "core/brief.h"
 #include "dispatcher/checks.h"
+#include "dispatcher/cu_seqlens.h"
 #include "dispatcher/output_memory.h"
 #include "positions/items.h"
 #include "positions/rule.h"
@@ -42,6 +44,19 @@ std::array<double, 3> of_axes(at::ArrayRef<double> numbers, double otherwise,
 
 bool counts(double offset) { return offset >= 0 && offset == std::floor(offset); }
 
+/// Checks that positions are finite in float32, or exact as float64's and int64's whole numbers.
+void check_range(const std::array<double, 3>& factors, const std::array<double, 3>& shifts,
+                 bool floating) {
+  constexpr double longest = std::numeric_limits<int32_t>::max();
+  const double most = floating ? std::numeric_limits<float>::max() : 0x1p53 - longest;
+  for (size_t i = 0; i < factors.size(); ++i) {
+    TORCH_CHECK_VALUE(!floating || std::abs(factors[i]) * longest <= most / 2,
+                      "scale: expected at most ", most / 2 / longest, ", got ", factors[i]);
+    TORCH_CHECK_VALUE(std::abs(shifts[i]) <= (floating ? most / 2 : most),
+                      "offset: expected at most ", floating ? most / 2 : most, ", got ", shifts[i]);
+  }
+}
+
 Tensor compute_grid(c10::SymInt frames, c10::SymInt height, c10::SymInt width, bool centred,
                     at::ArrayRef<double> scale, at::ArrayRef<double> offset, Text order,
                     c10::SymInt merge, std::optional<at::Device> device) {
@@ -49,6 +64,8 @@ Tensor compute_grid(c10::SymInt frames, c10::SymInt height, c10::SymInt width, b
   dispatcher::check_length(height, "height");
   dispatcher::check_length(width, "width");
   check_order(order);
+  dispatcher::check_length(merge, "merge");
+  dispatcher::check_result({frames, height, width}, at::kDouble, "frames");
   TORCH_CHECK_VALUE(merge >= 1 && height % merge == 0 && width % merge == 0,
                     "merge: expected a divisor of height ", height, " and width ", width, ", got ",
                     merge);
@@ -56,6 +73,7 @@ Tensor compute_grid(c10::SymInt frames, c10::SymInt height, c10::SymInt width, b
                               shifts = of_axes(offset, 0.0, "offset");
   const bool floating =
       centred || !scale.empty() || !counts(shifts[0]) || !counts(shifts[1]) || !counts(shifts[2]);
+  check_range(factors, shifts, floating);
   const std::array<c10::SymInt, 3> sizes = {frames, height, width};
   // Each axis as a view of [frames, rows of squares, columns of squares, rows, columns].
   const c10::SymDimVector shape = {frames, height / merge, width / merge, merge, merge};
@@ -79,12 +97,6 @@ Tensor compute_grid(c10::SymInt frames, c10::SymInt height, c10::SymInt width, b
 }
 
 // ----------------------------------------------------------------------------------- documents
-
-void check_boundaries(const Tensor& cu_seqlens) {
-  dispatcher::check_integers(cu_seqlens, "cu_seqlens");
-  TORCH_CHECK_VALUE(cu_seqlens.dim() == 1 && cu_seqlens.sym_size(0) >= 1,
-                    "cu_seqlens: expected [documents + 1], got ", cu_seqlens.sym_sizes());
-}
 
 /// Bool []: what check_documents() checks.
 Tensor documents_fit(const Tensor& boundaries, const c10::SymInt& total, int64_t divisor) {
@@ -136,7 +148,7 @@ void check_offsets(const Tensor& offset, const Tensor& cu_seqlens) {
 }
 
 Tensor compute_packed(const Tensor& cu_seqlens, MaybeSize num_tokens, const MaybeTensor& offset) {
-  check_boundaries(cu_seqlens);
+  dispatcher::check_boundaries(cu_seqlens);
   if (offset.has_value()) check_offsets(*offset, cu_seqlens);
   const c10::SymInt total = total_of(cu_seqlens, num_tokens);
   if (readable(cu_seqlens)) check_documents(cu_seqlens, total.expect_int(), 1);
@@ -165,8 +177,9 @@ Tensor compute_documents(const Tensor& documents) {
 
 std::tuple<Tensor, Tensor, Tensor> compute_zigzag(const Tensor& cu_seqlens, int64_t rank,
                                                   int64_t world_size, MaybeSize num_tokens) {
-  check_boundaries(cu_seqlens);
+  dispatcher::check_boundaries(cu_seqlens);
   TORCH_CHECK_VALUE(world_size >= 1, "world_size: expected 1 or more, got ", world_size);
+  dispatcher::check_length(world_size, "world_size");
   TORCH_CHECK_VALUE(rank >= 0 && rank < world_size, "rank: expected 0 to ", world_size - 1,
                     ", got ", rank);
   const c10::SymInt total = total_of(cu_seqlens, num_tokens);

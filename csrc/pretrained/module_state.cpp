@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "core/brief.h"
+#include "dispatcher/tensors.h"
 #include "posembed/pretrained.h"
 #include "pretrained/bad_file.h"
 
@@ -25,6 +26,22 @@ std::vector<Target> targets_of(const torch::nn::Module& module, const LoadOption
   for (const auto& parameter : module.named_parameters()) add(parameter.key(), parameter.value());
   for (const auto& buffer : module.named_buffers()) add(buffer.key(), buffer.value());
   return targets;
+}
+
+/// Numbers are converted among floats and among integers of more than a byte; codes never.
+bool converts(torch::Dtype from, torch::Dtype to) {
+  const auto is_number = [](torch::Dtype type) {
+    return c10::elementSize(type) > 1 && !c10::isComplexType(type);
+  };
+  return from == to ||
+         (is_number(from) && is_number(to) && c10::isFloatingType(from) == c10::isFloatingType(to));
+}
+
+void check_kind(const Target& target, const VectorFile& file) {
+  const torch::Dtype from = file.dtype(target.name), to = target.tensor.scalar_type();
+  TORCH_CHECK_TYPE(converts(from, to), target.name, ": expected ", dispatcher::dtype_name(to),
+                   ", got ", dispatcher::dtype_name(from), " in ", readable(file.path()),
+                   ", which are not converted");
 }
 
 /// The first few names, for a message.
@@ -64,6 +81,7 @@ Unmatched load_state(torch::nn::Module& module, const VectorFile& file,
     TORCH_CHECK_VALUE(target.tensor.sizes() == shape, target.name, ": expected ",
                       target.tensor.sizes(), ", got ", torch::IntArrayRef(shape), " in ",
                       readable(file.path()));
+    check_kind(target, file);
     read.insert(target.name);
     found.push_back(std::move(target));
   }

@@ -4,7 +4,6 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
-#include <algorithm>
 #include <ostream>
 
 #include "learned/operator.h"
@@ -24,13 +23,8 @@ Bucketing bucketing_of(const RelativeBiasOptions& options) {
 
 using Window = std::vector<int64_t>;
 
-void check_window(const Window& window, const char* name) {
-  constexpr int64_t largest = int64_t{1} << 20;
-  const bool valid = window.size() == 2 && std::all_of(window.begin(), window.end(), [](int64_t n) {
-                       return n >= 1 && n <= largest;
-                     });
-  TORCH_CHECK_VALUE(valid, name, ": expected the numbers of rows and columns, each 1 to ", largest,
-                    ", got ", window);
+void check_sizes(const Window& window, const char* name) {
+  check_window(c10::fromIntArrayRefSlow(window), name);
 }
 
 void check_window_options(const RelativeBiasOptions& options) {
@@ -41,13 +35,13 @@ void check_window_options(const RelativeBiasOptions& options) {
     functional::relative_buckets(torch::zeros({0}, torch::kLong), options);  // checks the options
     return;
   }
-  check_window(options.window(), "window");
+  check_sizes(options.window(), "window");
   learned::check_resampling(options.resampling());
   TORCH_CHECK_VALUE(options.mlp_dim() >= 0, "mlp_dim: expected 0 or more, got ", options.mlp_dim());
   TORCH_CHECK_VALUE(options.mlp_dim() == 0 || !options.class_token(),
                     "class_token: expected False beside mlp_dim");
   if (options.pretrained_window().empty()) return;
-  check_window(options.pretrained_window(), "pretrained_window");
+  check_sizes(options.pretrained_window(), "pretrained_window");
   TORCH_CHECK_VALUE(options.mlp_dim() > 0, "pretrained_window: expected none without mlp_dim, got ",
                     options.pretrained_window());
 }
@@ -178,7 +172,7 @@ torch::Tensor RelativePositionBiasImpl::of_window(const std::vector<int64_t>& wi
 }
 
 void RelativePositionBiasImpl::extend(const std::vector<int64_t>& window) {
-  relative_bias::check_window(window, "window");
+  relative_bias::check_sizes(window, "window");
   if (!mlp) {
     const torch::NoGradGuard no_grad;
     weight.set_data(table(window));

@@ -68,6 +68,10 @@ Tensor bias_of(const Tensor& weight, c10::SymInt queries, c10::SymInt keys,
   dispatcher::check_rank(weight, "weight", 2, "[num_buckets, num_heads]");
   dispatcher::check_length(queries, "query_length");
   dispatcher::check_length(keys, "key_length");
+  constexpr int64_t farthest = int64_t{1} << 62;
+  TORCH_CHECK_VALUE(!query_offset.has_value() || query_offset->is_symbolic() ||
+                        (*query_offset >= -farthest && *query_offset <= farthest),
+                    "query_offset: expected -2^62 to 2^62, got ", *query_offset);
   // The view below repeats one row of all distances for each query.
   dispatcher::check_result({weight.sym_size(1), queries, queries + keys}, weight.scalar_type(),
                            "query_length");

@@ -57,4 +57,7 @@ inline const dispatcher::Operator<Tensor(const Tensor&, c10::SymIntArrayRef, c10
 inline const dispatcher::Operator<Tensor(const Tensor&, c10::SymIntArrayRef, c10::SymIntArrayRef)>
     relative_log_distances{"relative_log_distances"};
 
+/// A window of rows and columns whose cells have differences and pairs that can be counted.
+void check_window(c10::SymIntArrayRef window, const char* argument);
+
 }  // namespace posembed::relative_bias

@@ -10,6 +10,8 @@
 #include <ATen/ops/stack.h>
 #include <torch/library.h>
 
+#include <algorithm>
+
 #include "dispatcher/checks.h"
 #include "dispatcher/output_memory.h"
 #include "relative_bias/operator.h"
@@ -20,11 +22,6 @@ namespace {
 
 /// The last rows of a table with a class token: from it to a cell, from a cell to it, to itself.
 constexpr int64_t class_rows = 3;
-
-void check_window(c10::SymIntArrayRef window, const char* argument) {
-  TORCH_CHECK_VALUE(window.size() == 2 && window[0] >= 1 && window[1] >= 1, argument,
-                    ": expected the numbers of rows and columns, each 1 or more, got ", window);
-}
 
 /// The differences of a window, row by row.
 c10::SymInt differences(c10::SymIntArrayRef window) {
@@ -111,6 +108,16 @@ Tensor log_distances(const Tensor& like, c10::SymIntArrayRef window,
 }
 
 }  // namespace
+
+void check_window(c10::SymIntArrayRef window, const char* argument) {
+  constexpr int64_t largest = int64_t{1} << 20;
+  const bool valid =
+      window.size() == 2 && std::all_of(window.begin(), window.end(), [](const c10::SymInt& size) {
+        return size >= 1 && (size.is_symbolic() || size <= largest);
+      });
+  TORCH_CHECK_VALUE(valid, argument, ": expected the numbers of rows and columns, each 1 to ",
+                    largest, ", got ", window);
+}
 
 TORCH_LIBRARY_FRAGMENT(posembed, m) {
   relative_window_bias.compose_batched<bias>(m);

@@ -9,6 +9,7 @@
 #include <sstream>
 #include <string>
 
+#include "dispatcher/checked.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cu_seqlens.h"
 #include "dispatcher/cuda_scope.h"
@@ -153,8 +154,7 @@ void check_frequencies(const Tensor& query, const Tensor* key, const RotaryCall&
 
 void check_documents(const Tensor& cu_seqlens, const Tensor& query, const Dimensions& where,
                      bool with_positions) {
-  dispatcher::check_integers(cu_seqlens, "cu_seqlens");
-  dispatcher::check_rank(cu_seqlens, "cu_seqlens", 1, "[documents + 1]");
+  dispatcher::check_boundaries(cu_seqlens);
   TORCH_CHECK_VALUE(!with_positions, "cu_seqlens: expected none where positions are given");
   TORCH_CHECK_VALUE(where.batch < 0 || query.sym_size(where.batch) == 1,
                     "cu_seqlens: expected layout 'thd' or batch 1, got batch ",
@@ -215,6 +215,7 @@ SpecificationPointer check(const Tensor& query, const Tensor* key, const Rotatio
   }
   const c10::SymInt& offset = call.offset().number();
   TORCH_CHECK_VALUE(offset >= 0, "offset: expected 0 or more, got ", offset);
+  dispatcher::sum(offset, query.sym_size(where.seq), "offset");
   const MaybeTensor& positions = call.positions();
   if (positions.has_value()) check_positions(*positions, query, where, *resolved, call, names);
   if (call.frequencies().has_value()) check_frequencies(query, key, call, where, spec);

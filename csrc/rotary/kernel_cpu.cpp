@@ -135,7 +135,7 @@ void begin_tile(const Arguments& arguments, const Turns<T>& turns, int64_t r, in
     token.rotated = begin_token<T>(arguments, turns, token, angles + t, r);
     if (turns.has_nan) set_nan_angles<T, interleaved>(arguments, angles + t);
     if (arguments.tangent) set_tangents<T, interleaved>(arguments, token, angles + t);
-    token.apart = turns_apart(arguments, token);
+    token.apart = token.rotated && turns_apart(arguments, token);
   }
 }
 
@@ -447,7 +447,7 @@ void rotate_pieces(const Arguments& arguments, int64_t begin, int64_t end) {
         token.rotated = begin_piece<T, interleaved>(turns[static_cast<size_t>(i / kinds)], token,
                                                     i % kinds, &angles[i]);
       }
-      token.apart = turns_apart(arguments, token);
+      token.apart = token.rotated && turns_apart(arguments, token);
       for (int64_t r = 0; r < arguments.count; ++r) {
         rows[r].rotate(token, to - from, &angles[kinds == 1 ? 0 : r], kinds);
       }

@@ -174,8 +174,8 @@ __global__ void __launch_bounds__(max_threads<size>, min_blocks<size, 3>)
       tables.read(0, columns, &angles);
     }
     if constexpr (may_be_apart) {
-      if (__builtin_expect(apart_token() == number, 0)) {
-        if (rotated) rotate_apart<form, interleaved>(launch, token, heads, begin, end);
+      if (__builtin_expect(rotated && apart_token() == number, 0)) {
+        rotate_apart<form, interleaved>(launch, token, heads, begin, end);
         head = end;
       }
     }

@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include "dispatcher/checks.h"
+#include "dispatcher/inference_only.h"
 #include "posembed/rotary.h"
 #include "rotary/arguments.h"
 #include "rotary/operator.h"
@@ -42,6 +43,7 @@ void rerotate(const Tensor& key, const Tensor& old_positions, const Tensor& new_
   check_key_type(key);
   TORCH_CHECK_VALUE(!(c10::GradMode::is_enabled() && key.requires_grad()),
                     "key: requires grad, and an in-place operator keeps no history");
+  dispatcher::check_versioned(key, "key");
   const SpecificationPointer before = specification(spec);
   const SpecificationPointer after = specification(new_spec.value_or(spec));
   const auto to = [&](const Tensor& positions, bool with_frequencies) {

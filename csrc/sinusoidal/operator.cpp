@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "dispatcher/checked.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
@@ -58,6 +59,7 @@ SpecificationPointer check_add(const Tensor& x, const Addition& addition) {
                     "x: expected [batch, seq, embedding_dim] or [seq, embedding_dim], got ",
                     x.sym_sizes());
   dispatcher::check_size(x.sym_size(-1), spec->spec.embedding_dim, "x", "embedding_dim");
+  dispatcher::sum(addition.offset.number(), x.sym_size(-2), "offset");
   if (!spec->parts.empty()) {
     check_positions_of_axes(addition.positions, x, addition.offset.number(),
                             static_cast<int64_t>(spec->parts.size()));

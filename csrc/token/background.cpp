@@ -6,13 +6,14 @@
 #include <atomic>
 #include <deque>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
 namespace posembed::token {
 namespace {
 
-constexpr int workers = 2;
+constexpr int most_workers = 2;
 constexpr size_t most_waiting = 1024;
 
 /// The threads of one process. Never destroyed, as they outlive main().
@@ -20,7 +21,10 @@ class Pool {
  public:
   Pool() {
     sem_init(&waiting_, /*pshared=*/0, 0);
-    for (int i = 0; i < workers; ++i) std::thread([this] { work(); }).detach();
+    try {
+      for (; workers < most_workers; ++workers) std::thread([this] { work(); }).detach();
+    } catch (const std::system_error&) {  // fewer threads, which keep this object
+    }
   }
 
   void add(std::function<void()> task) {
@@ -33,6 +37,7 @@ class Pool {
   }
 
   const pid_t process = getpid();
+  int workers = 0;
 
  private:
   [[noreturn]] void work() {
@@ -64,6 +69,10 @@ void run_in_background(std::function<void()> task) {
   if (pool == nullptr || pool->process != getpid()) {
     // After a fork the parent's threads do not exist, and its lock may be closed.
     Pool* const made = new Pool;
+    if (made->workers == 0) {  // the next call tries again
+      delete made;
+      return task();
+    }
     if (current.compare_exchange_strong(pool, made, std::memory_order_acq_rel)) pool = made;
     // Otherwise another thread was first, and the threads of `made` sleep for good.
   }

@@ -6,7 +6,8 @@
 namespace posembed::token {
 
 /// Runs `task` later on a thread of this process, or never: if too many wait, or the process ends.
-/// It must not throw. Works in a forked child, which has threads of its own.
+/// Runs it at once where the system gives no thread. It must not throw. Works in a forked child,
+/// which has threads of its own.
 void run_in_background(std::function<void()> task);
 
 }  // namespace posembed::token

@@ -6,13 +6,15 @@
 #include <cstdint>
 #include <optional>
 
+#include "dispatcher/checked.h"
+
 namespace posembed::token {
 
 struct CodeBlocks {
   int64_t rows, columns;
 
   /// Blocks in a row of `dim` numbers.
-  int64_t in_row(int64_t dim) const { return (dim + columns - 1) / columns; }
+  int64_t in_row(int64_t dim) const { return dim / columns + (dim % columns != 0); }
 };
 
 /// The blocks of the same table if each row of `dim` numbers is read as `parts` rows; the scales
@@ -22,7 +24,8 @@ inline std::optional<CodeBlocks> split(CodeBlocks blocks, int64_t dim, int64_t p
                     parts);
   const int64_t part = dim / parts;
   if (dim == 0) return std::nullopt;
-  if (blocks.columns >= dim) return CodeBlocks{blocks.rows * parts, part};
+  if (blocks.columns >= dim)
+    return CodeBlocks{dispatcher::product(blocks.rows, parts, "parts"), part};
   if (blocks.rows > 1 || part % blocks.columns != 0) return std::nullopt;
   return blocks;
 }

@@ -12,6 +12,7 @@
 #include <map>
 #include <mutex>
 #include <ostream>
+#include <random>
 #include <utility>
 
 #include "dispatcher/checks.h"
@@ -134,13 +135,16 @@ namespace {
 
 using Implementation = FileRows::Implementation;
 
-/// Open tables by their handles, which are never given twice.
+/// Open tables by their handles. These are drawn, so that a program that was exported in another
+/// process finds no table.
 class OpenTables {
  public:
   int64_t add(const std::shared_ptr<const Implementation>& table) {
     const std::unique_lock lock(mutex_);
-    tables_[++last_] = table;
-    return last_;
+    int64_t handle = 0;
+    while (handle == 0 || tables_.count(handle) > 0) handle = drawn();
+    tables_[handle] = table;
+    return handle;
   }
 
   void remove(int64_t handle) {
@@ -160,9 +164,14 @@ class OpenTables {
   }
 
  private:
+  /// 62 bits of the system's, as a forked child must draw others.
+  static int64_t drawn() {
+    std::random_device bits;
+    return static_cast<int64_t>(bits() & 0x7fffffff) << 31 | (bits() & 0x7fffffff);
+  }
+
   dispatcher::ForkMutex mutex_;
   std::map<int64_t, std::weak_ptr<const Implementation>> tables_;
-  int64_t last_ = 0;
 };
 
 OpenTables& open_tables = *new OpenTables;
@@ -290,11 +299,10 @@ void FileRows::prefetch(const torch::Tensor& ids) const {
   check_on_cpu(ids);
   const torch::Tensor own = ids.flatten().clone();  // the caller may write to the ids meanwhile
   token::check_ids(own, num_embeddings());
-  token::run_in_background([own, table = implementation_] {
-    const core::IndexView view = dispatcher::index_view(own);
-    table->table.prefetch(view, own.numel());
+  const torch::Tensor blocks = implementation_->scale_ids(own);
+  token::run_in_background([own, blocks, table = implementation_] {
+    table->table.prefetch(dispatcher::index_view(own), own.numel());
     if (!table->scale_rows.has_value()) return;
-    const torch::Tensor blocks = table->scale_ids(own);
     table->scale_rows->prefetch(dispatcher::index_view(blocks), own.numel());
   });
 }
@@ -321,6 +329,16 @@ void FileTableImpl::to(torch::Dtype dtype, bool) { this->dtype = dtype; }
 torch::Tensor FileTableImpl::forward(const torch::Tensor& ids, double scale) {
   return functional::embedding(ids, rows, scale, dtype);
 }
+
+RowsAhead FileTableImpl::prefetch(const torch::Tensor& ids, double scale) const {
+  rows.prefetch(ids);
+  return {rows, ids.clone(), scale, dtype};
+}
+
+RowsAhead::RowsAhead(FileRows rows, torch::Tensor ids, double scale, torch::Dtype dtype)
+    : rows_(std::move(rows)), ids_(std::move(ids)), scale_(scale), dtype_(dtype) {}
+
+torch::Tensor RowsAhead::take() const { return functional::embedding(ids_, rows_, scale_, dtype_); }
 
 TORCH_LIBRARY_FRAGMENT(posembed, m) { file_rows.implement<shape_of_rows, read_rows>(m); }
 

@@ -63,9 +63,11 @@ void check_scales(const Tensor& codes, const Tensor& scales, const Codes& in) {
   TORCH_CHECK_TYPE(scales.scalar_type() == at::kFloat || has_exponents(scales),
                    "scales: expected float32 or float8_e8m0fnu, got ", scales.scalar_type());
   dispatcher::check_rank(scales, "scales", 2, "[rows, blocks]");
-  TORCH_CHECK_VALUE(in.block_rows >= 1, "block_rows: expected 1 or more, got ", in.block_rows);
-  TORCH_CHECK_VALUE(in.block_columns >= 0, "block_columns: expected 0 or more, got ",
-                    in.block_columns);
+  constexpr int64_t most = int64_t{1} << 62;
+  TORCH_CHECK_VALUE(in.block_rows >= 1 && in.block_rows <= most,
+                    "block_rows: expected 1 to 2^62, got ", in.block_rows);
+  TORCH_CHECK_VALUE(in.block_columns >= 0 && in.block_columns <= most,
+                    "block_columns: expected 0 to 2^62, got ", in.block_columns);
   const c10::SymInt columns = block_columns_of(codes, scales, in.block_columns);
   TORCH_CHECK_VALUE(code_of(codes) != Code::uint4 || columns % 2 == 0 || scales.sym_size(1) == 1,
                     "block_columns: expected an even number for codes of 4 bits, got ", columns);

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "dispatcher/checked.h"
 #include "posembed/token.h"
 #include "token/operator.h"
 
@@ -73,7 +74,7 @@ struct Resized {
 int64_t padded(int64_t num_embeddings, int64_t multiple) {
   TORCH_CHECK_VALUE(multiple >= 1, "pad_to_multiple_of: expected 1 or more, got ", multiple);
   if (num_embeddings <= 0) return num_embeddings;
-  return (num_embeddings + multiple - 1) / multiple * multiple;
+  return dispatcher::rounded_up(num_embeddings, multiple, "pad_to_multiple_of");
 }
 
 /// The parameters of an output layer; its own weight only if the table is not it.

@@ -65,10 +65,9 @@ def generate(memory: pe.NgramEmbedding, tokens: int, layers: torch.nn.Module, ah
     begin = time.perf_counter()
     for i in range(tokens):
         token = text[:, i : i + 1]
-        if ahead:
-            memory.prefetch(token, history)
+        asked = memory.prefetch(token, history) if ahead else None
         hidden = layers(hidden)
-        rows = memory.take() if ahead else memory(token, history)
+        rows = asked.take() if asked else memory(token, history)
         hidden = hidden + rows.mean()
         history = memory.next_history(token, history)
     return 1000 * (time.perf_counter() - begin) / tokens

@@ -347,9 +347,22 @@ class NgramEmbedding(ModuleWrapper):
     def quantize(self, format: str = "float8", block: int = 0) -> None: ...
     def memory(self) -> int: ...
     def forward(
-        self, ids: Tensor, history: Tensor | None = None, cu_seqlens: Tensor | None = None
+        self,
+        ids: Tensor,
+        history: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        *,
+        attention_mask: Tensor | None = None,
+        lengths: Tensor | None = None,
     ) -> Tensor: ...
-    def next_history(self, ids: Tensor, history: Tensor | None = None) -> Tensor: ...
+    def next_history(
+        self,
+        ids: Tensor,
+        history: Tensor | None = None,
+        *,
+        attention_mask: Tensor | None = None,
+        lengths: Tensor | None = None,
+    ) -> Tensor: ...
 
 class PerLayerEmbedding(ModuleWrapper):
     def __init__(
@@ -368,6 +381,10 @@ class PerLayerEmbedding(ModuleWrapper):
 class FileTable(ModuleWrapper):
     def __init__(self, rows: FileRows, dtype: torch.dtype | None = None) -> None: ...
     def forward(self, ids: Tensor, scale: float = 1.0) -> Tensor: ...
+    def prefetch(self, ids: Tensor, scale: float = 1.0) -> RowsAhead: ...
+
+class RowsAhead:
+    def take(self) -> Tensor: ...
 
 class QuantizedTable(ModuleWrapper):
     def __init__(

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import collections
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from posembed.ahead import Ahead
 from posembed.functional import CodeFormat
 from posembed.quantized import QuantizedTable
 from posembed.tables import Hosted, Table, bytes_of
@@ -70,14 +70,6 @@ class TableOwner(Hosted):
         return bytes_of((*self.parameters(), *self.buffers()))
 
 
-class Ahead(NamedTuple):
-    """Rows that were asked for."""
-
-    ids: Tensor
-    rows: Tensor | None  # on a CUDA device
-    arrived: torch.cuda.Event | None
-
-
 class Prefetching(TableOwner):
     """A module whose rows can be asked for before they are needed."""
 
@@ -89,47 +81,14 @@ class Prefetching(TableOwner):
         """The result of a call that looks up these rows."""
         return self(rows)  # type: ignore[no-any-return]
 
-    def prefetch(self, *args: Any, **kwargs: Any) -> None:
-        """Asks for the result of ``self(*args, **kwargs)``, which :meth:`take` returns.
+    def prefetch(self, *args: Any, **kwargs: Any) -> Ahead:
+        """Asks for the result of ``self(*args, **kwargs)``, which the handle's ``take()`` returns.
 
         On a CUDA device the rows are gathered on a stream of their own, beside the kernels of the
         layers before; nothing waits on the host, and a CUDA graph may capture both calls. From a
-        file, they are read ahead in the background. Elsewhere, :meth:`take` looks them up.
+        file, they are read ahead in the background. Elsewhere, ``take`` looks them up.
         """
         rows = self.row_ids(*args, **kwargs)
-        ahead = Ahead(rows, None, None)
         if "table" in self._modules:
-            self.table.prefetch(rows)
-        if rows.is_cuda:
-            stream = _side_stream(rows.device)
-            stream.wait_stream(torch.cuda.current_stream(rows.device))
-            with torch.cuda.stream(stream):
-                ahead = Ahead(rows, self.rows_at(rows), stream.record_event())
-        self.__dict__.setdefault("_ahead", collections.deque()).append(ahead)
-
-    def take(self) -> Tensor:
-        """The result of the oldest :meth:`prefetch` that was not taken.
-
-        Raises:
-            RuntimeError: There is none.
-        """
-        waiting = self.__dict__.get("_ahead")
-        if not waiting:
-            raise RuntimeError("take: expected a call of prefetch before")
-        ids, rows, arrived = waiting.popleft()
-        if rows is None:
-            return self.rows_at(ids)
-        stream = torch.cuda.current_stream(rows.device)
-        stream.wait_event(arrived)
-        rows.record_stream(stream)
-        return rows  # type: ignore[no-any-return]
-
-
-_SIDE_STREAMS: dict[torch.device, torch.cuda.Stream] = {}
-
-
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of a device on which rows are gathered ahead."""
-    if device not in _SIDE_STREAMS:
-        _SIDE_STREAMS[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    return _SIDE_STREAMS[device]
+            self.table.read_ahead(rows)
+        return Ahead(rows, self.rows_at)

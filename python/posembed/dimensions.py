@@ -145,7 +145,9 @@ TABLE = {
     "alibi_attention": Dimensions(
         {"query": "bh..", "key": "bh..", "value": "bh.."}, {"slopes": ".?h", **_SCORES}, ("query",)
     ),
-    "ngram_ids": Dimensions({"ids": "b?s"}, {"history": "b?.", "cu_seqlens": "."}, ("b?s.",)),
+    "ngram_ids": Dimensions(
+        {"ids": "b?s"}, {"history": "b?.", "cu_seqlens": ".", "mask": "b?s"}, ("b?s.",)
+    ),
     "relative_bias": Dimensions({"weight": ".h"}, {}, ("h..",)),
     "relative_window_bias": Dimensions({"weight": ".h"}, {}, ("h..",)),
     "relative_window_resample": Dimensions({"weight": ".h"}, {}, (".h",)),

@@ -41,8 +41,8 @@ class FileTable(Table):
         >>> path = pathlib.Path(folder.name, "table.safetensors")
         >>> save_file({"weight": torch.arange(12.0).view(6, 2)}, path)
         >>> table = pe.FileTable(path)
-        >>> table.prefetch(torch.tensor([5, 1]))
-        >>> table(torch.tensor([5, 1]))
+        >>> ahead = table.prefetch(torch.tensor([5, 1]))
+        >>> ahead.take()
         tensor([[10., 11.],
                 [ 2.,  3.]])
         >>> table.memory()
@@ -84,7 +84,7 @@ class FileTable(Table):
         """
         return self._file.misses()  # type: ignore[no-any-return]
 
-    def prefetch(self, ids: Tensor) -> None:
+    def read_ahead(self, ids: Tensor) -> None:
         """Asks for rows in the background, and returns at once.
 
         Args:

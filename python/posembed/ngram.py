@@ -23,7 +23,13 @@ from posembed._table_owner import Prefetching
 from posembed._validation import flag, whole
 from posembed.functional import Device, Gradient, NgramRule
 from posembed.functional._bag import pooled
-from posembed.functional._ngram import derived_multipliers, derived_primes, hashed, lists
+from posembed.functional._ngram import (
+    derived_multipliers,
+    derived_primes,
+    hashed,
+    lists,
+    text_mask,
+)
 from posembed.functional._token import looked_up
 from posembed.sharding import is_sharded, summed_over_processes
 from posembed.token import (
@@ -367,7 +373,13 @@ class NgramEmbedding(Leaf, Prefetching):
         return cls.from_pretrained(table, spec, freeze=freeze, summed=summed)
 
     def forward(
-        self, ids: Tensor, history: Tensor | None = None, cu_seqlens: Tensor | None = None
+        self,
+        ids: Tensor,
+        history: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        *,
+        attention_mask: Tensor | None = None,
+        lengths: Tensor | None = None,
     ) -> Tensor:
         """Looks up the n-grams that end at each token.
 
@@ -375,17 +387,31 @@ class NgramEmbedding(Leaf, Prefetching):
             ids: int32 or int64 [batch, seq] or [seq]; any numbers.
             history: The tokens before, [batch, ngram_size - 1]: :meth:`next_history`.
             cu_seqlens: Boundaries of packed texts; see :func:`functional.ngram_ids`.
+            attention_mask: bool or integers, as ``ids``: 0 for padding on any side. Without it,
+                padding is text: the first tokens after padding look up other rows than alone.
+            lengths: [batch], instead of it: the tokens of each row before its padding.
 
         Returns:
             [batch, seq, embedding_dim] in the dtype of the table.
         """
-        return self.rows_at(self.row_ids(ids, history, cu_seqlens))
+        return self.rows_at(
+            self.row_ids(ids, history, cu_seqlens, attention_mask=attention_mask, lengths=lengths)
+        )
 
     def row_ids(
-        self, ids: Tensor, history: Tensor | None = None, cu_seqlens: Tensor | None = None
+        self,
+        ids: Tensor,
+        history: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        *,
+        attention_mask: Tensor | None = None,
+        lengths: Tensor | None = None,
     ) -> Tensor:
         """The rows that :meth:`forward` looks up: int64 [batch, seq, sizes * heads]."""
-        return hashed(ids, *self.spec.arguments, history, cu_seqlens)
+        if attention_mask is None and lengths is None:
+            return hashed(ids, *self.spec.arguments, history, cu_seqlens)
+        text = text_mask(ids, attention_mask, lengths)
+        return hashed(ids, *self.spec.arguments, history, cu_seqlens, text)
 
     def rows_at(self, rows: Tensor) -> Tensor:
         """The result for rows of the table."""
@@ -408,8 +434,15 @@ class NgramEmbedding(Leaf, Prefetching):
             return self.table(rows).flatten(-2)  # type: ignore[no-any-return]
         return looked_up(rows, weight, -1, 1.0, False, -1, self.gradient).flatten(-2)
 
-    def next_history(self, ids: Tensor, history: Tensor | None = None) -> Tensor:
-        """The last tokens, as ``history`` of the next call.
+    def next_history(
+        self,
+        ids: Tensor,
+        history: Tensor | None = None,
+        *,
+        attention_mask: Tensor | None = None,
+        lengths: Tensor | None = None,
+    ) -> Tensor:
+        """The last tokens that are text, as ``history`` of the next call.
 
         The shape does not depend on the length of ``ids``, so that ``history.copy_(...)`` keeps it
         in one place for CUDA graphs.
@@ -417,15 +450,34 @@ class NgramEmbedding(Leaf, Prefetching):
         Args:
             ids: [batch, seq] or [seq], the tokens of this call.
             history: The history of this call; default: padding.
+            attention_mask: That of this call, [batch, seq].
+            lengths: [batch], instead of it: the tokens of each row that stay, such as those that
+                were accepted of a draft.
 
         Returns:
             [batch, ngram_size - 1] in the dtype of ``ids``.
+
+        Raises:
+            ValueError: Shapes do not fit together.
         """
         kept = self.spec.ngram_size - 1
+        shape = (*ids.shape[:-1], kept)
         if history is None:
-            history = ids.new_full((*ids.shape[:-1], kept), self.spec.padding_token)
-        joined = torch.cat([history.to(ids.dtype), ids], -1)
-        return joined[..., joined.shape[-1] - kept :].clone()
+            history = ids.new_full(shape, self.spec.padding_token)
+        joined = torch.cat([history.to(ids.dtype).expand(shape), ids], -1)
+        text = text_mask(ids, attention_mask, lengths)
+        if text is None:
+            return joined[..., joined.shape[-1] - kept :].clone()
+        if text.shape != ids.shape:
+            raise ValueError(
+                f"attention_mask: expected the shape of ids, {list(ids.shape)}, got "
+                f"{list(text.shape)}"
+            )
+        # The places of the last tokens that are text; the history always has enough.
+        before = torch.arange(kept, device=ids.device).expand(shape)
+        after = torch.arange(kept, joined.shape[-1], device=ids.device)
+        places = torch.cat([before, torch.where(text != 0, after, -1)], -1)
+        return joined.gather(-1, places.topk(kept, -1).values.flip(-1))
 
     def extra_repr(self) -> str:
         """The options, in the C++ module's format."""

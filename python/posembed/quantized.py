@@ -215,6 +215,22 @@ class QuantizedTable(Hosted, Table):
         self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.codes.device)).dtype
         return self
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Buffers of one byte as integers: pickle writes float8, but cannot read it."""
+        bytes_ = {k: v for k, v in self._buffers.items() if v is not None and v.itemsize == 1}
+        integers = {name: buffer.view(torch.uint8) for name, buffer in bytes_.items()}
+        dtypes = {name: buffer.dtype for name, buffer in bytes_.items()}
+        buffers = {**self._buffers, **integers}
+        return {**super().__getstate__(), "_buffers": buffers, "_dtypes": dtypes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Gives buffers their dtypes again."""
+        state = {**state}
+        dtypes = state.pop("_dtypes", {})  # absent where an earlier version wrote it
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        for name, dtype in dtypes.items():
+            self._buffers[name] = getattr(self, name).view(dtype)
+
     def extra_repr(self) -> str:
         """Sizes and the formats of codes and scales."""
         code = "4 bits" if self.codes.dtype == torch.uint8 else str(self.codes.dtype)[6:]

@@ -13,6 +13,7 @@ from typing_extensions import Self
 
 from posembed import functional
 from posembed._leaf import Leaf
+from posembed.ahead import Ahead
 from posembed.functional import BagMode
 from posembed.functional._stored import mapped
 
@@ -59,7 +60,7 @@ class Hosted(nn.Module):
         if not self.on_host or tensor is None or tensor.device == ids.device:
             return tensor
         kept, view = self._mapped.get(name, (None, None))
-        if kept is not tensor:
+        if kept is not tensor or view is None or view.device != ids.device:
             view = mapped(tensor, ids.device)
             self._mapped[name] = tensor, view
         return view
@@ -73,6 +74,22 @@ class Hosted(nn.Module):
                 return tensor.to(move(tensor.new_empty(0)).dtype)
 
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *others: Any
+    ) -> None:
+        """Refuses to convert codes, which are numbers of one byte: their bits are what counts."""
+        refused = []
+        for name, tensor in {**self._parameters, **self._buffers}.items():
+            given = state_dict.get(prefix + name)
+            if tensor is None or not isinstance(given, Tensor) or given.dtype == tensor.dtype:
+                continue
+            if 1 in (given.itemsize, tensor.itemsize):
+                refused.append(f"{prefix}{name}: expected {tensor.dtype}, got {given.dtype}")
+        if refused and not local_metadata.get("assign_to_params_buffers"):
+            others[-1].extend(refused)
+            return
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy makes views of its own."""
@@ -118,7 +135,19 @@ class Table(Leaf, nn.Module, abc.ABC):
         """
         return self(ids, scale).chunk(parts, -1)[index]  # type: ignore[no-any-return]
 
-    def prefetch(self, ids: Tensor) -> None:
+    def prefetch(self, ids: Tensor, scale: float = 1.0) -> Ahead:
+        """Asks for the rows of ids, which the handle's ``take()`` returns.
+
+        From a file, rows are read ahead in the background. On a CUDA device they are gathered on a
+        stream of their own.
+
+        Raises:
+            IndexError: An id is outside a table in a file.
+        """
+        self.read_ahead(ids)
+        return Ahead(ids, lambda ids: self(ids, scale))  # type: ignore[no-any-return]
+
+    def read_ahead(self, ids: Tensor) -> None:
         """Says which ids will be looked up."""
 
     def pooled(

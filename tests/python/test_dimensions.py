@@ -33,6 +33,7 @@ NOT_IN_TABLE = {
     "alibi_check_attention": "a composition",
     "alibi_positions": "a composition",
     "learned_positions": "a composition",
+    "ngram_mask": "a composition",
     "relative_buckets": "a composition",
     "mrope_positions": "a composition",
     "packed_grid_positions": "a composition",
@@ -60,6 +61,7 @@ NOT_IN_TABLE = {
 NOT_SPLIT = {
     "alibi_positions": "counts along the sequence",
     "learned_positions": "counts along the sequence",
+    "ngram_mask": "counts along the sequence",
     "relative_buckets": "from integers to integers",
     "mrope_positions": "counts along the batch and the sequence",
     "packed_grid_positions": "counts along the sequence",

@@ -105,3 +105,26 @@ def test_take_tensors_without_elements(name: str, sizes: tuple[int, int, int]) -
     for result in returned if isinstance(returned, tuple) else (returned,):
         assert result.numel() == 0 or name.startswith("alibi_bias")
     assert all(tensor.numel() == 0 for tensor in tensors(given, names)) or name == "alibi_bias, out"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tensors_of_inference_mode_are_written_or_refused(name: str) -> None:
+    """Never both: torch itself refuses some after they were written."""
+    call, given, names = call_of(name)
+    with torch.inference_mode():
+        for key in names:
+            value = given[key]
+            pair = isinstance(value, tuple)
+            given[key] = tuple(t.clone() for t in value) if pair else value.clone()
+        before = [tensor.clone() for tensor in tensors(given, names)]
+    try:
+        call(**given)
+        refused = False
+    except (ValueError, RuntimeError):
+        refused = True
+    assert all(map(torch.equal, tensors(given, names), before)) == refused
+    if "rerotate_" in name:
+        assert refused
+    with torch.inference_mode():
+        call(**given)
+    assert not all(map(torch.equal, tensors(given, names), before))

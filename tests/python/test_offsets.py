@@ -276,3 +276,17 @@ def test_in_compiled_functions() -> None:
     x, offsets = torch.randn(3, 5, 2, 8), torch.tensor(OFFSETS)
     compiled = torch.compile(rope, fullgraph=True, dynamic=True, backend="aot_eager")
     assert torch.equal(compiled(x, offset=offsets), rope(x, offset=offsets))
+
+
+@pytest.mark.parametrize("modules", [pe, pe.cpp], ids=["python", "cpp"])
+def test_positions_that_would_wrap_are_refused(modules: Any) -> None:
+    last = 2**63 - 3  # the third position does not fit
+    rows, ids = torch.zeros(1, 3, 8), torch.zeros(1, 3, dtype=torch.int64)
+    embed = modules.InputEmbedding(11, 8, positions="sinusoidal")
+    for call in (
+        lambda: modules.RotaryEmbedding(8)(rows.unsqueeze(2), offset=last),
+        lambda: modules.SinusoidalPositionalEmbedding(8)(rows, offset=last),
+        lambda: embed(ids, offset=last),
+    ):
+        with pytest.raises(ValueError, match=r"offset: expected a sum below 2\^63, got 92"):
+            call()

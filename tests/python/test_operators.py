@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import posembed
+import posembed as pe
 import pytest
 import torch
 import torch._dynamo.testing
@@ -65,6 +65,7 @@ WITHOUT_CASE = {
     "file_rows": "reads a file; token/test_file_table.py",
     "mapped": "a view of memory; token/test_host_table.py",
     "ngram_ids": "from integers to integers; ngram/test_ngram_ids.py",
+    "ngram_mask": "from integers to integers; ngram/test_ngram_ids.py",
 }
 
 every = pytest.mark.parametrize("case", OPERATORS, ids=lambda case: case.name)
@@ -581,6 +582,47 @@ def test_meta_raises_what_the_cpu_raises(case: OperatorCase) -> None:
                 assert error_of(case, meta, sample.kwargs) == found, (place, tensor.shape)
 
 
+CALLS_WITHOUT_VALUES: dict[str, Callable[[Any], Any]] = {
+    "rotary, no boundaries": lambda to: pe.RotaryEmbedding(8)(
+        to(torch.ones(1, 3, 1, 8)), cu_seqlens=to(torch.ones(0).int())
+    ),
+    "ngram_ids, no boundaries": lambda to: pe.functional.ngram_ids(
+        to(torch.ones(1, 3).int()),
+        multipliers=(3, 5),
+        moduli=((7,),),
+        cu_seqlens=to(torch.ones(0).int()),
+    ),
+    "ALiBi, no boundaries": lambda to: pe.functional.alibi_add(
+        to(torch.ones(1, 2, 3, 3)), to(torch.ones(2)), cu_seqlens=to(torch.ones(0).int())
+    ),
+    "ALiBi, a distant query": lambda to: pe.functional.alibi_bias(
+        to(torch.ones(2)), 3, 3, query_offset=2**31
+    ),
+    "ALiBi, distant keys": lambda to: pe.functional.alibi_softmax(
+        to(torch.ones(1, 2, 3, 3)), to(torch.ones(2)), query_offset=2**31 - 1
+    ),
+    "learned positions past the table": lambda to: pe.functional.learned_add(
+        to(torch.ones(1, 3, 4)), to(torch.ones(5, 4)), offset=3
+    ),
+    "positions of the input past the table": lambda to: pe.functional.input_embedding(
+        to(torch.zeros(1, 3).int()), to(torch.ones(5, 4)), position=to(torch.ones(5, 4)), offset=3
+    ),
+    "the gradient of positions past the table": lambda to: torch.ops.posembed.learned_backward(
+        to(torch.ones(1, 3, 4)), num_rows=5, offset=3
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS_WITHOUT_VALUES)
+def test_meta_raises_what_needs_no_values(name: str) -> None:
+    errors = []
+    for place in ("cpu", "meta"):
+        with pytest.raises((ValueError, IndexError)) as caught:
+            CALLS_WITHOUT_VALUES[name](lambda tensor, place=place: tensor.to(place))
+        errors.append((caught.type, str(caught.value).splitlines()[0]))
+    assert errors[0] == errors[1]
+
+
 def of_unknown_sizes(tensor: Tensor) -> Tensor:
     """A fake tensor whose sizes a compiler does not know, as those of nonzero()."""
     context = torch.fx.experimental.symbolic_shapes.ShapeEnv()
@@ -715,7 +757,7 @@ def test_mutation_refuses_gradients(case: OperatorCase, device: torch.device) ->
 
 def calls_of_operators() -> Iterator[tuple[str, ast.Call]]:
     """The calls of operators in posembed's Python code, by name or by a constant of the file."""
-    for file in Path(posembed.__file__).parent.rglob("*.py"):
+    for file in Path(pe.__file__).parent.rglob("*.py"):
         nodes = [*ast.walk(ast.parse(file.read_text()))]
         names = {
             ast.unparse(node.targets[0]): ast.unparse(node.value)

@@ -73,11 +73,28 @@ POSEMBED_API torch::Tensor embedding(const torch::Tensor& ids, const FileRows& r
 
 }  // namespace functional
 
+/// Rows that FileTable::prefetch() asked for.
+class POSEMBED_API RowsAhead {
+ public:
+  /// The rows of the ids as they were when they were asked for. Each call looks them up.
+  torch::Tensor take() const;
+
+ private:
+  friend class FileTableImpl;
+  RowsAhead(FileRows rows, torch::Tensor ids, double scale, torch::Dtype dtype);
+
+  FileRows rows_;
+  torch::Tensor ids_;
+  double scale_;
+  torch::Dtype dtype_;
+};
+
 /// A table in a file as a module.
 ///
 ///     posembed::FileTable table(posembed::FileRows("model.safetensors", {"ngrams.weight"}));
-///     table->rows.prefetch(next_ids);
+///     auto ahead = table->prefetch(next_ids);
 ///     auto vectors = table->forward(ids);  // [...] -> [..., embedding_dim]
+///     auto next = ahead.take();
 class POSEMBED_API FileTableImpl : public torch::nn::Cloneable<FileTableImpl> {
  public:
   /// @param dtype  of the results; default: the table's
@@ -91,6 +108,9 @@ class POSEMBED_API FileTableImpl : public torch::nn::Cloneable<FileTableImpl> {
 
   /// ids [...] -> scale * rows [..., embedding_dim]; see functional::embedding.
   torch::Tensor forward(const torch::Tensor& ids, double scale = 1.0);
+  /// Asks for the rows of a later call in the background, and returns at once.
+  /// @throws c10::IndexError an id is outside the table
+  RowsAhead prefetch(const torch::Tensor& ids, double scale = 1.0) const;
 
   FileRows rows;
   torch::Dtype dtype;

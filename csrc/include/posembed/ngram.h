@@ -63,6 +63,23 @@ struct POSEMBED_API NgramSpec {
   int64_t table_rows() const;
 };
 
+/// The tokens of one call beside its ids, [batch, seq] or [seq].
+struct POSEMBED_API NgramCall {
+  NgramCall() = default;
+  /* implicit */ NgramCall(torch::Tensor history) : history_(std::move(history)) {}
+
+  /// int32/int64 [batch, longest - 1], the tokens before the ids; none: padding. With cu_seqlens:
+  /// [batch * documents, longest - 1]. A batch of 1 serves every row.
+  TORCH_ARG(std::optional<torch::Tensor>, history) = std::nullopt;
+  /// int32/int64 [documents + 1]: boundaries of texts packed in each row; no n-gram spans two.
+  TORCH_ARG(std::optional<torch::Tensor>, cu_seqlens) = std::nullopt;
+  /// bool or integers, as the ids: 0 for what is not text, such as the padding of a batch. N-grams
+  /// reach over it, and its own consist of padding.
+  TORCH_ARG(std::optional<torch::Tensor>, mask) = std::nullopt;
+  /// int32/int64 [batch], or [] for ids [seq]: the tokens of each row before its padding.
+  TORCH_ARG(std::optional<torch::Tensor>, lengths) = std::nullopt;
+};
+
 namespace functional {
 
 /// The rows of a table for the n-grams that end at each token.
@@ -72,15 +89,10 @@ namespace functional {
 ///     auto rows = posembed::functional::ngram_ids(ids, spec);  // [batch, seq, 2 sizes * 2 heads]
 ///
 /// @param ids  int32/int64 [batch, seq] or [seq], any numbers
-/// @param history  int32/int64 [batch, longest - 1], the tokens before the ids; default: padding.
-///     With cu_seqlens: [batch * documents, longest - 1]. A batch of 1 serves every row.
-/// @param cu_seqlens  int32/int64 [documents + 1]: boundaries of texts packed in each row; no
-///     n-gram spans two
 /// @return int64 [batch, seq, sizes * heads], heads of one size side by side
 /// @throws c10::ValueError shapes and numbers; c10::TypeError dtypes
 POSEMBED_API torch::Tensor ngram_ids(const torch::Tensor& ids, const NgramSpec& spec,
-                                     const std::optional<torch::Tensor>& history = std::nullopt,
-                                     const std::optional<torch::Tensor>& cu_seqlens = std::nullopt);
+                                     const NgramCall& call = {});
 
 }  // namespace functional
 
@@ -117,14 +129,12 @@ class POSEMBED_API NgramEmbeddingImpl : public torch::nn::Cloneable<NgramEmbeddi
   void pretty_print(std::ostream& stream) const override;
 
   /// ids [batch, seq] or [seq] -> [batch, seq, embedding_dim]; see functional::ngram_ids.
-  torch::Tensor forward(const torch::Tensor& ids,
-                        const std::optional<torch::Tensor>& history = std::nullopt,
-                        const std::optional<torch::Tensor>& cu_seqlens = std::nullopt);
+  torch::Tensor forward(const torch::Tensor& ids, const NgramCall& call = {});
 
-  /// The last tokens, [batch, ngram_size - 1], as `history` of the next call. Its shape is the same
-  /// for any length of `ids`, so that a CUDA graph can keep it.
-  torch::Tensor next_history(const torch::Tensor& ids,
-                             const std::optional<torch::Tensor>& history = std::nullopt) const;
+  /// The last tokens that are text, [batch, ngram_size - 1], as `history` of the next call. Its
+  /// shape is the same for any length of `ids`, so that a CUDA graph can keep it.
+  /// @param call  that of `ids`, without cu_seqlens
+  torch::Tensor next_history(const torch::Tensor& ids, const NgramCall& call = {}) const;
 
   /// As TokenEmbedding's.
   void quantize(const std::string& format = "float8", int64_t block = 0);
@@ -137,8 +147,7 @@ class POSEMBED_API NgramEmbeddingImpl : public torch::nn::Cloneable<NgramEmbeddi
   QuantizedTable table{nullptr};
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<torch::Tensor>())},
-                           {2, torch::nn::AnyValue(std::optional<torch::Tensor>())})
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(NgramCall())})
 };
 
 TORCH_MODULE(NgramEmbedding);

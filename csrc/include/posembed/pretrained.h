@@ -208,14 +208,16 @@ struct Unmatched {
 };
 
 /// Copies a file's tensors to the parameters and buffers of any module, by name, as Python's
-/// load_state_dict does. They keep their dtype and device. Names and shapes are checked before the
-/// first tensor is written.
+/// load_state_dict does. They keep their dtype and device: floats are converted to other floats and
+/// integers to other integers, but numbers of one byte, which are codes, never. Names, shapes and
+/// dtypes are checked before the first tensor is written.
 ///
 ///     MyModel model;  // a ModuleHolder; its modules are registered under the file's names
 ///     posembed::pretrained::load_state(*model, posembed::pretrained::open("model.safetensors"));
 ///
 /// @param file  safetensors, or their index
 /// @throws c10::ValueError a name without a partner, if `strict`; another shape
+/// @throws c10::TypeError a dtype that is not converted
 /// @throws FileFormatError the file is malformed, or a finite number is not finite in the
 ///     parameter's dtype
 POSEMBED_API Unmatched load_state(torch::nn::Module& module, const VectorFile& file,

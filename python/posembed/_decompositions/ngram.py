@@ -19,6 +19,7 @@ def ngram_ids(
     rule: str,
     history: Tensor | None,
     cu_seqlens: Tensor | None,
+    mask: Tensor | None,
 ) -> Tensor:
     rolling = rule == "rolling"
     count = len(moduli) // len(multipliers) if rolling else len(multipliers) - 1
@@ -26,7 +27,8 @@ def ngram_ids(
     longest, heads = sizes[-1], len(moduli) // len(sizes)
     fill = padding if padding is not None else 0 if boundary is None else boundary
     tokens = ids.long().reshape(-1, ids.shape[-1])  # [batch, seq]
-    past = _before(tokens, history, cu_seqlens, fill)
+    text = None if mask is None else mask.reshape(tokens.shape) != 0
+    past = _before(tokens, history, cu_seqlens, text, fill)
 
     # Numbers stay numbers: a program has no constants for them.
     seeds = list(multipliers) if rolling else [0]  # heads share a hash of products
@@ -38,6 +40,8 @@ def ngram_ids(
         if boundary is not None and back > 0:
             ended = ended | (token == boundary)
             token = torch.where(ended, fill, token)
+        if text is not None:
+            token = torch.where(text, token, fill)
         if rolling:
             hashes = [hash * seed + token for hash, seed in zip(hashes, seeds, strict=True)]
         else:
@@ -53,25 +57,35 @@ def ngram_ids(
 
 
 def _before(
-    tokens: Tensor, history: Tensor | None, cu_seqlens: Tensor | None, fill: int
+    tokens: Tensor,
+    history: Tensor | None,
+    cu_seqlens: Tensor | None,
+    text: Tensor | None,
+    fill: int,
 ) -> Callable[[int], Tensor]:
-    """A function of k that gives the token k places before each, in its document or history."""
+    """A function of k that gives the k-th token of text before each, in its document or history."""
     batch, seq = tokens.shape
     at = torch.arange(seq, device=tokens.device)
     document, begin, documents = torch.zeros_like(at), torch.zeros_like(at), 1
     if cu_seqlens is not None:
         document = (at.unsqueeze(-1) >= cu_seqlens[1:]).sum(-1)
-        begin, documents = cu_seqlens[document], cu_seqlens.shape[0] - 1
+        begin, documents = cu_seqlens[document].long(), cu_seqlens.shape[0] - 1
+    at, begin = at.expand(batch, seq), begin.expand(batch, seq)
+    if text is not None:
+        # Text moves to the front of its row, where tokens are counted.
+        tokens = tokens.gather(1, text.logical_not().byte().argsort(dim=1, stable=True))
+        at = text.cumsum(1) - text.long()
+        begin = at.gather(1, begin)
 
     def before(back: int) -> Tensor:
         place = at - back - begin
-        inside = tokens[:, (at - back).clamp_min(0)]
+        inside = tokens.gather(1, (at - back).clamp_min(0))
         if history is None:
             return torch.where(place >= 0, inside, fill)
         width = history.shape[-1]
         last = history.long().reshape(-1, documents, width).expand(batch, documents, width)
-        return torch.where(
-            place >= 0, inside, last[:, document, (place + width).clamp(0, width - 1)]
-        )
+        rows = torch.arange(batch, device=tokens.device).unsqueeze(1)
+        found = last[rows, document, (place + width).clamp(0, width - 1)]
+        return torch.where(place >= 0, inside, found)
 
     return before

@@ -13,6 +13,7 @@ from posembed.functional._options import NgramRule
 from posembed.sharding import call, is_sharded
 
 _NGRAM_IDS = gated(torch.ops.posembed.ngram_ids.default)
+_NGRAM_MASK = gated(torch.ops.posembed.ngram_mask.default)
 Numbers = Sequence[int] | Tensor
 Table = Sequence[Sequence[int]] | Tensor
 
@@ -29,6 +30,8 @@ def ngram_ids(
     rule: NgramRule = "xor",
     sizes: Sequence[int] | None = None,
     cu_seqlens: Tensor | None = None,
+    mask: Tensor | None = None,
+    lengths: Tensor | None = None,
 ) -> Tensor:
     """Rows of a table for the n-grams that end at each token.
 
@@ -54,6 +57,10 @@ def ngram_ids(
         sizes: Sizes of the n-grams, ascending; default: 2, 3, … as many as ``moduli`` has rows.
         cu_seqlens: int32 or int64 [documents + 1]: boundaries of texts packed in each row. No
             n-gram spans two.
+        mask: bool or integers, in the shape of ``ids``: 0 for what is not text, such as the padding
+            of a batch on any side. N-grams reach over it, and its own consist of padding.
+        lengths: int32 or int64 [batch], or [] for ids [seq], instead of ``mask``: the tokens of
+            each row before its padding. They are checked on the CPU.
 
     Numbers may be sequences or tensors; tensors are read, which waits for their device, and cannot
     be compiled.
@@ -64,7 +71,8 @@ def ngram_ids(
 
     Raises:
         ValueError: Shapes or numbers do not fit together.
-        TypeError: Ids, history or cu_seqlens are not int32 or int64.
+        TypeError: Ids, history, cu_seqlens or lengths are not int32 or int64, or the mask is not
+            of integers.
 
     Examples:
         >>> import torch, posembed as pe
@@ -76,7 +84,21 @@ def ngram_ids(
         [[[10, 21]]]
     """
     numbers = lists(multipliers, moduli, () if offsets is None else offsets, sizes or (), rule)
-    return hashed(ids, *numbers, boundary, padding, rule, history, cu_seqlens)
+    text = text_mask(ids, mask, lengths)
+    return hashed(ids, *numbers, boundary, padding, rule, history, cu_seqlens, text)
+
+
+def text_mask(ids: Tensor, mask: Tensor | None, lengths: Tensor | None) -> Tensor | None:
+    """Which ids are text; None for all.
+
+    Raises:
+        ValueError: Both are given, or lengths do not fit the ids.
+    """
+    if lengths is None:
+        return mask
+    if mask is not None:
+        raise ValueError("lengths: expected none beside a mask")
+    return _NGRAM_MASK(ids, lengths)  # type: ignore[no-any-return]
 
 
 def hashed(ids: Tensor, *options: Any) -> Tensor:

@@ -8,8 +8,12 @@
 
 // Renamed, because the library may contain the real launcher.
 #define write_floats_cuda write_floats_cuda_on_cpu
+#define allocate_pinned allocate_pinned_on_cpu
+#define pin pin_on_cpu
+#define unpin unpin_on_cpu
 #include "core/device_vector.h"
 #include "core/host_floats.cu"
+#include "core/pinned_memory.cu"
 
 namespace posembed::core {
 namespace {
@@ -20,6 +24,29 @@ TEST(HostFloatsGpuSource, WritesAnyNumber) {
   ASSERT_EQ(write_floats_cuda(values.data(), 1300, out.data(), nullptr), nullptr);
   EXPECT_TRUE(std::equal(values.begin(), values.end(), out.begin()));
   EXPECT_EQ(out.back(), 42.0f);
+}
+
+// Views may be freed in any order, and kernels that were launched before still read the memory.
+TEST(PinnedMemoryGpuSource, StaysPinnedForTheLastViewAndQueuedKernels) {
+  int number = 0;
+  bool was_pinned = false;
+  EXPECT_TRUE(pin(&number, sizeof number).owned);
+  EXPECT_TRUE(pin(&number, sizeof number).owned);
+  unpin(&number);
+  EXPECT_EQ(pinned_memory.count(&number), 1);
+  queued_work = [&] { was_pinned = pinned_memory.count(&number) == 1; };
+  unpin(&number);
+  EXPECT_TRUE(was_pinned);
+  EXPECT_EQ(pinned_memory.count(&number), 0);
+}
+
+TEST(PinnedMemoryGpuSource, LeavesWhatOthersPinned) {
+  int number = 0;
+  cudaHostRegister(&number, sizeof number, 0);
+  const Pinned pinned = pin(&number, sizeof number);
+  EXPECT_EQ(pinned.on_device, &number);
+  EXPECT_FALSE(pinned.owned);
+  cudaHostUnregister(&number);
 }
 
 void write_last_byte(size_t bytes, unsigned char* out) {

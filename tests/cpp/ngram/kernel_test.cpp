@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -57,6 +58,7 @@ struct Problem {
   int32_t heads;
   bool rolling = false, has_boundary = false, has_history = false;
   std::vector<int32_t> cu_seqlens = {};
+  bool has_mask = false;
 };
 
 class Case {
@@ -84,6 +86,11 @@ class Case {
     if (!cu_seqlens_.empty()) {
       a.cu_seqlens = {cu_seqlens_.data(), core::Index::int32};
       a.documents = static_cast<int64_t>(cu_seqlens_.size()) - 1;
+    }
+    if (problem.has_mask) {
+      mask_ = std::make_unique<bool[]>(ids_.size());
+      for (size_t i = 0; i < ids_.size(); ++i) mask_[i] = random_() % 3 > 0;
+      a.mask = mask_.get();
     }
     if (problem.has_history) {
       a.history_rows = a.batch * a.documents;
@@ -116,7 +123,12 @@ class Case {
     for (int64_t i = 0; i < count; ++i) tokens.push_back(static_cast<int64_t>(random_() % 6));
   }
 
+  bool is_hidden(int64_t token) const { return mask_ != nullptr && !mask_[token]; }
+
   std::vector<int64_t> tokens_at(int64_t row, int64_t at) const {
+    if (is_hidden(row * a.seq + at)) {
+      return std::vector<int64_t>(static_cast<size_t>(a.longest), a.padding);
+    }
     int64_t document = 0, begin = 0;
     for (size_t i = 1; i < cu_seqlens_.size(); ++i) {
       if (cu_seqlens_[i] <= at) document = static_cast<int64_t>(i), begin = cu_seqlens_[i];
@@ -126,8 +138,9 @@ class Case {
       const auto from = history_.begin() + (row * a.documents + document) * (a.longest - 1);
       text.assign(from, from + a.longest - 1);
     }
-    for (int64_t i = begin; i <= at; ++i)
-      text.push_back(ids_[static_cast<size_t>(row * a.seq + i)]);
+    for (int64_t i = row * a.seq + begin; i <= row * a.seq + at; ++i) {
+      if (!is_hidden(i)) text.push_back(ids_[static_cast<size_t>(i)]);
+    }
     if (a.has_boundary) {
       for (size_t end = text.size() - 1; end-- > 0;) {
         if (text[end] == a.boundary) {
@@ -155,6 +168,7 @@ class Case {
   std::mt19937_64 random_;
   std::vector<int64_t> ids_, history_;
   std::vector<int32_t> cu_seqlens_;
+  std::unique_ptr<bool[]> mask_;
 };
 
 std::vector<Problem> problems() {
@@ -171,6 +185,9 @@ std::vector<Problem> problems() {
       // Longer than the pieces of 256 tokens that the CPU's kernels hash together.
       {2, 700, {2, 3}, 8, false, true, true},
       {1, 600, {2, 3, 4}, 2, true, false, true, {0, 255, 257, 600}},
+      {3, 300, {2, 3}, 4, false, true, true, {}, true},
+      {2, 21, {3, 5}, 2, true, false, false, {}, true},
+      {2, 12, {2, 4}, 3, false, true, true, {0, 5, 5, 6, 12}, true},
   };
 }
 

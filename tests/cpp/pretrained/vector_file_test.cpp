@@ -252,6 +252,28 @@ TEST_F(VectorFiles, LoadsBuffersAndRefusesTensorsForWhichThereIsNone) {
   EXPECT_THROW(load_state(empty, file), c10::ValueError);
 }
 
+TEST_F(VectorFiles, LoadsCodesAsTheyAreOrNot) {
+  const std::string header = R"({"codes":{"dtype":"I8","shape":[4],"data_offsets":[0,4]}})";
+  const uint64_t length = header.size();
+  std::string bytes(reinterpret_cast<const char*>(&length), sizeof length);
+  bytes += header;
+  bytes.append("\x01\xff\x02\x7f", 4);
+  const VectorFile file = open(write("codes.safetensors", bytes));
+  struct Table : torch::nn::Module {
+    explicit Table(torch::Dtype dtype)
+        : codes(register_buffer("codes", torch::zeros({4}, torch::kFloat).to(dtype))) {}
+    torch::Tensor codes;
+  };
+  for (const auto dtype : {torch::kFloat8_e4m3fn, torch::kByte, torch::kFloat, torch::kLong}) {
+    Table table(dtype);
+    EXPECT_THROW(load_state(table, file), c10::TypeError);
+    EXPECT_EQ(table.codes.to(torch::kFloat).abs().sum().item<float>(), 0);
+  }
+  Table table(torch::kChar);
+  load_state(table, file);
+  EXPECT_TRUE(torch::equal(table.codes, torch::tensor({1, -1, 2, 127}, torch::kChar)));
+}
+
 TEST_F(VectorFiles, LoadsNothingUnlessAllNamesAndShapesFit) {
   const VectorFile file = open(write_table("model.safetensors", 3));
   const auto as_table = [](const std::string& name) { return name == "weight" ? "table" : name; };

@@ -25,6 +25,8 @@ void check_each(const std::vector<Problem>& problems) {
   for (const Problem& problem : problems) ASSERT_NO_FATAL_FAILURE(check(problem));
 }
 
+TEST(RotaryGpuSource, UnrotatedTokensUnderTablesByComponent) { check_tables_by_component(source); }
+
 TEST(RotaryGpuSource, EverySizeOfWindow) {
   for (const Scalar scalar : scalars) {
     for (int64_t pairs = 0; pairs <= 70; pairs += pairs < 12 ? 1 : 4) {

@@ -259,6 +259,10 @@ void check_common_positions(const Problem& problem) {
   }
 }
 
+TEST(RotaryKernel, UnrotatedTokensUnderTablesByComponent) {
+  for (const Variant& variant : variants()) check_tables_by_component(variant);
+}
+
 TEST(RotaryKernel, SequencesAtTheSamePositionsShareAngles) {
   for (const Scalar scalar : scalars) {
     for (const Order order : {Order::bshd, Order::bhsd, Order::sbhd}) {

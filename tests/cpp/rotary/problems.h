@@ -25,6 +25,29 @@ std::vector<Problem> in_every_form(const Change& change) {
   return problems;
 }
 
+/// Tokens that are not rotated keep their values, also under tables that have a value for each
+/// component of a pair, which rotate all heads of a token at once.
+inline void check_tables_by_component(const Variant& variant) {
+  for (Problem problem : in_every_form([](Problem& problem) { problem.head_dim = 72; })) {
+    const int64_t tokens = problem.batch * problem.seq, width = 2 * problem.pairs;
+    problem.positions.assign(static_cast<size_t>(tokens), -1);
+    Call call(problem);
+    std::vector<float> table;
+    for (int64_t i = 0; i < tokens * width; ++i) table.push_back(0.001f * static_cast<float>(i));
+    Arguments& arguments = call.arguments;
+    arguments.cosines = arguments.sines = table.data();
+    arguments.table_scalar = Scalar::float32;
+    arguments.table_stride[0] = problem.seq * width;
+    arguments.table_stride[1] = width;
+    arguments.table_stride[2] = 1;
+    arguments.table_second = problem.pairs;
+    variant.rotate(arguments, 0, tokens);
+    for (int64_t r = 0; r < arguments.count; ++r) {
+      EXPECT_EQ(call.output(r), call.input(r)) << variant.name << ", " << problem.text();
+    }
+  }
+}
+
 inline std::vector<Problem> an_axis_for_each_pair() {
   return in_every_form([](Problem& problem) {
     problem.seq = 3;

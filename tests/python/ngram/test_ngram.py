@@ -90,6 +90,62 @@ def test_a_history_is_a_copy(namespace: Any) -> None:
         assert history.untyped_storage().nbytes() == history.nbytes
 
 
+@pytest.mark.parametrize("summed", [False, True])
+def test_a_padded_prompt_has_the_rows_that_it_has_alone(summed: bool, device: torch.device) -> None:
+    memory, ids = pe.NgramEmbedding(SPEC, 12, summed=summed, device=device), make_ids().to(device)
+    padding = torch.full((2, 3), 4, device=device)
+    mask = torch.cat([torch.zeros_like(padding), torch.ones_like(ids)], 1)
+    left, right = torch.cat([padding, ids], 1), torch.cat([ids, padding], 1)
+    lengths = torch.tensor([9, 9], device=device)
+    alone = memory(ids)
+    assert torch.equal(memory(left, attention_mask=mask)[:, 3:], alone)
+    assert torch.equal(memory(right, attention_mask=mask.flip(1).bool())[:, :9], alone)
+    assert torch.equal(memory(right, lengths=lengths)[:, :9], alone)
+    assert torch.equal(memory.prefetch(right, lengths=lengths).take()[:, :9], alone)
+    history = memory.next_history(ids)
+    assert torch.equal(memory.next_history(left, attention_mask=mask), history)
+    assert torch.equal(memory.next_history(right, lengths=lengths), history)
+    assert not torch.equal(memory(left)[:, 3:], alone)
+
+
+def test_histories_after_unequal_acceptance(device: torch.device) -> None:
+    """Each row keeps another number of a draft's tokens, and goes on as alone."""
+    memory, ids = pe.NgramEmbedding(SPEC, 12, device=device), make_ids(4, 9).to(device)
+    accepted = [0, 1, 2, 4]
+    history = memory.next_history(ids[:, :3])
+    lengths = torch.tensor(accepted, device=device)
+    for given in (history, None):
+        kept = memory.next_history(ids[:, 3:7], given, lengths=lengths)
+        for row, count in enumerate(accepted):
+            own = None if given is None else given[row : row + 1]
+            alone = memory.next_history(ids[row : row + 1, 3 : 3 + count], own)
+            assert torch.equal(kept[row : row + 1], alone)
+    mask = torch.arange(4, device=device) < lengths.unsqueeze(1)
+    assert torch.equal(
+        memory.next_history(ids[:, 3:7], history, attention_mask=mask),
+        memory.next_history(ids[:, 3:7], history, lengths=lengths),
+    )
+    assert memory.next_history(ids[0, :4], lengths=lengths[3]).tolist() == ids[0, 2:4].tolist()
+    with pytest.raises(ValueError, match="attention_mask: expected the shape of ids"):
+        memory.next_history(ids, attention_mask=mask)
+
+
+def test_padding_as_qwen4_exp() -> None:
+    """Transformers puts the end token in place of padding before it hashes."""
+    qwen = pytest.importorskip("transformers.models.qwen4_exp.modeling_qwen4_exp")
+    config = qwen.Qwen4ExpTextConfig(
+        vocab_size=50, hidden_size=32, ple_layer_ids=[1], ngram_vocab_size_base=90, eos_token_id=3
+    )
+    theirs = qwen.Qwen4ExpTextNGramEmbedding(config, 32, 0, 0)
+    spec = pe.NgramSpec.qwen4_exp(50, boundary=3, rows=90)
+    ours = pe.NgramEmbedding.from_pretrained(theirs.ngram_embedding.weight, spec)
+    ids, mask = make_ids(3, 8), torch.ones(3, 8, dtype=torch.int64)
+    for row, padded in enumerate((0, 3, 7)):
+        mask[row, :padded] = 0
+    expected = theirs(torch.where(mask.bool(), ids, 3), None)
+    assert torch.equal(ours(ids, attention_mask=mask), expected)
+
+
 def test_specs_have_defaults_and_are_numbers() -> None:
     spec = pe.NgramSpec([3, 5, 7], [[11, 13], [17, 19]])
     assert spec == pe.NgramSpec((3, 5, 7), torch.tensor([[11, 13], [17, 19]]).tolist())

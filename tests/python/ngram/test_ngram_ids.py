@@ -28,6 +28,8 @@ ROLLING: dict[str, Any] = {
     "sizes": (2, 4, 7),
     "rule": "rolling",
 }
+# Padding on the left, on the right and inside.
+TEXT = torch.tensor([[0, 0, 1, 1, 0, 0, 1, 1, 1], [1, 1, 0, 1, 1, 1, 1, 0, 0]])
 CASES: dict[str, dict[str, Any]] = {
     "products": PRODUCTS,
     "boundary": {**PRODUCTS, "boundary": 2},
@@ -40,6 +42,20 @@ CASES: dict[str, dict[str, Any]] = {
         "cu_seqlens": torch.tensor([0, 3, 9], dtype=torch.int32),
         "history": torch.arange(8).view(4, 2),
     },
+    "mask": {**PRODUCTS, "boundary": 2, "mask": TEXT},
+    "mask of bool, history": {
+        **PRODUCTS,
+        "boundary": 2,
+        "history": torch.tensor([[4, 2], [3, 1]]),
+        "mask": TEXT.bool(),
+    },
+    "mask, documents, history": {
+        **PRODUCTS,
+        "cu_seqlens": torch.tensor([0, 3, 3, 9]),
+        "history": torch.arange(12).view(6, 2),
+        "mask": TEXT.int(),
+    },
+    "rolling, mask": {**ROLLING, "padding": -7, "mask": TEXT},
     "rolling": ROLLING,
     "rolling, history": {**ROLLING, "history": torch.arange(6).view(1, 6), "boundary": 2},
     "single tokens": {"multipliers": (5,), "moduli": ((3, 7),), "sizes": (1,)},
@@ -73,8 +89,11 @@ def test_the_definition(name: str, dtype: torch.dtype, device: torch.device) -> 
     for view in (ids, ids.t().contiguous().t()):
         assert torch.equal(ngram_ids(view, **options), expected)
     if "history" not in options:
-        assert torch.equal(ngram_ids(ids[1], **options), expected[1])
-    assert ngram_ids(ids[:0], **{**options, "history": None}).shape == (0, *expected.shape[1:])
+        mask = {"mask": options["mask"][1]} if "mask" in options else {}
+        assert torch.equal(ngram_ids(ids[1], **{**options, **mask}), expected[1])
+    mask = {"mask": options["mask"][:0]} if "mask" in options else {}
+    none = {**options, "history": None, **mask}
+    assert ngram_ids(ids[:0], **none).shape == (0, *expected.shape[1:])
 
 
 @every
@@ -98,6 +117,22 @@ def test_numbers_of_64_bits(device: torch.device) -> None:
         for multiplier in (1, -1, 2**63 - 1):
             options = {"multipliers": (multiplier,), "moduli": moduli, "sizes": (1,)}
             assert torch.equal(ngram_ids(ids, **options), reference(ids, **options))
+
+
+def test_lengths_are_a_mask_of_padding_on_the_right(device: torch.device) -> None:
+    ids, lengths = make_ids().to(device), torch.tensor([3, 9], device=device)
+    options = {**PRODUCTS, "boundary": 2}
+    expected = reference(ids, lengths=lengths, **options)
+    for given in (lengths, lengths.int()):
+        assert torch.equal(ngram_ids(ids, lengths=given, **options), expected)
+    assert torch.equal(ngram_ids(ids[0], lengths=lengths[0], **options), expected[0])
+    compiled = torch.compile(
+        lambda ids, lengths: ngram_ids(ids, lengths=lengths, **options),
+        fullgraph=True, dynamic=True, backend="aot_eager",
+    )  # fmt: skip
+    assert torch.equal(compiled(ids, lengths), expected)
+    mapped = torch.vmap(lambda ids, lengths: ngram_ids(ids, lengths=lengths, **options))
+    assert torch.equal(mapped(ids, lengths), expected)
 
 
 def test_numbers_may_be_tensors() -> None:
@@ -223,6 +258,11 @@ def test_vmap() -> None:
 
     check(lambda x: ngram_ids(x, **options), (0,), ids)
     check(lambda x: ngram_ids(x, **options), (0,), ids[:, 0])
+    masks = torch.randint(0, 2, (4, 2, 9))
+    check(lambda x, m: ngram_ids(x, mask=m, **options), (0, 0), ids, masks)
+    check(lambda x, m: ngram_ids(x, mask=m, **options), (0, None), ids, masks[0])
+    check(lambda x, m: ngram_ids(x, mask=m, **options), (None, 0), ids[0], masks)
+    check(lambda x, m: ngram_ids(x, mask=m, **options), (0, 0), ids[:, 0], masks[:, 0])
     check(lambda x, h: ngram_ids(x, history=h, **options), (0, 0), ids, history)
     check(lambda x, h: ngram_ids(x, history=h, **options), (0, None), ids, history[0])
     check(lambda x, h: ngram_ids(x, history=h, **options), (None, 0), ids[0], history)
@@ -256,6 +296,21 @@ def test_vmap() -> None:
         ({"rule": "rolling", "multipliers": (5, 7)}, ValueError, r"moduli: expected \[sizes, 2\]"),
         ({"history": torch.zeros(2, 3).long()}, ValueError, r"history: expected \[2, 2\], the"),
         ({"history": torch.zeros(2, 2)}, TypeError, "history: expected int32 or int64"),
+        ({"mask": torch.ones(2, 8)}, TypeError, "mask: expected bool or integers, got"),
+        (
+            {"mask": torch.ones(2, 8).int()},
+            ValueError,
+            r"mask: expected the shape of ids, \[2, 9\]",
+        ),
+        ({"lengths": torch.tensor([1, 10])}, ValueError, "lengths: expected 0 to 9, got 1 to 10"),
+        ({"lengths": torch.tensor([-1, 1])}, ValueError, "lengths: expected 0 to 9, got -1 to 1"),
+        (
+            {"lengths": torch.tensor([1])},
+            ValueError,
+            r"lengths: expected \[2\], the tokens of each",
+        ),
+        ({"lengths": torch.ones(2)}, TypeError, "lengths: expected int32 or int64"),
+        ({"lengths": TEXT[:, 0], "mask": TEXT}, ValueError, "lengths: expected none beside a mask"),
         ({"cu_seqlens": torch.tensor([0, 3])}, ValueError, "cu_seqlens: expected the number of"),
         ({"cu_seqlens": torch.tensor([[0]])}, ValueError, r"cu_seqlens: expected \[documents"),
     ],

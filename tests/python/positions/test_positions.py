@@ -64,6 +64,8 @@ def test_packed_grids_compile_without_reading_them() -> None:
         # What does not fit becomes positions that rotations reject.
         assert (function(grids, merge=2, num_tokens=tokens + 1) < -1).all()
     assert (function(torch.tensor([[1, 4, 1]]), merge=2, num_tokens=4) < -1).all()
+    wraps = torch.tensor([[2**32, 2**32, 2**32], [1, 2, 2]])
+    assert (function(wraps, merge=2, num_tokens=4) < -1).all()
 
 
 @pytest.mark.parametrize(
@@ -74,6 +76,18 @@ def test_packed_grids_compile_without_reading_them() -> None:
         (torch.tensor([[1, 2, 2]]), {"num_tokens": 5}, "grids: expected 5 tokens, num_tokens, got 4"),
         (torch.tensor([[1, 2, 2]]), {"num_tokens": -1}, "num_tokens: expected 0 to"),
         (torch.tensor([[1, 2, 2]]), {"merge": 0}, "merge: expected 1 or more, got 0"),
+        (torch.zeros(1, 3).long(), {"merge": 2**32}, "merge: expected 0 to"),
+        # 4 tokens, by products that wrap
+        (
+            torch.tensor([[2**32, 2**32, 2**32], [1, 2, 2]]),
+            {"num_tokens": 4},
+            "grids: expected fewer than 2.53 tokens",
+        ),
+        (
+            torch.tensor([[2**31, 2**32, 1], [2**31, 2**32, 1], [1, 2, 2]]),
+            {"num_tokens": 4},
+            "grids: expected fewer than 2.53 tokens",
+        ),
         (torch.tensor([[1, 2, 2]]), {"order": "hh"}, "order: expected 't', 'h' and 'w'"),
         (torch.tensor([1, 2, 2]), {}, r"grids: expected \[items, 3\] or \[items, 2\], got \[3\]"),
     ],
@@ -108,6 +122,12 @@ def test_floating_grids() -> None:
         ({"merge": 3}, "merge: expected a divisor of height 4"),
         ({"scale": (1, 2)}, "scale: expected a number, or one each"),
         ({"offset": float("nan")}, "offset: expected finite numbers"),
+        ({"offset": 1e300}, "offset: expected at most"),
+        ({"offset": (0, 2.0**63, 0)}, "offset: expected at most"),
+        ({"offset": 1e39, "centred": True}, "offset: expected at most"),
+        ({"scale": 1e38}, "scale: expected at most"),
+        ({"merge": 2**32}, "merge: expected 0 to"),
+        ({"frames": 2**31 - 1, "height": 2**31 - 1, "width": 2**31 - 1}, "frames: expected"),
     ],
 )  # fmt: skip
 def test_grid_refuses(options: dict[str, object], message: str) -> None:

@@ -107,6 +107,7 @@ def functions(batch: int = 2, seq: int = 3, heads: int = 2) -> dict[str, Argumen
             "moduli": ((7,),),
             "history": integers(batch, 1),
         },
+        "ngram_mask": {"ids": ids, "lengths": torch.full((batch,), min(seq, 1))},
         "norm_rotary": normed,
         "norm_rotary_": normed,
         "opt_positions": {"attention_mask": mask},

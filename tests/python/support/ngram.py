@@ -46,11 +46,16 @@ def reference(
     rule: str = "xor",
     sizes: Sequence[int] | None = None,
     cu_seqlens: Tensor | None = None,
+    mask: Tensor | None = None,
+    lengths: Tensor | None = None,
 ) -> Tensor:
     """The ids of ``functional.ngram_ids``, token by token."""
     sizes = sizes or range(2, len(moduli) + 2)
     longest, fill = sizes[-1], padding if padding is not None else boundary or 0
     ends = [ids.shape[-1]] if cu_seqlens is None else cu_seqlens.tolist()[1:]
+    if lengths is not None:
+        mask = torch.arange(ids.shape[-1], device=ids.device) < lengths.unsqueeze(-1)
+    is_text = (torch.ones_like(ids) if mask is None else mask).reshape(-1, ids.shape[-1]).tolist()
     lasts = None if history is None else history.reshape(-1, longest - 1).tolist()
     result = []
     for row, tokens in enumerate(ids.reshape(-1, ids.shape[-1]).tolist()):
@@ -59,9 +64,12 @@ def reference(
             last = [fill] * (longest - 1)
             if lasts is not None:
                 last = lasts[(row * len(ends) + document) % len(lasts)]
-            text = last + tokens[begin:end]
-            for at in range(longest, len(text) + 1):
-                newest_first = before(text[at - longest : at], boundary, fill)[::-1]
+            text = last
+            for at in range(begin, end):
+                newest_first = [fill] * longest
+                if is_text[row][at]:
+                    text = [*text, tokens[at]]
+                    newest_first = before(text[-longest:], boundary, fill)[::-1]
                 result += [
                     hashed(newest_first[:size], multipliers, head, rule) % modulus
                     + (0 if offsets is None else offsets[i][head])

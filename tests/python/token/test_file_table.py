@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import errno
 import io
 import json
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -217,11 +219,7 @@ def test_modules(path: Path) -> None:
     assert torch.equal(token(IDS), 3 * weight[IDS])
     assert token.memory() == {"file": weight.nbytes}
     assert not list(token.parameters())
-    token.prefetch(IDS)
-    token.prefetch(IDS + 0 * IDS)
-    assert torch.equal(token.take(), token(IDS))
-    token.take()
-    refused((token.take, RuntimeError, "take: expected a call of prefetch before"))
+    assert torch.equal(token.prefetch(IDS).take(), token(IDS))
     bag = pe.TokenBag.from_file(path, mode="mean", keep="file", padding_idx=7)
     plain = pe.TokenBag.from_pretrained(weight, mode="mean", padding_idx=7)
     assert torch.equal(bag(IDS), plain(IDS))
@@ -233,8 +231,7 @@ def test_modules(path: Path) -> None:
             path, spec, tensor="weight", keep="file", summed=summed
         )
         plain = pe.NgramEmbedding.from_pretrained(weight, spec, summed=summed)
-        memory.prefetch(IDS)
-        assert torch.equal(memory.take(), plain(IDS))
+        assert torch.equal(memory.prefetch(IDS).take(), plain(IDS))
 
 
 def test_prefetch_brings_rows_and_misses_are_counted(path: Path) -> None:
@@ -269,6 +266,77 @@ def test_prefetch_brings_rows_and_misses_are_counted(path: Path) -> None:
     assert table.misses == before
 
 
+def test_a_handle_has_the_rows_of_its_call(path: Path) -> None:
+    weight = torch.randn(ROWS, COLUMNS)
+    save_file({"weight": weight}, path)
+    ids = IDS.clone()
+    for table in (pe.FileTable(path), pe.TokenEmbedding.from_file(path, keep="file")):
+        first, second = table.prefetch(ids), table.prefetch(IDS.flip(0))
+        ids.zero_()  # the caller's memory is its own again
+        with pytest.raises(IndexError, match="ids: expected 0 to"):
+            table.prefetch(IDS + ROWS)
+        copies = [copy.deepcopy(table), pickle.loads(pickle.dumps(table))]
+        assert torch.equal(second.take(), weight[IDS.flip(0)])
+        assert torch.equal(first.take(), weight[IDS])
+        for each in copies:  # none has what was asked of the original
+            assert torch.equal(each.prefetch(IDS[0]).take(), weight[IDS[0]])
+        with pytest.raises(RuntimeError, match="take: expected one call for each prefetch"):
+            first.take()
+        for take_along in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="Ahead: cannot be copied or pickled"):
+                take_along(second)
+        ids.copy_(IDS)
+    assert torch.equal(pe.FileTable(path).prefetch(IDS, 3.0).take(), 3 * weight[IDS])
+
+
+def test_threads_take_their_own_rows(path: Path) -> None:
+    weight = torch.randn(ROWS, COLUMNS)
+    save_file({"weight": weight}, path)
+    token = pe.TokenEmbedding.from_file(path, keep="file")
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for step in range(50):
+            ids = torch.tensor([number, step])
+            ahead = token.prefetch(ids)
+            time.sleep(0)
+            if not torch.equal(ahead.take(), weight[ids]):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_prefetch_where_the_system_gives_no_thread(path: Path) -> None:
+    """Or a first thread but no second, which must not take what the first one uses along."""
+    save_file({"weight": torch.arange(float(ROWS)).view(ROWS, 1).repeat(1, COLUMNS)}, path)
+    program = """
+import os, resource, sys, threading, time, torch, posembed as pe
+torch.set_num_threads(1)
+table, ids = pe.FileTable(sys.argv[1]), torch.arange(300)
+table(ids)
+for spare in range(2 << 20, 40 << 20, 4 << 20):  # a thread needs 8 MiB for its stack
+    child = os.fork()
+    if child == 0:
+        for _ in range(8):  # these take the stacks of the parent's threads
+            threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+        pages = int(open("/proc/self/statm").read().split()[0])
+        limit = pages * resource.getpagesize() + spare
+        resource.setrlimit(resource.RLIMIT_AS, (limit, -1))
+        for _ in range(3):
+            ahead = table.prefetch(ids)
+            time.sleep(0.01)
+        os._exit(not torch.equal(ahead.take()[:, 0], ids.float()))
+    if os.waitpid(child, 0)[1]:
+        sys.exit(f"{spare} bytes: the child failed")
+"""
+    subprocess.run([sys.executable, "-c", program, path], check=True, timeout=120)
+
+
 def test_a_shortened_file_raises_and_names_the_file(path: Path) -> None:
     weight = torch.randn(ROWS, COLUMNS)
     save_file({"weight": weight}, path)
@@ -276,10 +344,36 @@ def test_a_shortened_file_raises_and_names_the_file(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 256)
     assert torch.equal(table(IDS[:, :1]), weight[IDS[:, :1]])
     table.prefetch(torch.tensor([499]))  # asks for what is not there, which is no error
-    refused((lambda: table(IDS), ValueError, f"{path}.*the file was shortened"))
+    torch._dynamo.reset()
+    for look_up in (
+        table,
+        torch.compile(table, fullgraph=True, backend="aot_eager"),
+        lambda ids: torch.ops.posembed.file_rows(ids, table.handle),
+        lambda ids: table.prefetch(ids).take(),
+        lambda ids: pe.cpp.FileTable(table._file, None).forward(ids),
+    ):
+        with pytest.raises(pe.FileFormatError, match="the file was shortened") as caught:
+            look_up(IDS)
+        assert caught.value.path == str(path)
+        assert caught.value.offset > 0
     os.truncate(path, 0)
-    with pytest.raises(ValueError, match="the file was shortened while it was read"):
+    with pytest.raises(pe.FileFormatError, match="the file was shortened while it was read"):
         table(torch.randint(ROWS, (4000,)))  # on several threads
+
+
+def test_what_the_system_refuses_is_an_os_error(path: Path) -> None:
+    save_file({"weight": torch.randn(ROWS, COLUMNS)}, path)
+    table = pe.FileTable(path)
+    # A descriptor that was opened for writing alone cannot be read.
+    descriptors = Path("/proc/self/fd")
+    (own,) = [each for each in descriptors.iterdir() if each.resolve() == path.resolve()]
+    unreadable = os.open(path, os.O_WRONLY)
+    os.dup2(unreadable, int(own.name))
+    os.close(unreadable)
+    for look_up in (table, lambda ids: torch.ops.posembed.file_rows(ids, table.handle)):
+        with pytest.raises(OSError, match="Bad file descriptor") as caught:
+            look_up(IDS)
+        assert (caught.value.errno, caught.value.filename) == (errno.EBADF, str(path))
 
 
 def test_other_threads_of_python_go_on(path: Path) -> None:
@@ -349,6 +443,24 @@ def test_copies_open_the_file_again(path: Path) -> None:
     refused((lambda: torch.ops.posembed.file_rows(IDS, handle), ValueError, f"file: expected the handle of an open .* got {handle}"))  # fmt: skip
 
 
+def test_a_program_of_another_process_finds_no_table(path: Path, tmp_path: Path) -> None:
+    save_file({"weight": torch.randn(ROWS, COLUMNS)}, path)
+    table, program = pe.FileTable(path), tmp_path / "program.pt2"
+    torch.export.save(torch.export.export(table, (IDS,)), program)
+    code = """
+import sys, torch, posembed as pe
+tables = [pe.FileTable(sys.argv[1]) for _ in range(200)]
+program = torch.export.load(sys.argv[2]).module()
+try:
+    program(torch.tensor([[3, 499, 0], [7, 7, 256]]))
+except ValueError as error:
+    sys.exit("file: expected the handle of an open table" not in str(error))
+sys.exit("it read a table")
+"""
+    subprocess.run([sys.executable, "-c", code, path, program], check=True, timeout=120)
+    assert len({pe.FileTable(path).handle for _ in range(100)}) == 100
+
+
 def test_the_cpp_module_is_its_twin(path: Path) -> None:
     weight = torch.randn(ROWS, COLUMNS)
     save_file({"a": weight, "b": weight + 1}, path)
@@ -357,6 +469,7 @@ def test_the_cpp_module_is_its_twin(path: Path) -> None:
         theirs = pe.cpp.FileTable(ours._file, dtype)
         assert repr(theirs) == repr(ours)
         assert torch.equal(theirs.forward(IDS, 2.0), ours(IDS, 2.0))
+        assert torch.equal(theirs.prefetch(IDS, 2.0).take(), ours(IDS, 2.0))
 
 
 def test_tracers(path: Path) -> None:

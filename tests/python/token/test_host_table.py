@@ -77,10 +77,13 @@ def test_prefetch_and_take(module: Any, device: torch.device) -> None:
         pytest.skip("bags have no prefetch")
     expected = [module(IDS), module(IDS.flip(0))]
     module.keep_on_host(device)
-    for ids in (IDS, IDS.flip(0)):
-        module.prefetch(ids.to(device))
-    for rows in expected:
-        assert torch.equal(module.take().cpu(), rows)
+    ids = IDS.to(device, copy=True)
+    asked = [module.prefetch(ids)]
+    ids.copy_(IDS.flip(0))
+    asked.append(module.prefetch(ids))
+    ids.zero_()
+    for ahead, rows in zip(reversed(asked), reversed(expected), strict=True):
+        assert torch.equal(ahead.take().cpu(), rows)
 
 
 @pytest.mark.gpu
@@ -91,9 +94,9 @@ def test_a_graph_captures_prefetch_and_take(module: Any) -> None:
     ids = IDS.cuda()
 
     def run() -> torch.Tensor:
-        module.prefetch(ids)
+        ahead = module.prefetch(ids)
         before = torch.ones(64, 64, device="cuda") @ torch.ones(64, 64, device="cuda")
-        return module.take() + 0 * before.sum()
+        return ahead.take() + 0 * before.sum()
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,49 @@ def test_conversions_keep_every_bit(device: torch.device) -> None:
     other.quantize("float8", block=32)
     other.load_state_dict(torch.load(file))
     assert torch.equal(other(IDS.to(device)), before)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_pickles_keep_every_bit(format: Any) -> None:
+    token = pe.TokenEmbedding(ROWS, COLUMNS)
+    token.quantize(format, block=32)
+    exponents = torch.ones(ROWS, 1).to(torch.float8_e8m0fnu)
+    for module in (token, token.table, pe.QuantizedTable(table("float8")[0], exponents)):
+        file = io.BytesIO()
+        torch.save(module, file)
+        file.seek(0)
+        before = {name: buffer.dtype for name, buffer in module.named_buffers()}
+        for each in (
+            pickle.loads(pickle.dumps(module)),
+            torch.load(file, weights_only=False),
+            copy.deepcopy(module),
+            copy.copy(module),
+        ):
+            assert {name: buffer.dtype for name, buffer in each.named_buffers()} == before
+            assert torch.equal(each(IDS), module(IDS))
+        assert {name: buffer.dtype for name, buffer in module.named_buffers()} == before
+
+
+def test_codes_of_another_format_are_not_converted() -> None:
+    weight = torch.randn(ROWS, COLUMNS)
+    tables = {name: pe.QuantizedTable.quantize(weight, name) for name in ("float8", "int8")}
+    number = pe.TokenEmbedding(ROWS, COLUMNS)
+    for own, other in (("float8", "int8"), ("int8", "float8")):
+        before, state = tables[own](IDS), tables[other].state_dict()
+        for strict in (True, False):
+            with pytest.raises(RuntimeError, match=r"codes: expected torch\.\w+, got torch\.\w+"):
+                tables[own].load_state_dict(state, strict=strict)
+        assert torch.equal(tables[own](IDS), before)  # nor are the scales
+        with pytest.raises(RuntimeError, match=r"weight: expected torch\.float32, got torch"):
+            number.load_state_dict({"weight": state["codes"]})
+        copied = copy.deepcopy(tables[own])
+        copied.load_state_dict(state, assign=True)  # the codes themselves
+        assert torch.equal(copied(IDS), tables[other](IDS))
+    scales = tables["int8"].scales.to(torch.float8_e8m0fnu)
+    with pytest.raises(RuntimeError, match=r"scales: expected torch\.float32, got torch\.float8"):
+        tables["int8"].load_state_dict({**tables["int8"].state_dict(), "scales": scales})
+    number.load_state_dict({"weight": weight.double()})
+    assert torch.equal(number.weight, weight)
 
 
 def test_token_embedding(device: torch.device) -> None:
