@@ -19,20 +19,12 @@ from posembed._leaf import Leaf
 from posembed._other_names import check_options
 from posembed._validation import flag, whole
 from posembed.functional import Device, Layout
-from posembed.functional._offset import of_layout
+from posembed.functional._offset import LAYOUTS, of_layout
 from posembed.functional._options import rotary_text
 from posembed.functional._rotary import ROTARY, ROTARY_PAIR, rotated
 from posembed.scaling import DynamicNtkScaling, LongRopeScaling
 from posembed.sharding import set_values
 from posembed.specification import Numerics, RotaryFields, RotarySpec
-
-# Which dimensions of a query are batch, sequence and heads.
-PLACES: dict[str, tuple[int | None, int, int]] = {
-    "bshd": (0, 1, 2),
-    "bhsd": (0, 2, 1),
-    "sbhd": (1, 0, 2),
-    "thd": (None, 0, 1),
-}
 
 
 def _size(tensor: Tensor, dimension: int) -> int | None:
@@ -346,7 +338,7 @@ class RotaryEmbedding(Leaf, nn.Module):
                 f"seq_len: expected none, because the frequencies do not depend on the length of "
                 f"the sequence, got {seq_len}"
             )
-        tokens = _size(query, PLACES[self.layout][1])
+        tokens = _size(query, LAYOUTS[self.layout][1])
         if cu_seqlens is not None or tokens is None:  # documents are shorter than all tokens
             return
         least = tokens + offset if positions is None and isinstance(offset, int) else 0
