@@ -82,13 +82,11 @@ TEST(RotaryCacheModule, EachDocumentBeginsAtItsOwnPosition) {
                                             call);
     return torch::cat({query.flatten(), cache.flatten()});
   };
-  EXPECT_TRUE(
-      torch::equal(latent(posembed::MlaRotaryCacheCall().cu_seqlens(bounds).offset(offset)),
-                   latent(posembed::MlaRotaryCacheCall(positions))));
+  EXPECT_TRUE(torch::equal(latent(posembed::MlaRotaryCacheCall().cu_seqlens(bounds).offset(offset)),
+                           latent(posembed::MlaRotaryCacheCall(positions))));
   const auto apart = [&](RotaryCall call) {
     call.layout(posembed::Layout::thd);
-    return std::get<1>(
-        posembed::functional::mla_rotary(tokens, tokens.select(1, 0), spec, call));
+    return std::get<1>(posembed::functional::mla_rotary(tokens, tokens.select(1, 0), spec, call));
   };
   EXPECT_TRUE(torch::equal(apart(RotaryCall().cu_seqlens(bounds).offset(offset)),
                            apart(RotaryCall(positions))));
