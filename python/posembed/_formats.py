@@ -479,7 +479,8 @@ def _scales_of_blocks(stored: StoredCodes, told: dict[str, Any], count: int) -> 
                     f"nested block of {size!r:.40}, got {given.dtype} [{len(given)}], "
                     f"{len(values)} and {len(outer)}, with the offset {offset!r:.40}")  # fmt: skip
     block = torch.arange(count) // min(size, max(1, count))
-    return values[given.long()] * outer[block] + offset
+    widened: Tensor = values[given.long()] * outer[block] + offset
+    return widened
 
 
 READERS: dict[str, Callable[[StoredCodes], Codes]] = {

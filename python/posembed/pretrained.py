@@ -158,7 +158,7 @@ class VectorFile:
         given = [] if words is None else words_of(words, "words", may_share=True)
         self._first = first_words(words, given)
         strict = unicode_errors == "strict"
-        self._file: _C.VectorFile = bindings().open_vectors(path, given, strict, on_bad_row)
+        self._file: _C.OpenFile = bindings().open_vectors(path, given, strict, on_bad_row)
         self._size = os.path.getsize(path)  # read now: the file may be moved while it is in use
 
     @property

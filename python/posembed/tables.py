@@ -89,7 +89,7 @@ class Hosted(nn.Module):
         if refused and not local_metadata.get("assign_to_params_buffers"):
             others[-1].extend(refused)
             return
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy makes views of its own."""
@@ -145,7 +145,7 @@ class Table(Leaf, nn.Module, abc.ABC):
             IndexError: An id is outside a table in a file.
         """
         self.read_ahead(ids)
-        return Ahead(ids, lambda ids: self(ids, scale))  # type: ignore[no-any-return]
+        return Ahead(ids, lambda ids: self(ids, scale))
 
     def read_ahead(self, ids: Tensor) -> None:
         """Says which ids will be looked up."""
