@@ -164,7 +164,8 @@ def samples_sample(batch: int, seq: int, device: torch.device | str, dtype: torc
     scores = torch.randn(batch, 3, 4, seq, device=device, dtype=dtype)
     slopes = torch.rand(batch, 2, 3, device=device, dtype=dtype)
     offsets = torch.arange(batch, device=device) % 3
-    return Sample((scores, slopes), {"causal": False, "query_offsets": offsets})
+    absent = (None, None, None)  # query_positions, key_positions, cu_seqlens
+    return Sample((scores, slopes, 1.0, False, None, None, False, *absent, True, offsets))
 
 
 def grad_sample(**options: Any) -> Any:
