@@ -129,7 +129,7 @@ TEST(RotaryModule, AxesOfAHeadRotateAsHeadsOfTheirOwn) {
       torch::allclose(rotated, torch::cat({alone(time, 0, 0), alone(row, 4, 1)}, /*dim=*/3)));
   RotarySpec flux(128);
   flux.interleaved = true;
-  flux.sections = Sections::of({8, 28, 28}, false, /*restart=*/true);
+  flux.sections = posembed::Sections::of({8, 28, 28}, false, /*restart=*/true);
   EXPECT_EQ(RotarySpec::from_preset("flux"), flux);
   EXPECT_THROW(RotarySpec::from_preset("flux9"), c10::ValueError);
 }
