@@ -18,7 +18,6 @@ using posembed::RotaryCall;
 using posembed::RotaryEmbedding;
 using posembed::RotaryOptions;
 using posembed::RotarySpec;
-using posembed::Sections;
 
 TEST(RotaryModule, IsCalledAndMadeOfASpecification) {
   RotarySpec spec(8);
