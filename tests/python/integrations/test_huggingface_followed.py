@@ -245,8 +245,7 @@ def test_unpatch_leaves_nothing_behind() -> None:
     before = state()
     report = patch(model, numerics="exact", tables="host")
     actions = [row.action for row in report.patched]
-    assert "half-split; exact angles; norms that it takes whole, in the same pass" in actions
-    assert {"sum and norm in one pass", "one kernel; equal bits"} <= set(actions)
+    assert {"half-split; exact angles", "one kernel; equal bits"} <= set(actions)
     for part, other in zip(before, state(), strict=True):
         assert part != other
     unpatch(model)
