@@ -88,7 +88,7 @@ def rotary_times(dtype: str) -> dict[str, float]:
 
 
 def float32_errors(base: str = "base 500,000") -> dict[int, float]:
-    """The largest error of sine and cosine by the number of positions."""
+    """The largest error of angles by the number of positions."""
     table = read_table("angle_error.md")
     return {int(count.replace(",", "")): float(row[base]) for count, row in table.items()}
 
@@ -202,7 +202,7 @@ def angle_error(colors: dict[str, str]) -> Figure:
     axes.set_xlim(first, last)
     axes.set_ylim(3e-8, 2.0)
     axes.set_xlabel("positions", color=colors["muted"])
-    set_title(figure, "Largest error of RoPE's sine and cosine, base 500,000", colors)
+    set_title(figure, "Largest error of RoPE's angles in radians, base 500,000", colors)
     return figure
 
 

@@ -105,6 +105,12 @@ void check_offset(const Call& call, const c10::SymInt& queries, const c10::SymIn
   const auto query_length = queries.maybe_as_int(), key_length = keys.maybe_as_int(),
              offset = call.query_offset().value_or(keys - queries).maybe_as_int();
   if (!offset || !query_length || !key_length) return;
+  const bool given = call.query_offset() || call.query_offsets() || has_positions(call);
+  // By default the last query aligns with the last key: the first would be before all keys.
+  TORCH_CHECK_VALUE(given || *key_length == 0 || *query_length <= *key_length,
+                    "query_offset: expected the position of the first query where there are more "
+                    "queries than keys, got none with query_length ",
+                    *query_length, " and key_length ", *key_length);
   TORCH_CHECK_VALUE(*offset >= -max_position && *offset <= max_position, "query_offset: expected -",
                     max_position, " to ", max_position, ", got ", *offset);
   const bool own_positions = has_positions(call) || numbers_visible_keys(call);

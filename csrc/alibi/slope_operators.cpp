@@ -76,6 +76,11 @@ Tensor slopes(int64_t num_heads, Text kind, double max_bias, std::optional<int64
   TORCH_CHECK_VALUE(count == 0 || count == total || count == 2 * total,
                     "values: expected none, or one or two for each of total_heads ", total,
                     ", got ", count);
+  for (const double slope : values) {
+    TORCH_CHECK_VALUE(std::isfinite(slope) && slope >= 0,
+                      "slopes: expected finite numbers of at least 0, got ", slope,
+                      "; the bias is minus the slope times the distance");
+  }
   std::vector<float> all = slope_values(num_heads, kind, max_bias, total, head_start, values);
   for (float& slope : all) slope /= static_cast<float>(factor);
   const bool two_sided = count != 0 && count == 2 * total;

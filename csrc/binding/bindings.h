@@ -40,6 +40,13 @@ pretrained::OnBadRow on_bad_row_of(const std::string& text);
 pretrained::ReadOptions read_options(const std::string& tensor, std::optional<torch::Dtype> dtype,
                                      const std::string& missing, const py::object& progress);
 
+/// "bsd" or "sbd"; raises ValueError for any other text.
+inline AdditiveLayout additive_layout(const std::string& text) {
+  if (text == "sbd") return AdditiveLayout::sbd;
+  if (text != "bsd") throw py::value_error("layout: expected 'bsd' or 'sbd', got '" + text + "'");
+  return AdditiveLayout::bsd;
+}
+
 /// Binds a C++ module that prints itself in Python as it does in C++.
 template <typename Implementation>
 auto bind(py::module_& module, const char* name) {

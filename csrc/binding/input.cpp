@@ -26,7 +26,7 @@ PositionRule rule_of(const std::string& text) {
 std::shared_ptr<InputEmbeddingImpl> make_input(
     int64_t num_embeddings, int64_t embedding_dim, const std::optional<std::string>& positions,
     std::optional<int64_t> max_positions, int64_t num_types, const py::object& scale,
-    const std::optional<std::string>& norm, double eps, double dropout,
+    const std::optional<std::string>& norm, std::optional<double> eps, double dropout,
     std::optional<int64_t> padding_idx, const std::string& position_rule,
     std::optional<int64_t> token_dim, std::optional<int64_t> output_dim,
     const std::string& gradient) {
@@ -37,7 +37,7 @@ std::shared_ptr<InputEmbeddingImpl> make_input(
           .num_types(num_types)
           .scale(table_scale(scale, embedding_dim))
           .norm(dispatcher::enum_from<InputNorm>(norm.value_or("none")))
-          .eps(eps)
+          .eps(eps.has_value() ? Given<double>(*eps) : Given<double>::default_to(1e-5))
           .dropout(dropout)
           .padding_idx(padding_idx)
           .position_rule(rule_of(position_rule))
@@ -68,11 +68,12 @@ const Binding binding_of_input([](py::module_& module) {
       .def(py::init(&make_input), py::arg("num_embeddings"), py::arg("embedding_dim"),
            py::kw_only(), py::arg("positions") = "learned", py::arg("max_positions") = py::none(),
            py::arg("num_types") = 0, py::arg("scale") = 1.0, py::arg("norm") = py::none(),
-           py::arg("eps") = 1e-5, py::arg("dropout") = 0.0, py::arg("padding_idx") = py::none(),
-           py::arg("position_rule") = "consecutive", py::arg("token_dim") = py::none(),
-           py::arg("output_dim") = py::none(), py::arg("gradient") = "dense")
-      .def("forward", &input_forward, py::arg("ids") = py::none(),
-           py::arg("positions") = py::none(), py::arg("types") = py::none(), py::kw_only(),
+           py::arg("eps") = py::none(), py::arg("dropout") = 0.0,
+           py::arg("padding_idx") = py::none(), py::arg("position_rule") = "consecutive",
+           py::arg("token_dim") = py::none(), py::arg("output_dim") = py::none(),
+           py::arg("gradient") = "dense")
+      .def("forward", &input_forward, py::arg("ids") = py::none(), py::kw_only(),
+           py::arg("positions") = py::none(), py::arg("types") = py::none(),
            py::arg("inputs_embeds") = py::none(), py::arg("offset") = 0,
            py::arg("attention_mask") = py::none(), py::arg("seed") = py::none(),
            py::arg("first_token") = 0, without_gil());

@@ -22,13 +22,14 @@ std::shared_ptr<Learned> make_learned(std::optional<int64_t> max_positions,
                                       std::optional<int64_t> embedding_dim, int64_t first_row,
                                       std::optional<Grid> grid, int64_t prefix_tokens,
                                       const std::string& resampling, bool align_corners,
-                                      bool antialias, double scale_offset) {
+                                      bool antialias, double scale_offset,
+                                      const std::string& layout) {
   TORCH_CHECK_VALUE(max_positions.has_value() != grid.has_value(),
                     "max_positions: expected either it or grid");
   TORCH_CHECK_VALUE(embedding_dim.has_value(), "embedding_dim: expected a whole number, got None");
   LearnedOptions options = grid.has_value() ? LearnedOptions(*grid, *embedding_dim)
                                             : LearnedOptions(*max_positions, *embedding_dim);
-  options.first_row(first_row).prefix_tokens(prefix_tokens);
+  options.first_row(first_row).prefix_tokens(prefix_tokens).layout(additive_layout(layout));
   options.resampling(resampling_of(resampling, align_corners, antialias, scale_offset));
   return std::make_shared<Learned>(options);
 }
@@ -67,7 +68,7 @@ const Binding binding_of_learned([](py::module_& module) {
            py::arg("embedding_dim") = py::none(), py::kw_only(), py::arg("first_row") = 0,
            py::arg("grid") = py::none(), py::arg("prefix_tokens") = 0,
            py::arg("resampling") = "bicubic", py::arg("align_corners") = false,
-           py::arg("antialias") = false, py::arg("scale_offset") = 0.0)
+           py::arg("antialias") = false, py::arg("scale_offset") = 0.0, py::arg("layout") = "bsd")
       .def("forward", &learned_forward, py::arg("x"), py::arg("positions") = py::none(),
            py::kw_only(), py::arg("offset") = 0, py::arg("grid") = py::none(),
            py::arg("cu_seqlens") = py::none(), without_gil())

@@ -18,6 +18,8 @@ using MaybeTensor = std::optional<torch::Tensor>;
 std::shared_ptr<RotaryEmbeddingImpl> make_rotary(py::object spec, const std::string& layout_name,
                                                  bool learned_frequencies,
                                                  const std::vector<int64_t>& frequency_sizes,
+                                                 std::optional<int64_t> heads,
+                                                 std::optional<int64_t> key_heads,
                                                  const py::kwargs& options) {
   if (!py::hasattr(spec, "to_json")) {
     spec = py::module_::import("posembed.specification").attr("RotarySpec")(spec, **options);
@@ -31,7 +33,9 @@ std::shared_ptr<RotaryEmbeddingImpl> make_rotary(py::object spec, const std::str
       RotaryOptions(numbers)
           .layout(dispatcher::enum_from<Layout>(layout_name))
           .learned_frequencies(learned_frequencies)
-          .frequency_sizes(frequency_sizes));
+          .frequency_sizes(frequency_sizes)
+          .heads(heads)
+          .key_heads(key_heads));
 }
 
 RotaryCall call_of(const MaybeTensor& positions, const Offset& offset,
@@ -78,7 +82,8 @@ const Binding binding_of_rotary([](py::module_& module) {
   bind<RotaryEmbeddingImpl>(module, "RotaryEmbedding")
       .def(py::init(&make_rotary), py::arg("spec_or_head_dim"), py::kw_only(),
            py::arg("layout") = "bshd", py::arg("learned_frequencies") = false,
-           py::arg("frequency_sizes") = py::tuple())
+           py::arg("frequency_sizes") = py::tuple(), py::arg("heads") = py::none(),
+           py::arg("key_heads") = py::none())
       .def("forward", &rotary_forward, py::arg("query"), py::arg("key") = py::none(),
            py::arg("positions") = py::none(), py::kw_only(), py::arg("offset") = 0,
            py::arg("cu_seqlens") = py::none(), py::arg("inverse") = false)

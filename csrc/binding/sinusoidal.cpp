@@ -13,7 +13,7 @@ std::shared_ptr<Module> make_sinusoidal(
     std::optional<double> shift, double scale, std::optional<int64_t> padding_idx,
     bool learned_scale, const Wholes& axes, const Wholes& widths, std::optional<double> start,
     std::optional<double> length, const std::optional<std::vector<double>>& interpolation_scale,
-    std::optional<int64_t> max_size) {
+    std::optional<int64_t> max_size, const std::string& layout) {
   return std::make_shared<Module>(SinusoidalOptions(embedding_dim)
                                       .base(base)
                                       .preset(preset)
@@ -27,7 +27,8 @@ std::shared_ptr<Module> make_sinusoidal(
                                       .start(start)
                                       .length(length)
                                       .interpolation_scale(interpolation_scale)
-                                      .max_size(max_size));
+                                      .max_size(max_size)
+                                      .layout(additive_layout(layout)));
 }
 
 torch::Tensor sinusoidal_forward(Module& self, const torch::Tensor& x,
@@ -58,7 +59,8 @@ const Binding binding_of_sinusoidal([](py::module_& module) {
            py::arg("padding_idx") = py::none(), py::arg("learned_scale") = false,
            py::arg("axes") = py::none(), py::arg("widths") = py::none(),
            py::arg("start") = py::none(), py::arg("length") = py::none(),
-           py::arg("interpolation_scale") = py::none(), py::arg("max_size") = py::none())
+           py::arg("interpolation_scale") = py::none(), py::arg("max_size") = py::none(),
+           py::arg("layout") = "bsd")
       .def("forward", &sinusoidal_forward, py::arg("x"), py::arg("positions") = py::none(),
            py::kw_only(), py::arg("offset") = 0, py::arg("grid") = py::none(),
            py::arg("mask") = py::none(), py::arg("cu_seqlens") = py::none(), without_gil())

@@ -14,16 +14,13 @@ std::shared_ptr<TokenEmbeddingImpl> make_token(int64_t num_embeddings, int64_t e
                                                std::optional<double> max_norm, double norm_type,
                                                bool scale_grad_by_freq, bool sparse,
                                                const py::object& scale,
-                                               const std::string& gradient) {
-  return std::make_shared<TokenEmbeddingImpl>(
-      TokenOptions(num_embeddings, embedding_dim)
-          .padding_idx(padding_idx)
-          .max_norm(max_norm)
-          .norm_type(norm_type)
-          .scale_grad_by_freq(scale_grad_by_freq)
-          .sparse(sparse)
-          .scale(table_scale(scale, embedding_dim))
-          .gradient(dispatcher::enum_from<TableGradient>(gradient)));
+                                               const std::optional<std::string>& gradient) {
+  TokenOptions options(num_embeddings, embedding_dim);
+  options.padding_idx(padding_idx).max_norm(max_norm).norm_type(norm_type);
+  options.scale_grad_by_freq(scale_grad_by_freq).sparse(sparse);
+  options.scale(table_scale(scale, embedding_dim));
+  if (gradient.has_value()) options.gradient(dispatcher::enum_from<TableGradient>(*gradient));
+  return std::make_shared<TokenEmbeddingImpl>(options);
 }
 
 std::shared_ptr<TokenEmbeddingImpl> from_file(
@@ -67,7 +64,7 @@ const Binding binding_of_token([](py::module_& module) {
            py::arg("padding_idx") = py::none(), py::arg("max_norm") = py::none(),
            py::arg("norm_type") = 2.0, py::arg("scale_grad_by_freq") = false,
            py::arg("sparse") = false, py::kw_only(), py::arg("scale") = 1.0,
-           py::arg("gradient") = "dense")
+           py::arg("gradient") = py::none())
       .def("resize", &resize, py::arg("num_embeddings"), py::arg("initialization") = "mean",
            py::kw_only(), py::arg("pad_to_multiple_of") = 1, py::arg("covariance_scale") = 1e-9,
            py::arg("generator") = py::none(), without_gil())

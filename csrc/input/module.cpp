@@ -54,6 +54,8 @@ void check(const InputOptions& options) {
   TORCH_CHECK_VALUE(options.dropout() >= 0 && options.dropout() <= 1,
                     "dropout: expected 0 to 1, got ", options.dropout());
   dispatcher::check_eps(options.eps());
+  TORCH_CHECK_VALUE(options.norm() != InputNorm::none || !options.eps().by_caller(),
+                    "eps: expected none without a norm, got ", static_cast<double>(options.eps()));
 }
 
 void check_rule(const InputOptions& options) {

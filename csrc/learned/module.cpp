@@ -166,12 +166,17 @@ void LearnedPositionalEmbeddingImpl::pretty_print(std::ostream& stream) const {
          << options.embedding_dim();
   if (options.first_row() != 0) stream << ", first_row=" << options.first_row();
   if (!options.grid().empty()) learned::print_grid(options, stream);
+  if (options.layout() != AdditiveLayout::bsd) {
+    stream << ", layout='" << posembed::name(options.layout()) << "'";
+  }
   stream << ")";
 }
 
 torch::Tensor LearnedPositionalEmbeddingImpl::forward(const torch::Tensor& x,
                                                       const PositionCall& call) {
-  return functional::learned_add(x, resampled(call.grid()), call, options.first_row());
+  const bool turned = options.layout() == AdditiveLayout::sbd && x.dim() == 3;
+  return functional::learned_add(x, resampled(call.grid()), turned ? call.sequence_first(x) : call,
+                                 options.first_row());
 }
 
 torch::Tensor LearnedPositionalEmbeddingImpl::resampled(const std::vector<int64_t>& grid) {

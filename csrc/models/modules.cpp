@@ -36,13 +36,13 @@ InputOptions options_of(const json& from) {
       .max_positions(optional_of(from, "max_positions"))
       .num_types(from.at("num_types").get<int64_t>())
       .norm(from.at("norm").is_null() ? InputNorm::none : InputNorm::layer)
-      .eps(from.at("eps").get<double>())
       .dropout(from.at("dropout").get<double>())
       .padding_idx(optional_of(from, "padding_idx"))
       .position_rule(rule_of(from))
       .token_dim(optional_of(from, "token_dim"))
       .output_dim(optional_of(from, "output_dim"))
       .scale(from.at("scale").get<double>());
+  if (options.norm() != InputNorm::none) options.eps(from.at("eps").get<double>());
   return options;
 }
 

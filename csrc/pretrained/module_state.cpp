@@ -89,6 +89,10 @@ Unmatched load_state(torch::nn::Module& module, const VectorFile& file,
     if (read.count(name) == 0) unmatched.unexpected.push_back(name);
   }
   if (options.strict()) check_all_match(unmatched, file.path());
+  TORCH_CHECK_VALUE(!found.empty() || unmatched.missing.empty() || names.empty(),
+                    "module: ", readable(file.path()), " has none of its names, such as ",
+                    some_of(unmatched.missing), ", but ", some_of(unmatched.unexpected),
+                    "; name_in_file() says how a name is written there");
   const torch::NoGradGuard no_grad;
   for (Target& target : found) {
     target.tensor.copy_(file.tensor(target.name, target.tensor.scalar_type()));

@@ -14,6 +14,7 @@
 #include "dispatcher/cu_seqlens.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/device_errors.h"
+#include "dispatcher/finite.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/memory_checks.h"
 #include "dispatcher/output_memory.h"
@@ -51,6 +52,31 @@ void check_rotated(const Tensor& tensor, const char* argument, const Dimensions&
   const c10::SymInt head_dim = tensor.sym_size(-1);
   TORCH_CHECK_VALUE(head_dim == spec.head_dim || head_dim == spec.rotary_dim, argument,
                     ": expected head_dim ", spec.head_dim, or_window(spec), ", got ", head_dim);
+}
+
+/// Checks that heads are those of the model, or a whole part of them; keys may be repeated. Heads
+/// of a symbolic number are checked when the program runs.
+void check_heads(const Tensor& query, const Tensor* key, const Dimensions& where,
+                 const Specification& spec, const Names& names) {
+  const auto found = query.sym_size(where.heads).maybe_as_int();
+  if (!found.has_value()) return;
+  const auto hint = [&](const Tensor& tensor, int64_t heads) {
+    return layout_hint(tensor, where, [&](const Dimensions& other) {
+      return tensor.sym_size(other.heads) == heads;
+    });
+  };
+  const int64_t parts = *found > 0 ? spec.heads / *found : 0;
+  TORCH_CHECK_VALUE(parts > 0 && spec.heads % *found == 0, names.query, ": expected ", spec.heads,
+                    " heads, or a whole part of them, got ", *found, hint(query, spec.heads),
+                    "; heads=None takes any number");
+  if (key == nullptr || spec.key_heads == 0) return;
+  const auto keys = key->sym_size(where.heads).maybe_as_int();
+  const bool fits = !keys.has_value() || *keys == *found || *keys * parts == spec.key_heads ||
+                    (*keys == 1 && parts % spec.key_heads == 0);
+  TORCH_CHECK_VALUE(fits, names.key, ": expected ", spec.key_heads, " heads",
+                    parts > 1 ? ", in as many parts as the query's" : "", ", or the query's ",
+                    *found, ", got ", key->sym_size(where.heads), hint(*key, spec.key_heads),
+                    "; heads=None takes any number");
 }
 
 /// Whether positions have a row for each axis, one dimension more than [batch, seq] or [tokens].
@@ -213,6 +239,7 @@ SpecificationPointer check(const Tensor& query, const Tensor* key, const Rotatio
     check_rotated(*key, names.key, where, spec);
     check_key(*key, names.key, query, where);
   }
+  if (resolved->heads > 0) check_heads(query, key, where, *resolved, names);
   const c10::SymInt& offset = call.offset().number();
   TORCH_CHECK_VALUE(offset >= 0, "offset: expected 0 or more, got ", offset);
   dispatcher::sum(offset, query.sym_size(where.seq), "offset");
@@ -254,7 +281,7 @@ void check_pair_memory(const Tensor& query_out, const Tensor& key_out, const Ten
 }
 
 void check_position_values(const Tensor& positions, const char* argument, Layout layout) {
-  if (positions.is_floating_point()) return;
+  if (positions.is_floating_point()) return dispatcher::check_finite(positions, argument);
   const core::IndexView view = dispatcher::index_view(positions);
   for (int64_t i = 0; i < positions.numel(); ++i) {
     const int64_t position = core::read(view, i);

@@ -63,20 +63,6 @@ int64_t trained_length(const json& scaling) {
   return static_cast<int64_t>(std::min(length, 0x1p62));
 }
 
-/// The largest error, in radians, of an angle that is a product of float32 numbers, at the
-/// positions of a text. Errors grow with the position, so the last 131,072 decide.
-double float32_error(const std::vector<double>& frequencies, int64_t length) {
-  double error = 0.0;
-  for (const double frequency : frequencies) {
-    const float rounded = static_cast<float>(frequency);
-    for (int64_t i = std::max<int64_t>(0, length - (int64_t{1} << 17)); i < length; ++i) {
-      const float product = rounded * static_cast<float>(i);
-      error = std::max(error, std::abs(product - frequency * static_cast<double>(i)));
-    }
-  }
-  return error;
-}
-
 /// A number with commas: "500,000"; or as few digits as it needs.
 std::string with_commas(double number) {
   if (number != std::floor(number) || std::abs(number) >= 1e15) return format("%.6g", number);
@@ -214,7 +200,8 @@ bool turn_alike(const json& ours, const json& theirs) {
 }  // namespace
 }  // namespace rotary
 
-std::string RotarySpec::explain(std::optional<int64_t> seq_len) const {
+std::string RotarySpec::explain(std::optional<int64_t> seq_len,
+                                std::optional<int64_t> max_positions) const {
   check();
   const RotarySpec spec = seq_len.has_value() ? resolve(*seq_len) : *this;
   const std::vector<double> scaled = rotary::frequencies(spec);
@@ -233,11 +220,11 @@ std::string RotarySpec::explain(std::optional<int64_t> seq_len) const {
     text.append("\n").append(rotary::amplitudes_line(*xpos, pairs));
   }
   const int64_t trained = rotary::trained_length(nlohmann::json::parse(to_json()).at("scaling"));
-  const int64_t length = seq_len.value_or(trained);
+  const int64_t length = seq_len.value_or(max_positions.value_or(trained));
   if (length > 0) {
     text += "\nfloat32 angles would be off by up to " +
-            rotary::format("%.2g rad in ", rotary::float32_error(scaled, length)) +
-            std::to_string(length) + " positions";
+            rotary::format("%.2g rad in ", float32_error(length).radians) + std::to_string(length) +
+            " positions";
   }
   if (plain != scaled) text.append("\n").append(rotary::stretched_line(plain, scaled));
   return text.append("\n").append(rotary::table(spec, plain, scaled));

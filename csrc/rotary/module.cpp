@@ -65,13 +65,14 @@ auto by_length(const Tensor& query, const RotarySpec& spec, RotaryCall call, Rot
   TORCH_CHECK_VALUE(
       query.dim() > batch && lengths.dim() == 1 && lengths.size(0) == query.size(batch),
       "seq_len: expected a length for each sample, got ", lengths.sizes());
+  TORCH_CHECK_VALUE(spec.is_dynamic(),
+                    "seq_len: expected none, because the frequencies do not depend on the length");
   TORCH_CHECK_VALUE(
       get_if<DynamicNtkScaling>(&spec.scaling) == nullptr,
       "seq_len: expected RotarySpec::resolve for each length, because dynamic NTK has "
       "other frequencies for every one");
   call.seq_len(std::nullopt);
-  const auto* longrope = get_if<LongRopeScaling>(&spec.scaling);
-  const int64_t original = longrope == nullptr ? 0 : longrope->original_max_positions;
+  const int64_t original = std::get<LongRopeScaling>(spec.scaling).original_max_positions;
   std::vector<int64_t> shape(static_cast<size_t>(query.dim()), 1);
   shape[static_cast<size_t>(batch)] = -1;
   return choose((lengths <= original).view(shape), rotate(spec.resolve(original), call),
@@ -163,12 +164,22 @@ RotaryEmbeddingImpl::RotaryEmbeddingImpl(const RotaryOptions& options) : options
 void RotaryEmbeddingImpl::reset() {
   const RotarySpec spec = options.spec();
   text_ = spec.to_json();
+  if (options.heads().has_value()) {
+    text_ = "heads " + std::to_string(*options.heads()) + " " +
+            std::to_string(options.key_heads().value_or(0)) + " " + text_;
+  }
   std::vector<int64_t> sizes = options.frequency_sizes();
   TORCH_CHECK_VALUE(sizes.size() <= 2 && std::all_of(sizes.begin(), sizes.end(),
                                                      [](int64_t size) { return size > 0; }),
                     "frequency_sizes: expected none, {heads} or {axes, heads}, got ", sizes);
   TORCH_CHECK_VALUE(sizes.empty() || options.learned_frequencies(),
                     "frequency_sizes: expected none without learned_frequencies, got ", sizes);
+  const std::optional<int64_t>& heads = options.heads();
+  TORCH_CHECK_VALUE(heads.value_or(1) > 0, "heads: expected a positive number, got ", *heads);
+  TORCH_CHECK_VALUE(options.key_heads().value_or(1) > 0,
+                    "key_heads: expected a positive number, got ", *options.key_heads());
+  TORCH_CHECK_VALUE(heads.has_value() || !options.key_heads().has_value(),
+                    "key_heads: expected none without heads, got ", *options.key_heads());
   if (!options.learned_frequencies()) return;
   TORCH_CHECK_VALUE(!spec.is_dynamic(),
                     "learned_frequencies: expected a specification whose frequencies do not depend "
@@ -223,6 +234,8 @@ void RotaryEmbeddingImpl::pretty_print(std::ostream& stream) const {
     if (sizes.size() > 1) stream << " " << sizes[1];
     stream << ")";
   }
+  if (options.heads()) stream << ", heads=" << *options.heads();
+  if (options.key_heads()) stream << ", key_heads=" << *options.key_heads();
   stream << ")";
 }
 
@@ -263,7 +276,10 @@ torch::Tensor RotaryEmbeddingImpl::rerotate_(const torch::Tensor& key,
 }
 
 RotaryEmbedding RotaryEmbeddingImpl::resolve(int64_t seq_len) const {
-  RotaryEmbedding module(RotaryOptions(options.spec().resolve(seq_len)).layout(options.layout()));
+  RotaryEmbedding module(RotaryOptions(options.spec().resolve(seq_len))
+                             .layout(options.layout())
+                             .heads(options.heads())
+                             .key_heads(options.key_heads()));
   if (frequencies.defined()) {  // learned frequencies do not depend on a length
     module->options.learned_frequencies(true).frequency_sizes(options.frequency_sizes());
     module->frequencies = module->register_parameter("frequencies", frequencies);

@@ -4,6 +4,9 @@
 
 #include <ATen/Functions.h>
 
+#include <algorithm>
+#include <cmath>
+#include <utility>
 #include <vector>
 
 #include "dispatcher/host_floats.h"
@@ -155,6 +158,29 @@ Tensor float32_frequencies(const RotarySpec& spec) {
   return std::visit([&](const auto& scaling) { return frequencies(spec, scaling); }, spec.scaling);
 }
 
+namespace {
+
+/// The error of a pair's float32 angle at a position, and its bound at all positions up to there.
+struct PairError {
+  double exact;  // radians per position
+  float rounded;
+
+  double at(int64_t position) const {
+    const float angle = rounded * static_cast<float>(position);
+    return std::abs(static_cast<double>(angle) - exact * static_cast<double>(position));
+  }
+
+  double bound(int64_t position) const {
+    const auto turns = static_cast<double>(position);
+    const double angle = std::abs(static_cast<double>(rounded)) * turns;
+    const double of_position = position > int64_t{1} << 24 ? angle * 0x1p-24 : 0.0;
+    const double unit = angle == 0.0 ? 0.0 : std::ldexp(1.0, std::ilogb(angle * (1 + 0x1p-23)));
+    return std::abs(rounded - exact) * turns + of_position + unit * 0x1p-24;
+  }
+};
+
+}  // namespace
+
 AngleTables use_tables(const Specification& spec, const Tensor& query, const Inputs& inputs,
                        Arguments* call) {
   const Numerics numerics = spec.spec.numerics;
@@ -179,3 +205,36 @@ AngleTables use_tables(const Specification& spec, const Tensor& query, const Inp
 }
 
 }  // namespace posembed::rotary
+
+namespace posembed {
+
+AngleError RotarySpec::float32_error(int64_t length) const {
+  TORCH_CHECK_VALUE(length > 0, "length: expected 1 or more, got ", length);
+  const RotarySpec spec = is_dynamic() ? resolve(length) : *this;
+  const torch::Tensor exact = spec.frequencies();
+  const torch::Tensor rounded = rotary::float32_frequencies(spec).contiguous();
+  const int64_t last = length - 1;
+  std::vector<std::pair<double, rotary::PairError>> pairs;  // by their bounds, the largest first
+  for (int64_t i = 0; i < exact.numel(); ++i) {
+    const rotary::PairError pair{exact.const_data_ptr<double>()[i],
+                                 rounded.const_data_ptr<float>()[i]};
+    pairs.emplace_back(pair.bound(last), pair);
+  }
+  std::sort(pairs.begin(), pairs.end(),
+            [](const auto& a, const auto& b) { return a.first > b.first; });
+  AngleError worst;
+  // Bounds grow with the position: the search goes back from the end, and stops where none can be
+  // larger.
+  const int64_t span = (int64_t{1} << 28) / std::max<int64_t>(exact.numel(), 1);
+  const int64_t first = std::max<int64_t>(1, length - std::max(span, int64_t{1} << 17));
+  for (const auto& [bound, pair] : pairs) {
+    if (bound <= worst.radians) break;
+    for (int64_t i = last; i >= first && (i % 1024 != 0 || pair.bound(i) > worst.radians); --i) {
+      const double error = pair.at(i);
+      if (error > worst.radians) worst = {error, i};
+    }
+  }
+  return worst;
+}
+
+}  // namespace posembed

@@ -27,6 +27,14 @@ void check_length(const char* scaling, int64_t value) {
                     value);
 }
 
+/// A factor above the length that it stretches is a length: the arguments are swapped.
+void check_length(const char* scaling, int64_t value, double factor) {
+  check_length(scaling, value);
+  TORCH_CHECK_VALUE(factor <= static_cast<double>(value), scaling,
+                    ".factor: expected at most original_max_positions, ", value, ", got ", factor,
+                    "; the factor comes first");
+}
+
 void check_dim(const char* scaling, const RotarySpec& spec) {
   TORCH_CHECK_VALUE(spec.rotary_dim > 2, scaling, ": expected rotary_dim over 2, got ",
                     spec.rotary_dim);
@@ -45,13 +53,13 @@ void check(const RotarySpec& spec, const NtkScaling& scaling) {
 
 void check(const RotarySpec& spec, const DynamicNtkScaling& scaling) {
   check_at_least("DynamicNtkScaling", "factor", scaling.factor, 1.0);
-  check_length("DynamicNtkScaling", scaling.original_max_positions);
+  check_length("DynamicNtkScaling", scaling.original_max_positions, scaling.factor);
   check_dim("DynamicNtkScaling", spec);
 }
 
 void check(const RotarySpec& spec, const YarnScaling& scaling) {
   check_positive("YarnScaling", "factor", scaling.factor);
-  check_length("YarnScaling", scaling.original_max_positions);
+  check_length("YarnScaling", scaling.original_max_positions, scaling.factor);
   check_positive("YarnScaling", "beta_slow", scaling.beta_slow);
   check_at_least("YarnScaling", "beta_fast", scaling.beta_fast, scaling.beta_slow);
   check_positive("YarnScaling", "attention_factor", scaling.attention_factor);
@@ -61,7 +69,7 @@ void check(const RotarySpec& spec, const YarnScaling& scaling) {
 void check(const RotarySpec&, const Llama3Scaling& scaling) {
   check_positive("Llama3Scaling", "factor", scaling.factor);
   check_positive("Llama3Scaling", "low_freq_factor", scaling.low_freq_factor);
-  check_length("Llama3Scaling", scaling.original_max_positions);
+  check_length("Llama3Scaling", scaling.original_max_positions, scaling.factor);
   TORCH_CHECK_VALUE(std::isfinite(scaling.high_freq_factor) &&
                         scaling.high_freq_factor >= scaling.low_freq_factor,
                     "Llama3Scaling.high_freq_factor: expected at least low_freq_factor, ",
@@ -83,7 +91,7 @@ void check_factors(const char* field, const std::vector<double>& factors, int64_
 void check(const RotarySpec& spec, const LongRopeScaling& scaling) {
   check_factors("short_factor", scaling.short_factor, spec.rotary_dim / 2);
   check_factors("long_factor", scaling.long_factor, spec.rotary_dim / 2);
-  check_length("LongRopeScaling", scaling.original_max_positions);
+  check_length("LongRopeScaling", scaling.original_max_positions, scaling.factor.value_or(1.0));
   check_positive("LongRopeScaling", "factor", scaling.factor);
   check_positive("LongRopeScaling", "attention_factor", scaling.attention_factor);
   check_positive("LongRopeScaling", "long_attention_factor", scaling.long_attention_factor);

@@ -45,7 +45,8 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
   define(m, "rotary_resolve(str spec, int seq_len) -> str");
   define(m, "rotary_for_keys(str spec) -> str");
   define(m, "rotary_description(str spec) -> str");
-  define(m, "rotary_explanation(str spec, int? seq_len=None) -> str");
+  define(m, "rotary_explanation(str spec, int? seq_len=None, int? max_positions=None) -> str");
+  define(m, "rotary_float32_error(str spec, int length) -> (float, int)");
   define(m, "rotary_difference(str spec, str other) -> str");
   define(m, "rotary_axial(str[] axes, bool within_axes=True) -> str");
   define(m,

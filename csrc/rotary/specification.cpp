@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <sstream>
 #include <utility>
 
 #include "dispatcher/text_cache.h"
@@ -175,10 +176,21 @@ namespace {
 
 auto& specifications = *new dispatcher::TextCache<Specification>;
 
+constexpr std::string_view heads_mark = "heads ";
+
+/// The text of a specification without the heads in front.
+std::string without_heads(std::string_view text) {
+  const bool marked = text.substr(0, heads_mark.size()) == heads_mark;
+  return std::string(marked ? text.substr(std::min(text.find('{'), text.size())) : text);
+}
+
 }  // namespace
 
-Specification::Specification(std::string_view text) : spec(parse(std::string(text))) {
+Specification::Specification(std::string_view text) : spec(parse(without_heads(text))) {
   spec.check_fields();
+  if (text.substr(0, heads_mark.size()) == heads_mark) {
+    std::istringstream(std::string(text.substr(heads_mark.size()))) >> heads >> key_heads;
+  }
   Scaled numbers = scaled(spec);
   check_results(numbers);
   for (const core::DoubleDouble& frequency : numbers.frequencies) {

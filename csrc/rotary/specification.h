@@ -15,10 +15,12 @@ namespace posembed::rotary {
 
 /// A specification ready for the kernel.
 struct Specification {
-  /// Raises c10::ValueError for text or numbers that are not a specification.
+  /// Raises c10::ValueError for text or numbers that are not a specification. A module with heads
+  /// writes them in front: "heads 8 2 {…}".
   explicit Specification(std::string_view text);
 
   RotarySpec spec;
+  int64_t heads = 0, key_heads = 0;             // of the model; 0: any
   std::vector<core::DoubleDouble> frequencies;  // [rotary_dim / 2], radians per position
   std::vector<core::Turn64> turns;              // the same as fractions of a turn
   std::vector<core::Turn128> wide_turns;

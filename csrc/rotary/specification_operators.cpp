@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "rotary/operator.h"
@@ -33,8 +34,14 @@ std::string rotary_for_keys(Text text) { return specification(text)->for_keys; }
 
 std::string rotary_description(Text text) { return specification(text)->spec.describe(); }
 
-std::string rotary_explanation(Text text, std::optional<int64_t> seq_len) {
-  return specification(text)->spec.explain(seq_len);
+std::string rotary_explanation(Text text, std::optional<int64_t> seq_len,
+                               std::optional<int64_t> max_positions) {
+  return specification(text)->spec.explain(seq_len, max_positions);
+}
+
+std::tuple<double, int64_t> rotary_float32_error(Text text, int64_t length) {
+  const AngleError error = specification(text)->spec.float32_error(length);
+  return {error.radians, error.position};
 }
 
 std::string rotary_difference(Text text, Text other) {
@@ -75,6 +82,7 @@ TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
   m.impl("rotary_for_keys", rotary_for_keys);
   m.impl("rotary_description", rotary_description);
   m.impl("rotary_explanation", rotary_explanation);
+  m.impl("rotary_float32_error", rotary_float32_error);
   m.impl("rotary_difference", rotary_difference);
   m.impl("rotary_wavelengths", rotary_wavelengths);
   m.impl("rotary_axial", rotary_axial);

@@ -31,11 +31,19 @@ MaybeTensor positions_of(const Tensor& x, Text spec, const PositionCall& call, b
 }
 
 /// x: [..., seq, embedding_dim]
-Tensor add_to(const Tensor& x, Text spec, const PositionCall& call, const MaybeTensor& scale) {
+Tensor add_to(const Tensor& x, Text spec, const PositionCall& call, const MaybeTensor& scale,
+              AdditiveLayout layout = AdditiveLayout::bsd) {
   const bool several = !specification(spec)->parts.empty();
-  const bool documents = call.cu_seqlens().has_value();
-  return sinusoidal_add(x, {spec, positions_of(x, spec, call, several),
-                            documents ? c10::SymInt(0) : call.offset().number(), scale});
+  const bool turned = layout == AdditiveLayout::sbd && x.dim() == 3;
+  if (turned && !several && call.grid().empty() && !call.mask().has_value()) {
+    return add_to(x, spec, call.sequence_first(x), scale);
+  }
+  MaybeTensor positions = positions_of(x, spec, call, several);
+  if (turned && positions.has_value()) {  // [axes, batch or 1, seq] -> [axes, seq, batch]
+    positions = positions->transpose(-1, -2).expand({positions->size(0), -1, x.size(1)});
+  }
+  const c10::SymInt offset = call.cu_seqlens().has_value() ? 0 : call.offset().number();
+  return sinusoidal_add(x, {spec, positions, offset, scale});
 }
 
 /// positions: [...], or [axes, ...] with several axes
@@ -144,12 +152,15 @@ void SinusoidalPositionalEmbeddingImpl::pretty_print(std::ostream& stream) const
   if (const auto length = options.length()) stream << ", length=" << *length;
   print_all("interpolation_scale", options.interpolation_scale());
   if (const auto size = options.max_size()) stream << ", max_size=" << *size;
+  if (options.layout() != AdditiveLayout::bsd) {
+    stream << ", layout='" << posembed::name(options.layout()) << "'";
+  }
   stream << ")";
 }
 
 torch::Tensor SinusoidalPositionalEmbeddingImpl::forward(const torch::Tensor& x,
                                                          const PositionCall& call) {
-  return sinusoidal::add_to(x, text_, call, learned_scale());
+  return sinusoidal::add_to(x, text_, call, learned_scale(), options.layout());
 }
 
 torch::Tensor SinusoidalPositionalEmbeddingImpl::encode(const torch::Tensor& positions,

@@ -13,6 +13,7 @@
 #include "dispatcher/checked.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
+#include "dispatcher/finite.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
 #include "sinusoidal/kernel.h"
@@ -146,6 +147,7 @@ void add_one(const Tensor& x, const Addition& addition, const Specification& spe
   copy_strides(out, call.out_stride);
   call.offset = addition.offset.number().expect_int();
   if (const MaybeTensor& positions = addition.positions; positions.has_value()) {
+    dispatcher::check_finite(*positions, "positions");
     call.positions = dispatcher::position_view(*positions);
     const bool one_row = positions->dim() == 1 || positions->size(0) == 1;
     call.position_stride[0] = one_row ? 0 : positions->stride(0);
@@ -179,6 +181,7 @@ Prepared prepare_encode(const Encoding& encoding, MaybeType dtype) {
 
 void encode(const Encoding& encoding, MaybeType, const Prepared& prepared) {
   const Tensor positions = encoding.positions.contiguous();
+  dispatcher::check_finite(positions, "positions");
   const Tensor& out = prepared.result;
   Arguments call;
   call.sinusoid = with_scale(prepared.spec->sinusoid(encoding.order), encoding.scale);

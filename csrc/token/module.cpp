@@ -25,6 +25,10 @@ void check(TokenOptions& options) {
   token::check_table_options(options);
   TORCH_CHECK_VALUE(std::isfinite(options.scale()), "scale: expected a finite number, got ",
                     options.scale());
+  TORCH_CHECK_VALUE(
+      !options.sparse() || !options.gradient().by_caller() ||
+          options.gradient() == TableGradient::rows,
+      "gradient: expected 'rows' with sparse=True, which means the same, got 'dense'");
   if (options.sparse()) options.gradient(TableGradient::rows);
   options.sparse(options.gradient() == TableGradient::rows);
 }

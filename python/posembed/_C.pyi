@@ -166,7 +166,7 @@ class InputEmbedding(ModuleWrapper):
         num_types: int = 0,
         scale: float | str = 1.0,
         norm: str | None = None,
-        eps: float = 1e-5,
+        eps: float | None = None,
         dropout: float = 0.0,
         padding_idx: int | None = None,
         position_rule: str = "consecutive",
@@ -177,9 +177,9 @@ class InputEmbedding(ModuleWrapper):
     def forward(
         self,
         ids: Tensor | None = None,
+        *,
         positions: Tensor | None = None,
         types: Tensor | None = None,
-        *,
         inputs_embeds: Tensor | None = None,
         offset: int | Tensor = 0,
         attention_mask: Tensor | None = None,
@@ -200,6 +200,7 @@ class LearnedPositionalEmbedding(ModuleWrapper):
         align_corners: bool = False,
         antialias: bool = False,
         scale_offset: float = 0.0,
+        layout: str = "bsd",
     ) -> None: ...
     @staticmethod
     def from_file(
@@ -263,6 +264,8 @@ class RotaryEmbedding(ModuleWrapper):
         layout: str = "bshd",
         learned_frequencies: bool = False,
         frequency_sizes: Sequence[int] = (),
+        heads: int | None = None,
+        key_heads: int | None = None,
         **spec_options: Any,
     ) -> None: ...
     def forward(
@@ -313,6 +316,7 @@ class SinusoidalPositionalEmbedding(ModuleWrapper):
         length: float | None = None,
         interpolation_scale: Sequence[float] | None = None,
         max_size: int | None = None,
+        layout: str = "bsd",
     ) -> None: ...
     def forward(
         self,
@@ -429,7 +433,7 @@ class TokenEmbedding(ModuleWrapper):
         sparse: bool = False,
         *,
         scale: float | str = 1.0,
-        gradient: str = "dense",
+        gradient: str | None = None,
     ) -> None: ...
     def quantize(self, format: str = "float8", block: int = 0) -> None: ...
     def memory(self) -> int: ...

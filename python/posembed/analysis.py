@@ -21,7 +21,7 @@ from posembed.functional._learned import checked_grid
 from posembed.learned import LearnedPositionalEmbedding
 from posembed.rotary import RotaryEmbedding
 from posembed.sinusoidal import SinusoidalPositionalEmbedding
-from posembed.specification import Numerics, RotarySpec, SinusoidalSpec
+from posembed.specification import AngleError, Numerics, RotarySpec, SinusoidalSpec
 
 __all__ = [
     "Encoder",
@@ -30,6 +30,7 @@ __all__ = [
     "angle_error",
     "binary_codes",
     "component_scores",
+    "float32_error",
     "heat_map",
     "most_similar",
     "scores_by_distance",
@@ -499,6 +500,33 @@ def cosines_and_sines(
     return turned[:, first], turned[:, first + partner]
 
 
+def float32_error(spec: Rotation, length: int) -> AngleError:
+    """The largest error of float32 angles at any position below ``length``, and where it is.
+
+    The angle is a float32 position times a float32 frequency, which transformers computes as
+    ``1 / base ** (2 * i / dim)`` in float32. Sine and cosine are off by nearly as much.
+
+    Args:
+        spec: The rotation: a specification, or a module that has one.
+        length: Number of positions, from 0.
+
+    Raises:
+        ValueError: ``length`` is below 1.
+
+    Examples:
+        >>> import posembed as pe
+        >>> error, position = pe.analysis.float32_error(pe.RotarySpec(128, base=500000.0), 131_072)
+        >>> f"{error:.1e} radians"
+        '9.3e-03 radians'
+    """
+    return rotation(spec).float32_error(length)
+
+
+def worst_positions(spec: RotarySpec) -> Tensor:
+    """Where float32 angles are worst below 2, 4, … 2 ** 20 positions: int64 [20]."""
+    return torch.tensor([float32_error(spec, 2**bits).position for bits in range(1, 21)])
+
+
 def angle_error(
     spec: Rotation,
     positions: Tensor | None = None,
@@ -509,7 +537,8 @@ def angle_error(
 
     Args:
         spec: The rotation: a specification, or a module that has one.
-        positions: int [n], each at least 0; default: powers of two up to 2 ** 20.
+        positions: int [n], each at least 0; default: where float32 angles are worst below 2, 4, …
+            2 ** 20 positions, as :func:`float32_error` tells.
         numerics: How angles of float32 data are rounded; see :class:`posembed.RotarySpec`.
             ``"float32"`` is what most code does; with ``"exact"`` only the result is rounded.
 
@@ -525,7 +554,7 @@ def angle_error(
         True
     """
     spec = rotation(spec)
-    at = 2 ** torch.arange(21) if positions is None else places("positions", positions)
+    at = worst_positions(spec) if positions is None else places("positions", positions)
     exact = dataclasses.replace(spec, numerics="exact")
     cosine, sine = cosines_and_sines(exact, at, torch.float64)
     rounded = dataclasses.replace(spec, numerics=numerics)

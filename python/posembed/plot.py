@@ -301,12 +301,13 @@ def angle_error(
 
     Args:
         spec: The rotation.
-        positions: int [n], none of them 0; default: powers of two up to 2 ** 20.
+        positions: int [n], none of them 0; default: where float32 angles are worst below 2, 4, …
+            2 ** 20 positions.
         axes: Where to draw.
     """
     spec = rotation(spec)
     axes = new_axes(axes)
-    at = 2 ** torch.arange(21) if positions is None else positions
+    at = analysis.worst_positions(spec) if positions is None else positions
     check_tensors(positions=at)
     names: dict[Numerics, str] = {"float32": "float32 product", "exact": "posembed, float32 data"}
     for numerics, name in names.items():

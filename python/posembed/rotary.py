@@ -17,14 +17,16 @@ from typing_extensions import Self, Unpack
 from posembed import functional
 from posembed._leaf import Leaf
 from posembed._other_names import check_options
-from posembed._validation import flag, whole
+from posembed._validation import flag, positive, whole
 from posembed.functional import Device, Layout
 from posembed.functional._offset import LAYOUTS, of_layout
 from posembed.functional._options import rotary_text
-from posembed.functional._rotary import ROTARY, ROTARY_PAIR, rotated
+from posembed.functional._rotary import ROTARY, ROTARY_PAIR, rotated, rotated_in_place
 from posembed.scaling import DynamicNtkScaling, LongRopeScaling
 from posembed.sharding import set_values
 from posembed.specification import Numerics, RotaryFields, RotarySpec
+
+torch.fx.wrap("rotated_in_place")
 
 
 def _size(tensor: Tensor, dimension: int) -> int | None:
@@ -68,6 +70,8 @@ class ModuleOptions(TypedDict, total=False):
     layout: Layout
     learned_frequencies: bool
     frequency_sizes: Sequence[int]
+    heads: int | None
+    key_heads: int | None
     device: Device | None
     dtype: torch.dtype | None
 
@@ -116,6 +120,10 @@ class RotaryEmbedding(Leaf, nn.Module):
         frequency_sizes: Sizes of learned frequencies before rotary_dim / 2: (heads,), if each head
             has its own, or (axes, heads), if angles are also summed over the axes of positions.
             All begin with the values of the specification.
+        heads: Heads of a query, which each call must have, or a whole part of them, as under tensor
+            parallelism. Default: any number. A layout that does not fit is then noticed.
+        key_heads: Heads of a key, in as many parts as the query's; or keys have as many heads as
+            the query, if they are repeated. Default: any number.
         device: Device of learned frequencies.
         dtype: float64 for learned frequencies in float64; with any other dtype they are float32.
         **options: Fields of :class:`RotarySpec`.
@@ -124,7 +132,8 @@ class RotaryEmbedding(Leaf, nn.Module):
         ValueError: A field, layout or numerics value is unknown; ``options`` are passed together
             with a specification; or learned frequencies are requested for a specification that
             depends on the sequence length, or with numerics other than "exact"; or
-            ``frequency_sizes`` are not one or two positive numbers beside learned frequencies.
+            ``frequency_sizes`` are not one or two positive numbers beside learned frequencies; or
+            heads are not positive.
         TypeError: ``options`` contains a name that is not a field of :class:`RotarySpec`; or
             neither head_dim nor a specification is passed, or both.
 
@@ -133,12 +142,17 @@ class RotaryEmbedding(Leaf, nn.Module):
         >>> rope = pe.RotaryEmbedding(128, base=500000.0)
         >>> query, key = torch.randn(2, 16, 32, 128), torch.randn(2, 16, 8, 128)
         >>> query, key = rope(query, key)
+        >>> checked = pe.RotaryEmbedding(128, heads=32, key_heads=8)
+        >>> query, key = checked(query, key)
         >>> pe.RotaryEmbedding(8, learned_frequencies=True).bfloat16().frequencies.dtype
         torch.float32
     """
 
     frequencies: nn.Parameter | None
-    frequency_sizes: tuple[int, ...] = ()  # of modules that an earlier version has pickled
+    # Of modules that an earlier version has pickled:
+    frequency_sizes: tuple[int, ...] = ()
+    heads: int | None = None
+    key_heads: int | None = None
 
     @overload
     def __init__(self, head_dim: int, **options: Unpack[SizedOptions]) -> None: ...
@@ -170,11 +184,17 @@ class RotaryEmbedding(Leaf, nn.Module):
         numerics: Numerics | None = None,
         learned_frequencies: bool = False,
         frequency_sizes: Sequence[int] = (),
+        heads: int | None = None,
+        key_heads: int | None = None,
         device: Device | None = None,
         dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
+        self.heads = None if heads is None else positive("heads", heads)
+        self.key_heads = None if key_heads is None else positive("key_heads", key_heads)
+        if heads is None and key_heads is not None:
+            raise ValueError(f"key_heads: expected none without heads, got {key_heads}")
         self.spec = _specification(head_dim, spec, options)
         if numerics is not None:
             self.spec = dataclasses.replace(self.spec, numerics=numerics)
@@ -241,7 +261,17 @@ class RotaryEmbedding(Leaf, nn.Module):
     @spec.setter
     def spec(self, spec: RotarySpec) -> None:
         self._spec = spec
+        self._text = self._with_heads(spec.text)
         self._regimes = regimes(spec)
+
+    def _with_heads(self, text: str) -> str:
+        """The text of a specification as operators take it, which check the heads in front."""
+        return text if self.heads is None else f"heads {self.heads} {self.key_heads or 0} {text}"
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Also of a module that an earlier version has pickled."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.spec = self._spec
 
     @property
     def head_dim(self) -> int:
@@ -272,9 +302,23 @@ class RotaryEmbedding(Leaf, nn.Module):
             ignore: As in :meth:`RotarySpec.from_huggingface`.
             numerics: As in the module.
             **options: ``layout``, ``learned_frequencies``, ``device`` and ``dtype``. transformers'
-                models have the layout "bhsd".
+                models have the layout "bhsd". ``heads`` and ``key_heads`` are the configuration's,
+                if it states them; ``heads=None``: any number.
+
+        Examples:
+            >>> import torch, posembed as pe
+            >>> config = {"model_type": "llama", "head_dim": 64, "rope_theta": 1e4,
+            ...           "num_attention_heads": 8, "num_key_value_heads": 2}
+            >>> rope = pe.RotaryEmbedding.from_config(config, layout="bhsd")
+            >>> query, key = rope(torch.randn(1, 8, 5, 64), torch.randn(1, 2, 5, 64))
         """
         check_options("RotaryEmbedding.from_config", options, ModuleOptions.__annotations__)
+        if "heads" not in options:
+            from posembed.models import reading
+
+            sizes = reading.sizes_of(config, part)
+            options["heads"] = sizes.heads
+            options.setdefault("key_heads", None if sizes.heads is None else sizes.key_heads)
         spec = RotarySpec.from_huggingface(
             config, layer_type, part=part, interleaved=interleaved, base=base, ignore=ignore
         )
@@ -312,7 +356,12 @@ class RotaryEmbedding(Leaf, nn.Module):
 
         Learned frequencies do not depend on the length and are shared with this module.
         """
-        module = RotaryEmbedding(self.spec.resolve(seq_len), layout=self.layout)
+        module = RotaryEmbedding(
+            self.spec.resolve(seq_len),
+            layout=self.layout,
+            heads=self.heads,
+            key_heads=self.key_heads,
+        )
         module.frequencies = self.frequencies
         module.frequency_sizes = self.frequency_sizes
         return module
@@ -404,11 +453,11 @@ class RotaryEmbedding(Leaf, nn.Module):
             and self._parameters.get("frequencies", self) is None
         ):
             if key is None:
-                return ROTARY(query, self._spec.text, positions, self.layout, offset)  # type: ignore[no-any-return]
-            return ROTARY_PAIR(query, key, self._spec.text, positions, self.layout, offset)  # type: ignore[no-any-return]
+                return ROTARY(query, self._text, positions, self.layout, offset)  # type: ignore[no-any-return]
+            return ROTARY_PAIR(query, key, self._text, positions, self.layout, offset)  # type: ignore[no-any-return]
         if seq_len is not None:
             self._check_length(seq_len, query, positions, offset, cu_seqlens)
-        text = self._spec.text if seq_len is None else self._text_for(seq_len)
+        text = self._text if seq_len is None else self._with_heads(self._text_for(seq_len))
         return self._rotated(text, query, key, positions, offset, cu_seqlens, inverse)
 
     def _rotated(
@@ -461,8 +510,8 @@ class RotaryEmbedding(Leaf, nn.Module):
         assert far_spec is not None
         shape = [-1 if dim == axis else 1 for dim in range(query.dim())]
         is_near = (lengths <= original).view(shape)
-        near = self._rotated(near_spec.text, query, key, *given)
-        far = self._rotated(far_spec.text, query, key, *given)
+        near = self._rotated(self._with_heads(near_spec.text), query, key, *given)
+        far = self._rotated(self._with_heads(far_spec.text), query, key, *given)
         if isinstance(near, Tensor) and isinstance(far, Tensor):
             return torch.where(is_near, near, far)
         (near_query, near_key), (far_query, far_key) = near, far
@@ -515,16 +564,16 @@ class RotaryEmbedding(Leaf, nn.Module):
         """
         if seq_len is not None:
             self._check_length(seq_len, query, positions, offset, cu_seqlens)
-        return functional.rotary_(
+        return rotated_in_place(
             query,
             key,
             positions,
-            spec=self.spec_for(seq_len),
-            layout=self.layout,
-            offset=offset,
-            cu_seqlens=cu_seqlens,
-            frequencies=self._frequencies(),
-            inverse=inverse,
+            self._with_heads(self.spec_for(seq_len).text),
+            self.layout,
+            offset,
+            inverse,
+            self._frequencies(),
+            cu_seqlens,
         )
 
     def rerotate_(
@@ -556,4 +605,6 @@ class RotaryEmbedding(Leaf, nn.Module):
         """The options, in the C++ module's format."""
         learned = "" if self.frequencies is None else ", learned_frequencies=True"
         sizes = f", frequency_sizes={self.frequency_sizes}" if self.frequency_sizes else ""
-        return f"{self.spec.describe()}, layout={self.layout!r}{learned}{sizes}"
+        heads = "" if self.heads is None else f", heads={self.heads}"
+        heads += "" if self.key_heads is None else f", key_heads={self.key_heads}"
+        return f"{self.spec.describe()}, layout={self.layout!r}{learned}{sizes}{heads}"

@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -153,6 +153,13 @@ def block_texts(text: str) -> tuple[tuple[int, str], ...]:
     return read_blocks(text)
 
 
+class AngleError(NamedTuple):
+    """The error of an angle, and the position where it is."""
+
+    radians: float
+    position: int
+
+
 @dataclasses.dataclass(frozen=True)
 class RotarySpec:
     """The parameters of a rotary embedding: immutable, hashable, comparable, picklable.
@@ -204,6 +211,10 @@ class RotarySpec:
     reverse: bool = False
     numerics: Numerics = "exact"
     score_scale: ScoreScale | None = dataclasses.field(default=None, compare=False)
+    # The longest sequence that the configuration states, for explain().
+    max_positions: int | None = dataclasses.field(
+        default=None, init=False, repr=False, compare=False
+    )
     text: str = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -525,11 +536,19 @@ class RotarySpec:
     def explain(self, seq_len: int | None = None) -> str:
         """A human-readable description: pairs, wavelengths, scaling, scale of scores.
 
+        It also tells the largest error of float32 angles in ``seq_len`` positions; without it, in
+        as many as the configuration states, or the scaling.
+
         Raises:
             ValueError: ``seq_len`` is not a positive whole number.
         """
         length = None if seq_len is None else positive("seq_len", seq_len)
-        return torch.ops.posembed.rotary_explanation.default(self.text, length)  # type: ignore[no-any-return]
+        return torch.ops.posembed.rotary_explanation.default(self.text, length, self.max_positions)  # type: ignore[no-any-return]
+
+    def float32_error(self, length: int) -> AngleError:
+        """See :func:`posembed.analysis.float32_error`."""
+        length = positive("length", length)
+        return AngleError(*torch.ops.posembed.rotary_float32_error.default(self.text, length))
 
     def _repr_html_(self) -> str:
         """The description, for notebooks."""

@@ -105,6 +105,7 @@ PROVOKED: dict[type[Exception], tuple[Callable[..., object], ...]] = {
         lambda: pe.RotaryEmbedding(128, layout="bsdh"),
         lambda: rotate(2, 8, 10, 128, key=torch.randn(2, 2, 10, 128)),
         lambda: rotate(1, 4, 2, 128, key=torch.randn(1, 5, 2, 128)),
+        lambda: pe.RotaryEmbedding(64, heads=8)(torch.ones(1, 8, 3, 64)),
         lambda: rotate(1, 4, 2, 128, positions=torch.arange(3)),
         axes(2, 1, 4),
         axes(3, 4),

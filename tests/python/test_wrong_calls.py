@@ -33,7 +33,7 @@ class Given:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.q, self.k = torch.randn(2, 10, 8, 64), torch.randn(2, 10, 2, 64)
-        self.rope = R(64)
+        self.rope, self.heads = R(64), R(64, heads=8, key_heads=2)
         self.ids, self.x = torch.randint(100, (2, 10)), torch.randn(2, 10, 64)
         self.embed = I(100, 64, max_positions=32, num_types=2)
         self.token, self.bag, self.alibi = T(100, 64), Bag(100, 64), A(8)
@@ -86,6 +86,9 @@ R(d_model=512) | 'd_model' | head_dim | d_model // num_heads
 R(hidden_size=512) | 'hidden_size' | head_dim | num_attention_heads
 R(64, rope_scaling=None) | 'rope_scaling' | did you mean scaling?
 R(64, is_neox_style=True) | 'is_neox_style' | did you mean interleaved?
+R(64, num_heads=8) | 'num_heads' | did you mean heads?
+R(64, num_key_value_heads=2) | did you mean key_heads?
+R(64, n_kv_heads=2) | did you mean key_heads?
 R(64, qkv_format="bshd") | did you mean layout?
 R(64, learnable=True) | did you mean learned_frequencies?
 R(64, mrope_section=(8, 12, 12)) | did you mean sections?
@@ -107,6 +110,8 @@ R(N(64), base=5e5) | base | RotarySpec
 R(N(64), spec=N(64)) | head_dim | both
 R() | head_dim | neither
 R({"head_dim": 64}) | head_dim | {'head_dim': 64}
+R(64, key_heads=2) | key_heads | heads | 2
+R(64, heads=0) | heads | positive | 0
 N(64, theta=1e4) | RotarySpec | 'theta' | did you mean base?
 N(64, 1e4) | RotarySpec | head_dim | 10000.0
 N(64, rotary_pct=0.5) | did you mean rotary_dim?
@@ -146,6 +151,8 @@ rope(q, k, pos, 3) | query, key, positions | 3 | offset=
 rope(q, k, torch.randn(2, 10, 2, 64)) | positions | [2, 10, 2, 64]
 rope(q, k, pos.bool()) | positions | bool
 rope(q, k, pos.half()) | positions | float16
+rope(q, k, torch.full((10,), float("nan"))) | positions | nan | index 0
+rope(q, k, pos / 0.0) | positions | finite | index 0
 rope(q, k, pos - 5) | positions | -5 | index 0
 rope(q, k, [0, 1]) | positions | list | torch.tensor
 rope(q, k, offset="3") | offset | int | str
@@ -160,6 +167,13 @@ R(64, scaling=pe.DynamicNtkScaling(2.0, 4))(q, k, pos + 5, seq_len=12) | seq_len
 R(64, scaling=pe.DynamicNtkScaling(2.0, 4)).rotate_(q, k, seq_len=4) | seq_len | at least 10 | 4
 R(64, scaling=pe.DynamicNtkScaling(2.0, 4))(q, k) | seq_len | length
 rope.rotate_(q, k, seq_len=10) | seq_len | none | 10
+heads(q.transpose(1, 2), k.transpose(1, 2)) | query | 8 heads | 10 | 'bhsd' | heads=None
+heads(q, k[:, :, :1]) | key | 2 heads | 8 | 1
+heads(q[:, :, :4], k) | key | parts | 4
+heads(q[:, :, :3]) | query | 8 heads | 3
+heads.rotate_(q.transpose(1, 2), k.transpose(1, 2)) | query | 8 heads | 10
+R.from_config(CONFIG)(q.transpose(1, 2), k.transpose(1, 2)) | query | 8 heads | 10 | heads=None
+R.from_config(CONFIG, head_count=8) | 'head_count'
 R.from_config("meta-llama/Llama-3.1-8B") | AutoConfig
 R.from_config({**CONFIG, "model_type": "mymodel"}) | model_type | mymodel
 R.from_config({**CONFIG, "rope_scaling": {"rope_type": "yarm", "factor": 2.0}}) | rope_type | yarm
@@ -187,6 +201,7 @@ waves(x, position_ids=pos) | 'position_ids' | did you mean positions?
 waves(x, pos, 3) | x, positions | 3 | offset=
 waves(x, 3) | positions | int
 waves(x, timesteps=pos) | positions
+waves(x, torch.full((10,), float("nan"))) | positions | nan
 waves(hidden_states=x) | 'hidden_states' | did you mean x?
 L(n_positions=9, n_embd=64) | did you mean max_positions?
 L(9, d_model=64) | did you mean embedding_dim?
@@ -239,6 +254,9 @@ A(8, alibi_bias_max=8) | did you mean max_bias?
 A(8, is_causal=False) | did you mean causal?
 A(8, 2048) | num_heads | 2048
 A(8.5) | num_heads | 8.5
+A(2, slopes=torch.tensor([-0.5, -0.25])) | slopes | at least 0 | -0.5
+A(2, slopes=torch.tensor([float("nan"), 0.5])) | slopes | nan
+alibi(10, 4) | query_offset | query_length 10 | key_length 4
 alibi(q_len=10) | 'q_len' | did you mean query_length?
 alibi(10, position_ids=pos) | 'position_ids' | did you mean query_positions?
 alibi(10, start_pos=3) | did you mean query_offset?
@@ -259,6 +277,7 @@ pe.plot.losses({"rope": [5.0, 4.0]}) | curves | 'rope' | steps | [5.0, 4.0]
 pe.plot.losses({"rope": [5.0, 4.0, 3.0]}) | curves | 'rope' | steps
 pe.plot.losses({"rope": ([1, 2, 3], [5.0, 4.0])}) | curves | 3 steps | 2 losses
 pe.plot.grid(pe.positions.grid(2, 3, 4)) | positions | 2 frames
+pe.analysis.float32_error(N(64), 0) | length | positive | 0
 """
 # fmt: on
 ROWS = [tuple(row.split(" | ")) for row in WRONG.strip().splitlines()]

@@ -22,6 +22,9 @@ class Given {
 
   operator T() const { return value_; }
 
+  /// Whether the caller set it.
+  bool by_caller() const { return by_caller_; }
+
   /// Whether the caller set another value than `own`.
   bool contradicts(T own) const { return by_caller_ && value_ != own; }
 

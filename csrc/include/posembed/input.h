@@ -17,6 +17,7 @@
 #include <string>
 
 #include "posembed/export.h"
+#include "posembed/given.h"
 #include "posembed/learned.h"
 #include "posembed/offset.h"
 #include "posembed/sinusoidal.h"
@@ -124,7 +125,7 @@ struct POSEMBED_API InputOptions {
   /// How the sum is normalised.
   TORCH_ARG(InputNorm, norm) = InputNorm::none;
   /// Added to the norm's variance.
-  TORCH_ARG(double, eps) = 1e-5;
+  TORCH_ARG(Given<double>, eps) = Given<double>::default_to(1e-5);
   /// Probability of dropping a component, in training.
   TORCH_ARG(double, dropout) = 0.0;
   /// A token row that starts as zeros and gets no gradient.

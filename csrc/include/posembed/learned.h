@@ -130,6 +130,8 @@ struct POSEMBED_API LearnedOptions {
   TORCH_ARG(std::vector<int64_t>, grid);
   /// With a grid: tokens before its cells, such as a class token.
   TORCH_ARG(int64_t, prefix_tokens) = 0;
+  /// The order of the dimensions of x.
+  TORCH_ARG(AdditiveLayout, layout) = AdditiveLayout::bsd;
   /// With a grid: how forward() and extend() resample it.
   TORCH_ARG(Resampling, resampling);
 };
@@ -157,7 +159,7 @@ class POSEMBED_API LearnedPositionalEmbeddingImpl
   void reset_parameters();
   void pretty_print(std::ostream& stream) const override;
 
-  /// x [batch, seq, embedding_dim] plus the rows of its positions.
+  /// x, in the layout of the options, plus the rows of its positions.
   /// @param call  positions int32 or int64
   /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError a position
   ///     without a row

@@ -49,6 +49,15 @@ class POSEMBED_API Offset {
   std::optional<at::Tensor> of_samples_;
 };
 
+/// The order of the dimensions of what positions are added to.
+enum class AdditiveLayout {
+  bsd,  ///< [batch, seq, embedding_dim]
+  sbd,  ///< [seq, batch, embedding_dim], as torch::nn::Transformer has them
+};
+
+/// "bsd" or "sbd".
+POSEMBED_API const char* name(AdditiveLayout layout);
+
 /// Options of a call of LearnedPositionalEmbedding or SinusoidalPositionalEmbedding:
 ///
 ///     auto y = position->forward(x, posembed::PositionCall().offset(17));
@@ -70,6 +79,11 @@ struct POSEMBED_API PositionCall {
   TORCH_ARG(std::vector<int64_t>, grid);
   /// Sinusoids of two axes: bool [batch, rows, columns], false for the padding of smaller pictures.
   TORCH_ARG(std::optional<at::Tensor>, mask) = std::nullopt;
+
+ public:
+  /// The call whose positions are [seq, batch], for x [seq, batch, embedding_dim] taken for [batch,
+  /// seq, embedding_dim]; a grid stays.
+  PositionCall sequence_first(const at::Tensor& x) const;
 };
 
 }  // namespace posembed

@@ -185,6 +185,10 @@ struct POSEMBED_API RotaryOptions {
   /// Sizes of learned frequencies before rotary_dim / 2: {heads}, if each head has its own, or
   /// {axes, heads}, if angles are also summed over the axes of positions.
   TORCH_ARG(std::vector<int64_t>, frequency_sizes);
+  /// Heads of queries and of keys, which each call must have, or a whole part of them, as under
+  /// tensor parallelism; keys may also be repeated to the query's heads. Default: any.
+  TORCH_ARG(std::optional<int64_t>, heads) = std::nullopt;
+  TORCH_ARG(std::optional<int64_t>, key_heads) = std::nullopt;
 
  public:
   RotarySpec spec() const;
@@ -251,7 +255,7 @@ class POSEMBED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbed
   RotaryCall own_call(const RotaryCall& call, const torch::Tensor& query) const;
   torch::Dtype wide(torch::Dtype dtype) const;
 
-  std::string text_;  // options.spec().to_json(), which the operator reads
+  std::string text_;  // options.spec().to_json() after any heads, which the operator reads
 };
 
 class RotaryEmbedding : public torch::nn::ModuleHolder<RotaryEmbeddingImpl> {

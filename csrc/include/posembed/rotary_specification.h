@@ -130,6 +130,12 @@ struct POSEMBED_API Sections {
                      bool restart = false);
 };
 
+/// The error of an angle, and the position where it is.
+struct AngleError {
+  double radians = 0.0;
+  int64_t position = 0;
+};
+
 /// The numbers that define a rotation. Plain data; equal specifications with equal scales of scores
 /// have equal to_json() text, in C++ and in Python.
 ///
@@ -225,9 +231,19 @@ struct POSEMBED_API RotarySpec {
   /// scaling=linear(factor=8)".
   std::string describe() const;
 
+  /// The largest error of an angle that is a product of float32 numbers, with the float32
+  /// frequencies of transformers, at any position below `length`. Errors grow with the position, so
+  /// of more than 2^28 / pairs positions only that many are looked at, the last.
+  /// @throws c10::ValueError a length below 1
+  AngleError float32_error(int64_t length) const;
+
   /// A readable report of several lines: pairs, wavelengths, which pairs are stretched and by how
-  /// much, and the error that float32 angles would have.
-  std::string explain(std::optional<int64_t> seq_len = std::nullopt) const;
+  /// much, and float32_error().
+  /// @param seq_len  as in resolve()
+  /// @param max_positions  the length for the error, unless seq_len says it; default: the length
+  ///     that the scaling names, if any
+  std::string explain(std::optional<int64_t> seq_len = std::nullopt,
+                      std::optional<int64_t> max_positions = std::nullopt) const;
 
   /// Describes the differences, and the position from which angles differ by more than 1e-3 rad.
   std::string diff(const RotarySpec& other) const;

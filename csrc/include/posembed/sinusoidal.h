@@ -127,6 +127,8 @@ struct POSEMBED_API SinusoidalOptions {
   TORCH_ARG(std::optional<double>, length) = std::nullopt;
   TORCH_ARG(std::optional<std::vector<double>>, interpolation_scale) = std::nullopt;
   TORCH_ARG(std::optional<int64_t>, max_size) = std::nullopt;
+  /// The order of the dimensions of x.
+  TORCH_ARG(AdditiveLayout, layout) = AdditiveLayout::bsd;
 
  public:
   SinusoidalSpec spec() const;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "posembed/export.h"
+#include "posembed/given.h"
 #include "posembed/quantized.h"
 
 namespace torch::optim {
@@ -89,7 +90,8 @@ struct POSEMBED_API TokenOptions {
   /// torch's name for gradient(TableGradient::rows).
   TORCH_ARG(bool, sparse) = false;
   /// The form of weight.grad().
-  TORCH_ARG(TableGradient, gradient) = TableGradient::dense;
+  TORCH_ARG(Given<TableGradient>,
+            gradient) = Given<TableGradient>::default_to(TableGradient::dense);
   /// The table to use; default: a new one, drawn from N(0, 1).
   TORCH_ARG(torch::Tensor, _weight) = torch::Tensor();
 

@@ -313,10 +313,28 @@ def rotary_(
         >>> pe.functional.rotary_(cache, spec=pe.RotarySpec(64), offset=7) is cache
         True
     """
+    text = rotary_text(spec)
+    return rotated_in_place(
+        query, key, positions, text, layout, offset, inverse, frequencies, cu_seqlens
+    )
+
+
+def rotated_in_place(
+    query: Tensor,
+    key: Tensor | None,
+    positions: Tensor | None,
+    spec: str,
+    layout: Layout,
+    offset: int | Tensor,
+    inverse: bool,
+    frequencies: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """:func:`rotary_` with the text of a specification."""
     if isinstance(offset, Tensor):
         positions = of_layout(offset, positions, query, layout, cu_seqlens)
         offset, cu_seqlens = 0, None
-    options: tuple[Any, ...] = (rotary_text(spec), positions, layout, offset)
+    options: tuple[Any, ...] = (spec, positions, layout, offset)
     if inverse is not False or cu_seqlens is not None or frequencies is not None:
         options = (*options, inverse, cu_seqlens, frequencies)
     if type(query) is not Tensor and is_sharded(query):

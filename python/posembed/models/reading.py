@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import inspect
@@ -20,6 +21,7 @@ from posembed.models import (
     parts,
     rope_parameters,
     score_scale,
+    sizes,
 )
 from posembed.models.fields import Fields, as_fields, check_effect
 from posembed.models.files import load
@@ -106,7 +108,18 @@ def rotary(config: Any, **options: Any) -> RotarySpec:
         spec = params.read(fields, stated)
     else:
         spec = huggingface.read(part.fields, stated, part.known)
-    return _with_scale(spec, part.fields, stated.layer_type)
+    spec = copy.copy(_with_scale(spec, part.fields, stated.layer_type))
+    own = fields if _is_whole(fields) else parts.typed(fields, stated.part)
+    # What the class adds is no length that the model was trained on.
+    object.__setattr__(spec, "max_positions", sizes.of(own).max_positions)
+    return spec
+
+
+def sizes_of(config: Any, part: str | None = None) -> sizes.Sizes:
+    """Heads and the longest sequence; none of a part of a layer, which has heads of its own."""
+    if parts.layer_part(part) is not None:
+        return sizes.Sizes()
+    return sizes.of(_opened(config, Options(part=part))[1].fields)
 
 
 def _with_scale(spec: RotarySpec, fields: Fields, kind: str | None) -> RotarySpec:

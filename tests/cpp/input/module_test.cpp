@@ -115,6 +115,7 @@ TEST(InputModule, RefusesWhatDoesNotFit) {
   EXPECT_THROW(InputEmbedding(bert().dropout(2.0)), c10::ValueError);
   EXPECT_THROW(InputEmbedding(bert().eps(-1e-5)), c10::ValueError);
   EXPECT_THROW(InputEmbedding(bert().eps(NAN)), c10::ValueError);
+  EXPECT_THROW(InputEmbedding(bert().norm(InputNorm::none).eps(1e-12)), c10::ValueError);
   EXPECT_THROW(posembed::InputNormImpl(InputNorm::rms, 8, -1.0), c10::ValueError);
   InputEmbedding embed(bert());
   EXPECT_THROW(embed->forward(some_ids()[0]), c10::ValueError);

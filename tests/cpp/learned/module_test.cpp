@@ -97,4 +97,15 @@ TEST(LearnedModule, StandsInASequential) {
   EXPECT_TRUE(torch::equal(model->forward(x), position->forward(x)));
 }
 
+TEST(LearnedModule, TakesTheSequenceFirst) {
+  LearnedPositionalEmbedding first(
+      LearnedOptions(10, 4).layout(posembed::AdditiveLayout::sbd).first_row(1));
+  const torch::Tensor x = torch::zeros({5, 2, 4});
+  const torch::Tensor rows = first->weight.slice(0, 4, 9).unsqueeze(1).expand({5, 2, 4});
+  EXPECT_TRUE(torch::equal(first->forward(x, PositionCall().offset(3)), rows));
+  std::ostringstream text;
+  text << first;
+  EXPECT_EQ(text.str(), "LearnedPositionalEmbedding(10, 4, first_row=1, layout='sbd')");
+}
+
 }  // namespace

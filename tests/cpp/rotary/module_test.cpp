@@ -237,4 +237,38 @@ TEST(RotaryModule, MessagesNameTheLayoutThatFits) {
             "positions: expected seq 8, got 9 (layout 'bshd')");
 }
 
+TEST(RotaryModule, ChecksTheHeadsOfItsModel) {
+  RotaryEmbedding rope(RotaryOptions(8).heads(8).key_heads(2));
+  const auto heads = [](int64_t count) { return torch::randn({1, 3, count, 8}); };
+  const std::vector<std::pair<int64_t, int64_t>> right = {{8, 2}, {8, 8}, {4, 1}, {2, 1}, {1, 1}};
+  for (const auto& [query, key] : right) {
+    EXPECT_NO_THROW(rope(heads(query), heads(key)));
+    EXPECT_NO_THROW(rope->rotate_(heads(query), heads(key)));
+  }
+  EXPECT_EQ(error_of([&] {
+              rope(torch::randn({1, 8, 3, 8}));
+            }),
+            "query: expected 8 heads, or a whole part of them, got 3 (layout 'bshd'; [1, 8, 3, 8] "
+            "looks like 'bhsd'); heads=None takes any number");
+  EXPECT_NE(error_of([&] { rope(heads(8), heads(1)); }).find("key: expected 2 heads"),
+            std::string::npos);
+  EXPECT_THROW(RotaryEmbedding(RotaryOptions(8).key_heads(2)), c10::ValueError);
+  EXPECT_THROW(RotaryEmbedding(RotaryOptions(8).heads(0)), c10::ValueError);
+  EXPECT_NO_THROW(RotaryEmbedding(8)(heads(3), heads(5)));
+}
+
+TEST(RotaryModule, RefusesALengthWithoutEffect) {
+  const RotaryCall call = RotaryCall().seq_len(torch::tensor({9}));
+  EXPECT_NE(error_of([&] {
+              RotaryEmbedding(8)(torch::randn({1, 3, 2, 8}), call);
+            }).find("seq_len: expected none"),
+            std::string::npos);
+}
+
+TEST(RotaryModule, RefusesPositionsThatAreNone) {
+  RotaryEmbedding rope(8);
+  const torch::Tensor query = torch::randn({1, 2, 2, 8});
+  EXPECT_THROW(rope(query, RotaryCall(torch::tensor({0.0, NAN}))), c10::IndexError);
+}
+
 }  // namespace

@@ -158,5 +158,25 @@ TEST(RotaryEmbedding, MovesCachedKeys) {
   EXPECT_THROW(whole->forward(key), c10::ValueError);
 }
 
+TEST(RotarySpec, RefusesSwappedArgumentsOfAScaling) {
+  RotarySpec spec(64);
+  spec.scaling = YarnScaling{8192, 4};
+  EXPECT_THROW(spec.check(), c10::ValueError);
+  spec.scaling = YarnScaling{4, 8192};
+  EXPECT_NO_THROW(spec.check());
+}
+
+TEST(RotarySpec, FindsTheLargestErrorOfFloat32Angles) {
+  RotarySpec spec(128);
+  spec.base = 500000;
+  const AngleError worst = spec.float32_error(1 << 17);
+  EXPECT_NEAR(worst.radians, 9.3e-3, 5e-5);
+  EXPECT_LT(worst.position, 1 << 17);
+  EXPECT_EQ(spec.float32_error(1).radians, 0.0);
+  EXPECT_NE(spec.explain(std::nullopt, 1 << 17).find("0.0093 rad in 131072 positions"),
+            std::string::npos);
+  EXPECT_THROW(spec.float32_error(0), c10::ValueError);
+}
+
 }  // namespace
 }  // namespace posembed

@@ -69,4 +69,26 @@ TEST(SinusoidalModule, BadInputRaisesC10Errors) {
   EXPECT_THROW(SinusoidalSpec::from_json("{\"embedding_dim\":8,\"theta\":1}"), c10::ValueError);
 }
 
+TEST(SinusoidalModule, TakesTheSequenceFirst) {
+  using posembed::AdditiveLayout, posembed::PositionCall;
+  const torch::Tensor x = torch::randn({5, 2, 8}), of_samples = torch::tensor({3, 7});
+  SinusoidalPositionalEmbedding usual(8), first(SinusoidalOptions(8).layout(AdditiveLayout::sbd));
+  const torch::Tensor places = torch::arange(10).view({2, 5});
+  for (const PositionCall& call :
+       {PositionCall(), PositionCall().offset(3), PositionCall().offset(of_samples),
+        PositionCall(places), PositionCall(torch::arange(5))}) {
+    EXPECT_TRUE(torch::equal(first->forward(x, call),
+                             usual->forward(x.transpose(0, 1), call).transpose(0, 1)));
+  }
+  const auto documents = PositionCall().cu_seqlens(torch::tensor({0, 2, 5})).offset(4);
+  const torch::Tensor one = x.narrow(1, 0, 1);
+  EXPECT_TRUE(torch::equal(first->forward(one, documents),
+                           usual->forward(one.transpose(0, 1), documents).transpose(0, 1)));
+  EXPECT_THROW(first->forward(x, PositionCall(torch::arange(2))), c10::ValueError);
+  SinusoidalPositionalEmbedding mae(SinusoidalOptions(8).preset("mae").layout(AdditiveLayout::sbd));
+  const torch::Tensor cells = torch::zeros({6, 2, 8});
+  EXPECT_TRUE(torch::equal(mae->forward(cells, PositionCall().grid({2, 3}))[0][1],
+                           mae->encode_grid({2, 3})[0][0]));
+}
+
 }  // namespace

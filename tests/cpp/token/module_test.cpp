@@ -266,4 +266,11 @@ TEST(Mapped, IsTheTableItselfOnTheCpu) {
   EXPECT_THROW(posembed::mapped(table, torch::kMeta), c10::ValueError);
 }
 
+TEST(TokenModule, RefusesADenseGradientThatIsSparse) {
+  EXPECT_THROW(TokenEmbedding(TokenOptions(9, 4).sparse(true).gradient(TableGradient::dense)),
+               c10::ValueError);
+  TokenEmbedding rows(TokenOptions(9, 4).sparse(true));
+  EXPECT_EQ(rows->options.gradient(), TableGradient::rows);
+}
+
 }  // namespace

@@ -302,15 +302,28 @@ def test_exact_angles_lose_nothing_with_distance(spec: pe.RotarySpec) -> None:
     assert pe.analysis.angle_error(spec, positions, numerics="exact").max() < 2e-7
 
 
+@pytest.mark.parametrize("name", list(ANY_SPEC))
+@pytest.mark.parametrize("length", [1, 2, 999, 5000])
+def test_the_largest_float32_error_is_that_of_all_positions(name: str, length: int) -> None:
+    spec = ANY_SPEC[name]
+    every = pe.analysis.angle_error(spec, torch.arange(length)).amax(1)
+    error, position = pe.analysis.float32_error(pe.RotaryEmbedding(spec), length)
+    assert error == pytest.approx(float(every.max()), abs=2e-7)
+    assert position < length
+    assert float(every[position]) == pytest.approx(error, abs=2e-7)
+
+
 def test_angle_error_refuses_a_position_that_is_not_rotated() -> None:
     refused((lambda: pe.analysis.angle_error(pe.RotarySpec(16), torch.tensor([-1, 4])), ValueError, "positions: expected numbers of at least 0, got -1"))  # fmt: skip
 
 
 def test_angle_error_by_default_goes_to_a_million() -> None:
-    error = pe.analysis.angle_error(pe.RotarySpec(128))
-    assert error.shape == (21, 64)
-    assert error[-1].max() > 1e-2
-    refused((lambda: pe.analysis.angle_error(pe.RotarySpec(128), numerics="half"), ValueError, "numerics: expected 'exact', 'float32'"))  # fmt: skip
+    spec = pe.RotarySpec(128)
+    error = pe.analysis.angle_error(spec)
+    assert error.shape == (20, 64)
+    for bits, worst in enumerate(error.amax(1).tolist(), start=1):
+        assert worst == pytest.approx(pe.analysis.float32_error(spec, 2**bits)[0], abs=2e-7)
+    refused((lambda: pe.analysis.angle_error(spec, numerics="half"), ValueError, "numerics: expected 'exact', 'float32'"))  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------- words

@@ -102,7 +102,15 @@ def test_negative_positions_rotate_backwards(device: torch.device) -> None:
 def test_positions_that_are_none_give_nan(device: torch.device) -> None:
     query, _ = tensors(torch.float32, device)
     positions = torch.tensor([1.5, float("nan"), float("inf"), 2.0], device=device)
-    found = pe.RotaryEmbedding(16)(query, positions=positions)
+    rope = pe.RotaryEmbedding(16)
+    if device.type == "cpu":
+        for wrong in (positions, positions.double(), positions[[0, 2, 0, 0]]):
+            with pytest.raises(
+                IndexError, match=r"positions: expected finite positions, got (nan|inf)"
+            ):
+                rope(query, positions=wrong)
+        return
+    found = rope(query, positions=positions)
     assert found.isnan().all(-1).all(-1)[0].tolist() == [False, True, True, False]
     assert not found[:, [0, 3]].isnan().any()
 

@@ -408,24 +408,34 @@ def test_notebooks_show_the_explanation() -> None:
     assert "score scale: 2 (&lt;key&gt;)" in page
 
 
+def float32_error(spec: pe.RotarySpec, length: int) -> float:
+    """The largest error at all positions, of the operator that reproduces transformers."""
+    parts = torch.arange(length).split(1 << 13)
+    return max(float(pe.analysis.angle_error(spec, part).max()) for part in parts)
+
+
 def test_explanation_of_an_error_is_of_the_asked_length() -> None:
     """The largest error within the text, whatever length the scaling was made for."""
     spec = pe.RotarySpec(128, base=500000.0, scaling=pe.Llama3Scaling(8, 1, 4, 8192))
-    positions, frequencies = torch.arange(1 << 17)[:, None], spec.frequencies()
-    angles = (positions.float() * frequencies.float()).double()
-    error = (angles - positions * frequencies).abs().max().item()
+    error = float32_error(spec, 1 << 17)
     assert f"off by up to {error:.2g} rad in 131072 positions" in spec.explain(1 << 17)
 
 
-@pytest.mark.parametrize("wrong", ["131072", 1.5, 0, -1])
-def test_a_length_is_a_positive_number(wrong: Any) -> None:
-    spec = pe.RotarySpec(64)
-    with pytest.raises(ValueError, match=r"^seq_len: expected"):
-        spec.explain(wrong)
-    with pytest.raises(
-        TypeError, match=r"^other: expected a RotarySpec, got RotaryEmbedding; pass its"
-    ):
-        spec.diff(pe.RotaryEmbedding(spec))  # type: ignore[arg-type]
+def test_explanation_takes_the_length_of_the_configuration() -> None:
+    llama = {"model_type": "llama", "head_dim": 128, "rope_theta": 5e5}
+    assert "rad in" not in pe.RotarySpec.from_huggingface(llama).explain()
+    long = pe.RotarySpec.from_huggingface({**llama, "max_position_embeddings": 131072})
+    assert (long.max_positions, long) == (131072, pe.RotarySpec(128, base=5e5))
+    assert "off by up to 0.0093 rad in 131072 positions" in long.explain()
+    assert "rad in 99 positions" in long.explain(99)
+    stretched = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    scaled = {**llama, "rope_scaling": stretched}
+    assert "rad in 16384 positions" in pe.RotarySpec.from_huggingface(scaled).explain()
+    scaled["max_position_embeddings"] = 131072
+    assert "rad in 131072 positions" in pe.RotarySpec.from_huggingface(scaled).explain()
+    for wrong in ("131072", 1.5, 0, -1):
+        with pytest.raises(ValueError, match=r"^seq_len: expected"):
+            long.explain(wrong)  # type: ignore[arg-type]
 
 
 def test_explanation_of_a_length() -> None:
@@ -442,12 +452,11 @@ def test_explanation_of_a_length() -> None:
 def test_error_of_float32_angles_as_explained(length: int) -> None:
     """The largest of all positions: at a power of two, rounding is kinder than elsewhere."""
     spec = pe.RotarySpec(128, base=500000.0, scaling=pe.DynamicNtkScaling(1.0, length))
-    positions = torch.arange(length)[:, None]
-    products = spec.frequencies().float() * positions.float()
-    errors = (products.double() - spec.frequencies() * positions).abs()
-    text = f"off by up to {float(errors.max()):.2g} rad in {length} positions"
-    assert text in spec.explain(length)
-    assert float(errors[2 ** int(math.log2(length - 1))].max()) < float(errors.max())
+    error, position = pe.analysis.float32_error(spec, length)
+    assert error == pytest.approx(float32_error(spec, length), abs=2e-7)
+    at = pe.analysis.angle_error(spec, torch.tensor([position, 2 ** int(math.log2(length - 1))]))
+    assert at[1].max() < at[0].max() == pytest.approx(error, abs=2e-7)
+    assert f"off by up to {error:.2g} rad in {length} positions" in spec.explain(length)
 
 
 def test_differences_in_words() -> None:

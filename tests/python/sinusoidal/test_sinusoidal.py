@@ -114,6 +114,14 @@ def test_errors_at_huge_positions(exponent: int) -> None:
 
 def test_positions_that_are_none_give_nan(device: torch.device) -> None:
     positions = torch.tensor([1.0, float("nan"), float("inf"), 2.0], device=device)
+    if device.type == "cpu":
+        waves = pe.SinusoidalPositionalEmbedding(8)
+        for call in (waves.encode, lambda places: waves(torch.ones(1, 4, 8), places)):
+            with pytest.raises(
+                IndexError, match="positions: expected finite positions, got nan at"
+            ):
+                call(positions)
+        return
     found = pe.SinusoidalPositionalEmbedding(7, preset="marian").encode(positions)
     assert found.isnan().any(-1).tolist() == [False, True, True, False]
 
@@ -397,14 +405,16 @@ def test_the_sequence_first(device: torch.device) -> None:
         assert first(x, **call).is_contiguous()
     assert torch.equal(first(x[:, 0]), usual(x[:, 0]))
     assert repr(first).endswith("layout='sbd')")
+    assert repr(first) == repr(pe.cpp.SinusoidalPositionalEmbedding(8, layout="sbd"))
     compiled = torch.compile(first, fullgraph=True, backend="aot_eager", dynamic=True)
     assert torch.equal(compiled(x, offset=3), first(x, offset=3))
     with pytest.raises(ValueError, match=r"positions: expected \[5\] or \[2, 5\] .* got \[2\]"):
         first(x, places[0, :2])
     with pytest.raises(ValueError, match="offset: expected 0 where positions are given, got 3"):
         first(x, places, offset=3)
-    with pytest.raises(ValueError, match="layout: expected 'bsd' or 'sbd', got 'sb'"):
-        pe.SinusoidalPositionalEmbedding(8, layout="sb")
+    for kind in (pe.SinusoidalPositionalEmbedding, pe.cpp.SinusoidalPositionalEmbedding):
+        with pytest.raises(ValueError, match="layout: expected 'bsd' or 'sbd', got 'sb'"):
+            kind(8, layout="sb")
 
 
 def test_a_grid_with_the_sequence_first(device: torch.device) -> None:
@@ -413,7 +423,8 @@ def test_a_grid_with_the_sequence_first(device: torch.device) -> None:
     usual = pe.SinusoidalPositionalEmbedding(8, **options)
     mask = torch.ones(2, 2, 3, dtype=torch.bool, device=device)
     mask[1, 1] = False
-    first = pe.SinusoidalPositionalEmbedding(8, layout="sbd", **options)
-    for call in ({"grid": (2, 3)}, {"grid": (2, 3), "mask": mask}):
-        wanted = usual(x.transpose(0, 1), **call).transpose(0, 1)
-        assert torch.equal(first(x, **call), wanted)
+    for kind in (pe.SinusoidalPositionalEmbedding, pe.cpp.SinusoidalPositionalEmbedding):
+        first = kind(8, layout="sbd", **options)
+        for call in ({"grid": (2, 3)}, {"grid": (2, 3), "mask": mask}):
+            wanted = usual(x.transpose(0, 1), **call).transpose(0, 1)
+            assert torch.equal(first(x, **call), wanted)

@@ -45,4 +45,26 @@ std::optional<at::Tensor> Offset::positions(const std::optional<at::Tensor>& giv
   return of_samples_->unsqueeze(-1) + at::arange(x.size(seq), of_samples_->options());
 }
 
+const char* name(AdditiveLayout layout) { return layout == AdditiveLayout::bsd ? "bsd" : "sbd"; }
+
+PositionCall PositionCall::sequence_first(const at::Tensor& x) const {
+  std::optional<at::Tensor> own =
+      offset_.positions(positions_, x, /*batch=*/1, /*seq=*/0, cu_seqlens_);
+  const c10::SymInt seq = x.sym_size(0), batch = x.sym_size(1);
+  if (!own.has_value()) {
+    const auto options = x.options().dtype(at::kLong);
+    own = at::arange(offset_.number(), offset_.number() + seq, options);
+  } else {
+    const bool counted = offset_.of_samples().has_value() || cu_seqlens_.has_value();
+    TORCH_CHECK_VALUE(counted || offset_.number() == 0,
+                      "offset: expected 0 where positions are given, got ", offset_.number());
+  }
+  const bool fits = own->dim() >= 1 && own->dim() <= 2 && own->sym_size(-1) == seq &&
+                    (own->dim() == 1 || own->sym_size(0) == 1 || own->sym_size(0) == batch);
+  TORCH_CHECK_VALUE(fits, "positions: expected [", seq, "] or [", batch, ", ", seq,
+                    "] for x [seq, batch, dim], got ", own->sym_sizes());
+  const at::Tensor rows = own->dim() == 1 ? own->unsqueeze(1) : own->t();
+  return PositionCall(rows.expand_symint({seq, batch})).grid(grid_);
+}
+
 }  // namespace posembed
