@@ -89,7 +89,8 @@ def alibi_bias(
 
 def biased(scores: Tensor, slopes: Tensor, scale: float, options: tuple[Any, ...]) -> Tensor:
     dtype = wide(scores.dtype)
-    return scores.to(dtype) * scale + alibi_line(slopes.to(dtype), *scores.shape[-2:], *options)
+    line = alibi_line(slopes.to(dtype), *scores.shape[-2:], *options)
+    return torch.where(line == -math.inf, line, scores.to(dtype) * scale + line)
 
 
 def alibi_add(scores: Tensor, slopes: Tensor, scale: float, *options: Any) -> Tensor:

@@ -203,7 +203,7 @@ VIDEO = {"video_grids": torch.tensor([[2, 4, 4]]), "seconds_per_grid": torch.one
     [
         ({"image_grids": None}, ValueError, "image_grids: expected 6 tokens, .* got 0"),
         ({"image_grids": torch.tensor([[1, 4, 4]])}, ValueError, "image_grids: expected 6 tokens, the placeholders of images in ids, got 4"),
-        ({"image_grids": torch.cat([GRIDS, torch.tensor([[2**32, 2**33, 2]])])}, ValueError, "image_grids: expected fewer than 2.53 tokens"),  # 6, by products that wrap
+        ({"image_grids": torch.cat([GRIDS, torch.tensor([[2**32, 2**33, 2]])])}, ValueError, "image_grids: expected fewer than 2^53 tokens"),  # 6, by products that wrap
         ({"image_grids": GRIDS[0]}, ValueError, r"image_grids: expected \[items, 3\]"),
         ({"image_grids": GRIDS.float()}, TypeError, "image_grids: expected int32 or int64"),
         ({"image_grids": torch.tensor([[1, 1, 6]])}, ValueError, "image_grids: expected a token or more"),

@@ -81,12 +81,12 @@ def test_packed_grids_compile_without_reading_them() -> None:
         (
             torch.tensor([[2**32, 2**32, 2**32], [1, 2, 2]]),
             {"num_tokens": 4},
-            "grids: expected fewer than 2.53 tokens",
+            "grids: expected fewer than 2^53 tokens",
         ),
         (
             torch.tensor([[2**31, 2**32, 1], [2**31, 2**32, 1], [1, 2, 2]]),
             {"num_tokens": 4},
-            "grids: expected fewer than 2.53 tokens",
+            "grids: expected fewer than 2^53 tokens",
         ),
         (torch.tensor([[1, 2, 2]]), {"order": "hh"}, "order: expected 't', 'h' and 'w'"),
         (torch.tensor([1, 2, 2]), {}, r"grids: expected \[items, 3\] or \[items, 2\], got \[3\]"),

@@ -137,7 +137,7 @@ def test_score_mod_of_distances(queries: int) -> None:
         ("window: expected the numbers of rows and columns, each 1 to", lambda: pe.functional.relative_window_bias(torch.zeros(1, 2), (2**63 - 1, 2**32))),
         ("window: expected the numbers of rows and columns, each 1 to", lambda: pe.functional.relative_window_bias(torch.zeros(8, 2), (2**32, 2**31))),
         ("new_window: expected the numbers of rows and columns, each 1 to", lambda: pe.functional.relative_window_resample(torch.zeros(9, 2), (2, 2), (2**32, 2**31))),
-        ("query_offset: expected -2.62 to 2.62", lambda: pe.functional.relative_bias(torch.zeros(32, 2), 4, 4, query_offset=-(2**63))),
+        ("query_offset: expected -2^62 to 2^62", lambda: pe.functional.relative_bias(torch.zeros(32, 2), 4, 4, query_offset=-(2**63))),
         ("window: expected a bias with a window", lambda: pe.RelativePositionBias(2).table()),
         ("weight: expected 9 rows for the window", lambda: pe.functional.relative_window_bias(torch.zeros(8, 2), (2, 2))),
         ("weight: expected 12 rows for the window", lambda: pe.functional.relative_window_bias(torch.zeros(9, 2), (2, 2), class_token=True)),

@@ -267,8 +267,7 @@ def test_compared_configurations_may_have_one_kind_of_layer(
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))
         paths.append(str(tmp_path / name))
-    for command in ("diff", "scores"):
-        assert main([command, *paths, "--layer-type", "full_attention"]) == 0
+    assert main(["diff", *paths, "--layer-type", "full_attention"]) == 0
     assert main(["explain", paths[1], "--layer-type", "full_attention"]) == 2
     assert "--layer-type: expected none" in capsys.readouterr().err
 

@@ -79,7 +79,7 @@ def test_llama_of_two_shards() -> None:
     assert (rope.heads, rope.key_heads) == (8, 2)
     for parts in (1, 2):
         rope(of(8 // parts, 64, "bhsd"), of(2 // parts, 64, "bhsd"))
-    with pytest.raises(ValueError, match=r"query: .* got 5 \(layout 'bhsd'; .* looks like 'bshd'"):
+    with pytest.raises(ValueError, match=r"key: .* got 2 \(layout 'bhsd'; .* looks like 'bshd'"):
         rope(of(8, 64), of(2, 64))
     pe.RotaryEmbedding.from_config(LLAMA, heads=None)(of(3, 64), of(3, 64))
     assert pe.RotaryEmbedding.from_config(LLAMA, heads=4, key_heads=4).heads == 4

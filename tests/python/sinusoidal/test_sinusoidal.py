@@ -406,6 +406,7 @@ def test_the_sequence_first(device: torch.device) -> None:
     assert torch.equal(first(x[:, 0]), usual(x[:, 0]))
     assert repr(first).endswith("layout='sbd')")
     assert repr(first) == repr(pe.cpp.SinusoidalPositionalEmbedding(8, layout="sbd"))
+    torch._dynamo.reset()
     compiled = torch.compile(first, fullgraph=True, backend="aot_eager", dynamic=True)
     assert torch.equal(compiled(x, offset=3), first(x, offset=3))
     with pytest.raises(ValueError, match=r"positions: expected \[5\] or \[2, 5\] .* got \[2\]"):

@@ -9,11 +9,17 @@ import torch
 from support.case import Sample, case, in_schema_order
 
 
+def places(shape: tuple[int, ...], device: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Positions, which are never in 16 bits."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    return torch.rand(shape, device=device, dtype=wide) * 20
+
+
 def axes_sample(rows: bool, **options: Any) -> Any:
     def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
         x = torch.randn(batch, seq, 9, device=device, dtype=dtype)
         shape = (3, 1 if rows else batch, seq)
-        return Sample((x, torch.rand(shape, device=device, dtype=dtype) * 20), options)
+        return Sample((x, places(shape, device, dtype)), options)
 
     return make
 
@@ -26,14 +32,14 @@ def add_sample(positions: str | None = None, dim: int = 6, **options: Any) -> An
         if positions == "integer":
             return Sample((x, torch.arange(seq, device=device, dtype=torch.int32) * 3 - 1), options)
         shape = (seq,) if positions == "row" else (batch, seq)
-        return Sample((x, torch.rand(shape, device=device, dtype=dtype) * 20), options)
+        return Sample((x, places(shape, device, dtype)), options)
 
     return make
 
 
 def encode_sample(**options: Any) -> Any:
     def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
-        return Sample((torch.rand(batch, seq, device=device, dtype=dtype) * 20,), options)
+        return Sample((places((batch, seq), device, dtype),), options)
 
     return make
 
