@@ -47,7 +47,8 @@ print(spec.explain(), spec.diff(local), sep="\\n\\n")
 A published file leaves out what the model's configuration class adds: layers of different kinds,
 second bases, widths, defaults. `python/posembed/models/catalogue.json` has that as data, read off
 the classes of transformers {version} by `scripts/catalogue.py`: a file is read alike whether
-transformers is installed or not, nothing is downloaded, no code runs. Families whose code is in
+transformers is installed or not, nothing is downloaded, and a file runs no model's code. Of an
+object, its own configuration class is asked for its keys. Families whose code is in
 their own repositories are in `python/posembed/models/models.json`, with the lines of vLLM that say
 how they rotate.
 
@@ -58,8 +59,8 @@ it. So do two keys that contradict each other, and an argument that has no effec
 `RotarySpec.for_layers(config)` has an entry for each layer. `part=` chooses a nested configuration
 (`"vision_config"`), a part of a layer (`"indexer"`), or both (`"text_config.indexer"`).
 
-A GGUF file, which the gguf package reads, brings its tensors of the rotation. With a dict, pass
-them among the keys:
+A GGUF file brings its tensors of the rotation: posembed reads its header, and only quantised
+tensors need the gguf package. With a dict, pass the tensors among the keys:
 `rope_freqs.weight`, without which a GGUF file of Llama 3.1 or later is not scaled (its metadata
 does not say so) and one of Gemma 4 is refused, `rope_factors_short.weight` and
 `rope_factors_long.weight`, and `rotary_emb.alpha` of Mistral Large 4.

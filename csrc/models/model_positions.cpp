@@ -149,7 +149,17 @@ ModelPositions ModelPositions::read(const std::string& path) {
   const fs::path file = is_folder ? fs::path(path) / document : fs::path(path);
   TORCH_CHECK_VALUE(!is_folder || fs::is_regular_file(file, error), path,
                     ": expected a folder with positions.json", advice(path));
-  return from_json(text_of_file(file.string()));
+  TORCH_CHECK_VALUE(fs::status(file, error).type() != fs::file_type::not_found, path,
+                    ": no such file", advice("MODEL"));
+  const std::string text = text_of_file(file.string());
+  try {
+    return from_json(text);
+  } catch (const c10::ValueError& failure) {
+    const std::string reason = failure.what_without_backtrace(),
+                      start = document + std::string(": ");
+    const bool is_named = reason.compare(0, start.size(), start) == 0;
+    TORCH_CHECK_VALUE(false, file.string(), ": ", is_named ? reason.substr(start.size()) : reason);
+  }
 }
 
 ModelPositions ModelPositions::from_json(const std::string& text) {
@@ -159,9 +169,10 @@ ModelPositions ModelPositions::from_json(const std::string& text) {
     TORCH_CHECK_VALUE(is_document, "expected a document of ", format, ", got ", core::brief(text),
                       advice("MODEL"));
     const json& version = member(whole, "version");
-    TORCH_CHECK_VALUE(version.is_number_unsigned() && version <= newest_version, document,
-                      ": expected version ", newest_version, " or less, got ",
-                      core::brief(version.dump()), ": a newer posembed wrote it");
+    const bool is_newer = version.is_number_unsigned() && version > newest_version;
+    TORCH_CHECK_VALUE(version.is_number_unsigned() && !is_newer, document, ": expected version ",
+                      newest_version, " or less, got ", core::brief(version.dump()),
+                      is_newer ? ": a newer posembed wrote it" : "");
     return ModelPositions(Contents::of(whole));
   } catch (const json::exception& error) {
     TORCH_CHECK_VALUE(false, document, ": expected JSON: ", dispatcher::reason(error));
@@ -212,7 +223,8 @@ ModelPositions ModelPositions::part(const std::string& part) const {
 const std::string& ModelPositions::input_layer() const { return contents_->input_layer; }
 
 std::vector<std::optional<RotarySpec>> RotarySpec::for_layers(const std::string& positions) {
-  const bool is_text = positions.find('{') != std::string::npos;
+  const size_t first = positions.find_first_not_of(" \t\r\n");
+  const bool is_text = first != std::string::npos && positions[first] == '{';
   const ModelPositions model =
       is_text ? ModelPositions::from_json(positions) : ModelPositions::read(positions);
   std::vector<std::optional<RotarySpec>> specs;

@@ -23,26 +23,47 @@ std::optional<int64_t> optional_of(const json& options, const char* key) {
   return value.is_null() ? std::nullopt : std::optional<int64_t>(value.get<int64_t>());
 }
 
+/// The value that a word stands for.
+template <typename Value>
+Value chosen(const json& options, const char* key, const std::map<std::string, Value>& known) {
+  const json& word = options.at(key);
+  const auto found = word.is_string() ? known.find(word.get<std::string>()) : known.end();
+  std::string words;
+  for (const auto& each : known) words += (words.empty() ? "'" : ", '") + each.first + "'";
+  TORCH_CHECK_VALUE(found != known.end(), "positions.json: input: ", key, ": expected one of [",
+                    words, "], got ", core::brief(word.dump()));
+  return found->second;
+}
+
 PositionRule rule_of(const json& options) {
-  const std::string rule = options.at("position_rule").get<std::string>();
-  if (rule == "opt") return PositionRule::opt;
-  return rule == "roberta" ? PositionRule::roberta : PositionRule::consecutive;
+  return chosen<PositionRule>(options, "position_rule",
+                              {{"consecutive", PositionRule::consecutive},
+                               {"opt", PositionRule::opt},
+                               {"roberta", PositionRule::roberta}});
+}
+
+InputNorm norm_of(const json& options) {
+  if (options.at("norm").is_null()) return InputNorm::none;
+  return chosen<InputNorm>(options, "norm", {{"layer", InputNorm::layer}});
 }
 
 InputOptions options_of(const json& from) {
   InputOptions options(from.at("num_embeddings").get<int64_t>(),
                        from.at("embedding_dim").get<int64_t>());
-  options.positions(from.at("positions") == "learned" ? Positions::learned : Positions::sinusoidal)
+  const std::map<std::string, Positions> kinds = {{"learned", Positions::learned},
+                                                  {"sinusoidal", Positions::sinusoidal}};
+  options.positions(chosen(from, "positions", kinds))
       .max_positions(optional_of(from, "max_positions"))
       .num_types(from.at("num_types").get<int64_t>())
-      .norm(from.at("norm").is_null() ? InputNorm::none : InputNorm::layer)
+      .norm(norm_of(from))
       .dropout(from.at("dropout").get<double>())
       .padding_idx(optional_of(from, "padding_idx"))
       .position_rule(rule_of(from))
       .token_dim(optional_of(from, "token_dim"))
       .output_dim(optional_of(from, "output_dim"))
       .scale(from.at("scale").get<double>());
-  if (options.norm() != InputNorm::none) options.eps(from.at("eps").get<double>());
+  const json& eps = from.at("eps");  // null without a norm
+  if (!eps.is_null()) options.eps(eps.get<double>());
   return options;
 }
 

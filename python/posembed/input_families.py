@@ -51,8 +51,7 @@ def is_folder_of_family(path: Path) -> bool:
     """Whether this is a folder with safetensors of a supported family."""
     if not (path / "config.json").is_file() or not any(path.glob("model.safetensors*")):
         return False
-    fields = files.read_json(path / "config.json")
-    return isinstance(fields, dict) and fields.get("model_type") in FAMILIES
+    return files.load(path / "config.json").get("model_type") in FAMILIES
 
 
 def of_folder(path: str | Path) -> InputLayer:

@@ -173,13 +173,14 @@ def read_formats(folder: Path) -> torch.Tensor:
 
 def configurations(folder: Path, draw: random.Random) -> None:
     """A config.json."""
-    seeds = sorted((CORPUS / "specification").glob("configuration_*"))
+    seeds = sorted((CORPUS / "configurations").iterdir())
     (folder / "config.json").write_bytes(of_text(draw.choice(seeds).read_bytes(), draw))
 
 
 def read_configurations(folder: Path) -> None:
-    """The rotation of each layer."""
+    """The rotation of each layer, and the whole document."""
     pe.RotarySpec.for_layers(folder / "config.json")
+    pe.describe(folder / "config.json")
 
 
 TARGETS = {
@@ -195,7 +196,7 @@ def warm_up() -> None:
         for name in ("q8_0", "f32"):
             shutil.copyfile(CORPUS / "gguf" / name, Path(folder, "m.gguf"))
             read_gguf(Path(folder))
-        seed = CORPUS / "specification" / "configuration_0"
+        seed = CORPUS / "configurations" / "configuration_0"
         shutil.copyfile(seed, Path(folder, "config.json"))
         with contextlib.suppress(ValueError):
             read_configurations(Path(folder))

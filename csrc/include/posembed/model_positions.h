@@ -37,7 +37,7 @@ class POSEMBED_API ModelPositions {
   /// @param path  of positions.json, or of its folder
   /// @throws c10::ValueError there is no such document, with the command that writes it; or a newer
   ///     posembed wrote it
-  /// @throws std::filesystem::filesystem_error the file cannot be read
+  /// @throws std::filesystem::filesystem_error the file exists and cannot be read
   static ModelPositions read(const std::string& path);
   /// The same from JSON text.
   static ModelPositions from_json(const std::string& text);

@@ -6,11 +6,10 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from posembed.models.files import file_of, load
-from posembed.models.parts import select_part
+from posembed.models import reading
+from posembed.models.files import file_of
 from posembed.specification import RotarySpec
 
 if TYPE_CHECKING:
@@ -36,8 +35,10 @@ def add_command(
     run: Callable[[argparse.Namespace], int],
     summary: str,
     examples: Sequence[str],
+    *,
+    always_json: bool = False,
 ) -> argparse.ArgumentParser:
-    """Adds a command with examples in its help, and ``--json``."""
+    """Adds a command with examples in its help, and ``--json`` unless it prints nothing else."""
     parser = commands.add_parser(
         name,
         help=summary,
@@ -46,7 +47,8 @@ def add_command(
     )
     lines = [f"  {parser.prog} {example}".rstrip() for example in examples]
     parser.epilog = "\n".join(["examples:", *lines])
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    if not always_json:
+        parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.set_defaults(run=run)
     return parser
 
@@ -121,6 +123,16 @@ def only_with(arguments: argparse.Namespace, wanted: str, *options: str) -> None
             raise ValueError(f"{option}: expected {wanted} only")
 
 
+def _options_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What readers of configurations take besides the kind of layers."""
+    return {
+        "part": getattr(arguments, "part", None),
+        "interleaved": arguments.interleaved,
+        "base": arguments.base,
+        "ignore": arguments.ignore,
+    }
+
+
 def read_spec(path: str, arguments: argparse.Namespace, *, compared: bool = False) -> RotarySpec:
     """The specification of a configuration; errors begin with its path.
 
@@ -129,14 +141,7 @@ def read_spec(path: str, arguments: argparse.Namespace, *, compared: bool = Fals
     file = file_of(path)
 
     def read(layer_type: str | None) -> RotarySpec:
-        return RotarySpec.from_huggingface(
-            file,
-            layer_type,
-            part=getattr(arguments, "part", None),
-            interleaved=arguments.interleaved,
-            base=arguments.base,
-            ignore=arguments.ignore,
-        )
+        return RotarySpec.from_huggingface(file, layer_type, **_options_of(arguments))
 
     try:
         try:
@@ -159,16 +164,14 @@ def read_kinds(
     except ValueError as error:
         if arguments.layer_type is not None or ": --layer-type: " not in str(error):
             raise
-        refused = error
-    fields = select_part(load(file_of(path)), getattr(arguments, "part", None))
-    named = (*(fields.get("layer_types") or ()), *(fields.get("rope_parameters") or ()))
-    found = {}
-    for kind in dict.fromkeys((*named, "full_attention", "sliding_attention")):
-        one = argparse.Namespace(**{**vars(arguments), "layer_type": kind})
-        with suppress(ValueError):  # layers of this kind do not rotate
-            found[str(kind)] = read_spec(path, one)
-    if not found:
-        raise refused
+        try:
+            layers = reading.layers(file_of(path), **_options_of(arguments))
+        except ValueError:  # the configuration does not list them
+            raise error from None
+    found: dict[str, RotarySpec] = {}
+    for layer in layers:
+        if layer.rotary is not None:
+            found.setdefault(str(layer.kind), layer.rotary)
     return found
 
 

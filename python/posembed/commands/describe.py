@@ -21,6 +21,7 @@ def add(commands: Commands) -> None:
         run,
         "write what a program has to know about a model's positions, as JSON",
         ["model_folder > positions.json", "model.gguf > positions.json"],
+        always_json=True,
     )
     parser.add_argument("config", help="config.json, params.json, a GGUF file or a model's folder")
     common.add_rotation_options(parser)

@@ -128,6 +128,45 @@ def _of_metadata(fields: Fields) -> Preset:
     return Preset(alibi["preset"], num_heads, {"max_bias": real(key, bias)})
 
 
+def _attends_with_alibi(fields: Fields) -> bool:
+    """MPT, whose class has ALiBi by default."""
+    block = fields.get("attn_config")
+    return not isinstance(block, dict) or bool(block.get("alibi", True))
+
+
+def _says_alibi(fields: Fields) -> bool:
+    is_mosaic = fields.get("alibi_starting_size") is not None
+    return is_mosaic or fields.get("position_embedding_type") == "alibi"
+
+
+# Types of which some models use ALiBi.
+_CONDITIONS: dict[str, Callable[[Fields], bool]] = {
+    "mpt": _attends_with_alibi,
+    **dict.fromkeys(
+        ("falcon", "RefinedWeb", "RefinedWebModel"), lambda fields: bool(fields.get("alibi"))
+    ),
+    "baichuan": lambda fields: fields.get("max_position_embeddings") is None,
+    **dict.fromkeys(("jais", "btlm", "bert"), _says_alibi),
+}
+
+
+def is_used(fields: Fields) -> bool:
+    """Whether a model uses ALiBi. What it says of it may still be wrong."""
+    if gguf.is_metadata(fields):
+        architecture = text_of(fields.get("general.architecture"))
+        own = table("gguf_architectures")["architectures"].get(architecture, {}).get("alibi")
+        if own is None:
+            return False
+        layers = own.get("block_count")
+        if layers is not None and fields.get(f"{architecture}.block_count") != layers:
+            return False
+        stated = fields.get(f"{architecture}.attention.max_alibi_bias")
+        return bool(own.get("max_bias") if stated is None else stated)
+    name = text_of(fields.get("model_type"))
+    condition = _CONDITIONS.get(name)
+    return name in _READERS and (condition is None or condition(fields))
+
+
 def read(fields: Fields) -> Preset:
     """See :meth:`posembed.ALiBi.from_config`."""
     if gguf.is_metadata(fields):

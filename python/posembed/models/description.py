@@ -13,7 +13,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from posembed.models import catalogue, diffusers, gguf, input_layer, params, parts, reading
+from posembed.models import (
+    alibi,
+    catalogue,
+    diffusers,
+    gguf,
+    input_layer,
+    mrope,
+    params,
+    parts,
+    reading,
+)
 from posembed.models.fields import Fields, as_fields, text_of
 from posembed.models.files import load
 from posembed.score_scale import ScoreScale
@@ -92,20 +102,16 @@ def _described(config: Any, **options: Any) -> Fields:
     }
 
 
-def _optional(read: Callable[[Any], Any], config: Any) -> Any:
-    """What a reader finds; None where the model has none."""
-    try:
-        return read(config)
-    except ValueError:
+def _alibi(config: Any, fields: Fields) -> Fields | None:
+    if not alibi.is_used(fields):
         return None
-
-
-def _alibi(config: Any) -> Fields:
     preset = reading.alibi_preset(config)
     return {"preset": preset.name, "num_heads": preset.num_heads, "options": preset.options}
 
 
-def _mrope(config: Any) -> Fields:
+def _mrope(config: Any, fields: Fields) -> Fields | None:
+    if not mrope.has_rule(fields):
+        return None
     rule: Fields = json.loads(reading.mrope_rule(config).to_json())
     return rule
 
@@ -120,7 +126,7 @@ def _input(config: Any, fields: Fields) -> Fields | None:
 
 
 def _names_of_parts(fields: Fields) -> list[str]:
-    """Nested configurations that are a model's, but for the text model, and parts of layers."""
+    """The names of nested configurations, except the text model, and of parts of layers."""
     if gguf.is_metadata(fields) or params.is_params(fields) or diffusers.is_configuration(fields):
         return []
     whole = catalogue.with_parts(fields)
@@ -136,6 +142,12 @@ def _nested(fields: Fields, before: str = "") -> list[str]:
         if isinstance(part, dict) and "model_type" in part:
             found += [before + name, *_nested(catalogue.with_parts(part), f"{before}{name}.")]
     return found
+
+
+def _for_part(name: str, options: Fields) -> Fields:
+    """The caller's options that concern a part: its pairing, and a tower's base, are its own."""
+    kept = ("ignore",) if parts.layer_part(name) is None else ("base", "ignore")
+    return {key: options[key] for key in kept}
 
 
 def describe(
@@ -178,9 +190,12 @@ def describe(
     source = config if hasattr(config, "to_dict") else loaded
     options: Fields = {"interleaved": interleaved, "base": base, "ignore": tuple(ignore)}
     whole = _described(source, **options)
-    alibi, input_ = _optional(_alibi, source), _input(config, fields)
-    described = {name: _described(source, part=name, **options) for name in _names_of_parts(fields)}
-    known = alibi or input_ or any("refused" not in part for part in described.values())
+    biases, input_ = _alibi(source, fields), _input(config, fields)
+    described = {
+        name: _described(source, part=name, **_for_part(name, options))
+        for name in _names_of_parts(fields)
+    }
+    known = biases or input_ or any("refused" not in part for part in described.values())
     if "refused" in whole and not known:
         raise ValueError(whole["refused"])
     model = text_of(fields.get("general.architecture") or fields.get("model_type"))
@@ -190,7 +205,7 @@ def describe(
         "model": model or text_of(fields.get("_class_name")),
         **whole,
         "parts": described,
-        "alibi": alibi,
-        "mrope": _optional(_mrope, source),
+        "alibi": biases,
+        "mrope": _mrope(source, fields),
         "input": input_,
     }

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from posembed import _gguf
+from posembed._file_format import json_file
 from posembed.models.fields import Fields
 
 # File names in a model folder: transformers', Meta's.
 NAMES = ("config.json", "params.json")
-# Larger than any configuration.
-MOST_BYTES = 100_000_000
 
 
 def load(config: Any) -> Fields:
@@ -34,10 +31,7 @@ def load(config: Any) -> Fields:
     path = file_of(config)
     if _gguf.is_gguf(path):
         return _gguf.GgufFile(path).metadata()
-    found = read_json(path)
-    if not isinstance(found, dict):
-        raise ValueError(f"config: expected a file with a JSON object, got {found!r:.40}")
-    return found
+    return json_file(path)
 
 
 def file_of(path: str | os.PathLike[str]) -> Path:
@@ -60,18 +54,3 @@ def _check_is_no_name_of_the_hub(path: str | os.PathLike[str]) -> None:
             "pass transformers.AutoConfig.from_pretrained(name), or a folder"
         )
         raise FileNotFoundError(errno.ENOENT, reason, os.fspath(path))
-
-
-def read_json(path: str | os.PathLike[str]) -> Any:
-    """The value in a JSON file."""
-    found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode):  # reading a pipe or a device might never end
-        raise ValueError(f"{path}: expected a regular file")
-    if found.st_size > MOST_BYTES:
-        raise ValueError(f"{path}: expected at most {MOST_BYTES} bytes, got {found.st_size}")
-    try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except RecursionError as error:
-        raise ValueError(f"{path}: expected JSON of fewer levels") from error
-    except ValueError as error:  # not UTF-8, not JSON
-        raise ValueError(f"{path}: expected JSON: {error}") from error

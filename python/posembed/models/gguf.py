@@ -1,7 +1,7 @@
 """GGUF metadata: keys that begin with the architecture.
 
 gguf_architectures.json has what llama.cpp's program adds to them, and where each entry is taken
-from. Numbers of YaRN that a file states count, also where that program passes over them. Tensors
+from. Numbers of YaRN that a file states are used even where llama.cpp ignores them. Tensors
 that belong to the rotation are keys: "rope_freqs.weight", "rope_factors_short.weight",
 "rope_factors_long.weight".
 """
@@ -65,7 +65,6 @@ class Metadata:
 
     def __init__(self, fields: Fields, options: Options) -> None:
         self.architecture = text_of(fields.get("general.architecture"))
-        fields = {key: value for key, value in fields.items() if key not in tuple(options.ignore)}
         own = keys_of_architecture(fields, self.architecture)
         self.rules: Fields = _rules_of(self.architecture)
         self.model = Keys(own, "the metadata")
@@ -420,6 +419,9 @@ def _specification_of(fields: Fields, slides: bool, options: Options) -> RotaryS
     scaled = _with_tensor(RotarySpec(head_dim, **numbers, scaling=scaling), file, slides)
     if slides:
         _check_part_of_scaling(file)
+    start = f"{file.architecture}.rope."
+    file.rope.ignore(*(key.removeprefix(start) for key in options.ignore))
+    file.tensors.ignore(*options.ignore)
     file.rope.done()
     file.tensors.done()
     plain = slides and not file.rules.get("sliding", {}).get("scaled")

@@ -76,14 +76,12 @@ def _rotates(config: Keys, rules: Fields, kind: str | None) -> bool:
 def _base_of(config: Keys, rope: Keys, rules: Fields, stated: float | None) -> float:
     """rope_theta, or the base in the model's code."""
     theta, own = rope.take("rope_theta"), rope_parameters.own_base(config)
-    base = same("rope_theta", (theta if own is None else own, stated))
+    key = rules.get("ratio")
+    ratio = real(key, config.take(key, 1.0)) if key else 1.0
+    given = theta if own is None else own
+    base = same("rope_theta", (rules.get("base") if given is None else given, stated))
     if base is not None:
-        return base_number("rope_theta", base)
-    if "base" in rules:
-        ratio = rules.get("ratio")
-        return real("base", rules["base"]) * (
-            real(ratio, config.take(ratio, 1.0)) if ratio else 1.0
-        )
+        return base_number("rope_theta", base) * ratio
     parts = [key for key in config.fields if key.endswith("_config")]
     hint = f": pass part= of {shown(parts)}" if parts else ""
     raise ValueError(f"rope_theta: missing in the configuration{hint}")
@@ -128,7 +126,10 @@ def _with_learned_scale(spec: RotarySpec, config: Keys, tensor: str) -> RotarySp
             f"{tensor}: missing: frequencies are learned; pass the checkpoint's values among the "
             f"configuration's keys, {{**config.to_dict(), '{tensor}': [...]}}"
         )
-    divisors = [math.exp(-value) for value in reals(tensor, alpha)]
+    try:
+        divisors = [math.exp(-value) for value in reals(tensor, alpha)]
+    except OverflowError:
+        raise ValueError(f"{tensor}: expected numbers above -700") from None
     length = scalings.original_length_of(spec.scaling)
     if length is None:
         length = whole(scalings.LENGTH, config.need(scalings.LENGTH))
@@ -144,7 +145,10 @@ def _set_series(spec: Fields, base: float, widths: Widths) -> None:
     check_rotated(rotary_dim)  # before axes take memory for each pair
     spec["head_dim"] = head_dim
     spec["rotary_dim"] = rotary_dim + odd
-    spec["base"] = math.pow(base, (rotary_dim + 1) / rotary_dim) if odd else base
+    try:
+        spec["base"] = math.pow(base, (rotary_dim + 1) / rotary_dim) if odd else base
+    except OverflowError:
+        raise ValueError(f"rope_theta: too large for {rotary_dim} components, got {base}") from None
 
 
 def _widths_of_part(config: Keys, rope: Keys, rules: Fields) -> Widths:
@@ -296,8 +300,13 @@ def check_supported(fields: Fields) -> None:
         raise ValueError(f"model_type {shown(fields.get('model_type'))}: {why}")
 
 
-def _rules_of(fields: Fields) -> Fields:
+def _rules_of(fields: Fields, part: str | None) -> Fields:
     """The entry of a model type that rotates."""
+    if not fields.get("model_type"):
+        raise ValueError(
+            f"model_type: missing in {part or 'the configuration'}: without it, nothing says how "
+            "components are paired; describe its rotation in full with RotarySpec"
+        )
     check_supported(fields)
     rules = catalogue.of(fields)
     name = f"model_type {shown(fields.get('model_type'))}"
@@ -319,7 +328,7 @@ def read(fields: Fields, options: Options, accounted: Collection[str]) -> Rotary
 
     Keys that are ``accounted`` for need not be understood here.
     """
-    rules = _rules_of(fields)
+    rules = _rules_of(fields, options.part)
     stated = Stated(options, accounted)
     config = Keys(fields, "the configuration")
     if "unrotated" in rules:
@@ -340,7 +349,7 @@ def read(fields: Fields, options: Options, accounted: Collection[str]) -> Rotary
 
 def read_layers(fields: Fields, options: Options, accounted: Collection[str]) -> Specs:
     """See :meth:`posembed.RotarySpec.for_layers`."""
-    rules = _rules_of(fields)
+    rules = _rules_of(fields, options.part)
     every = every_layer(fields)
     if "unrotated" in rules:
         return [None] * len(every)

@@ -75,14 +75,6 @@ def path_of(fields: Fields, part: str | None) -> list[str]:
     return _walk(fields, part, dict)[0]
 
 
-def select_part(fields: Fields, part: str | None) -> Any:
-    """The part of a configuration, not copied."""
-    chosen: Any = fields
-    for name in path_of(fields, part):
-        chosen = chosen[name]
-    return chosen
-
-
 def _part_type(whole: str, text: str, part: str | None) -> str:
     """The model type of a part that does not state one."""
     if part is None or part == "text_config":

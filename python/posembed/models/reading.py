@@ -48,9 +48,11 @@ def _known_keys(own: type) -> frozenset[str]:
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.CRITICAL)  # of keys that the readers here accept or reject
-    with contextlib.suppress(Exception):  # a class without defaults
-        names |= set(own().to_dict())
-    logger.setLevel(level)
+    try:
+        with contextlib.suppress(Exception):  # a class without defaults
+            names |= set(own().to_dict())
+    finally:
+        logger.setLevel(level)
     return frozenset(names)
 
 

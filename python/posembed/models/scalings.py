@@ -205,6 +205,8 @@ def divided(spec: RotarySpec, divisors: list[float], length: int) -> RotarySpec:
         raise ValueError(
             f"divisors: expected rotary_dim / 2 = {len(pairs)} numbers, got {len(divisors)}"
         )
+    if not all(own for _, own in pairs):
+        raise ValueError("factor: too large: frequencies that it divides become 0")
     factors = [whole / own * divisor for (whole, own), divisor in zip(pairs, divisors, strict=True)]
     scaling = LongRopeScaling(factors, factors, length, attention_factor=spec.attention_factor)
     return dataclasses.replace(plain, scaling=scaling)

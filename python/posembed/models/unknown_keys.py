@@ -11,13 +11,12 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from posembed.models import catalogue
 from posembed.models.data import table, words
 from posembed.models.fields import Keys, shown, text_of
 
 # What position_embedding_type says of a model that rotates.
 ROTATIONS = {"rope", "rope_gptj", "rotary"}
-# Nested configurations that are no parts of a model, but say how it attends.
-ABOUT_ATTENTION = re.compile("attn|attention|rope|rotary|position")
 
 
 def _is_about_positions(word: str) -> bool:
@@ -35,18 +34,18 @@ def _names_positions(key: str) -> bool:
     return any(map(_is_about_positions, found))
 
 
-def _concerns_positions(key: str, value: Any) -> bool:
+def _concerns_positions(key: str, value: Any, parts: Collection[str] = ()) -> bool:
     """Whether a key or, in a block, a member may change the rotation.
 
-    Nested configurations are separate parts, except those about attention.
+    Parts of the model are read on their own.
     """
     if key == "position_embedding_type" and text_of(value) in ROTATIONS:
         return False
     if _names_positions(key):
         return True
-    if key.endswith("_config") and not ABOUT_ATTENTION.search(key):
-        return False
     if isinstance(value, dict):
+        if key in parts or "model_type" in value:
+            return False
         return any(_concerns_positions(name, each) for name, each in value.items())
     return isinstance(value, list) and any(_concerns_positions("", each) for each in value)
 
@@ -68,12 +67,13 @@ def check_understood(
     """
     known = {*accounted, *ignore}
     says = {**table("words")["said"], **said}
+    parts = catalogue.of(keys.fields).get("parts", {})
     unknown = [
         key
         for key in keys.left()
         if key not in known
         and keys.fields[key] not in says.get(key, ())
-        and _concerns_positions(key, keys.fields[key])
+        and _concerns_positions(key, keys.fields[key], parts)
     ]
     if unknown:
         raise ValueError(

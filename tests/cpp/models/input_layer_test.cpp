@@ -67,7 +67,7 @@ TEST_F(ModelFolders, BertIsReadWithItsOptions) {
 TEST_F(ModelFolders, OptProjectsItsTokens) {
   json document = bert();
   document["input"]["options"].update(json::parse(R"({
-    "norm": null, "num_types": 0, "position_rule": "opt", "padding_idx": 1, "token_dim": 4,
+    "norm": null, "eps": null, "num_types": 0, "position_rule": "opt", "padding_idx": 1, "token_dim": 4,
     "max_positions": 12, "dropout": 0.0})"));
   document["input"]["tensors"] = {
       {"token.weight", "words"}, {"position.weight", "positions"}, {"projection.weight", "in"}};
@@ -84,7 +84,7 @@ TEST_F(ModelFolders, OptProjectsItsTokens) {
 TEST_F(ModelFolders, SinusoidsAndScales) {
   json document = bert();
   document["input"]["options"].update(json::parse(R"({
-    "norm": null, "num_types": 0, "position_rule": "roberta", "positions": "sinusoidal",
+    "norm": null, "eps": null, "num_types": 0, "position_rule": "roberta", "positions": "sinusoidal",
     "max_positions": null, "scale": 4.0, "embedding_dim": 16, "padding_idx": 1})"));
   document["input"]["tensors"] = {{"token.weight", "words"}};
   const InputEmbedding embed = read(document, {{"words", torch::randn({29, 16})}});
@@ -106,6 +106,13 @@ TEST_F(ModelFolders, WhatDoesNotFitIsRefused) {
   document = bert();
   document["input"]["tensors"].erase("norm.bias");
   EXPECT_NE(refusal(document, tensors()).find("expected 5 tensors, got 4"), std::string::npos);
+  for (const char* key : {"position_rule", "positions", "norm"}) {
+    json other = bert();
+    other["input"]["options"][key] = "mine";
+    const std::string message = refusal(other, tensors());
+    EXPECT_NE(message.find(std::string(key) + ": expected one of ['"), std::string::npos);
+    EXPECT_NE(message.find("got \"mine\""), std::string::npos) << message;
+  }
   document["input"]["options"].erase("eps");
   EXPECT_NE(refusal(document, tensors()).find("positions.json: input: "), std::string::npos);
   document["input"] = nullptr;

@@ -106,7 +106,19 @@ TEST_F(Documents, WithoutTheFileTheErrorNamesTheCommand) {
   };
   EXPECT_TRUE(has(message(folder()), command)) << message(folder());
   EXPECT_TRUE(has(message(folder() + "/config.json"), "python -m posembed describe MODEL"));
-  EXPECT_THROW(ModelPositions::read(folder() + "/none.json"), std::filesystem::filesystem_error);
+  const std::string missing = folder() + "/none.json";
+  EXPECT_TRUE(has(message(missing), missing)) << message(missing);
+  EXPECT_TRUE(has(message(missing), "python -m posembed describe MODEL")) << message(missing);
+}
+
+TEST_F(Documents, ErrorsOfAFileNameIt) {
+  json document = layered();
+  document["layers"][0]["rotary"] = 2;
+  const std::string path = write("{gemma}.json", document.dump());
+  const auto message = [](const auto& call) { return message_of<c10::ValueError>(call); };
+  EXPECT_TRUE(has(message([&] { ModelPositions::read(path); }), path + ": rotary: expected"));
+  EXPECT_TRUE(has(message([&] { RotarySpec::for_layers(path); }), path + ": rotary: expected"));
+  EXPECT_EQ(RotarySpec::for_layers("\n " + layered().dump()).size(), 3u);
 }
 
 TEST_F(Documents, NewerVersionsAreRefused) {
@@ -115,6 +127,7 @@ TEST_F(Documents, NewerVersionsAreRefused) {
   EXPECT_TRUE(has(refusal(document), "expected version 1 or less, got 2: a newer posembed"));
   document["version"] = "1";
   EXPECT_TRUE(has(refusal(document), "expected version 1"));
+  EXPECT_FALSE(has(refusal(document), "newer"));
   document["version"] = 1;
   document["new member"] = "is passed over";
   EXPECT_EQ(refusal(document), "");

@@ -96,7 +96,7 @@ def test_every_command_has_help_with_examples(
     assert exit_.value.code == 0
     text = capsys.readouterr().out
     assert f"python -m posembed {name}" in text.partition("examples:")[2]
-    assert "--json" in text
+    assert ("--json" in text) == (name != "describe")  # which writes JSON anyway
 
 
 @pytest.mark.parametrize("kind", ["wavelengths", "scores", "heatmap"])
@@ -195,7 +195,9 @@ def test_explain_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     )
     (tmp_path / "config.json").write_text("{")
     message = refusal(capsys, "explain", tmp_path)
-    assert f"posembed explain: {tmp_path / 'config.json'}: expected JSON: Expecting" in message
+    assert (
+        f"posembed explain: {tmp_path / 'config.json'}: byte 0: the file: expected JSON" in message
+    )
 
 
 def test_wavelengths(config: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -296,6 +298,21 @@ def test_all_kinds_of_layers(gemma: Path, capsys: pytest.CaptureFixture[str]) ->
     assert one == specs[kinds[1]].explain() + "\n"
     known = printed_json(capsys, "explain", gemma)["layer_types"]
     assert [known[kind]["specification"]["base"] for kind in kinds] == [1e6, 1e4]
+
+
+def test_kinds_of_deepseek_v4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its file has no layer_types: the kinds follow from compress_ratios."""
+    path = tmp_path / "config.json"
+    fields = {
+        "model_type": "deepseek_v4",
+        "num_hidden_layers": 4,
+        "compress_ratios": [0, 4, 128, 0],
+    }
+    path.write_text(json.dumps(fields))
+    kinds = printed_json(capsys, "explain", path)["layer_types"]
+    layers = [layer["kind"] for layer in pe.describe(path)["layers"]]
+    assert list(kinds) == list(dict.fromkeys(layers))
+    assert len(kinds) == 3
 
 
 def test_messages_name_the_options(gemma: Path, capsys: pytest.CaptureFixture[str]) -> None:

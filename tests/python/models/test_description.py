@@ -90,10 +90,40 @@ def test_alibi_and_refusals() -> None:
     check_schema(found)
     assert found["alibi"] == {"preset": "mpt", "num_heads": 8, "options": {"max_bias": 8.0}}
     assert found["refused"] == "model_type 'mpt' does not rotate: it has ALiBi"
+    rotating = {"model_type": "falcon", "hidden_size": 64, "num_attention_heads": 4}
+    assert pe.describe({**rotating, "alibi": False})["alibi"] is None
+    with pytest.raises(ValueError, match="num_attention_heads: expected a positive number, got 0"):
+        pe.describe({**rotating, "alibi": True, "num_attention_heads": 0})
+    with pytest.raises(ValueError, match="image_token_id"):
+        pe.describe({"model_type": "qwen2_vl", "image_token_id": "seven"})
     with pytest.raises(ValueError, match="model_type 'mine' is not known"):
         pe.describe({"model_type": "mine"})
     with pytest.raises(TypeError, match="config: expected a dict"):
         pe.describe(3)
+
+
+def test_options_concern_the_text_model() -> None:
+    """A tower has a base and a pairing of its own."""
+    config = {"model_type": "qwen2_5_vl"}
+    theirs = pe.describe(config)["parts"]["vision_config"]
+    stated = pe.describe(config, base=1e6, interleaved=False)
+    assert stated["rotations"][0]["specification"]["base"] == 1e6
+    assert stated["parts"]["vision_config"] == theirs
+
+
+def test_a_folder_runs_no_code(tmp_path: Path) -> None:
+    """Files of a model's own classes are not imported."""
+    planted, told = "modeling_mine.py", tmp_path / "it ran"
+    (tmp_path / planted).write_text(f"open({str(told)!r}, 'w').close()")
+    names = {"AutoConfig": "modeling_mine.Config", "AutoModel": "modeling_mine.Model"}
+    fields = {"head_dim": 8, "auto_map": names}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **fields}))
+    assert pe.RotarySpec.from_huggingface(tmp_path) == pe.RotarySpec(8)
+    pe.describe(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mine", **fields}))
+    with pytest.raises(ValueError, match="model_type 'mine' is not known"):
+        pe.RotarySpec.from_huggingface(tmp_path)
+    assert not told.exists()
 
 
 def test_input_layers_of_folders(tmp_path: Path) -> None:
@@ -112,6 +142,8 @@ def test_the_command_writes_the_document(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "posembed", "describe"]
     run = subprocess.run([*command, tmp_path], capture_output=True, text=True)
     assert json.loads(run.stdout) == pe.describe(tmp_path)
+    run = subprocess.run([*command, tmp_path, "--json"], capture_output=True, text=True)
+    assert "unrecognized arguments: --json" in run.stderr
     (tmp_path / "config.json").write_text('{"model_type": "mine"}')
     run = subprocess.run([*command, tmp_path], capture_output=True, text=True)
     assert run.returncode == 2

@@ -281,7 +281,8 @@ def test_configurations_that_are_shortened_while_they_are_read(tmp_path: Path) -
     (tmp_path / "config.json").unlink()
     (tmp_path / "config.json").symlink_to(short)
     refused(
-        (lambda: pe.RotarySpec.from_huggingface(tmp_path), ValueError, "config.json: expected JSON: "),
+        (lambda: pe.InputEmbedding.from_huggingface(tmp_path), ValueError, "config.json: byte 0: the file: expected JSON: "),
+        (lambda: pe.RotarySpec.from_huggingface(tmp_path), ValueError, "config.json: byte 0: the file: expected JSON: "),
     )  # fmt: skip
 
 

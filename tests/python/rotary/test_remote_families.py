@@ -42,8 +42,6 @@ def test_every_family_of_vllm_has_a_row() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        # ChatGLM2-6B-32K divides positions by this number, later models multiply the base by it.
-        ({"model_type": "chatglm", "rope_ratio": 50}, r"keys that are not understood: \['rope_ratio'\]"),
         # ChatGLM-6B has another rotation.
         ({"model_type": "chatglm", "position_encoding_2d": True}, "not understood: .'position_encoding_2d'"),
         ({"model_type": "mimo_v2", "head_dim": 192, "swa_head_dim": 128}, "head_dim: the configuration contradicts"),
