@@ -23,6 +23,8 @@ def backend_for(
 ) -> str:
     """The fastest backend that supports these arguments."""
     given = {name for name, value in positions.items() if value is not None}
+    if isinstance(positions.get("query_offset"), Tensor):
+        return "fused"
     if not query.is_cuda or is_sharded(query) or learned or given - {"query_offset"}:
         return "fused"
     if query.dim() != 4 or query.shape[-2] == 1:  # rejected later; one row of scores
@@ -33,6 +35,23 @@ def backend_for(
     # Flex attention's CUDA kernel does not support these.
     narrow = query.shape[-1] < 16 or query.dtype == torch.float64
     return "fused" if dropout or narrow else "flex"
+
+
+def check_backend(
+    backend: str, query: Tensor, sample_slopes: Tensor | None, positions: ScorePositions
+) -> None:
+    """Raises ValueError for arguments that flex or flash attention would ignore or misread."""
+    for name, value in positions.items():
+        taken = name == "query_offset" and backend == "flex" and not isinstance(value, Tensor)
+        if value is not None and not taken and not (name == "apply_mask" and value is True):
+            number = "a number" if name == "query_offset" and backend == "flex" else "none"
+            raise ValueError(
+                f"{name}: expected {number} with backend={backend!r}; only 'fused' takes it"
+            )
+    if sample_slopes is not None and sample_slopes.shape[:1] != query.shape[:1]:
+        raise ValueError(
+            f"sample_slopes: expected batch {query.shape[0]}, got {list(sample_slopes.shape)}"
+        )
 
 
 def flex(

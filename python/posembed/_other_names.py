@@ -62,7 +62,7 @@ def refused(
         for name in kwargs:
             if name not in named:
                 return no_option(owner, kind, name, known)
-    if len(args) <= len(placed):
+    if placed is None or len(args) <= len(placed):
         return None
     more = ", ".join(map(_brief, args[len(placed) :]))
     hint = ours("positional", owner)
@@ -72,20 +72,32 @@ def refused(
     )
 
 
-def _parameters(method: Callable[..., Any]) -> tuple[list[str] | None, list[str]]:
-    """Names of a method's arguments, None if any is taken, and of those that have a place."""
+def _parameters(method: Callable[..., Any]) -> tuple[list[str] | None, list[str] | None]:
+    """Names of a method's arguments, and of those that have a place; None if any are taken."""
     plain: Any = inspect.unwrap(method)
-    every = [*inspect.signature(plain).parameters.values()][1:]
-    placed = [each.name for each in every if each.kind is each.POSITIONAL_OR_KEYWORD]
-    named = [each.name for each in every if each.kind is not each.VAR_KEYWORD]
+    every = [*inspect.signature(plain).parameters.values()]
+    of_any_number = any(each.kind is each.VAR_POSITIONAL for each in every)
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    placed = [each.name for each in every if each.kind in kinds][1:]
+    named = [each.name for each in every[1:] if each.kind in (kinds[1], each.KEYWORD_ONLY)]
     for each in every:
-        if each.kind is each.VAR_KEYWORD:  # **options: Any, or **options: Unpack[Options]
-            options = eval(each.annotation, plain.__globals__)
-            fields = getattr(next(iter(typing.get_args(options)), None), "__annotations__", None)
+        if each.kind is each.VAR_KEYWORD:
+            fields = _fields(each.annotation, plain)
             if fields is None:
-                return None, placed
+                return None, None if of_any_number else placed
             named += fields
-    return named, placed
+    return named, None if of_any_number else placed
+
+
+def _fields(annotation: Any, method: Any) -> list[str] | None:
+    """The names in ``**options: Unpack[Options]``; None for Any and what is not known here."""
+    if isinstance(annotation, str):
+        try:
+            annotation = eval(annotation, method.__globals__)
+        except Exception:  # a user's text, such as a name that only type checkers import
+            return None
+    fields = getattr(next(iter(typing.get_args(annotation)), None), "__annotations__", None)
+    return None if fields is None else [*fields]
 
 
 def _brief(value: Any) -> str:

@@ -516,7 +516,10 @@ class ALiBi(AlibiSlopes):
                 positions_from_mask=True,
                 **positions,
             )
+        if backend not in ("flash", "flex"):
+            raise ValueError(f"backend: expected 'flash', 'flex' or 'fused', got {backend!r}")
         check_attention(query, key, value, dropout)
+        _attention.check_backend(backend, query, sample_slopes, positions)
         if scale is None:
             scale = query.shape[-1] ** -0.5
         if backend == "flex":
@@ -524,11 +527,11 @@ class ALiBi(AlibiSlopes):
             first = keys - query.shape[-2] if offset is None else offset
             bias = self.score_mod(query_offset=first, key_length=keys, sample_slopes=sample_slopes)
             return _attention.flex(query, key, value, bias, scale)
-        if backend == "flash":
-            slopes = self._of_samples(sample_slopes, query, keys)
-            slopes = slopes.squeeze(1) if slopes.dim() == 3 else slopes
-            return _attention.flash(query, key, value, slopes, self.causal, scale, dropout)
-        raise ValueError(f"backend: expected 'flash', 'flex' or 'fused', got {backend!r}")
+        slopes = self._of_samples(sample_slopes, query, keys)
+        slopes = slopes.squeeze(1) if slopes.dim() == 3 else slopes
+        if slopes.dim() != (1 if sample_slopes is None else 2):
+            raise ValueError("backend: expected 'flex' or 'fused' for slopes of two sides")
+        return _attention.flash(query, key, value, slopes, self.causal, scale, dropout)
 
     def extra_repr(self) -> str:
         """The options, in the C++ module's format."""

@@ -68,8 +68,9 @@ def stored(path: str | os.PathLike[str], dtype: torch.dtype | None) -> Stored:
         raise ValueError(f"{path}: expected ids of {width} bytes, found {size} bytes")
     found = Stored(dtype or guessed, 0, size // width)
     if dtype is None and found.ids >= 64:
-        first = torch.from_file(os.fspath(path), size=min(found.ids, 1 << 16), dtype=guessed)
-        if not first[1::2].any():
+        with open(path, "rb") as file:  # a map would end the process if the file is shortened
+            first = file.read(1 << 18)
+        if not any(any(first[byte::8]) for byte in range(4, 8)):
             raise ValueError(
                 f"dtype: expected to be given for {path}, whose every second int32 is 0, as where "
                 "ids are int64, numpy's default: dtype=torch.int64"
@@ -83,9 +84,11 @@ def _stored_array(path: str | os.PathLike[str], dtype: torch.dtype | None) -> St
 
     try:
         array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
+    except (EOFError, ValueError) as error:
         raise FileFormatError(os.fspath(path), 0, str(error)) from None
-    if array.ndim != 1:
+    if not hasattr(array, "ndim"):
+        raise FileFormatError(os.fspath(path), 0, "it has several arrays")
+    if array.ndim != 1 or len(array) == 0:
         raise ValueError(f"{path}: expected an array [ids], got {list(array.shape)}")
     own = {"uint16": torch.uint16, "int32": torch.int32, "int64": torch.int64}.get(str(array.dtype))
     if own is None or not array.dtype.isnative:
@@ -146,6 +149,7 @@ def open_ids(
         TypeError: The dtype is not one of these, or not that of an .npy file.
         ValueError: The file is empty, or its size is not a multiple of the id size; or ``dtype`` is
             missing and the ids look like int64.
+        FileFormatError: An .npy file is broken, or its ids have no aligned memory without ``copy``.
     """
     if copy:
         file = IdFile(path, dtype)
@@ -154,6 +158,9 @@ def open_ids(
         finally:
             file.close()
     own, offset, count = stored(path, dtype)
+    if offset % own.itemsize:
+        reason = f"ids of {own.itemsize} bytes at a multiple of their size are expected; copy=True"
+        raise FileFormatError(os.fspath(path), offset, f"{reason} reads others")
     skipped = offset // own.itemsize  # .npy files align their data to 64 bytes
     every = torch.from_file(os.fspath(path), shared=False, size=skipped + count, dtype=own)
     return every[skipped:]

@@ -410,7 +410,7 @@ class NgramEmbedding(Leaf, Prefetching):
         """The rows that :meth:`forward` looks up: int64 [batch, seq, sizes * heads]."""
         if attention_mask is None and lengths is None:
             return hashed(ids, *self.spec.arguments, history, cu_seqlens)
-        text = text_mask(ids, attention_mask, lengths)
+        text = _text(ids, attention_mask, lengths)
         return hashed(ids, *self.spec.arguments, history, cu_seqlens, text)
 
     def rows_at(self, rows: Tensor) -> Tensor:
@@ -459,20 +459,18 @@ class NgramEmbedding(Leaf, Prefetching):
 
         Raises:
             ValueError: Shapes do not fit together.
+            TypeError: The mask is not bool or integers.
         """
         kept = self.spec.ngram_size - 1
         shape = (*ids.shape[:-1], kept)
         if history is None:
             history = ids.new_full(shape, self.spec.padding_token)
+        elif history.shape[-1:] != (kept,) or history.shape[:-1] not in ((), (1,), shape[:-1]):
+            raise ValueError(f"history: expected {list(shape)}, got {list(history.shape)}")
         joined = torch.cat([history.to(ids.dtype).expand(shape), ids], -1)
-        text = text_mask(ids, attention_mask, lengths)
+        text = _text(ids, attention_mask, lengths)
         if text is None:
             return joined[..., joined.shape[-1] - kept :].clone()
-        if text.shape != ids.shape:
-            raise ValueError(
-                f"attention_mask: expected the shape of ids, {list(ids.shape)}, got "
-                f"{list(text.shape)}"
-            )
         # The places of the last tokens that are text; the history always has enough.
         before = torch.arange(kept, device=ids.device).expand(shape)
         after = torch.arange(kept, joined.shape[-1], device=ids.device)
@@ -493,6 +491,19 @@ class NgramEmbedding(Leaf, Prefetching):
         if self.gradient == "rows":
             parts.append("gradient='rows'")
         return ", ".join(parts)
+
+
+def _text(ids: Tensor, attention_mask: Tensor | None, lengths: Tensor | None) -> Tensor | None:
+    """Which ids are text; None for all. Errors have the modules' name of the mask."""
+    if attention_mask is not None:
+        dtype, shape = attention_mask.dtype, attention_mask.shape
+        if dtype.is_floating_point or dtype.is_complex:
+            raise TypeError(f"attention_mask: expected bool or integers, got {dtype}")
+        if shape != ids.shape:
+            raise ValueError(
+                f"attention_mask: expected the shape of ids, {list(ids.shape)}, got {list(shape)}"
+            )
+    return text_mask(ids, attention_mask, lengths)
 
 
 # Tables of qwen4_exp, whose checkpoints have shards, and of Engram.

@@ -570,7 +570,8 @@ def losses(
     """
     check_mapping("curves", curves)
     for name, curve in curves.items():
-        is_pair = isinstance(curve, Sequence) and len(curve) == 2
+        has_rows = isinstance(curve, Sequence) or getattr(curve, "ndim", 0) == 2
+        is_pair = has_rows and len(curve) == 2
         if not is_pair or not all(hasattr(part, "__len__") for part in curve):
             raise ValueError(
                 f"curves: expected steps and losses for {name!r}, as (range(len(losses)), losses), "

@@ -6,6 +6,7 @@ Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXi
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, overload
 
@@ -391,8 +392,11 @@ class RotaryEmbedding(Leaf, nn.Module):
         if cu_seqlens is not None or tokens is None:  # documents are shorter than all tokens
             return
         least = tokens + offset if positions is None and isinstance(offset, int) else 0
-        if positions is not None and _is_readable(positions):
-            least = int(positions.max()) + 1
+        if positions is not None and _is_readable(positions) and positions.numel() > 0:
+            last = positions.max().item()
+            if not math.isfinite(last):
+                raise ValueError(f"positions: expected finite numbers, got {last}")
+            least = int(last) + 1
         if seq_len < least:
             raise ValueError(f"seq_len: expected at least {least}, got {seq_len}")
 
@@ -590,7 +594,8 @@ class RotaryEmbedding(Leaf, nn.Module):
         See :func:`posembed.functional.rerotate_`.
         """
         if seq_len is not None:
-            self._check_length(seq_len, key, None, 0, None)
+            for positions in (old_positions, new_positions):
+                self._check_length(seq_len, key, positions, 0, None)
         return functional.rerotate_(
             key,
             old_positions,

@@ -148,3 +148,19 @@ def test_typed_options_are_those_of_the_specification() -> None:
     signature = inspect.signature(pe.RotaryEmbedding.__init__)
     named = set(signature.parameters) - {"self", "options", "spec", "head_dim"}
     assert named == set(SizedOptions.__annotations__) - set(fields) | {"numerics"}
+
+
+def test_errors_of_a_subclass_are_its_own() -> None:
+    """Only calls that Python refuses are answered, whatever a user's annotations say."""
+
+    class Own(pe.RotaryEmbedding):
+        def forward(self, ids, *more, **kw: Missing):  # type: ignore[name-defined,no-untyped-def,override]  # noqa: F821
+            raise TypeError("its own")
+
+    class Plain(pe.RotaryEmbedding):
+        def forward(self, ids, **kw):  # type: ignore[no-untyped-def,override]
+            raise TypeError("its own")
+
+    for call in (lambda: Own(8)(1, 2, 3, other=4), lambda: Plain(8)(1, other=4)):
+        with pytest.raises(TypeError, match=r"^its own$"):
+            call()

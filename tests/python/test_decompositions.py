@@ -121,6 +121,17 @@ PROGRAMS: dict[str, Row] = {
         lambda: Call(pe.ALiBi(4), lambda alibi, x, m: alibi.softmax(x, attention_mask=m)),
         lambda b, s: (torch.randn(b, 4, s, s), torch.ones(b, s, dtype=torch.int64)),
     ),
+    "alibi-offsets": Row(
+        lambda: Call(pe.ALiBi(4), lambda alibi, x, o: alibi.softmax(x, query_offset=o)),
+        lambda b, s: (torch.randn(b, 4, s, s), torch.arange(b)),
+    ),
+    "alibi-placed-mask": Row(
+        lambda: Call(
+            pe.ALiBi(4),
+            lambda alibi, x, m, k: alibi.softmax(x, attention_mask=m, key_positions=k),
+        ),
+        lambda b, s: (torch.randn(b, 4, s, s), torch.arange(s).expand(b, s) % 3, far(b, s) % 9),
+    ),
 }
 modules = pytest.mark.parametrize("name", PROGRAMS)
 

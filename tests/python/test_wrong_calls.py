@@ -160,6 +160,14 @@ rope(q, k, offset=1.5) | offset | float
 rope(q, k, pos, offset=3) | offset | 3
 rope(q, k, offset=torch.tensor([1, 2, 3])) | offset | [3] | batch 2
 rope(q, k, seq_len=10) | seq_len | none | 10
+R(64, scaling=pe.DynamicNtkScaling(2.0, 4))(q, k, pos * float("nan"), seq_len=12) | positions | finite | nan
+waves(x[:1], offset=1.5, cu_seqlens=torch.tensor([0, 10])) | offset | float
+S(64, layout="sbd")(x, offset=1.5) | offset | float
+rope(q, k, offset=pos[:2].half()) | offset | float16 | 2049
+F.rotary(q, k, spec=N(64), layout="x", offset=pos[:2]) | layout | 'x'
+alibi.attention(*[q.transpose(1, 2)] * 3, backend="flex", attention_mask=pos) | attention_mask | none | 'flex'
+alibi.attention(*[q.transpose(1, 2)] * 3, backend="flash", query_offset=3) | query_offset | none | 'flash'
+alibi.attention(*[q.transpose(1, 2)] * 3, backend="flex", sample_slopes=torch.ones(3, 8)) | sample_slopes | batch 2 | [3, 8]
 rope(q, k, seq_len=torch.tensor([10, 10])) | seq_len | none | [2]
 R(64, scaling=pe.DynamicNtkScaling(2.0, 4))(q, k, seq_len=4) | seq_len | at least 10 | 4
 R(64, scaling=pe.DynamicNtkScaling(2.0, 4))(q, k, seq_len=12, offset=3) | seq_len | at least 13 | 12

@@ -27,13 +27,15 @@ def distances(
     """Query position minus key position, and which keys are hidden: [(batch, 1,) query, key]."""
     offset = key_length - query_length if query_offset is None else query_offset
     places = consecutive(query_length, offset, device)
+    placed = query_positions is not None or key_positions is not None
+    asked: Tensor | None = None
     if query_offsets is not None:
-        query_positions = query_offsets.long().unsqueeze(-1) + consecutive(query_length, 0, device)
-    if positions_from_mask:
-        visible = (attention_mask != 0).long()  # type: ignore[union-attr]
+        asked = query_offsets.long().unsqueeze(-1) + consecutive(query_length, 0, device)
+        query_positions = asked
+    if positions_from_mask and attention_mask is not None and not placed:
+        visible = (attention_mask != 0).long()
         key_positions = (visible.cumsum(-1) - 1) * visible
-        if query_offsets is not None:
-            asked = query_offsets.long().unsqueeze(-1) + consecutive(query_length, 0, device)
+        if asked is not None:
             near = asked.clamp(0, key_length - 1)  # another query is not among the mask's keys
             numbers = key_positions.expand(asked.shape[0], -1).gather(1, near)
             query_positions = torch.where(near.eq(asked), numbers, asked)

@@ -11,6 +11,8 @@ from posembed.functional._gate import gated
 from posembed.functional._options import AdditiveLayout
 
 INTEGERS = (torch.int32, torch.int64)
+# The first number that positions cast to 16 bits cannot hold.
+_LOST = {torch.bfloat16: 257, torch.float16: 2049}
 LAYOUTS = {"bshd": (0, 1), "bhsd": (0, 2), "sbhd": (1, 0), "thd": (None, 0)}
 _PACKED_POSITIONS = gated(torch.ops.posembed.packed_positions.default)
 
@@ -40,7 +42,9 @@ def positions_from(
     if positions is not None:
         raise ValueError(f"offset: expected 0 where positions are given, got {shape}")
     if offset.dtype not in INTEGERS:
-        raise TypeError(f"offset: expected int32 or int64, got {offset.dtype}")
+        lost = _LOST.get(offset.dtype)
+        hint = "" if lost is None else f", which cannot represent {lost}: keep it out of the cast"
+        raise TypeError(f"offset: expected int32 or int64, got {offset.dtype}{hint}")
     if batch is None or x.dim() + batch < 0:
         raise ValueError(f"offset: expected a number where there is no batch, got {shape}")
     if offset.dim() != 1 or offset.shape[0] != x.shape[batch]:
@@ -65,7 +69,14 @@ def _of_documents(
         raise ValueError(f"cu_seqlens: expected batch 1, got batch {x.shape[batch]}")
     if isinstance(offset, Tensor):
         return _PACKED_POSITIONS(cu_seqlens, x.shape[seq], offset)  # type: ignore[no-any-return]
+    _check_number(offset)
     return _PACKED_POSITIONS(cu_seqlens, x.shape[seq]) + offset  # type: ignore[no-any-return]
+
+
+def _check_number(offset: Any) -> None:
+    """As the operators check an offset that they take themselves."""
+    if isinstance(offset, float):
+        raise TypeError(f"offset: expected an int, got a {type(offset).__name__}")
 
 
 def of_layout(
@@ -76,7 +87,9 @@ def of_layout(
     cu_seqlens: Tensor | None,
 ) -> Tensor | None:
     """:func:`positions_from` for a query in ``layout``; the operator refuses other queries."""
-    batch, seq = LAYOUTS.get(layout, (None, 0))
+    if layout not in LAYOUTS:
+        return positions
+    batch, seq = LAYOUTS[layout]
     if query.dim() <= max(batch or 0, seq):
         return positions
     return positions_from(offset, positions, query, batch, seq, cu_seqlens)
@@ -92,6 +105,8 @@ def counted(
     """Positions and offset for operators without documents, whose offset is a number."""
     if not isinstance(offset, Tensor) and cu_seqlens is None:
         return positions, offset
+    if not isinstance(offset, Tensor) and offset < 0:
+        raise ValueError(f"offset: expected 0 or more, got {offset}")
     return of_layout(offset, positions, query, layout, cu_seqlens), 0
 
 
@@ -112,6 +127,7 @@ def sequence_first(
     if isinstance(offset, Tensor) or cu_seqlens is not None:
         positions = positions_from(offset, positions, x, 1, 0, cu_seqlens)
     elif positions is None:
+        _check_number(offset)
         positions = torch.arange(offset, offset + x.shape[0], device=x.device)
     elif offset != 0:
         raise ValueError(f"offset: expected 0 where positions are given, got {offset}")

@@ -336,6 +336,8 @@ def test_losses() -> None:
     assert words(axes) == ("Training", "step", "loss (nats per token)")
     assert legend(axes) == ["training", "held out"]
     assert [list(line.get_ydata()) for line in axes.get_lines()] == [[3.0, 2.0, 1.5], [2.5]]
+    axes = pe.plot.losses({"rope": torch.tensor([[1.0, 2.0], [3.0, 2.5]])})
+    assert [list(line.get_ydata()) for line in axes.get_lines()] == [[3.0, 2.5]]
 
 
 def python(code: str) -> str:

@@ -248,6 +248,19 @@ def test_the_dtype_of_an_array_file_is_its_own(tmp_path: Path) -> None:
     (tmp_path / "broken.npy").write_bytes(b"no array")
     with pytest.raises(pe.FileFormatError, match=r"broken\.npy: byte 0"):
         pe.data.open_ids(tmp_path / "broken.npy")
+    (tmp_path / "broken.npy").write_bytes(b"")
+    np.save(tmp_path / "empty.npy", np.arange(0))
+    for name in ("broken.npy", "empty.npy"):
+        with pytest.raises(ValueError, match=name):
+            pe.data.open_ids(tmp_path / name)
+    header = b"{'descr': '<i8', 'fortran_order': False, 'shape': (2,), }\n"
+    data = np.arange(5, 7).tobytes()
+    odd = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + data
+    assert (len(odd) - 16) % 8 != 0
+    (tmp_path / "odd.npy").write_bytes(odd)
+    assert pe.data.open_ids(tmp_path / "odd.npy", copy=True).tolist() == [5, 6]
+    with pytest.raises(pe.FileFormatError, match="copy=True"):
+        pe.data.open_ids(tmp_path / "odd.npy")
 
 
 def test_ids_of_another_dtype_are_refused_unless_it_is_said(tmp_path: Path) -> None:
