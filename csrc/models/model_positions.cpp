@@ -28,8 +28,9 @@ std::string advice(const std::string& model) {
   return ": python -m posembed describe " + model + " > " + document + " writes one";
 }
 
+const json none;  // not a static of the function, whose first use would take a lock
+
 const json& member(const json& object, const char* key) {
-  static const json& none = *new json;
   const auto found = object.find(key);
   return found == object.end() ? none : *found;
 }

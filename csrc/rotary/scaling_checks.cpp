@@ -27,10 +27,10 @@ void check_length(const char* scaling, int64_t value) {
                     value);
 }
 
-/// A factor above the length that it stretches is a length: the arguments are swapped.
+/// A factor above a length that no model is trained for is a length: the arguments are swapped.
 void check_length(const char* scaling, int64_t value, double factor) {
   check_length(scaling, value);
-  TORCH_CHECK_VALUE(factor <= static_cast<double>(value), scaling,
+  TORCH_CHECK_VALUE(value >= 256 || factor <= static_cast<double>(value), scaling,
                     ".factor: expected at most original_max_positions, ", value, ", got ", factor,
                     "; the factor comes first");
 }

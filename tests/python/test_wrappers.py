@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import posembed as pe
 import pytest
 import torch
+from support.refusals import refused
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed import fake_pg as testing_process_groups

@@ -58,8 +58,8 @@ TEST(RotaryNormModule, EachDocumentBeginsAtItsOwnPosition) {
   const torch::Tensor found =
       norm_rotary(query, weight, RotarySpec(8), NormRotaryCall(call).offset(torch::tensor({7, 4})));
   const torch::Tensor positions = torch::tensor({7, 8, 4, 5, 6});
-  EXPECT_TRUE(torch::equal(
-      found, norm_rotary(query, weight, RotarySpec(8), NormRotaryCall(positions))));
+  EXPECT_TRUE(
+      torch::equal(found, norm_rotary(query, weight, RotarySpec(8), NormRotaryCall(positions))));
   EXPECT_THROW(norm_rotary(query, weight, RotarySpec(8), NormRotaryCall(call).positions(positions)),
                c10::ValueError);
 }

@@ -134,7 +134,7 @@ def test_heads_go_with_the_module() -> None:
     compiled = torch.compile(rope.resolve(32), backend="eager", dynamic=True)
     compiled(of(8, 64, "bhsd"), of(2, 64, "bhsd"))
     with pytest.raises(Exception, match="8 heads"):
-        compiled(wrong, of(2, 64))
+        compiled(wrong, wrong)
     query = of(8, 64, "bhsd").requires_grad_()
     rope(query, seq_len=9).sum().backward()
     assert query.grad is not None
