@@ -71,8 +71,8 @@ const Binding binding_of_input([](py::module_& module) {
            py::arg("eps") = 1e-5, py::arg("dropout") = 0.0, py::arg("padding_idx") = py::none(),
            py::arg("position_rule") = "consecutive", py::arg("token_dim") = py::none(),
            py::arg("output_dim") = py::none(), py::arg("gradient") = "dense")
-      .def("forward", &input_forward, py::arg("ids") = py::none(),
-           py::arg("positions") = py::none(), py::arg("types") = py::none(), py::kw_only(),
+      .def("forward", &input_forward, py::arg("ids") = py::none(), py::kw_only(),
+           py::arg("positions") = py::none(), py::arg("types") = py::none(),
            py::arg("inputs_embeds") = py::none(), py::arg("offset") = 0,
            py::arg("attention_mask") = py::none(), py::arg("seed") = py::none(),
            py::arg("first_token") = 0, without_gil());

@@ -177,9 +177,9 @@ class InputEmbedding(ModuleWrapper):
     def forward(
         self,
         ids: Tensor | None = None,
+        *,
         positions: Tensor | None = None,
         types: Tensor | None = None,
-        *,
         inputs_embeds: Tensor | None = None,
         offset: int | Tensor = 0,
         attention_mask: Tensor | None = None,
