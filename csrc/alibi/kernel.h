@@ -100,7 +100,7 @@ struct ReduceArguments {
 };
 
 /// Gradients through a softmax: of scores, scale * weights * (grad - sum of grad * weights), and of
-/// slopes. Hidden keys have gradient 0, whatever `grad` and `weights` hold there.
+/// slopes. Hidden keys have weight 0; NaN or infinities there do not count.
 struct SoftmaxBackwardArguments {
   Distances distances;
   core::Scalar scalar = core::Scalar::float32;

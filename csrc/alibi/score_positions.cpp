@@ -165,6 +165,8 @@ bool offsets_fit(const Call& call, const c10::SymInt& keys) {
   const MaybeTensor& mask = call.attention_mask();
   return offsets.dim() == 1 && at::isIntegralType(offsets.scalar_type(), /*includeBool=*/false) &&
          (!mask.has_value() || (mask->dim() > 0 && mask->sym_size(-1) == keys)) &&
+         (!mask.has_value() || mask->dim() != 2 || mask->sym_size(0) == 1 ||
+          mask->sym_size(0) == offsets.sym_size(0)) &&
          !call.query_offset().has_value() && !call.query_positions().has_value() &&
          !call.cu_seqlens().has_value();
 }

@@ -151,8 +151,9 @@ void LearnedPositionalEmbeddingImpl::reset() {
                     options.embedding_dim());
   TORCH_CHECK_VALUE(options.first_row() >= 0, "first_row: expected 0 or more, got ",
                     options.first_row());
-  weight = register_parameter("weight", torch::empty({options.first_row() + options.max_positions(),
-                                                      options.embedding_dim()}));
+  const int64_t rows =
+      dispatcher::sum(options.first_row(), options.max_positions(), "max_positions");
+  weight = register_parameter("weight", torch::empty({rows, options.embedding_dim()}));
   reset_parameters();
 }
 

@@ -49,6 +49,17 @@ MaybeTensor mask_of(const Tensor& ids, const NgramCall& call) {
   return ngram_mask(ids, *call.lengths());
 }
 
+/// The last `kept` tokens before `ids`; a batch of 1 serves every row.
+void check_history(const Tensor& history, const Tensor& ids, int64_t kept) {
+  dispatcher::check_integers(history, "history");
+  const int64_t dim = history.dim();
+  const bool row = dim == 1, rows = dim == 2 && ids.dim() == 2 &&
+                                    (history.size(0) == 1 || history.size(0) == ids.size(0));
+  TORCH_CHECK_VALUE((row || rows) && history.size(-1) == kept, "history: expected ",
+                    ids.dim() == 2 ? "[batch, " : "[", kept, "] for ids ", ids.sizes(), ", got ",
+                    history.sizes());
+}
+
 int64_t padding_of(const NgramSpec& spec) {
   return spec.padding().value_or(spec.boundary().value_or(0));
 }
@@ -160,8 +171,11 @@ torch::Tensor NgramEmbeddingImpl::next_history(const torch::Tensor& ids,
                                                const NgramCall& call) const {
   const int64_t kept = options.spec().ngram_size() - 1;
   std::vector<int64_t> shape = ids.sizes().vec();
-  TORCH_CHECK_VALUE(!shape.empty(), "ids: expected [seq] or [batch, seq], got []");
+  dispatcher::check_integers(ids, "ids");
+  TORCH_CHECK_VALUE(shape.size() == 1 || shape.size() == 2,
+                    "ids: expected [seq] or [batch, seq], got ", ids.sizes());
   TORCH_CHECK_VALUE(!call.cu_seqlens().has_value(), "cu_seqlens: expected none for a history");
+  if (call.history().has_value()) ngram::check_history(*call.history(), ids, kept);
   shape.back() = kept;
   const torch::Tensor before =
       call.history().has_value()
@@ -170,7 +184,7 @@ torch::Tensor NgramEmbeddingImpl::next_history(const torch::Tensor& ids,
   const torch::Tensor text = at::cat({before, ids}, -1);
   const auto mask = ngram::mask_of(ids, call);
   if (!mask.has_value()) return text.narrow(-1, ids.size(-1), kept).clone();
-  dispatcher::check_same_shape(*mask, "mask", ids, "ids");
+  ngram::check_mask(*mask, ids);
   // The places of the last tokens that are text; the history always has enough.
   const torch::Tensor places = at::arange(1, 1 + ids.size(-1), ids.options());
   const torch::Tensor found = at::cat(

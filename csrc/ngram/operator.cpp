@@ -72,16 +72,23 @@ void check_moduli(const NgramSpec& spec, size_t sizes) {
   }
 }
 
+}  // namespace
+
+void check_mask(const Tensor& mask, const Tensor& ids) {
+  TORCH_CHECK_TYPE(at::isIntegralType(mask.scalar_type(), /*includeBool=*/true),
+                   "mask: expected bool or integers, got ",
+                   dispatcher::dtype_name(mask.scalar_type()));
+  dispatcher::check_same_shape(mask, "mask", ids, "ids");
+}
+
+namespace {
+
 void check_tensors(const Tensor& ids, const Call& call, int64_t longest) {
   // ids: [batch, seq] or [seq]
   dispatcher::check_integers(ids, "ids");
   TORCH_CHECK_VALUE(ids.dim() == 1 || ids.dim() == 2, "ids: expected [seq] or [batch, seq], got ",
                     ids.sym_sizes());
-  if (call.mask.has_value()) {
-    TORCH_CHECK_TYPE(at::isIntegralType(call.mask->scalar_type(), /*includeBool=*/true),
-                     "mask: expected bool or integers, got ", call.mask->scalar_type());
-    dispatcher::check_same_shape(*call.mask, "mask", ids, "ids");
-  }
+  if (call.mask.has_value()) check_mask(*call.mask, ids);
   c10::SymInt documents = 1;
   if (call.cu_seqlens.has_value()) {
     dispatcher::check_boundaries(*call.cu_seqlens);

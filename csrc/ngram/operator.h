@@ -52,6 +52,9 @@ inline const dispatcher::Operator<Tensor(const Tensor&), Call> ngram_ids{"ngram_
 /// Bool, as the ids: which tokens come before the lengths [batch], or [] for ids [seq].
 inline const dispatcher::Operator<Tensor(const Tensor&, const Tensor&)> ngram_mask{"ngram_mask"};
 
+/// Throws unless `mask` is bool or integers in the shape of `ids`.
+void check_mask(const Tensor& mask, const Tensor& ids);
+
 /// count, vocab_size, layer, seed.
 inline const dispatcher::Operator<std::vector<int64_t>(int64_t, int64_t, int64_t, int64_t)>
     ngram_multipliers{"ngram_multipliers"};

@@ -23,6 +23,10 @@ template <typename Call>
 MaybeTensor positions_of(const Call& call, const Tensor& query,
                          const MaybeTensor& cu_seqlens = std::nullopt) {
   const Dimensions where = dimensions(call.layout());
+  if (cu_seqlens.has_value() && !call.offset().of_samples().has_value()) {
+    const c10::SymInt offset = call.offset().number();
+    TORCH_CHECK_VALUE(offset >= 0, "offset: expected 0 or more, got ", offset);
+  }
   return call.offset().positions(call.positions(), query, where.batch, where.seq, cu_seqlens);
 }
 

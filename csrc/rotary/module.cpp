@@ -53,6 +53,22 @@ Tensor choose(const Tensor& condition, const Tensor& a, const Tensor& b) {
   return torch::where(condition, a, b);
 }
 
+/// Refuses lengths without effect, and those that memory of the CPU shows to be too small.
+void check_lengths(const Tensor& lengths, const Tensor& query, const RotarySpec& spec,
+                   const RotaryCall& call) {
+  TORCH_CHECK_VALUE(spec.is_dynamic(),
+                    "seq_len: expected none, because the frequencies do not depend on the length "
+                    "of the sequence, got ",
+                    lengths.sizes());
+  const Dimensions where = dimensions(call.layout());
+  // Documents are shorter than all tokens, and tokens may skip positions.
+  if (where.batch < 0 || call.positions().has_value() || call.cu_seqlens().has_value()) return;
+  if (!lengths.device().is_cpu() || lengths.numel() == 0 || query.dim() <= where.seq) return;
+  const int64_t least = query.size(where.seq) + call.offset().number().expect_int();
+  const auto shortest = lengths.min().item<int64_t>();
+  TORCH_CHECK_VALUE(shortest >= least, "seq_len: expected at least ", least, ", got ", shortest);
+}
+
 /// Rotates with LongRoPE's form for each sample's length. `rotate` takes a specification and a call
 /// for one length.
 template <typename Rotate>
@@ -71,6 +87,7 @@ auto by_length(const Tensor& query, const RotarySpec& spec, RotaryCall call, Rot
       get_if<DynamicNtkScaling>(&spec.scaling) == nullptr,
       "seq_len: expected RotarySpec::resolve for each length, because dynamic NTK has "
       "other frequencies for every one");
+  check_lengths(lengths, query, spec, call);
   call.seq_len(std::nullopt);
   const int64_t original = std::get<LongRopeScaling>(spec.scaling).original_max_positions;
   std::vector<int64_t> shape(static_cast<size_t>(query.dim()), 1);

@@ -338,7 +338,10 @@ RowsAhead FileTableImpl::prefetch(const torch::Tensor& ids, double scale) const 
 RowsAhead::RowsAhead(FileRows rows, torch::Tensor ids, double scale, torch::Dtype dtype)
     : rows_(std::move(rows)), ids_(std::move(ids)), scale_(scale), dtype_(dtype) {}
 
-torch::Tensor RowsAhead::take() const { return functional::embedding(ids_, rows_, scale_, dtype_); }
+torch::Tensor RowsAhead::take() {
+  TORCH_CHECK(ids_.defined(), "take: expected one call for each prefetch, got another");
+  return functional::embedding(std::exchange(ids_, torch::Tensor()), rows_, scale_, dtype_);
+}
 
 TORCH_LIBRARY_FRAGMENT(posembed, m) { file_rows.implement<shape_of_rows, read_rows>(m); }
 

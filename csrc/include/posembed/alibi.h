@@ -93,7 +93,8 @@ POSEMBED_API torch::Tensor alibi_positions(const torch::Tensor& attention_mask);
 /// The bias [heads, query_length, key_length] that SDPA takes as attn_mask, with a batch in front
 /// where positions or mask have one; gradients flow to slopes.
 /// @param slopes  floating [heads]; without causal also [2, heads] for keys left and right of the
-///     query
+///     query; or [batch, 1 or 2, heads], those of each sample. ALiBiCall::sample_slopes precede
+///     them
 /// @param dtype  of the result; default: of slopes
 /// @throws c10::ValueError shapes and lengths; c10::TypeError dtypes; c10::IndexError positions
 POSEMBED_API torch::Tensor alibi_bias(const torch::Tensor& slopes, int64_t query_length,

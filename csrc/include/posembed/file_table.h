@@ -76,8 +76,9 @@ POSEMBED_API torch::Tensor embedding(const torch::Tensor& ids, const FileRows& r
 /// Rows that FileTable::prefetch() asked for.
 class POSEMBED_API RowsAhead {
  public:
-  /// The rows of the ids as they were when they were asked for. Each call looks them up.
-  torch::Tensor take() const;
+  /// The rows of the ids as they were when they were asked for, once.
+  /// @throws c10::Error they were taken before
+  torch::Tensor take();
 
  private:
   friend class FileTableImpl;

@@ -35,6 +35,9 @@ TEST(NgramModule, PaddingIsNoText) {
   EXPECT_TRUE(
       torch::equal(memory->next_history(text, posembed::NgramCall().lengths(torch::tensor({1}))),
                    torch::tensor({{2, 5}})));
+  EXPECT_THROW(memory->next_history(text, posembed::NgramCall().history(text)), c10::ValueError);
+  EXPECT_THROW(memory->next_history(left, posembed::NgramCall().mask(mask.to(torch::kFloat))),
+               c10::TypeError);
   EXPECT_THROW(memory->forward(left, posembed::NgramCall().mask(mask).lengths(lengths)),
                c10::ValueError);
   EXPECT_THROW(memory->forward(left, posembed::NgramCall().lengths(torch::tensor({7}))),

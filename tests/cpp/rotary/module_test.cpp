@@ -168,7 +168,11 @@ TEST(RotaryModule, EachSampleHasItsLength) {
     EXPECT_THROW(rope->forward(query, RotaryCall().seq_len(lengths.slice(0, 1))), c10::ValueError);
     EXPECT_THROW(rope->forward(query, RotaryCall().seq_len(lengths.to(torch::kFloat))),
                  c10::TypeError);
+    EXPECT_THROW(rope->forward(query, RotaryCall().seq_len(lengths).offset(1)), c10::ValueError);
   }
+  EXPECT_THROW(RotaryEmbedding(RotarySpec(8))
+                   ->forward(torch::randn({3, 3, 2, 8}), RotaryCall().seq_len(lengths)),
+               c10::ValueError);
   spec.scaling = posembed::DynamicNtkScaling{2.0, 10};
   EXPECT_THROW(
       RotaryEmbedding(spec)->forward(torch::randn({3, 3, 2, 8}), RotaryCall().seq_len(lengths)),

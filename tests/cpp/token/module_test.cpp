@@ -240,10 +240,11 @@ TEST(FileTable, ReadsRowsAndRefusesAShorterFile) {
   rows.prefetch(ids);
   posembed::FileTable table(rows, torch::kFloat);
   torch::Tensor next = ids.clone();
-  const posembed::RowsAhead first = table->prefetch(next, 2.0), second = table->prefetch(ids + 0);
+  posembed::RowsAhead first = table->prefetch(next, 2.0), second = table->prefetch(ids + 0);
   next.zero_();  // each handle has the ids of its call
   EXPECT_TRUE(torch::equal(second.take(), weight.index({ids})));
   EXPECT_TRUE(torch::equal(first.take(), 2 * weight.index({ids})));
+  EXPECT_THROW(first.take(), c10::Error);
   EXPECT_TRUE(torch::equal(table->forward(ids, 2.0), 2 * weight.index({ids})));
   table->to(torch::kBFloat16);
   EXPECT_TRUE(torch::equal(table->forward(ids), weight.index({ids}).to(torch::kBFloat16)));

@@ -216,6 +216,12 @@ def test_offsets_of_each_sample_are_checked(modules: Any) -> None:
         ValueError, match=r"query_offset: expected a number or \[batch\] with batch 2"
     ):
         alibi.softmax(scores, query_offset=torch.tensor([1, 2, 3]))
+    with pytest.raises(ValueError, match="attention_mask: expected"):
+        alibi.softmax(
+            torch.zeros(2, 2, 3, 3),
+            query_offset=offsets,
+            attention_mask=torch.ones(3, 3, dtype=torch.bool),
+        )
     with pytest.raises(ValueError, match="query_offset: expected a number beside cu_seqlens"):
         alibi.softmax(scores, query_offset=offsets, cu_seqlens=torch.tensor([0, 3]))
     with pytest.raises(ValueError, match="query_offset: expected none beside query_positions"):

@@ -46,7 +46,7 @@ def reference_backward(
     scale_grad_by_freq: bool = False,
     vocabulary_start: int = -1,
 ) -> Tensor:
-    """torch's rule, by a sum that has every derivative."""
+    """Torch's rule, by a sum that has every derivative."""
     places, padding = places_of(ids, num_embeddings, padding_idx, vocabulary_start)
     rows, tokens = places.flatten(), gradient.flatten(0, -2)
     if scale_grad_by_freq:

@@ -469,7 +469,10 @@ def test_the_cpp_module_is_its_twin(path: Path) -> None:
         theirs = pe.cpp.FileTable(ours._file, dtype)
         assert repr(theirs) == repr(ours)
         assert torch.equal(theirs.forward(IDS, 2.0), ours(IDS, 2.0))
-        assert torch.equal(theirs.prefetch(IDS, 2.0).take(), ours(IDS, 2.0))
+        ahead = theirs.prefetch(IDS, 2.0)
+        assert torch.equal(ahead.take(), ours(IDS, 2.0))
+        with pytest.raises(RuntimeError, match="take: expected one call for each prefetch"):
+            ahead.take()
 
 
 def test_tracers(path: Path) -> None:
