@@ -68,16 +68,10 @@ const Binding binding_of_input([](py::module_& module) {
       .def(py::init(&make_input), py::arg("num_embeddings"), py::arg("embedding_dim"),
            py::kw_only(), py::arg("positions") = "learned", py::arg("max_positions") = py::none(),
            py::arg("num_types") = 0, py::arg("scale") = 1.0, py::arg("norm") = py::none(),
-<<<<<<< HEAD
            py::arg("eps") = py::none(), py::arg("dropout") = 0.0,
            py::arg("padding_idx") = py::none(), py::arg("position_rule") = "consecutive",
            py::arg("token_dim") = py::none(), py::arg("output_dim") = py::none(),
            py::arg("gradient") = "dense")
-=======
-           py::arg("eps") = 1e-5, py::arg("dropout") = 0.0, py::arg("padding_idx") = py::none(),
-           py::arg("position_rule") = "consecutive", py::arg("token_dim") = py::none(),
-           py::arg("output_dim") = py::none(), py::arg("gradient") = "dense")
->>>>>>> h-positions
       .def("forward", &input_forward, py::arg("ids") = py::none(), py::kw_only(),
            py::arg("positions") = py::none(), py::arg("types") = py::none(),
            py::arg("inputs_embeds") = py::none(), py::arg("offset") = 0,
