@@ -143,7 +143,7 @@ TEST(ALiBiModule, RefusesOptionsThatItHasItself) {
 
 TEST(ALiBiModule, RefusesWhatCannotBeMeant) {
   EXPECT_THROW(ALiBi(ALiBiOptions(2).slopes(torch::tensor({0.5, -0.25}))), c10::ValueError);
-  EXPECT_THROW(ALiBi(ALiBiOptions(2).slopes(torch::tensor({0.5, NAN}))), c10::ValueError);
+  EXPECT_THROW(ALiBi(ALiBiOptions(2).slopes(torch::tensor({0.5, double{NAN}}))), c10::ValueError);
   ALiBi alibi(2);
   EXPECT_THROW(alibi->forward(10, 4), c10::ValueError);
   EXPECT_NO_THROW(alibi->forward(10, 4, ALiBiCall().query_offset(0)));

@@ -272,7 +272,7 @@ TEST(RotaryModule, RefusesALengthWithoutEffect) {
 TEST(RotaryModule, RefusesPositionsThatAreNone) {
   RotaryEmbedding rope(8);
   const torch::Tensor query = torch::randn({1, 2, 2, 8});
-  EXPECT_THROW(rope(query, RotaryCall(torch::tensor({0.0, NAN}))), c10::IndexError);
+  EXPECT_THROW(rope(query, RotaryCall(torch::tensor({0.0, double{NAN}}))), c10::IndexError);
 }
 
 }  // namespace
