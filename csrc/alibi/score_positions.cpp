@@ -106,8 +106,8 @@ void check_offset(const Call& call, const c10::SymInt& queries, const c10::SymIn
              offset = call.query_offset().value_or(keys - queries).maybe_as_int();
   if (!offset || !query_length || !key_length) return;
   const bool given = call.query_offset() || call.query_offsets() || has_positions(call);
-  // By default the last query aligns with the last key: the first would be before all keys.
-  TORCH_CHECK_VALUE(given || *key_length == 0 || *query_length <= *key_length,
+  // By default the last query aligns with the last key: the first would see no key.
+  TORCH_CHECK_VALUE(given || !call.causal() || *key_length == 0 || *query_length <= *key_length,
                     "query_offset: expected the position of the first query where there are more "
                     "queries than keys, got none with query_length ",
                     *query_length, " and key_length ", *key_length);

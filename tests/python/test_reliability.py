@@ -265,8 +265,8 @@ CALLS = {
     "rotary, key": lambda n: f.rotary(*[x.expand(n, 2, 2, 8)] * 2, spec=spec)[1],
     "norm_rotary": lambda n: f.norm_rotary(x.expand(n, 2, 2, 8), x.expand(n, 2, 2, 8), *table[:2], spec=spec)[0],
     "rotary_tables": lambda n: f.rotary_tables(x.expand(n, 2, 2, 8), None, table[:2], table[:2]),
-    "alibi_bias": lambda n: f.alibi_bias(slopes, 4, n),
-    "alibi_softmax": lambda n: f.alibi_softmax(x[:, :, :1, :1].expand(1, 2, 4, n), slopes),
+    "alibi_bias": lambda n: f.alibi_bias(slopes, 4, n, query_offset=0),
+    "alibi_softmax": lambda n: f.alibi_softmax(x[:, :, :1, :1].expand(1, 2, 4, n), slopes, query_offset=0),
     "relative_bias": lambda n: f.relative_bias(torch.ones(32, 2), 4, n),
     "input_embedding": lambda n: f.input_embedding(ids.expand(n, 2), table, table, norm="layer"),
 }
@@ -313,6 +313,8 @@ with_tensors = pytest.mark.parametrize(
 
 @with_tensors
 def test_nan_and_infinity_are_those_of_float64(case: OperatorCase) -> None:
+    if case.name.startswith("sinusoidal_encode"):
+        pytest.skip("NaN is no position: an error")
     if case.name.startswith("rotary_frequencies_backward-"):
         pytest.skip("the reference is a product with a Jacobian, whose zeros times NaN are NaN")
     for value in EDGES[:3]:

@@ -77,11 +77,17 @@ def _base_of(config: Keys, rope: Keys, rules: Fields, stated: float | None) -> f
     """rope_theta, or the base in the model's code."""
     theta, own = rope.take("rope_theta"), rope_parameters.own_base(config)
     key = rules.get("ratio")
-    ratio = real(key, config.take(key, 1.0)) if key else 1.0
+    if key and real(key, config.take(key, 1.0)) != 1.0:
+        if stated is None:
+            raise ValueError(
+                f"{key}: some of these models multiply the base by it, others divide positions: "
+                "pass base=, the product, for the former"
+            )
+        return base_number("base", stated)
     given = theta if own is None else own
     base = same("rope_theta", (rules.get("base") if given is None else given, stated))
     if base is not None:
-        return base_number("rope_theta", base) * ratio
+        return base_number("rope_theta", base)
     parts = [key for key in config.fields if key.endswith("_config")]
     hint = f": pass part= of {shown(parts)}" if parts else ""
     raise ValueError(f"rope_theta: missing in the configuration{hint}")

@@ -426,16 +426,18 @@ def test_keys_that_say_what_is_known() -> None:
 
 @pytest.mark.parametrize("ignore", [(), ("rope_ratio",)])
 def test_ignored_keys_that_are_read_count(ignore: tuple[str, ...]) -> None:
-    """ChatGLM's rope_ratio multiplies its base."""
+    """ChatGLM3 multiplies its base by rope_ratio, ChatGLM2-6B-32K divides positions by it."""
     fields = {"model_type": "chatglm", "hidden_size": 4096, "num_attention_heads": 32}
     fields |= {"kv_channels": 128, "rope_ratio": 500, "original_rope": True}
-    assert pe.RotarySpec.from_huggingface(fields, ignore=ignore).base == 5e6
-    assert pe.RotarySpec.from_huggingface(fields, ignore=ignore, base=1e4).base == 5e6
-    with pytest.raises(ValueError, match=r"rope_theta: .* contradicts itself: \[10000.0, 5"):
-        pe.RotarySpec.from_huggingface(fields, ignore=ignore, base=5e6)
+    with pytest.raises(ValueError, match=r"rope_ratio: .* pass base="):
+        pe.RotarySpec.from_huggingface(fields, ignore=ignore)
+    assert pe.RotarySpec.from_huggingface(fields, ignore=ignore, base=5e6).base == 5e6
     assert pe.RotarySpec.from_huggingface(GGUF, ignore=["llama.rope.freq_base"]).base == 5e5
-    del fields["rope_ratio"]
-    assert pe.RotarySpec.from_huggingface(fields).base == 1e4
+    for plain in (
+        {**fields, "rope_ratio": 1},
+        {k: v for k, v in fields.items() if k != "rope_ratio"},
+    ):
+        assert pe.RotarySpec.from_huggingface(plain).base == 1e4
 
 
 def test_a_part_has_the_class_that_the_whole_gives_it() -> None:

@@ -28,8 +28,8 @@ bias, add, softmax = map(decomposed, ("alibi_bias", "alibi_add", "alibi_softmax"
 
 
 def hidden_keys(queries: int, keys: int, causal: bool, device: torch.device | str) -> Tensor:
-    hidden = torch.ones(queries, keys, dtype=torch.bool, device=device).triu(keys - queries + 1)
-    return hidden & causal
+    """Keys after the query, of which the first is at position 0."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1) & causal
 
 
 def bias_backward(
@@ -123,7 +123,8 @@ def scores_sample(sides: tuple[int, ...], batched: bool = True, **options: Any) 
     def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
         shape = (batch, 3, 4, seq) if batched else (3, 4, seq)
         scores = torch.randn(shape, device=device, dtype=dtype)
-        return Sample((scores, torch.rand(*sides, 3, device=device, dtype=dtype)), options)
+        slopes = torch.rand(*sides, 3, device=device, dtype=dtype)
+        return Sample((scores, slopes), {"query_offset": 0, **options})
 
     return make
 
@@ -149,7 +150,7 @@ def documents_sample(
     slopes = torch.rand(3, device=device, dtype=dtype)
     boundaries = torch.tensor([0, seq // 3, seq], device=device, dtype=torch.int32)
     mask = mask_of(batch, seq, device=device)
-    return Sample((scores, slopes, 1.0, True, None, mask, False, None, None, boundaries))
+    return Sample((scores, slopes, 1.0, True, 0, mask, False, None, None, boundaries))
 
 
 def padding_sample(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
@@ -170,7 +171,8 @@ def samples_sample(batch: int, seq: int, device: torch.device | str, dtype: torc
 
 def grad_sample(**options: Any) -> Any:
     def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
-        return Sample((torch.randn(batch, 3, seq, 4, device=device, dtype=dtype),), options)
+        grad = torch.randn(batch, 3, seq, 4, device=device, dtype=dtype)
+        return Sample((grad,), {"query_offset": 0, **options})
 
     return make
 
@@ -179,7 +181,8 @@ def softmax_grad_sample(**options: Any) -> Any:
     def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
         grad = torch.randn(batch, 3, seq, 4, device=device, dtype=dtype)
         hidden = hidden_keys(seq, 4, options.get("causal", True), device)
-        return Sample((grad, torch.rand_like(grad).masked_fill(hidden, 0)), options)
+        weights = torch.rand_like(grad).masked_fill(hidden, 0)
+        return Sample((grad, weights), {"query_offset": 0, **options})
 
     return make
 
