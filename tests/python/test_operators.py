@@ -36,7 +36,6 @@ SIZES = [(2, 3), (1, 1), (3, 7), (0, 5), (2, 0)]
 # Operators that the shared tests cannot take, and the tests that cover them. Those without tensor
 # arguments read specifications.
 WITHOUT_CASE = {
-    "rotary_float32_error": "reads a device; analysis/test_analysis.py",
     "embedding_backward_rows": "the size of its result depends on the ids; token/test_token.py",
     "token_bag_backward_rows": "the size of its result depends on the ids; bag/test_bag.py",
     "prefer_huge_pages": "advice to the system; test_huge_pages.py",

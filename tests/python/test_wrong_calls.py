@@ -175,12 +175,12 @@ R(64, scaling=pe.DynamicNtkScaling(2.0, 4))(q, k, pos + 5, seq_len=12) | seq_len
 R(64, scaling=pe.DynamicNtkScaling(2.0, 4)).rotate_(q, k, seq_len=4) | seq_len | at least 10 | 4
 R(64, scaling=pe.DynamicNtkScaling(2.0, 4))(q, k) | seq_len | length
 rope.rotate_(q, k, seq_len=10) | seq_len | none | 10
-heads(q.transpose(1, 2), k.transpose(1, 2)) | query | 8 heads | 10 | 'bhsd' | heads=None
+heads(q.transpose(1, 2), q.transpose(1, 2)) | query | 8 heads | 10 | heads=None
 heads(q, k[:, :, :1]) | key | 2 heads | 8 | 1
 heads(q[:, :, :4], k) | key | parts | 4
 heads(q[:, :, :3]) | query | 8 heads | 3
-heads.rotate_(q.transpose(1, 2), k.transpose(1, 2)) | query | 8 heads | 10
-R.from_config(CONFIG)(q.transpose(1, 2), k.transpose(1, 2)) | query | 8 heads | 10 | heads=None
+heads.rotate_(q.transpose(1, 2), q.transpose(1, 2)) | query | 8 heads | 10
+R.from_config(CONFIG)(q.transpose(1, 2), q.transpose(1, 2)) | query | 8 heads | 10 | heads=None
 R.from_config(CONFIG, head_count=8) | 'head_count'
 R.from_config("meta-llama/Llama-3.1-8B") | AutoConfig
 R.from_config({**CONFIG, "model_type": "mymodel"}) | model_type | mymodel

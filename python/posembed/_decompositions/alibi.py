@@ -101,7 +101,7 @@ def alibi_add(scores: Tensor, slopes: Tensor, scale: float, *options: Any) -> Te
 
 def alibi_softmax(scores: Tensor, slopes: Tensor, scale: float, *options: Any) -> Tensor:
     values = biased(scores, slopes, scale, options)
-    sees = (values > -math.inf).any(-1, keepdim=True)  # if all keys are masked, weights are 0
+    sees = (values != -math.inf).any(-1, keepdim=True)  # if all keys are masked, weights are 0
     weights = torch.where(sees, values, 0.0).softmax(-1)
     return torch.where(sees, weights, 0.0).to(scores.dtype)
 

@@ -51,13 +51,16 @@ def softmax_backward(
     sides: int = 1,
     by_sample: bool = False,
     causal: bool = True,
+    query_offset: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of the scores and of the slopes; gradients of hidden weights are not read."""
-    grad = torch.where(hidden_keys(*grad.shape[-2:], causal, grad.device), 0.0, grad)
-    change = weights * (grad - (grad * weights).sum(-1, True))
+    hidden = hidden_keys(*grad.shape[-2:], causal, grad.device)
+    grad = torch.where(hidden, 0.0, grad)
+    change = torch.where(hidden, 0.0, weights * (grad - (grad * weights).sum(-1, True)))
     if sides == 0:
         return change * scale, grad.new_empty(0)
-    return change * scale, bias_backward(change, sides == 2, by_sample, causal=causal)
+    options = {"causal": causal, "query_offset": query_offset}
+    return change * scale, bias_backward(change, sides == 2, by_sample, **options)
 
 
 def lse_correction(

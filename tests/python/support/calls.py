@@ -259,6 +259,7 @@ def operators(batch: int = 2, seq: int = 3) -> dict[str, Arguments]:
         "rotary_description": {"spec": text},
         "rotary_difference": {"spec": text, "other": LATENT.to_json()},
         "rotary_explanation": {"spec": text},
+        "rotary_float32_error": {"spec": text, "length": 9},
         "rotary_for_keys": {"spec": text},
         "rotary_frequencies": {"spec": text},
         "rotary_preset": {"name": "flux"},
