@@ -451,7 +451,7 @@ def test_explanation_of_a_length() -> None:
 @pytest.mark.parametrize("length", [100, 131072, 150_000])
 def test_error_of_float32_angles_as_explained(length: int) -> None:
     """The largest of all positions: at a power of two, rounding is kinder than elsewhere."""
-    spec = pe.RotarySpec(128, base=500000.0, scaling=pe.DynamicNtkScaling(1.0, length))
+    spec = pe.RotarySpec(128, base=500000.0)
     error, position = pe.analysis.float32_error(spec, length)
     assert error == pytest.approx(float32_error(spec, length), abs=2e-7)
     at = pe.analysis.angle_error(spec, torch.tensor([position, 2 ** int(math.log2(length - 1))]))
