@@ -70,7 +70,7 @@ STAGES = {
         ("csrc/*.cu", "csrc/*.h", *BUILD_FILES, "scripts/machine_code.*"),
         ("nvcc",),
     ),
-    "stand-in": Stage("test-cuda-on-cpu", 150, "runs the operators' CUDA half on the CPU"),
+    "stand-in": Stage("test-cuda-on-cpu", 240, "runs the operators' CUDA half on the CPU"),
     "stand-in-families": Stage(
         "test-families-cuda-on-cpu",
         180,
@@ -81,7 +81,7 @@ STAGES = {
     "lint": Stage("lint", 60, "checks format and types"),
     "docs": Stage(
         "docs",
-        60,
+        180,
         "builds the documentation",
         ("docs", "mkdocs.yml", "*.md", "python", "examples", "csrc/include", "benchmarks/results"),
     ),
