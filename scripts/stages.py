@@ -52,7 +52,7 @@ STAGES = {
     "pytest": Stage("test-python", 540, "runs the Python tests"),
     "packaging": Stage(
         "test-packaging",
-        480,
+        1200,
         "compiles the wheel and a project that includes posembed, from scratch",
         ("CMakeLists.txt", "setup.py", "pyproject.toml", "scripts/build_wheel.py", "cmake"),
     ),

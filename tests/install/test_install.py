@@ -7,7 +7,7 @@ from pathlib import Path
 import posembed
 import pytest
 import torch
-from support.build_folder import BUILD, FROM_SCRATCH, ROOT, SCRATCH, used_alone
+from support.build_folder import BUILD, FROM_SCRATCH, ROOT, used_alone
 
 # Other ways than the package's own depend on the files of packaging alone.
 of_packaging = pytest.mark.skipif(not FROM_SCRATCH, reason="make test-packaging runs it")
@@ -53,23 +53,7 @@ def test_through_add_subdirectory() -> None:
         f"-DPOSEMBED_PYTHON={sys.executable}",
         "-DPOSEMBED_CUDA=OFF",
         "-DPOSEMBED_INSTRUCTION_SETS=native",
-        "-DCMAKE_BUILD_TYPE=Release",
     )
-
-
-def objects(build: Path) -> dict[str, bytes]:
-    """The objects of libposembed.so below a folder, by their names in it."""
-    files = build.rglob("csrc/CMakeFiles/posembed*/**/*.o")
-    return {str(file).rpartition("/csrc/")[2]: file.read_bytes() for file in files}
-
-
-@of_packaging
-def test_a_build_in_another_folder_has_the_same_bytes() -> None:
-    """Of the wheel that test_wheel.py compiles, and of the subdirectory above."""
-    wheel, subdirectory = objects(SCRATCH), objects(WORK / "subdirectory")
-    assert len(wheel) > 20
-    assert wheel.keys() == subdirectory.keys()
-    assert [name for name in wheel if wheel[name] != subdirectory[name]] == []
 
 
 @of_packaging

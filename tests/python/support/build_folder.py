@@ -10,7 +10,6 @@ BUILD = ROOT / os.environ.get("POSEMBED_BUILD", "build/dev")
 
 # Tests of packaging take the objects of BUILD, unless they are to compile all themselves.
 FROM_SCRATCH = bool(os.environ.get("POSEMBED_PACKAGING_FROM_SCRATCH"))
-SCRATCH = ROOT / "build" / "from-scratch"
 
 
 def used_alone() -> FileLock:
