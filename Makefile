@@ -225,7 +225,7 @@ wheels:
 
 # Packaging from scratch: the wheel and a project that includes posembed compile all of it.
 test-packaging: build-tests
-	POSEMBED_PACKAGING_FROM_SCRATCH=1 $(python) -m pytest tests/install/test_wheel.py tests/install/test_install.py $(PYTEST_ARGS)
+	POSEMBED_PACKAGING_FROM_SCRATCH=1 $(python) -m pytest tests/install/test_install.py $(PYTEST_ARGS)
 
 # Of the newest torch the headers serve, whatever the Python.
 newest_torch := build/newest-torch

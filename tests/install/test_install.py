@@ -1,5 +1,6 @@
 """A separate CMake project finds posembed in every supported way, builds and runs."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,20 @@ of_packaging = pytest.mark.skipif(not FROM_SCRATCH, reason="make test-packaging 
 PROJECT = Path(__file__).with_name("project")
 # Kept between runs, so that unchanged files are not compiled again.
 WORK = ROOT / "build" / f"install-test-{torch.__version__}"
+SOURCES = WORK / "sources"
+OPTIONS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    f"-DPOSEMBED_PYTHON={sys.executable}",
+    "-DPOSEMBED_PYTHON_MODULE=ON",
+    "-DPOSEMBED_CUDA=OFF",
+    "-DPOSEMBED_INSTRUCTION_SETS=native",
+)
+# One of the kernels, of the operators and of the Python module: each kind has flags of its own.
+OBJECTS = (
+    "csrc/CMakeFiles/posembed_kernels.dir/rotary/frequencies.cpp.o",
+    "csrc/CMakeFiles/posembed.dir/Unity/unity_posembed_dispatcher_cxx.cxx.o",
+    "csrc/binding/CMakeFiles/posembed_python.dir/Unity/unity_posembed_python__cxx.cxx.o",
+)
 
 
 def run(*command: object) -> str:
@@ -47,13 +62,23 @@ def test_through_an_installed_prefix(tmp_path: Path) -> None:
 @of_packaging
 @pytest.mark.timeout(2400)  # it compiles all of posembed
 def test_through_add_subdirectory() -> None:
-    build_and_run(
-        "subdirectory",
-        f"-DPOSEMBED_SOURCE={ROOT}",
-        f"-DPOSEMBED_PYTHON={sys.executable}",
-        "-DPOSEMBED_CUDA=OFF",
-        "-DPOSEMBED_INSTRUCTION_SETS=native",
-    )
+    shutil.rmtree(SOURCES, ignore_errors=True)
+    built = ("build", ".*", "lib", "*.so", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT, SOURCES, ignore=shutil.ignore_patterns(*built))
+    build_and_run("subdirectory", f"-DPOSEMBED_SOURCE={SOURCES}", *OPTIONS)
+
+
+@of_packaging
+@pytest.mark.timeout(1200)
+def test_objects_have_the_same_bytes_elsewhere() -> None:
+    """So has a wheel: its objects name no folder, whatever the flags of their kind."""
+    here = WORK / "here"
+    run("cmake", "-S", ROOT, "-B", here, "-G", "Ninja", *OPTIONS)
+    run("cmake", "--build", here, "--target", *OBJECTS)
+    elsewhere = [Path("posembed", name) for name in OBJECTS]
+    run("cmake", "--build", WORK / "subdirectory", "--target", *elsewhere)
+    for name, other in zip(OBJECTS, elsewhere, strict=True):
+        assert (here / name).read_bytes() == (WORK / "subdirectory" / other).read_bytes(), name
 
 
 @of_packaging

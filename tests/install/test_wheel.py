@@ -13,12 +13,11 @@ from pathlib import Path
 import posembed
 import pytest
 import torch
-from support.build_folder import BUILD, FROM_SCRATCH, ROOT, used_alone
+from support.build_folder import BUILD, ROOT, used_alone
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import build_wheel
 
-pytestmark = pytest.mark.timeout(2400)  # from scratch it compiles all of posembed
 SITE = Path(sysconfig.get_path("purelib"))
 QUICKSTART = ROOT / "examples/cpp/quickstart"
 
@@ -27,16 +26,10 @@ QUICKSTART = ROOT / "examples/cpp/quickstart"
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built in the folder of the tests' own build, where nothing is compiled again."""
     folder = tmp_path_factory.mktemp("wheel")
-    if FROM_SCRATCH:
-        build = tmp_path_factory.mktemp("build")
+    with used_alone():
         built = build_wheel.build(
-            folder, POSEMBED_BUILD=str(build), CMAKE_ARGS="-DPOSEMBED_CUDA=OFF"
+            folder, POSEMBED_BUILD=str(BUILD), CMAKE_ARGS="-DPOSEMBED_WARNINGS_AS_ERRORS=ON"
         )
-    else:
-        with used_alone():
-            built = build_wheel.build(
-                folder, POSEMBED_BUILD=str(BUILD), CMAKE_ARGS="-DPOSEMBED_WARNINGS_AS_ERRORS=ON"
-            )
     return build_wheel.repair(built, folder / "repaired")
 
 
@@ -106,21 +99,6 @@ def test_it_finds_torch_beside_itself(wheel: zipfile.ZipFile) -> None:
 def test_it_names_no_folder_of_the_machine_that_built_it(wheel: zipfile.ZipFile) -> None:
     for folder in (ROOT, BUILD, Path(torch.__file__).parent):
         assert [n for n in wheel.namelist() if os.fsencode(folder) in wheel.read(n)] == []
-
-
-@pytest.mark.skipif(not FROM_SCRATCH, reason="compiles all of it again: make test-packaging")
-def test_a_build_elsewhere_has_the_same_bytes(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
-    """But for the time stamps of the archive."""
-    copy = tmp_path / "elsewhere"
-    built = ("build", ".*", "lib", "include", "*.so", "*.egg-info", "__pycache__")
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*built))
-    shutil.copytree(ROOT / "csrc" / "include", copy / "csrc" / "include")
-    script, output = copy / "scripts" / "build_wheel.py", tmp_path / "wheel"
-    run(sys.executable, script, "--output", output, POSEMBED_BUILD=str(tmp_path / "build"))
-    (file,) = output.glob("*.whl")
-    other = zipfile.ZipFile(file)
-    assert other.namelist() == wheel.namelist()
-    assert [n for n in wheel.namelist() if other.read(n) != wheel.read(n)] == []
 
 
 def test_python_uses_it_without_a_compiler(python: Path, tmp_path: Path) -> None:
