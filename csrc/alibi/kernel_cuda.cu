@@ -921,7 +921,9 @@ __global__ void __launch_bounds__(block_size, 2)
         each_pack<packs, width>(end, [&](int pack, int key) {
 #pragma unroll
           for (int i = 0; i < width; ++i) {
-            if (!query.sees(key + i)) g[pack].values[i] = w[pack].values[i] = T{};
+            if (query.sees(key + i)) continue;
+            g[pack].values[i] = T{};
+            core::store(C(-1), w[pack].values + i);  // no weight: marks the key as hidden
           }
         });
         mean = dot_of_row();
@@ -934,7 +936,7 @@ __global__ void __launch_bounds__(block_size, 2)
         core::load_all(w[pack].values, values);
 #pragma unroll
         for (int i = 0; i < width; ++i) {
-          const bool hidden_key = !plain && values[i] == 0 && score_grads[i] == 0;
+          const bool hidden_key = !plain && values[i] < 0;
           score_grads[i] = hidden_key ? C(0) : values[i] * (score_grads[i] - mean) * scale;
         }
         hide(key, score_grads);

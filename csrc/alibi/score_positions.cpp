@@ -171,17 +171,22 @@ bool offsets_fit(const Call& call, const c10::SymInt& keys) {
          !call.cu_seqlens().has_value();
 }
 
-/// The call with positions that begin at each sample's offset. A query among keys that a mask
-/// numbers has the position of its key.
+/// The positions of queries at `places` among keys that a mask numbers: those of their keys. Other
+/// queries keep their places.
+Tensor numbered(const Tensor& places, const Tensor& numbers, const c10::SymInt& keys) {
+  const Tensor inside = places.ge(0).logical_and(places.lt(at::Scalar(keys)));
+  const Tensor nearest = places.clamp(at::Scalar(0), at::Scalar(keys - 1));
+  return at::where(inside, numbers.gather(-1, nearest), places);
+}
+
+/// The call with positions that begin at each sample's offset.
 Call with_offsets(Call call, const c10::SymInt& queries, const c10::SymInt& keys) {
   const Tensor offsets = call.query_offsets()->to(at::kLong);
   Tensor places = offsets.unsqueeze(-1) + at::arange(queries, offsets.options());
   if (numbers_visible_keys(call) && !call.key_positions().has_value() && keys > 0) {
     call.key_positions(alibi_positions(*call.attention_mask()));
-    const Tensor numbers = call.key_positions()->expand_symint({offsets.sym_size(0), keys});
-    const Tensor inside = places.ge(0).logical_and(places.lt(at::Scalar(keys)));
-    const Tensor nearest = places.clamp(at::Scalar(0), at::Scalar(keys - 1));
-    places = at::where(inside, numbers.gather(1, nearest), places);
+    const Tensor& numbers = *call.key_positions();
+    places = numbered(places, numbers.expand_symint({offsets.sym_size(0), keys}), keys);
   }
   call.query_positions(places);
   call.query_offsets(std::nullopt);
@@ -202,6 +207,11 @@ Call with_positions(Call call, const c10::SymInt& queries, const c10::SymInt& ke
   const c10::SymInt first = call.query_offset().value_or(keys - queries);
   if (first >= 0 && first + queries <= keys) {
     call.query_positions(positions.narrow_symint(-1, first, queries));
+  } else if (keys > 0) {
+    std::vector<c10::SymInt> sizes = positions.sym_sizes().vec();
+    sizes.back() = queries;
+    const Tensor places = at::arange(queries, positions.options()).add(at::Scalar(first));
+    call.query_positions(numbered(places.expand_symint(sizes), positions, keys));
   }
   return call;
 }

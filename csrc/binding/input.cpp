@@ -50,7 +50,7 @@ torch::Tensor input_forward(InputEmbeddingImpl& self, const MaybeTensor& ids,
                             const MaybeTensor& positions, const MaybeTensor& types,
                             const MaybeTensor& inputs_embeds, const Offset& offset,
                             const MaybeTensor& attention_mask, const MaybeTensor& seed,
-                            int64_t first_token) {
+                            int64_t first_token, const MaybeTensor& cu_seqlens) {
   return self.forward(ids.value_or(torch::Tensor()), InputCall()
                                                          .positions(positions)
                                                          .types(types)
@@ -58,6 +58,7 @@ torch::Tensor input_forward(InputEmbeddingImpl& self, const MaybeTensor& ids,
                                                          .attention_mask(attention_mask)
                                                          .seed(seed)
                                                          .first_token(first_token)
+                                                         .cu_seqlens(cu_seqlens)
                                                          .inputs_embeds(inputs_embeds));
 }
 
@@ -76,7 +77,7 @@ const Binding binding_of_input([](py::module_& module) {
            py::arg("positions") = py::none(), py::arg("types") = py::none(),
            py::arg("inputs_embeds") = py::none(), py::arg("offset") = 0,
            py::arg("attention_mask") = py::none(), py::arg("seed") = py::none(),
-           py::arg("first_token") = 0, without_gil());
+           py::arg("first_token") = 0, py::arg("cu_seqlens") = py::none(), without_gil());
 });
 
 }  // namespace posembed::binding

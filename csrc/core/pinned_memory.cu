@@ -55,12 +55,15 @@ Pinned pin(void* memory, std::size_t bytes) {
 }
 
 void unpin(void* memory) {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // as in allocate_pinned()
+  cudaThreadExchangeStreamCaptureMode(&mode);
   cudaDeviceSynchronize();
   const std::lock_guard<std::mutex> lock(pins.mutex);
   if (--pins.counts[memory] == 0) {
     pins.counts.erase(memory);
     cudaHostUnregister(memory);
   }
+  cudaThreadExchangeStreamCaptureMode(&mode);
   cudaGetLastError();
 }
 

@@ -214,6 +214,11 @@ std::optional<torch::Tensor> InputEmbeddingImpl::count_positions(const torch::Te
   TORCH_CHECK_VALUE(!offset.of_samples().has_value() || !counts_padding,
                     "offset: expected a number where padding is counted, got ",
                     offset.of_samples()->sizes());
+  TORCH_CHECK_VALUE(!call.cu_seqlens().has_value() || !counts_padding,
+                    "cu_seqlens: expected none where padding is counted");
+  if (call.cu_seqlens().has_value()) {
+    return offset.positions(positions, ids, 0, 1, call.cu_seqlens());
+  }
   const c10::SymInt& number = offset.number();
   TORCH_CHECK_VALUE(!positions.has_value() || number == 0,
                     "offset: expected 0 where positions are given, got ", number);

@@ -185,6 +185,7 @@ class InputEmbedding(ModuleWrapper):
         attention_mask: Tensor | None = None,
         seed: Tensor | None = None,
         first_token: int = 0,
+        cu_seqlens: Tensor | None = None,
     ) -> Tensor: ...
 
 class LearnedPositionalEmbedding(ModuleWrapper):

@@ -160,6 +160,7 @@ class InputEmbedding(Leaf, nn.Module):
         attention_mask: Tensor | None = None,
         seed: Tensor | None = None,
         first_token: int = 0,
+        cu_seqlens: Tensor | None = None,
         input_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         token_type_ids: Tensor | None = None,
@@ -188,6 +189,9 @@ class InputEmbedding(Leaf, nn.Module):
             first_token: Index of this call's first token in the dropout mask. Shards of a batch
                 that pass the same ``seed`` and their own index draw the mask of the whole batch, on
                 any device.
+            cu_seqlens: Packed documents, with batch 1: int32 or int64 [documents + 1], the token at
+                which each begins, then the number of tokens. Positions restart at ``offset``, a
+                number or [documents], in each; not with ``positions`` or counted padding.
             input_ids: transformers' name of ids.
             position_ids: transformers' name of positions.
             token_type_ids: transformers' name of types.
@@ -212,7 +216,7 @@ class InputEmbedding(Leaf, nn.Module):
         positions = either("positions", positions, "position_ids", position_ids)
         types = either("types", types, "token_type_ids", token_type_ids)
         tokens = self._check_inputs(ids, inputs_embeds)
-        positions = self._positions(tokens, ids, positions, attention_mask, offset)
+        positions = self._positions(tokens, ids, positions, attention_mask, offset, cu_seqlens)
         offset = 0 if positions is not None else offset
         dropout = self.dropout if self.training else 0.0
         parts = self._plain_parts(inputs_embeds is None and self.token_dim is None)
@@ -287,6 +291,7 @@ class InputEmbedding(Leaf, nn.Module):
         positions: Tensor | None,
         attention_mask: Tensor | None,
         offset: int | Tensor,
+        cu_seqlens: Tensor | None,
     ) -> Tensor | None:
         """The given positions, or those of the rule; None means consecutive.
 
@@ -298,12 +303,14 @@ class InputEmbedding(Leaf, nn.Module):
                 "counted"
             )
         roberta = self.position_rule == "roberta" and ids is not None
-        if isinstance(offset, Tensor):
+        if isinstance(offset, Tensor) or cu_seqlens is not None:
             if roberta or attention_mask is not None:
+                if cu_seqlens is not None:
+                    raise ValueError("cu_seqlens: expected none where padding is counted")
                 raise ValueError(
-                    f"offset: expected a number where padding is counted, got {list(offset.shape)}"
+                    f"offset: expected a number where padding is counted, got {list(offset.shape)}"  # type: ignore[union-attr]
                 )
-            return positions_from(offset, positions, tokens, 0, 1)
+            return positions_from(offset, positions, tokens, 0, 1, cu_seqlens)
         if positions is not None:
             if offset != 0:
                 raise ValueError(f"offset: expected 0 where positions are given, got {offset}")

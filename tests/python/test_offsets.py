@@ -140,6 +140,17 @@ def learned_module(modules: Any) -> Any:
     return modules.LearnedPositionalEmbedding(30, 8)
 
 
+def input_layer(modules: Any) -> Any:
+    torch.manual_seed(0)
+    layer = modules.InputEmbedding(12, 8, max_positions=30)
+
+    def call(x: Tensor, **options: Any) -> Tensor:
+        layer.to(x.device)
+        return layer(inputs_embeds=x, **options)  # type: ignore[no-any-return]
+
+    return call
+
+
 TABLE = torch.randn(30, 8)
 FORMS: dict[str, tuple[Any, tuple[int, ...], int]] = {
     "thd": (rope_of(pe, "thd"), (TOKENS, 2), 0),
@@ -164,6 +175,18 @@ FORMS: dict[str, tuple[Any, tuple[int, ...], int]] = {
     "learned cpp": (learned_module(pe.cpp), (1, TOKENS), 1),
     "learned_add": (
         lambda x, **options: pe.functional.learned_add(x, TABLE.to(x.device), **options),
+        (1, TOKENS),
+        1,
+    ),
+    "input": (input_layer(pe), (1, TOKENS), 1),
+    "input cpp": (input_layer(pe.cpp), (1, TOKENS), 1),
+    "input_embedding": (
+        lambda x, **options: pe.functional.input_embedding(
+            torch.arange(x.shape[1], device=x.device).expand(x.shape[:2]),
+            x[0],
+            TABLE.to(x.device),
+            **options,
+        ),
         (1, TOKENS),
         1,
     ),

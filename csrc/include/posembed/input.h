@@ -199,6 +199,9 @@ struct POSEMBED_API InputCall {
   /// Index of this call's first token in the dropout mask: calls for parts of the input, with one
   /// seed, draw the mask of the whole.
   TORCH_ARG(int64_t, first_token) = 0;
+  /// Packed documents, with batch 1: int32/int64 [documents + 1], the token at which each begins,
+  /// then the number of tokens. Positions restart at `offset` in each.
+  TORCH_ARG(std::optional<torch::Tensor>, cu_seqlens) = std::nullopt;
   /// Instead of ids: floating [batch, seq, embedding_dim], or token_dim components, in the dtype of
   /// the tables. They replace the scaled token rows. PositionRule::roberta counts all of them,
   /// because no id marks padding.

@@ -28,19 +28,17 @@ def distances(
     offset = key_length - query_length if query_offset is None else query_offset
     places = consecutive(query_length, offset, device)
     placed = query_positions is not None or key_positions is not None
-    asked: Tensor | None = None
     if query_offsets is not None:
-        asked = query_offsets.long().unsqueeze(-1) + consecutive(query_length, 0, device)
-        query_positions = asked
-    if positions_from_mask and attention_mask is not None and not placed:
+        places = query_offsets.long().unsqueeze(-1) + consecutive(query_length, 0, device)
+        query_positions = places
+    if positions_from_mask and attention_mask is not None and not placed and key_length > 0:
         visible = (attention_mask != 0).long()
         key_positions = (visible.cumsum(-1) - 1) * visible
-        if asked is not None:
-            near = asked.clamp(0, key_length - 1)  # another query is not among the mask's keys
-            numbers = key_positions.expand(asked.shape[0], -1).gather(1, near)
-            query_positions = torch.where(near.eq(asked), numbers, asked)
-        elif 0 <= offset <= key_length - query_length:  # otherwise the mask lacks the queries
-            query_positions = key_positions.narrow(-1, offset, query_length)
+        # A query has the position of its key; one that is not among the keys keeps its place.
+        batch = torch.broadcast_shapes(places.shape[:-1], key_positions.shape[:-1])
+        near = places.clamp(0, key_length - 1).expand(*batch, -1)
+        numbers = key_positions.expand(*batch, -1).gather(-1, near)
+        query_positions = torch.where(near.eq(places), numbers, places)
     queries = places if query_positions is None else query_positions.long()
     keys = consecutive(key_length, 0, device) if key_positions is None else key_positions.long()
     distance = queries.unsqueeze(-1) - keys.unsqueeze(-2)

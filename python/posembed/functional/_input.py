@@ -40,6 +40,7 @@ def input_embedding(
     gradient: Gradient = "dense",
     seed: Tensor | None = None,
     first_token: int = 0,
+    cu_seqlens: Tensor | None = None,
     own_rows: bool = False,
 ) -> Tensor:
     """Sums token, type and position rows and applies norm and dropout, in one kernel.
@@ -70,6 +71,9 @@ def input_embedding(
         first_token: Index of this call's first token in the dropout mask. Shards of a batch that
             pass the same ``seed`` and their own index draw the mask of the whole batch, on any
             device.
+        cu_seqlens: Packed documents, with batch 1: int32 or int64 [documents + 1], the token at
+            which each begins, then the number of tokens. Positions restart at ``offset``, a number
+            or [documents], in each.
         own_rows: ``token`` holds computed vectors, one row per token, and ids are 0, 1, 2, and so
             on. :class:`posembed.InputEmbedding` uses it for ``inputs_embeds``.
 
@@ -87,8 +91,8 @@ def input_embedding(
         >>> ids = torch.randint(30522, (2, 128))
         >>> y = pe.functional.input_embedding(ids, token, position, norm="layer")
     """
-    if isinstance(offset, Tensor):
-        positions, offset = positions_from(offset, positions, ids, 0, 1), 0
+    if isinstance(offset, Tensor) or cu_seqlens is not None:
+        positions, offset = positions_from(offset, positions, ids, 0, 1, cu_seqlens), 0
     if eps is not None and norm is None:
         raise ValueError(f"eps: expected none without a norm, got {eps}")
     if dropout > 0 and seed is None:

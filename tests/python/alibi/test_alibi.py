@@ -402,6 +402,21 @@ def test_positions_from_a_mask(offset: int | None, inference: bool, device: torc
     assert torch.equal(out, biases[1])
 
 
+@pytest.mark.parametrize("offset", [-2, 1, 5, 9])
+def test_a_number_means_what_a_tensor_means_beside_a_mask(
+    offset: int, device: torch.device
+) -> None:
+    """Some or all of the queries are not among the keys of the mask."""
+    alibi, mask = pe.ALiBi(2, device=device), mask_of(2, 7, device=device)
+    scores = torch.randn(2, 2, 3, 7, device=device, requires_grad=True)
+    number = alibi.softmax(scores, attention_mask=mask, query_offset=offset)
+    offsets = torch.tensor([offset, offset], device=device)
+    assert torch.equal(number, alibi.softmax(scores, attention_mask=mask, query_offset=offsets))
+    one_mask = {"attention_mask": mask[0], "query_offset": offset}
+    both = {"attention_mask": mask[:1], "query_offset": offsets}
+    assert torch.equal(alibi.softmax(scores, **one_mask), alibi.softmax(scores, **both))
+
+
 def test_documents_go_by_the_offset_beside_a_mask(device: torch.device) -> None:
     """The first document's queries see its keys, also if the last query is not at the last key."""
     alibi = pe.ALiBi(2, device=device)

@@ -415,6 +415,7 @@ def test_compiled_module_serves_every_length(options: dict) -> None:
         (ValueError, "embedding_dim: expected 0 or more, got -2", lambda e, i: pe.InputEmbedding(ROWS, -2, positions=None, scale="sqrt_dim")),
         (ValueError, "output_dim: expected 0 or more, got -2", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, output_dim=-2)),
         (ValueError, "output_dim: expected a whole number, got 2.5", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, output_dim=2.5)),
+        (ValueError, "cu_seqlens: expected none where padding is counted", lambda e, i: pe.InputEmbedding(ROWS, 4, max_positions=99, padding_idx=1, position_rule="roberta")(i[:1], cu_seqlens=torch.tensor([0, 7]))),
         (ValueError, "first_token: expected 0 or more, got -1", lambda e, i: e(i, first_token=-1)),
         (ValueError, "num_types: expected 0 or more", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, num_types=-1)),
         (ValueError, r"token: expected \[num_embeddings, embedding_dim\], got \[\]", lambda e, i: pe.functional.input_embedding(i, torch.tensor(1.0))),
