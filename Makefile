@@ -189,8 +189,9 @@ format: $(requirements_dev)
 	ruff check --fix .
 	ruff format .
 
-# The documentation site in build/docs. --strict: a broken link is an error.
+# Refreshes the generated parts of the pages, then makes the site in build/docs. --strict: a broken link is an error.
 docs: build $(requirements_dev)
+	$(python) docs/pages.py --notebooks
 	$(python) -m mkdocs build --quiet --strict
 
 demo: build $(requirements_demo)

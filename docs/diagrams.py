@@ -1,6 +1,7 @@
 """Diagrams of pairs, layouts, packed documents and a paged cache.
 
-docs/hooks.py draws them like the plots of posembed.plot. Cells are boxes of one unit; rows go down.
+docs/pictures.py saves them beside the plots of posembed.plot. Cells are boxes of one unit; rows go
+down.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes patched_models.md from patched_models.json, what the walks over three libraries found.
 
-python docs/patched_models.py > docs/guide/patched_models.md
-tests/python/support/transformers_walk.py and stacks_walk.py print the data.
+docs/pages.py calls it. tests/python/support/transformers_walk.py and stacks_walk.py print the
+data.
 """
 
 from __future__ import annotations
@@ -100,7 +100,3 @@ def page() -> str:
     parts = [HEAD, transformers(data["transformers"])]
     parts += [stack(name, data[name]) for name in TEXTS]
     return "\n".join(parts)
-
-
-if __name__ == "__main__":
-    print(page(), end="")

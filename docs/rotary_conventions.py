@@ -1,6 +1,6 @@
 """Writes rotary_conventions.md from the tables that posembed reads configurations with.
 
-python docs/rotary_conventions.py > docs/guide/rotary_conventions.md
+docs/pages.py calls it.
 """
 
 from __future__ import annotations
@@ -246,7 +246,3 @@ def page() -> str:
             gguf_section(data("gguf_architectures")),
         ]
     )
-
-
-if __name__ == "__main__":
-    print(page(), end="")

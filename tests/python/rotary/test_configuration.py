@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import runpy
 import time
 from pathlib import Path
 from typing import Any
@@ -352,12 +351,6 @@ def test_names_of_classes_take_no_time() -> None:
 def test_layer_types_are_a_list() -> None:
     with pytest.raises(ValueError, match="layer_types: expected a list, got 2"):
         pe.RotarySpec.from_huggingface({**LLAMA, "rope_theta": 1e4, "layer_types": 2})
-
-
-def test_the_page_of_conventions_is_up_to_date() -> None:
-    docs = Path(__file__).parents[3] / "docs"
-    page = runpy.run_path(str(docs / "rotary_conventions.py"))["page"]()
-    assert (docs / "guide/rotary_conventions.md").read_text(encoding="utf-8") == page
 
 
 def test_deep_values_are_refused(tmp_path: Path) -> None:
