@@ -8,13 +8,14 @@ from posembed import _library
 _library.load()
 
 # ruff: noqa: E402  (the imports below need the library)
-from posembed import _leaf, _other_names, functional, positions, pretrained, shapes, vmap
+from posembed import _leaf, _other_names, diagnosis, functional, positions, pretrained, shapes, vmap
 from posembed._build_info import build_info
 from posembed._decompositions import decompose
 from posembed._memory import empty_cache, prefer_huge_pages, set_cache_limit
 from posembed.alibi import ALiBi
 from posembed.bag import TokenBag
 from posembed.conversion import permute_rotary_weight
+from posembed.diagnosis import diagnose
 from posembed.file_table import FileTable
 from posembed.functional import check_errors
 from posembed.input import InputEmbedding
@@ -84,6 +85,8 @@ __all__ = [
     "check_errors",
     "decompose",
     "describe",
+    "diagnose",
+    "diagnosis",
     "empty_cache",
     "functional",
     "permute_rotary_weight",

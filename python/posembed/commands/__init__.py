@@ -11,13 +11,14 @@ import sys
 from collections.abc import Callable, Sequence
 
 from posembed import _library, build_info
-from posembed.commands import check, describe, diff, explain, info, plot
+from posembed.commands import check, describe, diagnose, diff, explain, golden, info, plot
 
-COMMANDS = (info, describe, explain, diff, plot, check)
+COMMANDS = (info, describe, explain, diff, diagnose, golden, plot, check)
 
 EXAMPLES = """examples:
   python -m posembed explain config.json            what a model's RoPE does to its heads
   python -m posembed describe folder > positions.json   what C++ programs read
+  python -m posembed diagnose config.json --program engine.py:rotate   what a program does wrong
   python -m posembed diff old/config.json new/      whether two models rotate alike
   python -m posembed check                          whether posembed works on this machine
 """

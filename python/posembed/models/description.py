@@ -125,7 +125,7 @@ def _input(config: Any, fields: Fields) -> Fields | None:
     return input_layer.read(fields, str(input_layer.tensors_of(config))) if has_tensors else None
 
 
-def _names_of_parts(fields: Fields) -> list[str]:
+def names_of_parts(fields: Fields) -> list[str]:
     """The names of nested configurations, except the text model, and of parts of layers."""
     if gguf.is_metadata(fields) or params.is_params(fields) or diffusers.is_configuration(fields):
         return []
@@ -144,7 +144,7 @@ def _nested(fields: Fields, before: str = "") -> list[str]:
     return found
 
 
-def _for_part(name: str, options: Fields) -> Fields:
+def for_part(name: str, options: Fields) -> Fields:
     """The caller's options that concern a part: its pairing, and a tower's base, are its own."""
     kept = ("ignore",) if parts.layer_part(name) is None else ("base", "ignore")
     return {key: options[key] for key in kept}
@@ -192,8 +192,8 @@ def describe(
     whole = _described(source, **options)
     biases, input_ = _alibi(source, fields), _input(config, fields)
     described = {
-        name: _described(source, part=name, **_for_part(name, options))
-        for name in _names_of_parts(fields)
+        name: _described(source, part=name, **for_part(name, options))
+        for name in names_of_parts(fields)
     }
     known = biases or input_ or any("refused" not in part for part in described.values())
     if "refused" in whole and not known:
