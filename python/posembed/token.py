@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypedDict, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from posembed._leaf import Leaf
 from posembed._memory import prefer_huge_pages
 from posembed._table_owner import Prefetching, TableOwner
 from posembed._validation import finite, flag, whole
+from posembed._vocabulary import Rows, change_rows, row_ids, taken
 from posembed.file_table import FileTable
 from posembed.functional import Device, Gradient, Initialization
 from posembed.functional._gate import check_tensors
@@ -460,8 +462,7 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
             >>> head
             Linear(in_features=768, out_features=30656, bias=True)
         """
-        if self.weight is None:
-            raise TypeError("weight: expected a table of numbers, got none")
+        self._check_numbers()
         num_embeddings = whole("num_embeddings", num_embeddings)
         multiple = whole("pad_to_multiple_of", pad_to_multiple_of)
         if multiple < 1:
@@ -473,34 +474,82 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         if self.padding_idx is not None and self.padding_idx >= num_embeddings:
             expected = f"expected more than padding_idx, {self.padding_idx}"
             raise ValueError(f"num_embeddings: {expected}, got {num_embeddings}")
-        if head is not None:
-            check_head(head, self.num_embeddings)
+        kept = max(0, min(num_embeddings, self.num_embeddings))
+        sources = torch.full((max(num_embeddings, 0),), -1)
+        sources[:kept] = torch.arange(kept)
 
-        def resized(rows: Tensor, how: Initialization | Tensor) -> nn.Parameter:
-            with torch.no_grad():
-                table = functional.embedding_resize(
-                    rows[:, None] if rows.dim() == 1 else rows,
-                    num_embeddings,
-                    how,
-                    covariance_scale=covariance_scale,
-                    generator=generator,
-                )
-            return nn.Parameter(table[:, 0] if rows.dim() == 1 else table, rows.requires_grad)
+        def resized(rows: Tensor, how: Initialization | Tensor) -> Tensor:
+            table = functional.embedding_resize(
+                rows[:, None] if rows.dim() == 1 else rows,
+                num_embeddings,
+                how,
+                covariance_scale=covariance_scale,
+                generator=generator,
+            )
+            return table[:, 0] if rows.dim() == 1 else table
 
-        new = {self.weight: resized(self.weight, initialization)}
-        if head is not None and head.weight is not self.weight:
-            given = isinstance(initialization, Tensor)
-            new[head.weight] = resized(head.weight, "mean" if given else initialization)
-        if head is not None and head.bias is not None:
-            new[head.bias] = resized(head.bias, "mean")
-        if optimizer is not None:
-            replace_parameters(optimizer, new)
-        if head is not None:
-            head.weight = new[head.weight]
-            head.bias = None if head.bias is None else new[head.bias]
-            head.out_features = num_embeddings
-        self.weight = new[self.weight]
-        self.num_embeddings = num_embeddings
+        def of_head(rows: Tensor) -> Tensor:
+            given = isinstance(initialization, Tensor) or rows.dim() == 1
+            return resized(rows, "mean" if given else initialization)
+
+        change_rows(
+            self, lambda rows: resized(rows, initialization), of_head, sources, head, optimizer
+        )
+
+    def select(
+        self,
+        rows: Rows,
+        *,
+        head: nn.Linear | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        """Keeps a part of the vocabulary, in place: row ``i`` becomes the row ``rows[i]``.
+
+        For a model that needs one language of many, or for a tokenizer that has the same tokens in
+        another order. ``weight`` becomes a new parameter: create the optimizer afterwards, or pass
+        it here. ``padding_idx`` follows its row.
+
+        Args:
+            rows: The ids to keep, int32 or int64 [num_embeddings] or a list, in any order; an id
+                that occurs twice has two rows.
+            head: The output layer of the vocabulary, which keeps the same rows and biases. A head
+                that shares ``weight`` shares the new one.
+            optimizer: Its references to the old parameters are replaced. It keeps its state for
+                those rows (moments, momentum).
+
+        Raises:
+            ValueError: ``rows`` is not a list or lacks ``padding_idx``, ``head`` has not one output
+                for each row, ``optimizer`` does not hold the parameters or has state that is not
+                per row, or ``weight`` is a DTensor that is sharded.
+            TypeError: ``rows`` are not integers, ``head`` is not a ``nn.Linear``, or the table is
+                not one of numbers.
+            IndexError: An id is outside the table.
+
+        Examples:
+            >>> import posembed as pe, torch
+            >>> token = pe.TokenEmbedding(10, 4, padding_idx=0)
+            >>> row = token.weight[7].clone()
+            >>> token.select([7, 3, 0])
+            >>> token
+            TokenEmbedding(3, 4, padding_idx=2)
+            >>> torch.equal(token.weight[0], row)
+            True
+        """
+        self._check_numbers()
+        ids = row_ids(rows, self.num_embeddings)
+        padding = None
+        if self.padding_idx is not None:
+            places = (ids == self.padding_idx).nonzero().flatten()
+            if places.numel() == 0:
+                raise ValueError(f"rows: expected padding_idx, {self.padding_idx}, among them")
+            padding = int(places[0])
+        select = functools.partial(taken, rows=ids)
+        change_rows(self, select, select, ids, head, optimizer)
+        self.padding_idx = padding
+
+    def _check_numbers(self) -> None:
+        if self._parameters.get("weight", self) is None:
+            raise TypeError("weight: expected a table of numbers, got none")
 
     def extra_repr(self) -> str:
         """The options, in the C++ module's format."""
@@ -568,83 +617,6 @@ def check_table_options(num_embeddings: int, padding_idx: int | None, gradient: 
         raise ValueError(f"padding_idx: expected {allowed}, got {padding_idx}")
     if gradient not in ("dense", "rows"):
         raise ValueError(f"gradient: expected 'dense' or 'rows', got {gradient!r}")
-
-
-def check_head(head: nn.Linear, num_embeddings: int) -> None:
-    """Raises an error if ``head`` is no output layer of a vocabulary of that size."""
-    if not isinstance(head, nn.Linear):
-        raise TypeError(f"head: expected a torch.nn.Linear, got a {type(head).__name__}")
-    if head.weight.shape[0] != num_embeddings:
-        expected = f"expected {num_embeddings} outputs, one for each row of the table"
-        raise ValueError(f"head: {expected}, got {head.weight.shape[0]}")
-
-
-def replace_parameters(
-    optimizer: torch.optim.Optimizer, new: Mapping[Tensor, nn.Parameter]
-) -> None:
-    """Replaces parameters by others that have another number of rows.
-
-    Raises ValueError and changes nothing if the optimizer's state is not per row.
-    """
-    groups = {p: group for group in optimizer.param_groups for p in group["params"]}
-    for old in new:
-        if old not in groups:
-            raise ValueError("optimizer: expected one that holds the table, got one that does not")
-        # LBFGS keeps one state for all parameters, under the first one.
-        owners = optimizer.state if isinstance(optimizer, torch.optim.LBFGS) else [old]
-        for owner in owners:
-            _check_rows(optimizer, optimizer.state.get(owner, {}), old.shape)
-    for group in optimizer.param_groups:
-        group["params"][:] = [new.get(parameter, parameter) for parameter in group["params"]]
-    for old, replacement in new.items():
-        if old not in optimizer.state:
-            continue
-        state = optimizer.state.pop(old)
-        optimizer.state[replacement] = {
-            name: _with_rows(value, replacement.shape[0], _initial(optimizer, name, groups[old]))
-            if isinstance(value, Tensor) and value.dim() > 0
-            else value
-            for name, value in state.items()
-        }
-
-
-def _check_rows(optimizer: torch.optim.Optimizer, state: Any, shape: torch.Size) -> None:
-    """Raises ValueError for state that is neither a number nor per row of the table."""
-    for name, value in state.items():
-        if isinstance(value, Tensor):
-            known = value.dim() == 0 or value.shape == shape
-        else:
-            known = value is None or isinstance(value, (int, float, str))
-        if not known:
-            found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(
-                f"optimizer: expected a state of numbers and tensors of shape {list(shape)}, got "
-                f"{type(optimizer).__name__} with {name!r} of {found}"
-            )
-
-
-def _initial(optimizer: torch.optim.Optimizer, name: str, group: dict[str, Any]) -> float:
-    """The initial value of an optimizer's state: zero, except Rprop's step."""
-    steps = isinstance(optimizer, torch.optim.Rprop) and name == "step_size"
-    return float(group["lr"]) if steps else 0.0
-
-
-def _with_rows(state: Tensor, rows: int, initial: float) -> Tensor:
-    """Resizes an optimizer's state for a table: the remaining rows, then new ones."""
-    kept = min(rows, state.shape[0])
-    if state.is_sparse:
-        state = state.coalesce()
-        stays = state.indices()[0] < kept
-        return torch.sparse_coo_tensor(
-            state.indices()[:, stays],
-            state.values()[stays],
-            (rows, *state.shape[1:]),
-            check_invariants=False,  # they are valid
-            is_coalesced=True,
-        )
-    result = state.new_full((rows, *state.shape[1:]), initial)
-    result[:kept] = state[:kept]
-    return result
 
 
 def scale_number(scale: float | str, embedding_dim: int) -> float:
