@@ -113,7 +113,8 @@ def replace_parameters(
         for owner in owners:
             _check_state(optimizer, optimizer.state.get(owner, {}), old.shape)
     for group in optimizer.param_groups:
-        group["params"][:] = [new.get(parameter, parameter) for parameter in group["params"]]
+        # Each once: trained_rows.py may give back a table that the optimizer still holds.
+        group["params"][:] = dict.fromkeys(new.get(each, each) for each in group["params"])
     for old, replacement in new.items():
         if old not in optimizer.state:
             continue

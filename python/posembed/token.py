@@ -24,7 +24,7 @@ from posembed.functional import Device, Gradient, Initialization
 from posembed.functional._gate import check_tensors
 from posembed.functional._token import looked_up, padding_row
 from posembed.quantized import QuantizedTable
-from posembed.sharding import is_sharded, zero_row
+from posembed.sharding import PLAIN, is_sharded, zero_row
 from posembed.tables import Table
 
 # How from_file keeps a table: as numbers, as codes, or in the file.
@@ -407,6 +407,54 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
             ids, weight, padding, self.scale, self.scale_grad_by_freq, -1, self.gradient
         )
 
+    def with_embeddings(self, ids: Tensor, features: Tensor, mask: Tensor) -> Tensor:
+        """Looks up ids, and puts features in the places of a mask: those of images among tokens.
+
+        Every row of the result is written once. The number of features is checked.
+
+        Args:
+            ids: int32 or int64 [...]. Those in places of the mask are not read.
+            features: Floating-point [features, embedding_dim] in the dtype of the table, under
+                autocast in any. They are not scaled, as in transformers.
+            mask: bool, like ids: the places of the features, in order.
+
+        Returns:
+            [..., embedding_dim] in the dtype of the table. Gradients flow to table and features.
+
+        Raises:
+            ValueError: Shapes are incompatible, or there are more or fewer features than places (on
+                CUDA a later call raises IndexError for that), or the module has ``max_norm`` or
+                ``scale_grad_by_freq``.
+            TypeError: A dtype is not supported.
+            IndexError: An id is outside the table.
+
+        Examples:
+            >>> import torch, posembed as pe
+            >>> token = pe.TokenEmbedding(100, 8)
+            >>> ids, image = torch.tensor([[5, -1, -1, 7]]), torch.randn(2, 8)
+            >>> x = token.with_embeddings(ids, image, ids == -1)
+            >>> torch.equal(x[0, 1:3], image)
+            True
+        """
+        check_mask(ids, mask)
+        for name in ("max_norm", "scale_grad_by_freq"):
+            if value := getattr(self, name):
+                raise ValueError(f"{name}: expected none beside features, got {value}")
+        weight: Any = self._parameters.get("weight")
+        if type(weight) not in PLAIN or self._forward_hooks or self._forward_pre_hooks:
+            return among(self(ids.masked_fill(mask, 0)), features, mask)
+        if self.on_host:
+            weight = self.near("weight", ids)
+        return functional.embedding_with_features(
+            ids,
+            weight,
+            in_autocast(features, weight),
+            mask,
+            padding_idx=self.padding_idx,
+            scale=self.scale,
+            gradient=self.gradient,
+        )
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Uses the table as a tied output head: [..., embedding_dim] -> [..., num_embeddings].
 
@@ -547,6 +595,67 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         change_rows(self, select, select, ids, head, optimizer)
         self.padding_idx = padding
 
+    def train_rows(
+        self, rows: Rows | None, *, optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        """From now on only these rows learn, those of new tokens say; others keep their bits.
+
+        The rows become a parameter of their own, ``trained`` [rows, embedding_dim], so an optimizer
+        changes no other row, not by weight decay either, and keeps state for these rows alone.
+        ``weight`` still is the whole table, with the learned values, but frozen; so is the table in
+        a ``state_dict``. :meth:`logits` trains the same rows; a ``nn.Linear`` that shares
+        ``weight`` does not. Create the optimizer afterwards, or pass it here.
+
+        Args:
+            rows: Ids, int32 or int64 [rows] or a list; ``padding_idx`` never learns. None: all rows
+                learn again, in ``weight``.
+            optimizer: Its reference to the table, or to ``trained``, is replaced, and its state for
+                rows that go on learning is kept.
+
+        Raises:
+            ValueError: The module has ``max_norm`` or ``scale_grad_by_freq`` or is on the host,
+                ``optimizer`` does not hold the table, or ``weight`` is a DTensor: call this before
+                the table is sharded.
+            TypeError: ``rows`` are not integers, or the module is a subclass or has codes.
+            IndexError: An id is outside the table.
+
+        Examples:
+            >>> import posembed as pe, torch
+            >>> token = pe.TokenEmbedding(10, 4)
+            >>> token.resize(12)
+            >>> token.train_rows(range(10, 12))
+            >>> optimizer = torch.optim.AdamW(token.parameters(), weight_decay=0.1)
+            >>> before = token.weight.clone()
+            >>> token(torch.arange(12)).square().sum().backward()
+            >>> optimizer.step()
+            >>> (token.weight == before).all(1).tolist() == [True] * 10 + [False] * 2
+            True
+        """
+        from posembed import trained_rows
+
+        trained_rows.train_rows(self, rows, optimizer)
+
+    def freeze_rows(self, rows: Rows, *, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """From now on these rows do not learn; :meth:`train_rows` of all others.
+
+        Args:
+            rows: Ids, int32 or int64 [rows] or a list.
+            optimizer: As for :meth:`train_rows`.
+
+        Raises:
+            ValueError, TypeError, IndexError: As :meth:`train_rows`.
+
+        Examples:
+            >>> import posembed as pe, torch
+            >>> token = pe.TokenEmbedding(10, 4)
+            >>> token.freeze_rows(range(8))
+            >>> token.trained.shape
+            torch.Size([2, 4])
+        """
+        learns = torch.ones(self.num_embeddings, dtype=torch.bool)
+        learns[row_ids(rows, self.num_embeddings)] = False
+        self.train_rows(learns.nonzero().flatten(), optimizer=optimizer)
+
     def _check_numbers(self) -> None:
         if self._parameters.get("weight", self) is None:
             raise TypeError("weight: expected a table of numbers, got none")
@@ -569,13 +678,37 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         return ", ".join(parts)
 
 
+def check_mask(ids: Tensor, mask: Tensor) -> None:
+    """Raises an error unless ``mask`` has the places of features among ids."""
+    check_tensors(ids=ids, mask=mask)
+    if mask.dtype != torch.bool:
+        raise TypeError(f"mask: expected bool, got {mask.dtype}")
+    if mask.shape != ids.shape:
+        expected, found = list(ids.shape), list(mask.shape)
+        raise ValueError(f"mask: expected the shape of ids, {expected}, got {found}")
+
+
+def in_autocast(features: Tensor, table: Tensor) -> Tensor:
+    """Features in the dtype of a table, which autocast may have changed; otherwise as they are."""
+    check_tensors(features=features)
+    autocast = torch.is_autocast_enabled(table.device.type)
+    return features.to(table.dtype) if autocast else features
+
+
+def among(rows: Tensor, features: Tensor, mask: Tensor) -> Tensor:
+    """Rows [..., embedding_dim] with features in the places of a mask [...]."""
+    table = rows.flatten(0, mask.dim() - 1).flatten(1)  # a row for each token
+    ids = torch.arange(mask.numel(), device=mask.device).view(mask.shape)
+    return functional.embedding_with_features(ids, table, in_autocast(features, table), mask)
+
+
 @torch.fx.wrap
 def tied_logits(token: TokenEmbedding, hidden: Tensor) -> Tensor:
     """:meth:`TokenEmbedding.logits` as a function, so that torch.fx keeps the call."""
     if token.weight is None:
         raise TypeError("weight: expected a table of numbers, got none: table.dequantize() it")
     if not token.weight.is_meta or hidden.is_meta:
-        return _product(hidden, token.weight)
+        return product(hidden, token.weight)
     # accelerate has offloaded the table, and its hook loads it only for calls of the module.
     hook: Any = getattr(token, "_hf_hook", None)
     if hook is None:
@@ -583,10 +716,10 @@ def tied_logits(token: TokenEmbedding, hidden: Tensor) -> Tensor:
             f"weight: expected it on {hidden.device}, got the meta device: load the table first"
         )
     (hidden,), _ = hook.pre_forward(token, hidden)
-    return hook.post_forward(token, _product(hidden, token.weight))  # type: ignore[no-any-return]
+    return hook.post_forward(token, product(hidden, token.weight))  # type: ignore[no-any-return]
 
 
-def _product(hidden: Tensor, weight: Tensor) -> Tensor:
+def product(hidden: Tensor, weight: Tensor) -> Tensor:
     """``hidden`` [..., embedding_dim] times a table; checks width and dtype first."""
     check_tensors(hidden=hidden)
     width = weight.shape[1]
