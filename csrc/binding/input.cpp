@@ -77,7 +77,12 @@ const Binding binding_of_input([](py::module_& module) {
            py::arg("positions") = py::none(), py::arg("types") = py::none(),
            py::arg("inputs_embeds") = py::none(), py::arg("offset") = 0,
            py::arg("attention_mask") = py::none(), py::arg("seed") = py::none(),
-           py::arg("first_token") = 0, py::arg("cu_seqlens") = py::none(), without_gil());
+           py::arg("first_token") = 0, py::arg("cu_seqlens") = py::none(), without_gil())
+      .def(
+          "with_embeddings",
+          [](InputEmbeddingImpl& self, const torch::Tensor& ids, const torch::Tensor& features,
+             const torch::Tensor& mask) { return self.with_embeddings(ids, features, mask); },
+          py::arg("ids"), py::arg("features"), py::arg("mask"), without_gil());
 });
 
 }  // namespace posembed::binding

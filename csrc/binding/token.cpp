@@ -68,6 +68,21 @@ const Binding binding_of_token([](py::module_& module) {
       .def("resize", &resize, py::arg("num_embeddings"), py::arg("initialization") = "mean",
            py::kw_only(), py::arg("pad_to_multiple_of") = 1, py::arg("covariance_scale") = 1e-9,
            py::arg("generator") = py::none(), without_gil())
+      .def(
+          "select", [](TokenEmbeddingImpl& self, const torch::Tensor& rows) { self.select(rows); },
+          py::arg("rows"), without_gil())
+      .def(
+          "train_rows",
+          [](TokenEmbeddingImpl& self, const std::optional<torch::Tensor>& rows) {
+            self.train_rows(rows);
+          },
+          py::arg("rows") = py::none(), without_gil())
+      .def(
+          "freeze_rows",
+          [](TokenEmbeddingImpl& self, const torch::Tensor& rows) { self.freeze_rows(rows); },
+          py::arg("rows"), without_gil())
+      .def("with_embeddings", &TokenEmbeddingImpl::with_embeddings, py::arg("ids"),
+           py::arg("features"), py::arg("mask"), without_gil())
       .def("quantize", &TokenEmbeddingImpl::quantize, py::arg("format") = "float8",
            py::arg("block") = 0, without_gil())
       .def("memory", &TokenEmbeddingImpl::memory)

@@ -243,11 +243,10 @@ torch::Tensor InputEmbeddingImpl::forward(const torch::Tensor& ids, const InputC
   in.scale(token->options.scale())
       .padding_idx(token->options.padding_idx().value_or(-1))
       .gradient(token->options.gradient());
-  if (options.token_dim().has_value()) {
-    take_rows(
-        in, projection->forward(inputs_embeds.has_value() ? *inputs_embeds : token->forward(ids)));
-  } else if (inputs_embeds.has_value()) {
-    take_rows(in, *inputs_embeds);
+  const bool projects = options.token_dim().has_value();
+  if (projects || inputs_embeds.has_value() || token->trained.defined()) {
+    const torch::Tensor rows = inputs_embeds.has_value() ? *inputs_embeds : token->forward(ids);
+    take_rows(in, projects ? projection->forward(rows) : rows);
   }
   const bool known = ids.defined();
   in.positions(count_positions(known ? ids : in.ids, known, call)).types(call.types());
@@ -270,6 +269,20 @@ torch::Tensor InputEmbeddingImpl::forward(const torch::Tensor& ids, const InputC
   }
   const torch::Tensor result = input::input_embedding(in);
   return options.output_dim().has_value() ? projection->forward(result) : result;
+}
+
+torch::Tensor InputEmbeddingImpl::with_embeddings(const torch::Tensor& ids,
+                                                  const torch::Tensor& features,
+                                                  const torch::Tensor& mask,
+                                                  const InputCall& call) {
+  TORCH_CHECK_VALUE(!call.inputs_embeds().has_value(), "inputs_embeds: expected none beside ids");
+  InputCall counted = call;
+  counted.inputs_embeds(token->with_embeddings(ids, features, mask));
+  if (options.position_rule() == PositionRule::roberta && !call.positions().has_value()) {
+    const torch::Tensor tokens = ids.masked_fill(mask, first_row_of(options));  // never padding
+    counted.positions(count_positions(tokens, /*known=*/true, call)).offset(0);
+  }
+  return forward({}, counted);
 }
 
 }  // namespace posembed

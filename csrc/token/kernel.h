@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "core/cpu_kernel.h"
 #include "core/cuda_launch.h"
@@ -13,6 +14,9 @@
 #include "core/span.h"
 
 namespace posembed::token {
+
+/// The id of a row that another call writes.
+inline constexpr int64_t hole = std::numeric_limits<int64_t>::min();
 
 /// out[index] = scale * weight[ids[index] + first_row], or zeros if there is no such row. first_row
 /// is positive for learned positions, negative for a part of a vocabulary.
@@ -29,6 +33,7 @@ struct GatherArguments {
   double scale = 1.0;
   core::DeviceError* error = nullptr;  // CUDA: records ids outside; nullptr: not recorded
   core::ErrorKind kind = core::ErrorKind::token_id;
+  bool has_holes = false;  // the rows of ids that are `hole` stay as they are
 };
 
 /// Gathers the rows of ids [begin, end).

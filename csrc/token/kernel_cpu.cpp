@@ -16,11 +16,11 @@ void gather_range(const GatherArguments& a, Move move, int64_t begin, int64_t en
   RowMover<T, streaming, Move> mover(a.embedding_dim, move);
   T* out = static_cast<T*>(a.out) + begin * a.embedding_dim;
   for (int64_t index = begin; index < end; ++index, out += a.embedding_dim) {
-    const uint64_t row =
-        static_cast<uint64_t>(read(a.ids, index)) + static_cast<uint64_t>(a.first_row);
+    const int64_t id = read(a.ids, index);
+    const uint64_t row = static_cast<uint64_t>(id) + static_cast<uint64_t>(a.first_row);
     if (row < static_cast<uint64_t>(a.rows)) {
       mover.add(static_cast<const T*>(a.weight) + static_cast<int64_t>(row) * a.weight_stride, out);
-    } else {
+    } else if (!a.has_holes || id != hole) {
       fill_with_zeros<streaming>(out, a.embedding_dim);
     }
   }

@@ -76,6 +76,7 @@ __global__ void __launch_bounds__(threads) gather_kernel(GatherArguments a, Warp
   }
   Vector<T, width> vectors[gather_vectors] = {};
   bool valid[gather_vectors];
+  const auto is_hole = [&](int i) { return a.has_holes && ids[i] == hole; };
 #pragma unroll
   for (int i = 0; i < gather_vectors; ++i) {
     valid[i] = false;
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(threads) gather_kernel(GatherArguments a, Warp
       const T* data =
           static_cast<const T*>(a.weight) + static_cast<int64_t>(from) * a.weight_stride;
       vectors[i] = *reinterpret_cast<const Vector<T, width>*>(data + column);
-    } else if (column == 0) {
+    } else if (column == 0 && !is_hole(i)) {
       record_error(a.error, a.kind, ids[i], index, a.rows - a.first_row);
     }
   }
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(threads) gather_kernel(GatherArguments a, Warp
 #pragma unroll
   for (int i = 0; i < gather_vectors; ++i) {
     const int64_t index = index_of(i), column = column_of(i);
-    if (index >= a.count || column >= a.embedding_dim) continue;
+    if (index >= a.count || column >= a.embedding_dim || is_hole(i)) continue;
     if (valid[i] && scale != 1) {
 #pragma unroll
       for (T& value : vectors[i].values) store(load(value) * scale, &value);

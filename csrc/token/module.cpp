@@ -1,5 +1,6 @@
 // TokenEmbedding and functional::embedding: thin wrappers around the operators.
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/embedding_renorm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/where.h>
@@ -57,12 +58,28 @@ torch::Tensor functional::embedding(const torch::Tensor& ids, const torch::Tenso
                           posembed::name(call.gradient()));
 }
 
+torch::Tensor functional::embedding_with_features(const torch::Tensor& ids,
+                                                  const torch::Tensor& weight,
+                                                  const torch::Tensor& features,
+                                                  const torch::Tensor& places,
+                                                  const EmbeddingCall& call) {
+  TORCH_CHECK_VALUE(!call.scale_grad_by_freq() && !call.vocabulary_start().has_value(),
+                    "call: expected neither scale_grad_by_freq nor vocabulary_start");
+  return token::embedding_with_features(
+      weight, features, {ids, places, call.padding_idx().value_or(-1), call.scale()},
+      posembed::name(call.gradient()));
+}
+
 TokenEmbeddingImpl::TokenEmbeddingImpl(TokenOptions options_) : options(std::move(options_)) {
   TokenEmbeddingImpl::reset();
 }
 
 void TokenEmbeddingImpl::reset() {
   check(options);
+  if (trained_rows.defined()) {  // of a clone
+    trained_rows = register_buffer("trained_rows", trained_rows.clone());
+  }
+  if (trained.defined()) trained = register_parameter("trained", trained.detach().clone());
   if (table.is_empty()) {
     token::reset_table(*this);
   } else {
@@ -73,6 +90,8 @@ void TokenEmbeddingImpl::reset() {
 void TokenEmbeddingImpl::quantize(const std::string& format, int64_t block) {
   TORCH_CHECK_VALUE(!options.max_norm().has_value(), "max_norm: expected none for a frozen table, ",
                     "got ", *options.max_norm());
+  TORCH_CHECK_VALUE(!trained.defined(), "weight: expected a frozen table, got one of which ",
+                    trained_rows.numel(), " rows learn: call train_rows first");
   table = register_module("table", token::codes_of(*this, format, block));
   parameters_.erase("weight");
   weight = torch::Tensor();
@@ -95,6 +114,11 @@ void TokenEmbeddingImpl::pretty_print(std::ostream& stream) const {
 
 torch::Tensor TokenEmbeddingImpl::forward(const torch::Tensor& ids) {
   if (!table.is_empty()) return table->forward(ids, options.scale());
+  if (trained.defined()) {
+    const torch::Tensor learned = options.scale() == 1.0 ? trained : trained * options.scale();
+    return token::embedding_with_features(
+        weight, learned, {ids, token::places_in(trained_rows, ids), -1, options.scale()}, "dense");
+  }
   if (options.max_norm().has_value()) {
     const torch::NoGradGuard no_grad;
     torch::Tensor table = weight.detach();
@@ -111,6 +135,27 @@ torch::Tensor TokenEmbeddingImpl::forward(const torch::Tensor& ids) {
       posembed::name(options.gradient()));
 }
 
+torch::Tensor TokenEmbeddingImpl::with_embeddings(const torch::Tensor& ids,
+                                                  const torch::Tensor& features,
+                                                  const torch::Tensor& mask) {
+  const bool autocast = at::autocast::is_autocast_enabled(ids.device().type());
+  const auto cast = [&](const torch::Tensor& rows) {
+    return autocast ? features.to(rows.scalar_type()) : features;
+  };
+  TORCH_CHECK_TYPE(mask.scalar_type() == at::kBool, "mask: expected bool, got ",
+                   dispatcher::dtype_name(mask.scalar_type()));
+  dispatcher::check_same_shape(mask, "mask", ids, "ids");
+  if (table.is_empty() && !trained.defined() && !options.max_norm().has_value()) {
+    return token::embedding_with_features(
+        weight, cast(weight), {ids, mask, options.padding_idx().value_or(-1), options.scale()},
+        posembed::name(options.gradient()));
+  }
+  // Such tables have look-ups of their own, whose rows are a table for the features.
+  const torch::Tensor rows = forward(ids.masked_fill(mask, 0)).flatten(0, -2);
+  const torch::Tensor own = at::arange(ids.numel(), ids.options().dtype(at::kLong)).view_as(ids);
+  return token::embedding_with_features(rows, cast(rows), {own, mask}, "dense");
+}
+
 torch::Tensor TokenEmbeddingImpl::logits(const torch::Tensor& hidden) {
   TORCH_CHECK_TYPE(weight.defined(),
                    "weight: expected a table of numbers, got none: ", "table->dequantize() it");
@@ -120,7 +165,9 @@ torch::Tensor TokenEmbeddingImpl::logits(const torch::Tensor& hidden) {
   if (!at::autocast::is_autocast_enabled(hidden.device().type())) {
     dispatcher::check_same_dtype(hidden, "hidden", weight, "weight");
   }
-  return at::linear(hidden, weight);
+  torch::Tensor scores = at::linear(hidden, weight);
+  if (!trained.defined()) return scores;
+  return scores.index_copy_(-1, trained_rows, at::linear(hidden, trained));
 }
 
 TokenEmbedding TokenEmbedding::from_pretrained(const torch::Tensor& weight, bool freeze,

@@ -267,6 +267,7 @@ void gather(const Tensor& weight, const Tensor& ids, const Lookup& lookup, const
   arguments.first_row = lookup.first_row;
   arguments.scale = lookup.scale;
   arguments.kind = lookup.kind;
+  arguments.has_holes = lookup.has_holes;
   if (!lookup.partial) arguments.error = dispatcher::device_error(weight.device());
   dispatcher::launch(arguments, weight, arguments.count,
                      2 * arguments.embedding_dim * core::size_of(arguments.scalar), gather_cpu,

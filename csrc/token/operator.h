@@ -62,6 +62,24 @@ inline const dispatcher::Operator<Tensor(const Tensor&, c10::SymInt), Ids> embed
 inline const dispatcher::Operator<std::tuple<Tensor, Tensor>(const Tensor&, c10::SymInt), Ids>
     embedding_backward_rows{"embedding_backward_rows"};
 
+/// Arguments of embedding_with_features after the tables, in the order of its schema.
+struct Places {
+  Tensor ids;     // int [...]
+  Tensor places;  // bool [...]: rows of features in order; or int [...]: such rows, or -1
+  int64_t padding_idx = -1;  // the id whose row gets no gradient; -1: none
+  double scale = 1.0;        // multiplies the table's rows
+
+  POSEMBED_FIELDS(self.ids, self.places, self.padding_idx, self.scale)
+};
+
+/// Rows of a table, and of features in some places: weight, features; the last argument is the form
+/// of the table's gradient.
+inline const dispatcher::Operator<Tensor(const Tensor&, const Tensor&), Places, Text>
+    embedding_with_features{"embedding_with_features"};
+
+/// Where `rows` [rows], ascending, has each of `ids`: int64 [...]; -1: nowhere.
+Tensor places_in(const Tensor& rows, const Tensor& ids);
+
 /// Arguments of embedding_quantized after the codes and scales, in the order of its schema.
 struct Codes {
   Tensor ids;                           // int [...]
@@ -135,7 +153,8 @@ struct Lookup {
   int64_t first_row = 0;
   double scale = 1.0;
   core::ErrorKind kind = core::ErrorKind::token_id;
-  bool partial = false;  // part of a vocabulary, where an index outside is not an error
+  bool partial = false;    // part of a vocabulary, where an index outside is not an error
+  bool has_holes = false;  // rows of indices that are `hole` (kernel.h) are left as they are
 };
 
 /// Writes weight[ids + first_row] * scale to `out`, on any device; zeros for an index outside,

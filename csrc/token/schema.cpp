@@ -13,6 +13,15 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
   define(m, "embedding_backward(" + backward + ") -> Tensor");
   define(m, "embedding_backward_rows(" + backward + ") -> (Tensor, Tensor)");
   define(m,
+         "embedding_with_features("
+         "Tensor weight, "
+         "Tensor features, "
+         "Tensor ids, "
+         "Tensor places, "
+         "int padding_idx=-1, "
+         "float scale=1.0, "
+         "str gradient=\"dense\") -> Tensor");
+  define(m,
          "embedding_quantized("
          "Tensor codes, "
          "Tensor scales, "

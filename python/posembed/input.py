@@ -19,7 +19,7 @@ from posembed.functional._offset import positions_from
 from posembed.functional._options import is_wrapper
 from posembed.learned import LearnedPositionalEmbedding
 from posembed.sinusoidal import SinusoidalPositionalEmbedding
-from posembed.token import TokenEmbedding, check_sizes, scale_number
+from posembed.token import TokenEmbedding, among, check_mask, check_sizes, scale_number
 
 Position = LearnedPositionalEmbedding | SinusoidalPositionalEmbedding
 PositionRule = Literal["consecutive", "roberta", "opt"]
@@ -244,6 +244,48 @@ class InputEmbedding(Leaf, nn.Module):
         if self.projection is None or self.token_dim is not None:
             return result
         return self.projection(result)  # type: ignore[no-any-return]
+
+    def with_embeddings(
+        self, ids: Tensor, features: Tensor, mask: Tensor, **options: Any
+    ) -> Tensor:
+        """Embeds ids, with features in the places of a mask instead of token rows.
+
+        The features are those of images among the tokens of a text. They take the places of scaled
+        token rows, as ``inputs_embeds`` do.
+
+        Args:
+            ids: int32 or int64 [batch, seq]. Those in places of the mask are not read.
+            features: Floating-point [features, embedding_dim] or [features, token_dim], in the
+                dtype of the tables, under autocast in any.
+            mask: bool [batch, seq]: the places of the features, in order.
+            options: Of ``forward``: positions, types and so on.
+
+        Returns:
+            [batch, seq, embedding_dim], or [batch, seq, output_dim].
+
+        Raises:
+            ValueError, TypeError, IndexError: As ``forward`` and
+                :meth:`TokenEmbedding.with_embeddings`, which counts the features.
+
+        Examples:
+            >>> import torch, posembed as pe
+            >>> embed = pe.InputEmbedding(100, 8, positions=None, norm="rms")
+            >>> ids, image = torch.tensor([[5, -1, -1, 7]]), torch.randn(2, 8)
+            >>> embed.with_embeddings(ids, image, ids == -1).shape
+            torch.Size([1, 4, 8])
+        """
+        if isinstance(self.token, TokenEmbedding):
+            rows = self.token.with_embeddings(ids, features, mask)
+        else:
+            check_mask(ids, mask)
+            rows = among(self.token(ids.masked_fill(mask, 0)), features, mask)
+        given = options.keys() & {"positions", "position_ids"}
+        if self.position_rule == "roberta" and not any(options[name] is not None for name in given):
+            tokens = ids.masked_fill(mask, self._first_row())  # never padding
+            options["positions"] = functional.roberta_positions(
+                tokens, self._first_row() - 1, past_length=options.pop("offset", 0)
+            )
+        return self(inputs_embeds=rows, **options)  # type: ignore[no-any-return]
 
     @property
     def num_embeddings(self) -> int:

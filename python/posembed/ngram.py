@@ -184,8 +184,8 @@ class NgramSpec:
         """The spec of a layer of DeepSeek's Engram, as its published program derives it.
 
         Engram hashes ids of a compressed vocabulary, in which tokens that look alike share one:
-        look them up in the model's map first. Needs numpy, whose random numbers are the
-        multipliers.
+        look them up in :meth:`compressed_vocabulary` first. Needs numpy, whose random numbers are
+        the multipliers.
 
         Args:
             vocab_size: Ids of the compressed vocabulary.
@@ -212,6 +212,49 @@ class NgramSpec:
         draws = random.integers(low=0, high=bound, size=ngram_size, dtype=np.int64)
         moduli = _primes(ngram_size, heads, rows, list(layers).index(layer))
         return cls((2 * draws + 1).tolist(), moduli, padding=padding, boundary=boundary)
+
+    @staticmethod
+    def compressed_vocabulary(tokenizer: Any) -> Tensor:
+        """The compressed id of each token, which Engram hashes: tokens that look alike share one.
+
+        Alike are tokens whose texts differ in case, accents, compatible forms or white space around
+        them. ``spec.engram`` takes the number of ids, and ``NgramEmbedding`` the ids
+        ``map[input_ids]``. Source: DeepSeek's engram_demo_v1.py. Needs the tokenizers package.
+
+        Args:
+            tokenizer: One of transformers or tokenizers.
+
+        Returns:
+            int64 [tokens of the tokenizer], from 0 in the order in which they first occur.
+
+        Examples:
+            >>> import posembed as pe
+            >>> from tokenizers import Tokenizer, models
+            >>> words = {"The": 0, "cat": 1, "the": 2, "Cat ": 3, " ": 4}
+            >>> pe.NgramSpec.compressed_vocabulary(Tokenizer(models.WordLevel(words)))
+            tensor([0, 1, 0, 1, 2])
+        """
+        from tokenizers import Regex, normalizers
+
+        steps = (normalizers.NFKC, normalizers.NFD, normalizers.StripAccents, normalizers.Lowercase)
+        spaces = normalizers.Replace(Regex(r"[ \t\r\n]+"), " ")
+        alike = normalizers.Sequence([*(step() for step in steps), spaces])
+        strip = normalizers.Strip()
+        ours = hasattr(tokenizer, "id_to_token")
+        name = tokenizer.id_to_token if ours else tokenizer.convert_ids_to_tokens
+        known: dict[str, int] = {}
+
+        def key(token: int) -> str:
+            text = tokenizer.decode([token], skip_special_tokens=False)
+            if "\ufffd" in text:  # a part of a character
+                return str(name(token))
+            seen = alike.normalize_str(text)
+            if seen != " ":  # white space alone is a text too, for which U+E000 stands there
+                seen = strip.normalize_str(seen).replace("\ue000", " ")
+            return seen or text
+
+        count = tokenizer.get_vocab_size() if ours else len(tokenizer)
+        return torch.tensor([known.setdefault(key(token), len(known)) for token in range(count)])
 
     @classmethod
     def blt(
@@ -632,6 +675,11 @@ class PerLayerEmbedding(TokenEmbedding):
             weight = self.near("weight", ids)
         columns = weight.narrow(1, index * self.layer_dim, self.layer_dim)
         return looked_up(ids, columns, -1, self.scale, False, -1, "dense")
+
+    def with_embeddings(self, ids: Tensor, features: Tensor, mask: Tensor) -> Tensor:
+        """All layers' rows, with features [features, num_layers * layer_dim] among them."""
+        rows = super().with_embeddings(ids, features, mask)
+        return rows.view(*ids.shape, self.num_layers, self.layer_dim)
 
     def extra_repr(self) -> str:
         """The options, in the C++ module's format."""

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import gzip
 import os
+import shutil
+import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
@@ -123,6 +127,34 @@ class Skipped:
     rows: list[SkippedRow]
 
 
+@contextmanager
+def unpacked(path: str | bytes | os.PathLike[str]) -> Iterator[str | bytes | os.PathLike[str]]:
+    """The path of a file; of a gzip archive, that of a temporary file with what it holds.
+
+    Raises:
+        FileFormatError: The archive is malformed.
+    """
+    # Other kinds of files, such as pipes, are refused where they are opened.
+    if not os.path.isfile(path):
+        yield path
+        return
+    with open(path, "rb") as packed:
+        if packed.read(2) != b"\x1f\x8b":
+            yield path
+            return
+        packed.seek(0)
+        with tempfile.TemporaryDirectory(prefix="posembed-") as folder:
+            name = os.path.basename(os.fsdecode(path)).removesuffix(".gz")
+            found = os.path.join(folder, name)
+            try:
+                with open(found, "wb") as file:
+                    shutil.copyfileobj(gzip.GzipFile(fileobj=packed), file, 1 << 20)
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                reason = f"a gzip archive that is malformed: {error}"
+                raise FileFormatError(os.fsdecode(path), 0, reason) from None
+            yield found
+
+
 def distinct_of(words: list[str], others: Mapping[str, str]) -> list[str]:
     """The words by which rows are read, if they are not ``words`` themselves."""
     return [*dict.fromkeys(others.get(word, word) for word in words)] if others else []
@@ -158,8 +190,9 @@ class VectorFile:
         given = [] if words is None else words_of(words, "words", may_share=True)
         self._first = first_words(words, given)
         strict = unicode_errors == "strict"
-        self._file: _C.OpenFile = bindings().open_vectors(path, given, strict, on_bad_row)
-        self._size = os.path.getsize(path)  # read now: the file may be moved while it is in use
+        with unpacked(path) as found:
+            self._file: _C.OpenFile = bindings().open_vectors(found, given, strict, on_bad_row)
+            self._size = os.path.getsize(found)  # now: the file may be moved while it is in use
 
     @property
     def format(self) -> Format:
@@ -392,7 +425,8 @@ def open_vectors(
     r"""Opens a file of vectors, or the index (.json) of sharded safetensors.
 
     Args:
-        path: The file.
+        path: The file. A gzip archive of one is unpacked to a temporary file, which is removed with
+            the result; errors of its text have the name without ".gz".
         words: The word of each row, for safetensors, which store no words: the model's tokenizer or
             its vocabulary. Rows can then be selected by word. In a mapping, words may share a row.
         unicode_errors: For words that are not valid UTF-8: "strict" raises, "replace" replaces

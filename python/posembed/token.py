@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypedDict, TypeVar
 
 import torch
@@ -17,12 +18,13 @@ from posembed._leaf import Leaf
 from posembed._memory import prefer_huge_pages
 from posembed._table_owner import Prefetching, TableOwner
 from posembed._validation import finite, flag, whole
+from posembed._vocabulary import Rows, change_rows, row_ids, taken
 from posembed.file_table import FileTable
 from posembed.functional import Device, Gradient, Initialization
 from posembed.functional._gate import check_tensors
 from posembed.functional._token import looked_up, padding_row
 from posembed.quantized import QuantizedTable
-from posembed.sharding import is_sharded, zero_row
+from posembed.sharding import PLAIN, is_sharded, zero_row
 from posembed.tables import Table
 
 # How from_file keeps a table: as numbers, as codes, or in the file.
@@ -405,6 +407,54 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
             ids, weight, padding, self.scale, self.scale_grad_by_freq, -1, self.gradient
         )
 
+    def with_embeddings(self, ids: Tensor, features: Tensor, mask: Tensor) -> Tensor:
+        """Looks up ids, and puts features in the places of a mask: those of images among tokens.
+
+        Every row of the result is written once. The number of features is checked.
+
+        Args:
+            ids: int32 or int64 [...]. Those in places of the mask are not read.
+            features: Floating-point [features, embedding_dim] in the dtype of the table, under
+                autocast in any. They are not scaled, as in transformers.
+            mask: bool, like ids: the places of the features, in order.
+
+        Returns:
+            [..., embedding_dim] in the dtype of the table. Gradients flow to table and features.
+
+        Raises:
+            ValueError: Shapes are incompatible, or there are more or fewer features than places (on
+                CUDA a later call raises IndexError for that), or the module has ``max_norm`` or
+                ``scale_grad_by_freq``.
+            TypeError: A dtype is not supported.
+            IndexError: An id is outside the table.
+
+        Examples:
+            >>> import torch, posembed as pe
+            >>> token = pe.TokenEmbedding(100, 8)
+            >>> ids, image = torch.tensor([[5, -1, -1, 7]]), torch.randn(2, 8)
+            >>> x = token.with_embeddings(ids, image, ids == -1)
+            >>> torch.equal(x[0, 1:3], image)
+            True
+        """
+        check_mask(ids, mask)
+        for name in ("max_norm", "scale_grad_by_freq"):
+            if value := getattr(self, name):
+                raise ValueError(f"{name}: expected none beside features, got {value}")
+        weight: Any = self._parameters.get("weight")
+        if type(weight) not in PLAIN or self._forward_hooks or self._forward_pre_hooks:
+            return among(self(ids.masked_fill(mask, 0)), features, mask)
+        if self.on_host:
+            weight = self.near("weight", ids)
+        return functional.embedding_with_features(
+            ids,
+            weight,
+            in_autocast(features, weight),
+            mask,
+            padding_idx=self.padding_idx,
+            scale=self.scale,
+            gradient=self.gradient,
+        )
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Uses the table as a tied output head: [..., embedding_dim] -> [..., num_embeddings].
 
@@ -460,8 +510,7 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
             >>> head
             Linear(in_features=768, out_features=30656, bias=True)
         """
-        if self.weight is None:
-            raise TypeError("weight: expected a table of numbers, got none")
+        self._check_numbers()
         num_embeddings = whole("num_embeddings", num_embeddings)
         multiple = whole("pad_to_multiple_of", pad_to_multiple_of)
         if multiple < 1:
@@ -473,34 +522,143 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         if self.padding_idx is not None and self.padding_idx >= num_embeddings:
             expected = f"expected more than padding_idx, {self.padding_idx}"
             raise ValueError(f"num_embeddings: {expected}, got {num_embeddings}")
-        if head is not None:
-            check_head(head, self.num_embeddings)
+        kept = max(0, min(num_embeddings, self.num_embeddings))
+        sources = torch.full((max(num_embeddings, 0),), -1)
+        sources[:kept] = torch.arange(kept)
 
-        def resized(rows: Tensor, how: Initialization | Tensor) -> nn.Parameter:
-            with torch.no_grad():
-                table = functional.embedding_resize(
-                    rows[:, None] if rows.dim() == 1 else rows,
-                    num_embeddings,
-                    how,
-                    covariance_scale=covariance_scale,
-                    generator=generator,
-                )
-            return nn.Parameter(table[:, 0] if rows.dim() == 1 else table, rows.requires_grad)
+        def resized(rows: Tensor, how: Initialization | Tensor) -> Tensor:
+            table = functional.embedding_resize(
+                rows[:, None] if rows.dim() == 1 else rows,
+                num_embeddings,
+                how,
+                covariance_scale=covariance_scale,
+                generator=generator,
+            )
+            return table[:, 0] if rows.dim() == 1 else table
 
-        new = {self.weight: resized(self.weight, initialization)}
-        if head is not None and head.weight is not self.weight:
-            given = isinstance(initialization, Tensor)
-            new[head.weight] = resized(head.weight, "mean" if given else initialization)
-        if head is not None and head.bias is not None:
-            new[head.bias] = resized(head.bias, "mean")
-        if optimizer is not None:
-            replace_parameters(optimizer, new)
-        if head is not None:
-            head.weight = new[head.weight]
-            head.bias = None if head.bias is None else new[head.bias]
-            head.out_features = num_embeddings
-        self.weight = new[self.weight]
-        self.num_embeddings = num_embeddings
+        def of_head(rows: Tensor) -> Tensor:
+            given = isinstance(initialization, Tensor) or rows.dim() == 1
+            return resized(rows, "mean" if given else initialization)
+
+        change_rows(
+            self, lambda rows: resized(rows, initialization), of_head, sources, head, optimizer
+        )
+
+    def select(
+        self,
+        rows: Rows,
+        *,
+        head: nn.Linear | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        """Keeps a part of the vocabulary, in place: row ``i`` becomes the row ``rows[i]``.
+
+        For a model that needs one language of many, or for a tokenizer that has the same tokens in
+        another order. ``weight`` becomes a new parameter: create the optimizer afterwards, or pass
+        it here. ``padding_idx`` follows its row.
+
+        Args:
+            rows: The ids to keep, int32 or int64 [num_embeddings] or a list, in any order; an id
+                that occurs twice has two rows.
+            head: The output layer of the vocabulary, which keeps the same rows and biases. A head
+                that shares ``weight`` shares the new one.
+            optimizer: Its references to the old parameters are replaced. It keeps its state for
+                those rows (moments, momentum).
+
+        Raises:
+            ValueError: ``rows`` is not a list or lacks ``padding_idx``, ``head`` has not one output
+                for each row, ``optimizer`` does not hold the parameters or has state that is not
+                per row, or ``weight`` is a DTensor that is sharded.
+            TypeError: ``rows`` are not integers, ``head`` is not a ``nn.Linear``, or the table is
+                not one of numbers.
+            IndexError: An id is outside the table.
+
+        Examples:
+            >>> import posembed as pe, torch
+            >>> token = pe.TokenEmbedding(10, 4, padding_idx=0)
+            >>> row = token.weight[7].clone()
+            >>> token.select([7, 3, 0])
+            >>> token
+            TokenEmbedding(3, 4, padding_idx=2)
+            >>> torch.equal(token.weight[0], row)
+            True
+        """
+        self._check_numbers()
+        ids = row_ids(rows, self.num_embeddings)
+        padding = None
+        if self.padding_idx is not None:
+            places = (ids == self.padding_idx).nonzero().flatten()
+            if places.numel() == 0:
+                raise ValueError(f"rows: expected padding_idx, {self.padding_idx}, among them")
+            padding = int(places[0])
+        select = functools.partial(taken, rows=ids)
+        change_rows(self, select, select, ids, head, optimizer)
+        self.padding_idx = padding
+
+    def train_rows(
+        self, rows: Rows | None, *, optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        """From now on only these rows learn, those of new tokens say; others keep their bits.
+
+        The rows become a parameter of their own, ``trained`` [rows, embedding_dim], so an optimizer
+        changes no other row, not by weight decay either, and keeps state for these rows alone.
+        ``weight`` still is the whole table, with the learned values, but frozen; so is the table in
+        a ``state_dict``. :meth:`logits` trains the same rows; a ``nn.Linear`` that shares
+        ``weight`` does not. Create the optimizer afterwards, or pass it here.
+
+        Args:
+            rows: Ids, int32 or int64 [rows] or a list; ``padding_idx`` never learns. None: all rows
+                learn again, in ``weight``.
+            optimizer: Its reference to the table, or to ``trained``, is replaced, and its state for
+                rows that go on learning is kept.
+
+        Raises:
+            ValueError: The module has ``max_norm`` or ``scale_grad_by_freq`` or is on the host,
+                ``optimizer`` does not hold the table, or ``weight`` is a DTensor: call this before
+                the table is sharded.
+            TypeError: ``rows`` are not integers, or the module is a subclass or has codes.
+            IndexError: An id is outside the table.
+
+        Examples:
+            >>> import posembed as pe, torch
+            >>> token = pe.TokenEmbedding(10, 4)
+            >>> token.resize(12)
+            >>> token.train_rows(range(10, 12))
+            >>> optimizer = torch.optim.AdamW(token.parameters(), weight_decay=0.1)
+            >>> before = token.weight.clone()
+            >>> token(torch.arange(12)).square().sum().backward()
+            >>> optimizer.step()
+            >>> (token.weight == before).all(1).tolist() == [True] * 10 + [False] * 2
+            True
+        """
+        from posembed import trained_rows
+
+        trained_rows.train_rows(self, rows, optimizer)
+
+    def freeze_rows(self, rows: Rows, *, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """From now on these rows do not learn; :meth:`train_rows` of all others.
+
+        Args:
+            rows: Ids, int32 or int64 [rows] or a list.
+            optimizer: As for :meth:`train_rows`.
+
+        Raises:
+            ValueError, TypeError, IndexError: As :meth:`train_rows`.
+
+        Examples:
+            >>> import posembed as pe, torch
+            >>> token = pe.TokenEmbedding(10, 4)
+            >>> token.freeze_rows(range(8))
+            >>> token.trained.shape
+            torch.Size([2, 4])
+        """
+        learns = torch.ones(self.num_embeddings, dtype=torch.bool)
+        learns[row_ids(rows, self.num_embeddings)] = False
+        self.train_rows(learns.nonzero().flatten(), optimizer=optimizer)
+
+    def _check_numbers(self) -> None:
+        if self._parameters.get("weight", self) is None:
+            raise TypeError("weight: expected a table of numbers, got none")
 
     def extra_repr(self) -> str:
         """The options, in the C++ module's format."""
@@ -520,13 +678,37 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         return ", ".join(parts)
 
 
+def check_mask(ids: Tensor, mask: Tensor) -> None:
+    """Raises an error unless ``mask`` has the places of features among ids."""
+    check_tensors(ids=ids, mask=mask)
+    if mask.dtype != torch.bool:
+        raise TypeError(f"mask: expected bool, got {mask.dtype}")
+    if mask.shape != ids.shape:
+        expected, found = list(ids.shape), list(mask.shape)
+        raise ValueError(f"mask: expected the shape of ids, {expected}, got {found}")
+
+
+def in_autocast(features: Tensor, table: Tensor) -> Tensor:
+    """Features in the dtype of a table, which autocast may have changed; otherwise as they are."""
+    check_tensors(features=features)
+    autocast = torch.is_autocast_enabled(table.device.type)
+    return features.to(table.dtype) if autocast else features
+
+
+def among(rows: Tensor, features: Tensor, mask: Tensor) -> Tensor:
+    """Rows [..., embedding_dim] with features in the places of a mask [...]."""
+    table = rows.flatten(0, mask.dim() - 1).flatten(1)  # a row for each token
+    ids = torch.arange(mask.numel(), device=mask.device).view(mask.shape)
+    return functional.embedding_with_features(ids, table, in_autocast(features, table), mask)
+
+
 @torch.fx.wrap
 def tied_logits(token: TokenEmbedding, hidden: Tensor) -> Tensor:
     """:meth:`TokenEmbedding.logits` as a function, so that torch.fx keeps the call."""
     if token.weight is None:
         raise TypeError("weight: expected a table of numbers, got none: table.dequantize() it")
     if not token.weight.is_meta or hidden.is_meta:
-        return _product(hidden, token.weight)
+        return product(hidden, token.weight)
     # accelerate has offloaded the table, and its hook loads it only for calls of the module.
     hook: Any = getattr(token, "_hf_hook", None)
     if hook is None:
@@ -534,10 +716,10 @@ def tied_logits(token: TokenEmbedding, hidden: Tensor) -> Tensor:
             f"weight: expected it on {hidden.device}, got the meta device: load the table first"
         )
     (hidden,), _ = hook.pre_forward(token, hidden)
-    return hook.post_forward(token, _product(hidden, token.weight))  # type: ignore[no-any-return]
+    return hook.post_forward(token, product(hidden, token.weight))  # type: ignore[no-any-return]
 
 
-def _product(hidden: Tensor, weight: Tensor) -> Tensor:
+def product(hidden: Tensor, weight: Tensor) -> Tensor:
     """``hidden`` [..., embedding_dim] times a table; checks width and dtype first."""
     check_tensors(hidden=hidden)
     width = weight.shape[1]
@@ -568,83 +750,6 @@ def check_table_options(num_embeddings: int, padding_idx: int | None, gradient: 
         raise ValueError(f"padding_idx: expected {allowed}, got {padding_idx}")
     if gradient not in ("dense", "rows"):
         raise ValueError(f"gradient: expected 'dense' or 'rows', got {gradient!r}")
-
-
-def check_head(head: nn.Linear, num_embeddings: int) -> None:
-    """Raises an error if ``head`` is no output layer of a vocabulary of that size."""
-    if not isinstance(head, nn.Linear):
-        raise TypeError(f"head: expected a torch.nn.Linear, got a {type(head).__name__}")
-    if head.weight.shape[0] != num_embeddings:
-        expected = f"expected {num_embeddings} outputs, one for each row of the table"
-        raise ValueError(f"head: {expected}, got {head.weight.shape[0]}")
-
-
-def replace_parameters(
-    optimizer: torch.optim.Optimizer, new: Mapping[Tensor, nn.Parameter]
-) -> None:
-    """Replaces parameters by others that have another number of rows.
-
-    Raises ValueError and changes nothing if the optimizer's state is not per row.
-    """
-    groups = {p: group for group in optimizer.param_groups for p in group["params"]}
-    for old in new:
-        if old not in groups:
-            raise ValueError("optimizer: expected one that holds the table, got one that does not")
-        # LBFGS keeps one state for all parameters, under the first one.
-        owners = optimizer.state if isinstance(optimizer, torch.optim.LBFGS) else [old]
-        for owner in owners:
-            _check_rows(optimizer, optimizer.state.get(owner, {}), old.shape)
-    for group in optimizer.param_groups:
-        group["params"][:] = [new.get(parameter, parameter) for parameter in group["params"]]
-    for old, replacement in new.items():
-        if old not in optimizer.state:
-            continue
-        state = optimizer.state.pop(old)
-        optimizer.state[replacement] = {
-            name: _with_rows(value, replacement.shape[0], _initial(optimizer, name, groups[old]))
-            if isinstance(value, Tensor) and value.dim() > 0
-            else value
-            for name, value in state.items()
-        }
-
-
-def _check_rows(optimizer: torch.optim.Optimizer, state: Any, shape: torch.Size) -> None:
-    """Raises ValueError for state that is neither a number nor per row of the table."""
-    for name, value in state.items():
-        if isinstance(value, Tensor):
-            known = value.dim() == 0 or value.shape == shape
-        else:
-            known = value is None or isinstance(value, (int, float, str))
-        if not known:
-            found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(
-                f"optimizer: expected a state of numbers and tensors of shape {list(shape)}, got "
-                f"{type(optimizer).__name__} with {name!r} of {found}"
-            )
-
-
-def _initial(optimizer: torch.optim.Optimizer, name: str, group: dict[str, Any]) -> float:
-    """The initial value of an optimizer's state: zero, except Rprop's step."""
-    steps = isinstance(optimizer, torch.optim.Rprop) and name == "step_size"
-    return float(group["lr"]) if steps else 0.0
-
-
-def _with_rows(state: Tensor, rows: int, initial: float) -> Tensor:
-    """Resizes an optimizer's state for a table: the remaining rows, then new ones."""
-    kept = min(rows, state.shape[0])
-    if state.is_sparse:
-        state = state.coalesce()
-        stays = state.indices()[0] < kept
-        return torch.sparse_coo_tensor(
-            state.indices()[:, stays],
-            state.values()[stays],
-            (rows, *state.shape[1:]),
-            check_invariants=False,  # they are valid
-            is_coalesced=True,
-        )
-    result = state.new_full((rows, *state.shape[1:]), initial)
-    result[:kept] = state[:kept]
-    return result
 
 
 def scale_number(scale: float | str, embedding_dim: int) -> float:

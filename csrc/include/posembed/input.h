@@ -228,6 +228,13 @@ class POSEMBED_API InputEmbeddingImpl : public torch::nn::Cloneable<InputEmbeddi
   ///     positions, types
   torch::Tensor forward(const torch::Tensor& ids, const InputCall& call = {});
 
+  /// As forward(), with features in some places instead of token rows: those of images.
+  /// @param features  floating [features, embedding_dim], or token_dim components; they are not
+  ///     scaled
+  /// @param mask  bool [batch, seq]: the places of the features, in order, as many as there are
+  torch::Tensor with_embeddings(const torch::Tensor& ids, const torch::Tensor& features,
+                                const torch::Tensor& mask, const InputCall& call = {});
+
   InputOptions options;
   TokenEmbedding token{nullptr};
   LearnedPositionalEmbedding learned{nullptr};        ///< registered as "position"

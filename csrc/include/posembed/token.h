@@ -68,6 +68,20 @@ namespace functional {
 POSEMBED_API torch::Tensor embedding(const torch::Tensor& ids, const torch::Tensor& weight,
                                      const EmbeddingCall& call = {});
 
+/// scale * weight[ids], and rows of features in some places: those of images among tokens.
+/// Gradients flow to weight and features.
+/// @param features  [features, embedding_dim] in the dtype of weight; they are not scaled
+/// @param places  bool, like ids: the places of the features, in order, as many as there are; or
+///     int32/int64, like ids: the row of features for each id, or -1 for weight[id]. Ids in places
+///     of features are not read.
+/// @throws c10::ValueError also for another number of features than of places (c10::IndexError by a
+///     later call on CUDA)
+POSEMBED_API torch::Tensor embedding_with_features(const torch::Tensor& ids,
+                                                   const torch::Tensor& weight,
+                                                   const torch::Tensor& features,
+                                                   const torch::Tensor& places,
+                                                   const EmbeddingCall& call = {});
+
 }  // namespace functional
 
 /// Options of TokenEmbedding: those of torch::nn::Embedding, and scale and gradient.
@@ -160,12 +174,40 @@ class POSEMBED_API TokenEmbeddingImpl : public torch::nn::Cloneable<TokenEmbeddi
   /// hidden [..., embedding_dim] -> [..., num_embeddings]: the table as a tied output head.
   torch::Tensor logits(const torch::Tensor& hidden);
 
+  /// As forward(), with features in some places; see functional::embedding_with_features.
+  /// @param features  floating [features, embedding_dim]; under autocast of any dtype
+  /// @param mask  bool, like ids
+  torch::Tensor with_embeddings(const torch::Tensor& ids, const torch::Tensor& features,
+                                const torch::Tensor& mask);
+
   /// Lengthens or shortens the vocabulary in place; remaining rows keep their bits.
   /// @param optimizer  Adam, AdamW, SGD, Adagrad or RMSprop over the table and the head: its state
   ///     is resized too, with zeros for new rows
   /// @throws c10::ValueError if padding_idx would be cut off or the options are inconsistent
   void resize(int64_t num_embeddings, const ResizeOptions& how = {},
               torch::optim::Optimizer* optimizer = nullptr);
+
+  /// Keeps a part of the vocabulary in place: row i becomes the row rows[i]. padding_idx follows
+  /// its row.
+  /// @param rows  int32/int64 [num_embeddings], in any order
+  /// @param head  the output layer of the vocabulary, which keeps the same rows
+  /// @param optimizer  as for resize(): it keeps its state for those rows
+  /// @throws c10::ValueError rows without padding_idx; c10::IndexError a row outside the table
+  void select(const torch::Tensor& rows,
+              const std::shared_ptr<torch::nn::LinearImpl>& head = nullptr,
+              torch::optim::Optimizer* optimizer = nullptr);
+
+  /// From now on only these rows learn: they are a parameter of their own, `trained`, so no
+  /// optimizer changes another row, not by weight decay either. `weight` has the values that they
+  /// had; train_rows(nullopt) puts the learned ones back and lets all rows learn.
+  /// @param rows  int32/int64 [rows]; padding_idx never learns
+  /// @param optimizer  as for resize(): it holds the table, and then `trained` instead
+  /// @throws c10::ValueError a table with max_norm or scale_grad_by_freq
+  /// @throws c10::IndexError a row outside the table
+  void train_rows(const std::optional<torch::Tensor>& rows,
+                  torch::optim::Optimizer* optimizer = nullptr);
+  /// The same for all other rows: these do not learn.
+  void freeze_rows(const torch::Tensor& rows, torch::optim::Optimizer* optimizer = nullptr);
 
   /// Replaces `weight` by `table`, its codes: afterwards the table is frozen, and smaller.
   /// See functional::quantize_rows.
@@ -177,8 +219,13 @@ class POSEMBED_API TokenEmbeddingImpl : public torch::nn::Cloneable<TokenEmbeddi
   /// Read at construction, which converts a negative padding_idx to an index from the start.
   TokenOptions options;
   torch::Tensor weight;
+  /// The rows that learn and their ids, ascending; undefined unless train_rows() was called.
+  torch::Tensor trained, trained_rows;
   /// Empty unless the table is quantised; `weight` is then undefined.
   QuantizedTable table{nullptr};
+
+ private:
+  void check_whole_table() const;
 };
 
 class TokenEmbedding : public torch::nn::ModuleHolder<TokenEmbeddingImpl> {

@@ -24,6 +24,24 @@ def embedding(
     return rows if scale == 1.0 else rows * scale
 
 
+def embedding_with_features(
+    weight: Tensor,
+    features: Tensor,
+    ids: Tensor,
+    places: Tensor,
+    padding_idx: int,
+    scale: float,
+    gradient: str,
+) -> Tensor:
+    if places.dtype == torch.bool:
+        order = places.flatten().cumsum(0).view(places.shape) - 1
+        places = torch.where(places, order, -1)
+    own = (places < 0).unsqueeze(-1)
+    rows = torch.nn.functional.embedding(ids * (places < 0), weight)
+    others = torch.nn.functional.embedding(places.clamp(min=0), features)
+    return torch.where(own, rows if scale == 1.0 else rows * scale, others)
+
+
 def embedding_quantized(
     codes: Tensor,
     scales: Tensor,

@@ -67,7 +67,7 @@ from posembed.functional._sinusoidal import (
     sinusoidal_grid_positions,
     sinusoidal_shift_matrix,
 )
-from posembed.functional._token import embedding, embedding_resize
+from posembed.functional._token import embedding, embedding_resize, embedding_with_features
 
 __all__ = [
     "BagMode",
@@ -94,6 +94,7 @@ __all__ = [
     "embedding",
     "embedding_quantized",
     "embedding_resize",
+    "embedding_with_features",
     "fairseq_positions",
     "input_embedding",
     "learned_add",

@@ -13,10 +13,11 @@ from posembed.functional._options import (
     Initialization,
     is_wrapper,
 )
-from posembed.sharding import PLAIN, call, is_sharded, with_rows
+from posembed.sharding import PLAIN, call, is_sharded, refuse_sharded, with_rows
 
 _EMBEDDING_RESIZE = gated(torch.ops.posembed.embedding_resize.default)
 _EMBEDDING = gated(torch.ops.posembed.embedding.default)
+_WITH_FEATURES = gated(torch.ops.posembed.embedding_with_features.default)
 PLAIN_LOOKUP = (-1, 1.0, False, -1, "dense")  # the defaults of the operator's options
 
 
@@ -108,6 +109,54 @@ def _of_wrapper(
         ids, weight, padding_idx, scale_grad_by_freq=by_freq, sparse=sparse
     )
     return rows if scale == 1.0 else rows * scale
+
+
+def embedding_with_features(
+    ids: Tensor,
+    weight: Tensor,
+    features: Tensor,
+    places: Tensor,
+    *,
+    padding_idx: int | None = None,
+    scale: float = 1.0,
+    gradient: Gradient = "dense",
+) -> Tensor:
+    """:func:`embedding`, and in some places rows of features: those of images among tokens.
+
+    Every row of the result is written once. Gradients of both tables are deterministic.
+
+    Args:
+        ids: int32 or int64 of any shape. Those in places of features are not read.
+        weight: float32, float64, bfloat16 or float16 [num_embeddings, embedding_dim].
+        features: [features, embedding_dim] in the dtype of ``weight``. They are not scaled.
+        places: bool, like ids: the places of the features, in order, as many as there are. Or int32
+            or int64, like ids: the row of ``features`` for each id, or -1 for ``weight[id]``.
+        padding_idx: The row of ``weight`` that gets no gradient.
+        scale: Multiplies the rows of ``weight``.
+        gradient: Form of the gradient of ``weight``, "dense" or "rows".
+
+    Returns:
+        [..., embedding_dim] in the dtype of ``weight``.
+
+    Raises:
+        ValueError: Shapes or options are incompatible, or the number of features is not that of the
+            places. On CUDA, a later call raises IndexError for the latter.
+        TypeError: A dtype is not supported.
+        IndexError: An id or a place is outside its table.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> ids, mask = torch.tensor([5, 0, 0, 7]), torch.tensor([False, True, True, False])
+        >>> weight, features = torch.randn(100, 8), torch.randn(2, 8)
+        >>> rows = pe.functional.embedding_with_features(ids, weight, features, mask)
+        >>> torch.equal(rows, torch.stack([weight[5], features[0], features[1], weight[7]]))
+        True
+    """
+    check_tensors(ids=ids, weight=weight, features=features, places=places)
+    refuse_sharded(ids=ids, weight=weight, features=features, places=places)
+    return _WITH_FEATURES(  # type: ignore[no-any-return]
+        weight, features, ids, places, padding_row(padding_idx, weight), scale, gradient
+    )
 
 
 def embedding_resize(

@@ -17,7 +17,9 @@ using posembed::InputEmbedding;
 using posembed::InputEmbeddingImpl;
 using posembed::InputNorm;
 using posembed::InputOptions;
+using posembed::PositionRule;
 using posembed::Positions;
+using posembed::TokenEmbedding;
 
 InputOptions bert() {
   return InputOptions(11, 8)
@@ -87,6 +89,36 @@ TEST(InputModule, SavesNoTableWithoutANorm) {
   for (const torch::Tensor& table : embed->parameters()) {
     EXPECT_TRUE(table.grad().any().item<bool>());
   }
+}
+
+TEST(InputModule, PutsFeaturesAmongTokens) {
+  const torch::Tensor ids = torch::tensor({{3, -1, -1, 1}, {1, 1, 4, -1}});
+  const torch::Tensor mask = ids.lt(0), features = torch::randn({3, 8}).requires_grad_();
+  for (const auto rule : {PositionRule::consecutive, PositionRule::roberta}) {
+    InputEmbedding embed(
+        InputOptions(5, 8).max_positions(9).padding_idx(1).position_rule(rule).scale(2.0));
+    const torch::Tensor rows = embed->token->forward(ids.masked_fill(mask, 0))
+                                   .masked_scatter(mask.unsqueeze(-1), features);
+    InputCall given = InputCall().inputs_embeds(rows);
+    if (rule == PositionRule::roberta) {
+      given.positions(torch::tensor({{0, 1, 2, -1}, {-1, -1, 0, 1}}));
+    }
+    const torch::Tensor expected = embed->forward({}, given);
+    EXPECT_TRUE(torch::equal(embed->with_embeddings(ids, features, mask), expected));
+    EXPECT_THROW(embed->with_embeddings(ids, features.narrow(0, 0, 2), mask), c10::ValueError);
+    EXPECT_THROW(embed->with_embeddings(ids, features, ids), c10::TypeError);
+    embed->token->train_rows(torch::tensor({3}));
+    EXPECT_TRUE(torch::equal(embed->with_embeddings(ids, features, mask), expected));
+    const torch::Tensor plain = ids.masked_fill(mask, 3);
+    embed->forward(plain).sum().backward();
+    EXPECT_TRUE(embed->token->trained.grad().defined());
+  }
+  TokenEmbedding token(5, 8);
+  token->with_embeddings(ids, features, mask).sum().backward();
+  EXPECT_TRUE(torch::equal(features.grad(), torch::ones({3, 8})));
+  EXPECT_TRUE(torch::equal(token->weight.grad().select(1, 0), torch::tensor({0., 3., 0., 1., 1.})));
+  token->quantize("int8");
+  EXPECT_TRUE(torch::equal(token->with_embeddings(ids, features, mask).index({mask}), features));
 }
 
 TEST(InputModule, ClonesAndPrints) {

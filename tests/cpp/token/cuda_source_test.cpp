@@ -127,6 +127,19 @@ TEST(TokenGpuSource, Gather) {
           ASSERT_EQ(error.state, 2u);
           ASSERT_EQ(error.value, ids[static_cast<size_t>(error.index)]);
           ASSERT_TRUE(error.value < start || error.value >= start + rows);
+          // Holes keep what the two calls wrote before, and are no errors.
+          std::vector<int64_t> some(ids.size(), hole);
+          some[3] = start;
+          arguments.ids = {some.data(), core::Index::int64};
+          arguments.has_holes = true;
+          core::DeviceError none = {};
+          arguments.error = &none;
+          arguments.out = expected.data();
+          gather_cpu(arguments, 0, count);
+          arguments.out = out.data();
+          gather_cuda(arguments, nullptr);
+          ASSERT_TRUE(out == expected) << "holes, dim " << dim;
+          ASSERT_EQ(none.state, 0u);
         }
       }
     }

@@ -116,6 +116,36 @@ TYPED_TEST(TokenKernel, GathersRowsOfBothIndexTypes) {
   }
 }
 
+TYPED_TEST(TokenKernel, LeavesHoles) {
+  using T = TypeParam;
+  const int64_t dim = 37;
+  const auto weight = random_values<T>(5 * dim, 3);
+  const std::vector<int64_t> ids{4, hole, -1, hole};
+  for (const Copy& copy : copies()) {
+    for (const bool has_holes : {true, false}) {
+      const std::vector<T> before(4 * dim, weight[0]);
+      std::vector<T> out = before;
+      GatherArguments arguments;
+      arguments.weight = weight.data();
+      arguments.out = out.data();
+      arguments.scalar = scalar_of<T>();
+      arguments.rows = 5;
+      arguments.embedding_dim = arguments.weight_stride = dim;
+      arguments.ids = {ids.data(), core::Index::int64};
+      arguments.count = 4;
+      arguments.has_holes = has_holes;
+      copy.gather(arguments, 0, 4);
+      const size_t row = dim * sizeof(T);
+      const std::vector<T> zeros(dim);
+      const T* left = has_holes ? before.data() : zeros.data();
+      EXPECT_EQ(std::memcmp(&out[0], &weight[4 * dim], row), 0) << copy.name;
+      EXPECT_EQ(std::memcmp(&out[dim], left, row), 0) << copy.name;
+      EXPECT_EQ(std::memcmp(&out[2 * dim], zeros.data(), row), 0) << copy.name;
+      EXPECT_EQ(std::memcmp(&out[3 * dim], left, row), 0) << copy.name;
+    }
+  }
+}
+
 TYPED_TEST(TokenKernel, ScalesInComputeTypeAndRoundsOnce) {
   using T = TypeParam;
   const int64_t dim = 37;

@@ -1,4 +1,4 @@
-// Tests TokenEmbedding::resize: remaining rows, new rows, and optimizers' state.
+// Tests TokenEmbedding::resize, select and train_rows: rows, and optimizers' state.
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
@@ -106,6 +106,79 @@ TEST(TokenResize, AHeadGrowsToo) {
   EXPECT_THROW(token->resize(13, ResizeOptions().head(other.ptr())), c10::ValueError);
   EXPECT_THROW(token->resize(13, ResizeOptions().pad_to_multiple_of(0)), c10::ValueError);
   EXPECT_THROW(token->resize(13, ResizeOptions().head(head.ptr())), c10::ValueError);
+}
+
+TEST(TokenSelect, KeepsRowsOfTableHeadAndOptimizer) {
+  TokenEmbedding token(TokenOptions(5, 8).padding_idx(0));
+  torch::nn::Linear head(8, 5);
+  std::vector<Tensor> parameters = head->parameters();
+  parameters.push_back(token->weight);
+  torch::optim::AdamW optimizer(parameters, torch::optim::AdamWOptions(0.1));
+  head->forward(token->forward(some_ids())).pow(2).sum().backward();
+  optimizer.step();
+  const auto moment = [&](const Tensor& parameter) {
+    auto& state = optimizer.state().at(parameter.unsafeGetTensorImpl());
+    return static_cast<torch::optim::AdamWParamState&>(*state).exp_avg();
+  };
+  const Tensor rows = torch::tensor({4, 0, 1, 1}, torch::kInt);
+  std::vector<Tensor> expected;
+  for (const Tensor& each : parameters) {
+    expected.push_back(each.detach().index({rows}));
+    expected.push_back(moment(each).index({rows}));
+  }
+  token->select(rows, head.ptr(), &optimizer);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    EXPECT_TRUE(torch::equal(parameters[i], expected[2 * i]));
+    EXPECT_TRUE(torch::equal(moment(parameters[i]), expected[2 * i + 1]));
+  }
+  EXPECT_EQ(token->options.num_embeddings(), 4);
+  EXPECT_EQ(token->options.padding_idx(), 1);
+  EXPECT_EQ(head->options.out_features(), 4);
+  EXPECT_THROW(token->select(torch::tensor({1, 4})), c10::IndexError);
+  EXPECT_THROW(token->select(torch::tensor({0, 2})), c10::ValueError);
+  EXPECT_THROW(token->select(torch::ones({2})), c10::TypeError);
+}
+
+TEST(TokenTrainRows, OnlyTheseLearnAndKeepTheirState) {
+  TokenEmbedding token(TokenOptions(5, 8).padding_idx(0).scale(2.0));
+  const Tensor before = token->weight.detach().clone();
+  torch::optim::AdamW optimizer(token->parameters(),
+                                torch::optim::AdamWOptions(0.1).weight_decay(0.1));
+  token->train_rows(torch::tensor({4, 1, 0}), &optimizer);
+  EXPECT_TRUE(torch::equal(token->trained_rows, torch::tensor({1, 4})));
+  EXPECT_TRUE(torch::equal(token->forward(some_ids()), before.index({some_ids()}) * 2.0));
+  const auto step = [&] {
+    optimizer.zero_grad();
+    const Tensor hidden = token->forward(some_ids());
+    (hidden.pow(2).sum() + token->logits(hidden).pow(2).sum()).backward();
+    optimizer.step();
+  };
+  step();
+  const auto copy = std::dynamic_pointer_cast<posembed::TokenEmbeddingImpl>(token->clone());
+  EXPECT_TRUE(torch::equal(copy->forward(some_ids()), token->forward(some_ids())));
+  EXPECT_NE(copy->trained.data_ptr(), token->trained.data_ptr());
+  EXPECT_THROW(token->resize(9), c10::ValueError);
+  EXPECT_THROW(token->select(torch::tensor({0})), c10::ValueError);
+  EXPECT_THROW(token->quantize(), c10::ValueError);
+  EXPECT_THROW(token->train_rows(torch::tensor({5})), c10::IndexError);
+  const Tensor moments = static_cast<torch::optim::AdamWParamState&>(
+                             *optimizer.state().at(token->trained.unsafeGetTensorImpl()))
+                             .exp_avg()
+                             .clone();
+  token->train_rows(std::nullopt, &optimizer);
+  EXPECT_TRUE(token->weight.requires_grad());
+  EXPECT_EQ(token->parameters().size(), 1u);
+  EXPECT_TRUE(optimizer.param_groups()[0].params()[0].is_same(token->weight));
+  const Tensor changed = token->weight.ne(before).all(1);
+  EXPECT_TRUE(torch::equal(changed, torch::tensor({false, true, false, false, true})));
+  const Tensor all = static_cast<torch::optim::AdamWParamState&>(
+                         *optimizer.state().at(token->weight.unsafeGetTensorImpl()))
+                         .exp_avg();
+  EXPECT_TRUE(torch::equal(all.index({torch::tensor({1, 4})}), moments));
+  EXPECT_EQ(all.ne(0).any(1).sum().item<int64_t>(), 2);
+  step();
+  token->freeze_rows(torch::tensor({0, 1, 2}));
+  EXPECT_TRUE(torch::equal(token->trained_rows, torch::tensor({3, 4})));
 }
 
 TEST(TokenResize, RefusesWhatDoesNotFitAndChangesNothing) {

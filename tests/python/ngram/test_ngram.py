@@ -284,3 +284,30 @@ def test_per_layer_rows_as_gemma(dtype: torch.dtype, device: torch.device) -> No
     assert bool((table.weight.grad != 0).any(0).view(3, 16)[1].all())
     assert not bool((table.weight.grad != 0).any(0).view(3, 16)[::2].any())
     refused((lambda: table.layer(ids, 3), IndexError, "index: expected -3 to 2, got 3"))
+
+
+class Tokenizer:
+    """As transformers' are called: a list of texts, of which one is a part of a character."""
+
+    texts = ("Apple", " apple", "APPLE \n", "\u00c4pple", "ﬁg", "fig", " ", "\t\n ", "", "\ufffd", "a\ufffd", "\u0301", "e", "\ue000")  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        assert not skip_special_tokens
+        return self.texts[ids[0]]
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return f"<{token % 2}>"
+
+
+def test_compressed_vocabulary_of_engram() -> None:
+    """Case, accents, forms and white space are one; names tell parts of characters apart."""
+    found = pe.NgramSpec.compressed_vocabulary(Tokenizer())
+    #       Apple       fig   spaces "" <1><0> accent alone, e, U+E000 as a space
+    assert found.tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 2]
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {"the": 0, "The": 1, "\ufffd": 2, "thé": 3}
+    fast = tokenizers.Tokenizer(tokenizers.models.WordLevel(words))
+    assert pe.NgramSpec.compressed_vocabulary(fast).tolist() == [0, 0, 1, 0]

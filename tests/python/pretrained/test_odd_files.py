@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import struct
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import posembed as pe
 import pytest
 import torch
 from posembed.pretrained import open_vectors
+from support import vector_files
 from support.refusals import refused
 
 # ---------------------------------------------------------------------------------------- separators
@@ -211,6 +214,35 @@ def test_says_what_a_file_is(case: str, name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     refused((lambda: open_vectors(path), pe.FileFormatError, f"byte 0: {message}"))
+
+
+@pytest.mark.parametrize("kind", ["word2vec-binary", "word2vec-text", "fasttext", "glove"])
+def test_a_gzip_archive_is_unpacked(kind: str, tmp_path: Path, monkeypatch) -> None:
+    """As fastText's vectors are downloaded; nothing of it is left behind."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    path = vector_files.write_all(tmp_path, vector_files.WORDS, vector_files.table())[kind]
+    packed = tmp_path / f"{path.name}.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    for given in (packed, str(packed), bytes(packed)):
+        file, plain = open_vectors(given), open_vectors(path)
+        assert not list(folder.iterdir())
+        assert (file.format, file.words()) == (plain.format, plain.words())
+        assert torch.equal(file.table(), plain.table())
+    words = vector_files.WORDS[::-2]
+    token = pe.TokenEmbedding.from_file(packed, vocabulary=words, missing="error")
+    assert torch.equal(token.weight, open_vectors(path).rows(words).vectors)
+
+
+def test_a_gzip_archive_that_is_malformed(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.txt.gz"
+    whole = gzip.compress(b"a 1 2\n" * 1000)
+    for content in (whole[:-9], whole[:40] + b"\xff\xff\xff" + whole[43:], whole[:-8] + bytes(8)):
+        path.write_bytes(content)
+        refused((lambda: open_vectors(path), pe.FileFormatError, r"vectors.txt.gz: byte 0: a gzip archive that is malformed"))  # fmt: skip
+    path.write_bytes(gzip.compress(b"a 1 2\nb 1\n"))
+    refused((lambda: open_vectors(path).table(), pe.FileFormatError, "vectors.txt: byte 6: expected a row of 2 numbers"))  # fmt: skip
 
 
 # ------------------------------------------------------------------------- numbers beyond the dtype's range

@@ -75,6 +75,12 @@ def functions(batch: int = 2, seq: int = 3, heads: int = 2) -> dict[str, Argumen
         "embedding": {"ids": ids, "weight": table, "padding_idx": 0},
         "embedding_quantized": {"ids": ids, **codes, "biases": x(ROWS, 1)},
         "embedding_resize": {"weight": table, "num_embeddings": ROWS + 2},
+        "embedding_with_features": {
+            "ids": ids,
+            "weight": table,
+            "features": x(2, 32),
+            "places": ids % 3 - 1,
+        },
         "fairseq_positions": {"ids": ids, "padding_idx": 1},
         "input_embedding": {
             "ids": ids,
