@@ -319,6 +319,19 @@ T __shfl_sync(unsigned, T value, int lane) {
 inline unsigned __ballot_sync(unsigned, bool value) {
   return cuda_on_cpu::Block::current->ballot(value);
 }
+/// The lanes with the same value.
+inline unsigned __match_any_sync(unsigned, int value) {
+  unsigned lanes = 0;
+  for (int lane = 0; lane < 32; ++lane) {
+    lanes |= unsigned{__shfl_sync(~0u, value, lane) == value} << lane;
+  }
+  return lanes;
+}
+
+/// Lanes wait for one another, and see what the others have written.
+inline void __syncwarp() { __ballot_sync(~0u, true); }
+
+inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(static_cast<unsigned>(bits)); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
 
