@@ -95,7 +95,7 @@ test-stacks: build
 	$(MAKE) --no-print-directory run-stacks $(if $(VENV),VENV=$(VENV)-stacks)
 
 run-stacks: $(requirements_stacks)
-	OMP_WAIT_POLICY=passive $(python) -m pytest $(addprefix tests/python/integrations/test_,huggingface.py huggingface_recognition.py huggingface_kernels.py huggingface_peft.py training_stacks.py diffusion_and_vision.py torchtitan.py) tests/python/rotary/test_axial_programs.py $(PYTEST_ARGS)
+	OMP_WAIT_POLICY=passive $(python) -m pytest $(addprefix tests/python/integrations/test_,huggingface.py patch_door.py patch_proof.py huggingface_kernels.py huggingface_peft.py training_stacks.py diffusion_and_vision.py torchtitan.py) tests/python/rotary/test_axial_programs.py $(PYTEST_ARGS)
 
 # transformers' own modeling tests, from a checkout, with plain and with patched models. A checkout of a release has the
 # tests of its src/transformers; without src, the installed transformers is tested.

@@ -22,7 +22,8 @@ from typing import Any
 
 import torch
 import transformers
-from posembed.integrations.huggingface._recognition import recognise
+from posembed.integrations.huggingface._reading import recognise
+from posembed.integrations.huggingface._rotation import Rotation
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel
 from transformers.utils import logging
 
@@ -366,9 +367,10 @@ def rotations(code: types.ModuleType, vision: bool) -> dict[str, str]:
         if not (name.startswith(("apply_rotary", "apply_multi")) and callable(function)):
             continue
         if function not in RECOGNISED:
-            RECOGNISED[function] = recognise(function, __name__)
-        if RECOGNISED[function] is not None:
-            halves = RECOGNISED[function].rule.pairs == "halves"
+            RECOGNISED[function] = recognise(function)
+        rotation = RECOGNISED[function]
+        if isinstance(rotation, Rotation):
+            halves = rotation.rule.pairs == "halves"
             found[name] = "half_split" if halves else "interleaved"
     of_vision = {name: pairs for name, pairs in found.items() if "vision" in name}
     others = {name: pairs for name, pairs in found.items() if "vision" not in name}

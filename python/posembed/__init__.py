@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from posembed import cpp as cpp
     from posembed import data as data
     from posembed import plot as plot
+    from posembed.integrations.huggingface import patch as patch
+    from posembed.integrations.huggingface import unpatch as unpatch
 
 shapes.register()
 vmap.register()
@@ -106,11 +108,14 @@ for _name in __all__:
 # Imported on first use: models do not need them, plots need matplotlib, and the C++ modules are
 # bound for one version of Python.
 _AT_FIRST_USE = ("analysis", "cpp", "data", "plot")
+_FUNCTIONS_AT_FIRST_USE = ("patch", "unpatch")
 
 
 def __getattr__(name: str) -> Any:
     if name in _AT_FIRST_USE:
         return importlib.import_module(f"{__name__}.{name}")
+    if name in _FUNCTIONS_AT_FIRST_USE:
+        return getattr(importlib.import_module(f"{__name__}.integrations.huggingface"), name)
     meant = _other_names.ours("names", name)
     guess = "" if meant is None else f"; posembed's is {__name__}.{meant}"
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{guess}")
@@ -119,4 +124,4 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """Public names, and the dunder names that Python looks for."""
     own = {name for name in globals() if name.startswith("__")}
-    return sorted({*own, *__all__, "scaling", *_AT_FIRST_USE})
+    return sorted({*own, *__all__, "scaling", *_AT_FIRST_USE, *_FUNCTIONS_AT_FIRST_USE})

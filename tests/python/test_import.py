@@ -46,9 +46,28 @@ def test_a_free_threaded_python_stays_so() -> None:
 
 def test_dir_shows_what_users_are_meant_to_find() -> None:
     shown = {name for name in dir(posembed) if not name.startswith("__")}
-    assert shown == {*posembed.__all__, "scaling", "analysis", "cpp", "data", "plot"}
+    modules = {"scaling", "analysis", "cpp", "data", "plot"}
+    assert shown == {*posembed.__all__, *modules, "patch", "unpatch"}
     assert "__version__" in dir(posembed)
     assert all(hasattr(posembed, name) for name in shown)
+
+
+PATCH = """
+import sys
+import posembed
+
+assert not any(name.startswith("posembed.integrations.huggingface") for name in sys.modules)
+patch = posembed.patch
+from posembed.integrations import diffusers, timm, transformers
+
+assert patch is transformers.patch is diffusers.patch is timm.patch
+assert posembed.unpatch is transformers.unpatch is diffusers.unpatch is timm.unpatch
+assert not {"transformers", "diffusers", "timm"} & sys.modules.keys()
+"""
+
+
+def test_patch_is_imported_at_first_use_without_the_libraries() -> None:
+    subprocess.run([sys.executable, "-c", PATCH], check=True)
 
 
 WITHOUT_BINDINGS = """

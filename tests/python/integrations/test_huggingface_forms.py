@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from posembed.integrations.huggingface import patch, unpatch
+from posembed.integrations.huggingface._door import own_code
 from torch import Tensor, nn
 
 BATCH, HEADS, TOKENS, HEAD = 2, 3, 7, 8
@@ -161,6 +162,12 @@ def arguments(form: str, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[An
     return (*rest, x) if form == "angles" else (x, *rest)
 
 
+def own(function: Any, *given: Any, **options: Any) -> Any:
+    """The result of the model's own code."""
+    with own_code():
+        return function(*given, **options)
+
+
 def equal(found: Any, expected: Any) -> bool:
     if isinstance(found, tuple):
         return all(map(equal, found, expected))
@@ -200,7 +207,7 @@ def test_tables_of_other_dtypes(dtype: torch.dtype, model: Model) -> None:
             given = list(arguments(form, other, (BATCH, HEADS, TOKENS, HEAD)))
             tensors = {"pair_of_tables": (0, 1), "angles": (1,)}.get(form, (0,))
             given = [x if i in tensors else converted(x) for i, x in enumerate(given)]
-            assert equal(model(form, *given), getattr(sys.modules[__name__], form)(*given))
+            assert equal(model(form, *given), own(getattr(sys.modules[__name__], form), *given))
 
 
 def test_options_by_their_values(model: Model) -> None:
@@ -212,7 +219,7 @@ def test_options_by_their_values(model: Model) -> None:
         ((x, angle.cos(), angle.sin()), {"adjacent": True}),
         ((x, cos, sin), {"mode": "off"}),
     ]:
-        assert equal(model("with_options", *given, **options), with_options(*given, **options))
+        assert equal(model("with_options", *given, **options), own(with_options, *given, **options))
     (calls,) = [each for each in report.calls() if each.function == "with_options"]
     assert (calls.kernel, calls.own) == (2, 1)
     with pytest.raises(ValueError, match="other"):
@@ -228,7 +235,7 @@ def test_tables_with_a_row_for_each_head(leading: tuple[int, ...], model: Model)
     report = patch(model)
     x = torch.randn(BATCH, HEADS, TOKENS, HEAD)
     given = tables("short_names", leading)
-    assert equal(model("short_names", x, *given), short_names(x, *given))
+    assert equal(model("short_names", x, *given), own(short_names, x, *given))
     (calls,) = [each for each in report.calls() if each.function == "short_names"]
     assert (calls.kernel, calls.own) == (1, 0)
 
@@ -239,7 +246,7 @@ def test_heads_in_the_last_dimension(model: Model) -> None:
     x, theta = torch.randn(BATCH, TOKENS, 2400), torch.rand(BATCH, TOKENS, 1200)
     theta = theta.repeat_interleave(2, -1)
     given = x, theta.cos(), theta.sin()
-    assert equal(model("other_names", *given), other_names(*given))
+    assert equal(model("other_names", *given), own(other_names, *given))
     (calls,) = [each for each in report.calls() if each.function == "other_names"]
     assert (calls.kernel, calls.own) == (1, 0)
 
@@ -249,10 +256,10 @@ def test_tables_that_turn_components_of_a_pair_apart(model: Model) -> None:
     x, theta = torch.randn(BATCH, HEADS, TOKENS + 1, HEAD), torch.rand(TOKENS + 1, HEAD)
     for form in ("short_names", "other_names"):
         given = x, theta.cos(), theta.sin()
-        assert equal(model(form, *given), getattr(sys.modules[__name__], form)(*given))
+        assert equal(model(form, *given), own(getattr(sys.modules[__name__], form), *given))
     y = torch.randn(BATCH, HEADS, TOKENS + 2, HEAD)
     scaled = torch.rand(TOKENS + 2, HEAD // 2, 2, 2)  # no rotations
-    assert equal(model("matrices", y, scaled), matrices(y, scaled))
+    assert equal(model("matrices", y, scaled), own(matrices, y, scaled))
     calls = {each.function: (each.kernel, each.own) for each in report.calls()}
     assert all(calls[form] == (1, 0) for form in ("short_names", "other_names", "matrices"))
 
@@ -342,7 +349,7 @@ def test_wherever_the_function_is_defined() -> None:
 def test_what_stays_has_a_row_with_its_reason() -> None:
     (row,) = patch(Inline()).left
     assert row.function == "Inline.forward"
-    assert row.action == "it rotates in the code of a method, and posembed replaces functions"
+    assert row.action == "a method whose own code may rotate; posembed replaces functions"
     report = patch(nn.Linear(2, 2))
     assert str(report).startswith("nothing to replace")
 
@@ -560,7 +567,7 @@ def test_other_calls_of_the_same_shapes(form: str) -> None:
         for tokens in (TOKENS, TOKENS + 1, TOKENS):
             theta = torch.rand(tokens, HEAD // 2).repeat(1, 2)
             given = torch.randn(BATCH, HEADS, tokens, HEAD).to(dtype), theta.cos(), theta.sin()
-            assert equal(model(form, *given), function(*given))
+            assert equal(model(form, *given), own(function, *given))
             count += 1
     (calls,) = [each for each in report.calls() if each.function == form]
     assert (calls.kernel, calls.own) == (count, 0)
@@ -569,7 +576,7 @@ def test_other_calls_of_the_same_shapes(form: str) -> None:
 def test_wrappers_of_other_libraries_are_not_run() -> None:
     before = Effects.calls
     model, given = More(), (torch.randn(BATCH, HEADS, TOKENS, HEAD), *tables("short_names"))
-    assert "wrapped" in {row.function for row in patch(model).patched}
+    assert "short_names" in {row.function for row in patch(model).patched}
     assert Effects.calls == before
     model("wrapped", *given)
     assert Effects.calls == before + 1
@@ -581,7 +588,9 @@ def test_tokens_in_the_first_dimension(batch: int) -> None:
     theta, model = torch.cat((theta, theta), -1), More()
     report = patch(model)
     for dtype in (torch.float32, torch.bfloat16):
-        assert equal(model("tokens_first", x.to(dtype), theta), tokens_first(x.to(dtype), theta))
+        assert equal(
+            model("tokens_first", x.to(dtype), theta), own(tokens_first, x.to(dtype), theta)
+        )
     (calls,) = [each for each in report.calls() if each.function == "tokens_first"]
     assert (calls.kernel, calls.own) == (2, 0)
 
@@ -591,7 +600,7 @@ def test_positions_are_used_only_if_given() -> None:
     positions = torch.randint(TOKENS, (BATCH, TOKENS))
     report = patch(model)
     for given in ((x, cos, sin), (x, cos, sin, positions), (x, cos, sin, positions.flip(-1))):
-        assert equal(model("by_position", *given), by_position(*given))
+        assert equal(model("by_position", *given), own(by_position, *given))
     (calls,) = [each for each in report.calls() if each.function == "by_position"]
     assert (calls.kernel, calls.own) == (3, 0)
 
@@ -600,7 +609,9 @@ def test_options_that_are_dimensions() -> None:
     x, given, model = torch.randn(BATCH, HEADS, TOKENS, HEAD), tables("short_names"), More()
     report = patch(model)
     for y, options in ((x, {}), (x.transpose(1, 2), {"seq_dim": -3})):
-        assert equal(model("both_orders", y, *given, **options), both_orders(y, *given, **options))
+        assert equal(
+            model("both_orders", y, *given, **options), own(both_orders, y, *given, **options)
+        )
     (calls,) = [each for each in report.calls() if each.function == "both_orders"]
     assert (calls.kernel, calls.own) == (2, 0)
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from posembed.integrations.huggingface import _tables, patch, unpatch
+from posembed.integrations.huggingface import _instances as _tables
+from posembed.integrations.huggingface import patch, unpatch
 from torch import Tensor, nn
 
 transformers = pytest.importorskip("transformers")

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from posembed.integrations.huggingface import patch, unpatch
-from posembed.integrations.huggingface._patch import INLINE
+from posembed.integrations.huggingface._door import INLINE
 from torch import Tensor, nn
 
 from support.transformers_walk import run

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from posembed.integrations.huggingface import Report, patch, unpatch
-from posembed.integrations.huggingface._patch import INLINE
+from posembed.integrations.huggingface._door import INLINE
 from torch import nn
 
 from support.transformers_models import COMPLETED, code_of

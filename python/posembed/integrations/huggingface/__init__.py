@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from posembed.integrations.huggingface._apply import apply_rotary_pos_emb
 from posembed.integrations.huggingface._kernels import (
     RotaryPosEmb,
+    apply_rotary_pos_emb,
     register_kernels,
     unregister_kernels,
 )
-from posembed.integrations.huggingface._patch import patch, unpatch
-from posembed.integrations.huggingface._report import Report, Row
+from posembed.integrations.huggingface._patch import Report, Row, patch, unpatch
 
 __all__ = [
     "Report",

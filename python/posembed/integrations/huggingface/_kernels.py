@@ -18,15 +18,52 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posembed.integrations.huggingface._apply import apply_rotary_pos_emb
-from posembed.integrations.huggingface._recognition import recognise, wrapped
-from posembed.integrations.huggingface._rotation import KERNEL_DEVICES
+from posembed import functional
+from posembed.integrations.huggingface._reading import recognise, wrapped
+from posembed.integrations.huggingface._rotation import KERNEL_DEVICES, Rotation
 
 NAME = "rotary_pos_emb"
 MISSING = (
     "register_kernels needs kernels {versions} for transformers {transformers}, and {installed} is"
     " installed: pip install 'kernels{versions}'. patch(model) needs no kernels package."
 )
+
+
+def apply_rotary_pos_emb(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Rotates query and key like transformers' function of the same name, bit for bit.
+
+    Tables narrower than the head rotate its first components, as in GPT-NeoX.
+
+    Args:
+        q: float32, float64, bfloat16 or float16 [batch, heads, tokens, head_dim], or [batch,
+            tokens, heads, head_dim].
+        k: Keys, in the layout of the queries; the number of heads may differ.
+        cos: Cosines [batch or 1, tokens, rotary_dim].
+        sin: Sines, of the same shape.
+        unsqueeze_dim: Where to insert the head dimension into the tables: 1 or 2.
+
+    Returns:
+        The rotated queries and keys, in the dtype that they and the tables promote to. Gradients
+        flow to all arguments.
+
+    Raises:
+        ValueError: Shapes are incompatible.
+        TypeError: A dtype is not supported.
+
+    Examples:
+        >>> import torch
+        >>> from posembed.integrations.huggingface import apply_rotary_pos_emb
+        >>> q, k = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 3, 8)
+        >>> angles = torch.rand(1, 3, 4).repeat(1, 1, 2)
+        >>> rotated, _ = apply_rotary_pos_emb(q, k, angles.cos(), angles.sin())
+        >>> rotated.shape
+        torch.Size([1, 4, 3, 8])
+    """
+    heads = unsqueeze_dim if unsqueeze_dim < 0 else unsqueeze_dim - cos.dim() - 1
+    query, key = functional.rotary_tables(q, k, cos, sin, unsqueeze_dim=heads)
+    return query, key
 
 
 class RotaryPosEmb(nn.Module):
@@ -81,7 +118,8 @@ def _function(kind: type[nn.Module]) -> Callable[..., Any] | None:
         return None
     # A new thread has none of this thread's modes: no autocast, tracing or transforms.
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(recognise, function, __name__).result()
+        found = thread.submit(recognise, function).result()
+    return found.function() if isinstance(found, Rotation) else None
 
 
 @dataclasses.dataclass(frozen=True)

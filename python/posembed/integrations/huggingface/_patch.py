@@ -1,69 +1,270 @@
-"""Patches a loaded model by changing its modules' classes; weights and hooks do not change."""
+"""Patches a loaded model, and reports what was done, by function."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
+import html
 import importlib.metadata
+import os
 import sys
+import textwrap
+import time
 import types
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import nn
 
-from posembed.integrations.huggingface import _exact, _shadow, _tables
-from posembed.integrations.huggingface._recognition import refusal
-from posembed.integrations.huggingface._report import Counter, Report, Row
-from posembed.integrations.huggingface._rotation import rotation_of
+from posembed import _html
+from posembed.integrations.huggingface import _door, _instances
+from posembed.integrations.huggingface._rotation import Counter, Rotation
 
-BIAS = "it makes one row for each head, too little to gain anything"
-INLINE = "it rotates in the code of a method, and posembed replaces functions"
-TESTED = ("5.23", "5.24")  # versions of transformers that the tests run with
-VERSIONS = "transformers {installed} (posembed is tested with {tested})"
-UNREACHED = "tables stay: they are not made by a module from positions alone"
-SPECIFICATIONS = "posembed_specifications"
-ADDED = (SPECIFICATIONS, *_tables.ADDED)  # to modules
+NOTHING = "nothing to replace: no function of the model's code rotates"
+TESTED = {"transformers": ("5.23", "5.24"), "diffusers": ("0.42",), "timm": ("1.0",)}
+PROGRAM = "a traced or exported program, which no longer runs the model's code"
 TABLE = "one kernel; equal bits"
+WIDTH = 100
+
+
+class Calls(NamedTuple):
+    """Calls of one function since the patch.
+
+    Args:
+        function: Its name.
+        location: Its file and line.
+        kernel: How often posembed's kernel ran.
+        own: How often the model's own code ran, for arguments that posembed does not support.
+        exact: How often the kernel ran by exact angles, not by the model's tables.
+    """
+
+    function: str
+    location: str
+    kernel: int
+    own: int
+    exact: int
+
+
+class Times(NamedTuple):
+    """Seconds of one call of a model, the median of several.
+
+    Args:
+        kernel: With posembed's kernels.
+        own: With the model's own code.
+    """
+
+    kernel: float
+    own: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One function of the model's code.
+
+    Args:
+        function: Its name.
+        location: Its file and line.
+        classes: The model's classes that call it.
+        modules: How many modules of the model have one of these classes.
+        patched: Whether posembed replaces it.
+        reason: Why nothing changed, or what runs in place of a table.
+        rotates: Whether it is a function that rotates, and no bias, table or method that only looks
+            as if it rotated.
+        exact: Whether modules keep positions beside the tables, for exact angles.
+    """
+
+    function: str
+    location: str
+    classes: tuple[str, ...]
+    modules: int
+    patched: bool
+    reason: str
+    rotates: bool = True
+    exact: bool = False
+    _rotation: Rotation | None = dataclasses.field(default=None, compare=False, repr=False)
+    _counter: Counter = dataclasses.field(default_factory=Counter, compare=False, repr=False)
+    _before: tuple[int, int, int] = dataclasses.field(default=(0, 0, 0), compare=False, repr=False)
+
+    @property
+    def action(self) -> str:
+        """What runs now, in the forms that calls have used if there were any; or why not."""
+        if self._rotation is None:
+            return self.reason
+        calls = self.calls()
+        exact = self.exact and (calls.exact > 0 or calls.kernel + calls.own == 0)
+        return self._rotation.forms() + ("; exact angles" if exact else "")
+
+    @property
+    def state(self) -> str:
+        """What the comparisons with the model's own code have shown, or ''."""
+        return "" if self._rotation is None else self._rotation.state()
+
+    def calls(self) -> Calls:
+        """Calls since the patch."""
+        now = self._counter.kernel, self._counter.own, self._counter.exact
+        counts = (x - y for x, y in zip(now, self._before, strict=True))
+        return Calls(self.function, self.location, *counts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """All functions of a model that rotate or make a bias, and what was done; prints as a list.
+
+    A report without rows is false.
+
+    Args:
+        rows: One row for each function.
+        notes: The installed versions of libraries, and those that posembed is tested with.
+    """
+
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+    @property
+    def patched(self) -> tuple[Row, ...]:
+        """Functions that posembed replaces."""
+        return tuple(row for row in self.rows if row.patched)
+
+    @property
+    def left(self) -> tuple[Row, ...]:
+        """Functions that run as before; ``action`` says why."""
+        return tuple(row for row in self.rows if not row.patched)
+
+    def calls(self) -> tuple[Calls, ...]:
+        """How often the kernel has run since the patch: one entry for each row of ``patched``.
+
+        Models of a family share their functions, so calls of other models count too. Calls in
+        compiled code and replays of a CUDA graph do not count. Calls on several threads at once may
+        be counted as fewer.
+
+        Examples:
+            >>> import torch, transformers
+            >>> from posembed.integrations.huggingface import patch
+            >>> config = transformers.LlamaConfig(
+            ...     vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+            ...     num_attention_heads=2)
+            >>> model = transformers.LlamaForCausalLM(config)
+            >>> report = patch(model)
+            >>> _ = model(torch.arange(5)[None])
+            >>> [(calls.function, calls.kernel, calls.own) for calls in report.calls()]
+            [('apply_rotary_pos_emb', 2, 0)]
+        """
+        return tuple(row.calls() for row in self.patched)
+
+    def benchmark(self, model: Any, *inputs: Any, rounds: int = 5, **named: Any) -> Times:
+        """Times calls of a patched model with posembed's kernels and with its own code, in turn.
+
+        Meanwhile other threads' calls of the same functions alternate, too. Compiled models are
+        timed after both have been compiled.
+
+        Args:
+            model: The model.
+            inputs: Its arguments.
+            rounds: How often each is timed.
+            named: Its named arguments.
+
+        Returns:
+            The medians.
+
+        Examples:
+            >>> import torch
+            >>> from posembed.integrations.huggingface import patch
+            >>> model = torch.nn.Linear(2, 2)
+            >>> times = patch(model).benchmark(model, torch.ones(1, 2))
+            >>> times.kernel > 0
+            True
+        """
+
+        def seconds() -> float:
+            begin = time.perf_counter()
+            with torch.no_grad():
+                model(*inputs, **named)
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                torch.cuda.synchronize()
+            return time.perf_counter() - begin
+
+        kernel, own = [], []
+        for _ in range(rounds + 1):
+            kernel.append(seconds())
+            with _door.own_code():
+                own.append(seconds())
+        return Times(*(sorted(x[1:])[rounds // 2] for x in (kernel, own)))
+
+    def _lines(self) -> Iterator[tuple[str, str, str]]:
+        """What each row says: the function, what runs now, and where it stands."""
+        for row in self.rows:
+            calls, text = row.calls(), row.action if row.patched else f"left: {row.action}"
+            total = calls.kernel + calls.own
+            if row.patched:
+                text += f"; {calls.kernel} of {total} calls" if total else "; 0 of your calls"
+            if row.state:
+                text += f"; {row.state}"
+            users = f"{row.modules} x {', '.join(row.classes)}"
+            yield row.function, text, f"{users}, {_in_package(row.location)}"
+
+    def _repr_html_(self) -> str:
+        """The table, for notebooks."""
+        rows, notes = list(self._lines()), self.notes if self.rows else (NOTHING, *self.notes)
+        texts = "".join(f"<p>{html.escape(note)}</p>" for note in notes)
+        return (_html.table(("function", "now", "where"), rows) if rows else "") + texts
+
+    def __str__(self) -> str:
+        lines: list[str] = [] if self.rows else [NOTHING]
+        for function, text, where in self._lines():
+            lines += textwrap.wrap(f"{function}: {text}", WIDTH, subsequent_indent="    ")
+            lines += textwrap.wrap(where, WIDTH, initial_indent="    ", subsequent_indent="    ")
+        return "\n".join([*lines, *self.notes])
+
+
+def _in_package(location: str) -> str:
+    """A file and line without the folder that Python imports the file from, if there is one."""
+    folders = [os.path.join(folder, "") for folder in sys.path if folder]
+    known = [folder for folder in folders if location.startswith(folder)]
+    return location.removeprefix(max(known, key=len, default=""))
 
 
 def patch(
-    model: nn.Module,
+    model: Any,
     *,
     numerics: Literal["model", "exact"] = "model",
-    tables: _tables.Where = "stay",
+    tables: _instances.Where = "stay",
 ) -> Report:
     """Makes posembed rotate in a loaded model of transformers, diffusers, timm, or your own.
 
     Functions that rotate query and key are recognised by what they compute, so posembed does not
-    need to know their names or the model. Each module that calls one, and each object that a module
-    holds for it, becomes an instance of a subclass, in which ``functional.rotary_tables`` replaces
-    the function. Weights, ``state_dict``,
-    hooks, ``isinstance`` and other models of the same family do not change. Patched models can be
-    compiled, copied and pickled. Patching a second time has no effect.
+    need to know their names or the model. Each gets other code, which calls
+    ``functional.rotary_tables``; whatever holds the function follows. Weights, ``state_dict``,
+    hooks and classes do not change. The effect is the process's: other models of the family run the
+    kernel too, with the same bits, until ``unpatch`` of the last patched one. Patched models can be
+    compiled and copied; a model that was compiled before is compiled again by itself. A pickle has
+    the model alone: patch it again in another process. Patching a second time has no effect.
 
-    Results are bitwise identical to those of the model's own code in eager mode. Complex products
-    (Llama 4, DeepSeek-V2) may differ in the last bit, because PyTorch's depend on the memory
-    layout.
+    Results are bitwise identical to those of the model's own code in eager mode: the first call of
+    each kind (dtypes, widths, heads, layout, gradients, autocast) runs that code too and compares.
+    If bits differ, the model's code stays for such calls, and the report says where. Complex
+    products (Llama 4, DeepSeek-V2) may differ in the last bit, because PyTorch's depend on the
+    memory layout.
 
-    With ``numerics="exact"`` there are no tables: rotary modules pass positions to rotations, and
-    the kernel computes exact angles from the specification in the model's configuration. Results
-    then differ from the model's by the rounding of its float32 angles, which grows with the
-    position. This is done only if the specification is verified to rotate like the module, and if
-    the model's code passes the tables to rotations only; otherwise the tables stay, and the report
-    says why. Integer positions below -1 raise, and -1 leaves a token unchanged.
+    With ``numerics="exact"`` the model's rotary modules keep the positions beside the tables that
+    they make. A rotation that gets those tables untouched computes exact angles from the
+    specification in the model's configuration. Results then differ from the model's by the rounding
+    of its float32 angles, which grows with the position. Other rotations, compiled code and
+    inference mode use the tables. ``report.calls()`` counts both. Integer positions below -1 raise,
+    and -1 leaves a token unchanged.
 
     Tables whose rows are scaled (Gemma 3n, 4) or hashed from n-grams (qwen4_exp) are looked up in
     one kernel, with equal bits. With ``tables="host"`` those that are no input table of the model
     move to pinned memory of the host, frozen, where the GPU's kernels read their rows: a table may
     then be larger than the GPU's memory. ``unpatch`` moves them back.
 
-    Other threads may run the model meanwhile: each of their calls gives the results of one of the
-    numerics, or layer by layer of both.
+    Other threads may run the model meanwhile.
 
     Args:
-        model: The model; its modules change in place.
+        model: The model, or a pipeline whose components are models.
         numerics: "model" for results bitwise identical to the model's own code, "exact" for exact
             angles.
         tables: "stay", or "host" to move tables of n-grams and of layers to the host's memory.
@@ -72,7 +273,7 @@ def patch(
         A report of what was replaced and what was not, and why.
 
     Raises:
-        TypeError: The model is not an ``nn.Module``.
+        TypeError: The model is neither an ``nn.Module`` nor a pipeline.
         ValueError: ``numerics`` or ``tables`` is unknown, or a table cannot be pinned.
 
     Examples:
@@ -89,231 +290,125 @@ def patch(
         'half-split; exact angles'
         >>> unpatch(model)
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    models = _models(model)
     if numerics not in ("model", "exact"):
         raise ValueError(f"numerics: expected 'model' or 'exact', got {numerics!r}")
     if tables not in ("stay", "host"):
         raise ValueError(f"tables: expected 'stay' or 'host', got {tables!r}")
-    parts = list(_parts(model))
-    classes = {type(part): None for part in parts}
-    patched = {cls: _shadow.shadow_class(_shadow.original_of(cls)) for cls in classes}
-    rotations: dict[int, Any] = {}
-    for shadow in _shadow.SHADOWS.values():
-        for rotation in shadow.rotations.values():
-            rotations.setdefault(id(rotation.original), rotation.placed())
-    # The model may be running: what a class needs is there before a module becomes its instance,
-    # and rotations take positions before rotary modules pass them.
-    for module in parts:
-        _record_as(module, patched[type(module)])
-        _become(module, patched[type(module)])
-        for name, value in list(vars(module).items()):
-            function = value.func if isinstance(value, functools.partial) else value
-            if id(function) in rotations:  # kernels put functions on modules
-                vars(module)[name] = _with(value, rotations[id(function)])
-        for added in ADDED:
-            vars(module).pop(added, None)
-    decisions = _exact.decide(model) if numerics == "exact" else None
-    for decision in decisions or ():
-        if decision.texts:
-            cls = _shadow.EXACT[_shadow.original_of(type(decision.module))]
-            vars(decision.module)[SPECIFICATIONS] = decision.texts
-            _become(decision.module, cls)
-    report = _report(model, decisions)
-    return Report((*report.rows, *_placed(model, tables)), report.notes)
+    parts = [part for one in models for part in _door.parts_of(one)]
+    users: dict[_door.Place, tuple[_door.Found, dict[type, None]]] = {}
+    reached: set[type] = set()
+    for part in parts:
+        cls = _instances.original_of(type(part))
+        held = any(isinstance(x, types.FunctionType) for x in vars(part).values())
+        if cls not in reached or held:
+            reached.add(cls)
+            for place, found in _door.reach(part).items():
+                users.setdefault(place, (found, {}))[1][cls] = None
+    for place, (found, _) in users.items():
+        if found.rotation is not None:
+            for one in models:
+                _door.swap(place, found.rotation, one)
+    rows: list[Row] = []
+    kept = [row for one in models for row in _instances.place(one, tables)]
+    positions = [row for one in models for row in _exact(one, numerics)]
+    exact = any(not reason for _, _, reason in positions)
+    counts = collections.Counter(_instances.original_of(type(part)) for part in parts)
+    for place, (found, classes) in sorted(users.items(), key=lambda x: x[0].name):
+        rows.append(_row(place, found, classes, counts, exact))
+    for cls, count, reason in kept:
+        rows.append(_table_row(cls, count, reason))
+    rows += [_exact_row(cls, count, reason) for cls, count, reason in positions if reason]
+    rows += _programs(parts)
+    return Report(tuple(rows), tuple(_notes(counts)))
 
 
-def _parts(model: nn.Module) -> Iterator[Any]:
-    """Modules, and objects of other classes that they hold."""
-    seen = set()
-    for module in model.modules():
-        yield module
-        for value in _shadow.held(module):
-            if id(value) not in seen:
-                seen.add(id(value))
-                yield value
+def unpatch(model: Any) -> None:
+    """Ends a patch: functions that no other patched model uses have the models' own code again.
 
-
-def _placed(model: nn.Module, where: _tables.Where) -> list[Row]:
-    """Puts tables on the kernels, and says which."""
-    rows = []
-    for cls, count, reason in _tables.place(model, where, _become):
-        names, location = (cls.__name__,), _location(cls.forward)
-        row = Row("forward", location, names, count, not reason, reason or TABLE, rotates=False)
-        rows.append(_counted(row, _tables.class_of(cls).posembed_counter))
-    return rows
-
-
-def _counted(row: Row, counter: Counter) -> Row:
-    """The row of a function whose calls are counted from now on."""
-    return dataclasses.replace(row, counter=counter, before=(counter.kernel, counter.own))
-
-
-def unpatch(model: nn.Module) -> None:
-    """Restores a patched model's own code; other models do not change.
-
-    Other threads may run the model meanwhile, unless it has exact angles: a call that has begun
-    would give positions to the model's own functions, which expect tables, and raise
-    ``AttributeError``. If so, ``patch(model)`` first, and ``unpatch`` when those calls have ended.
+    Other threads may run the model meanwhile.
 
     Args:
-        model: The model; its modules change in place.
+        model: The model, or the pipeline.
 
     Raises:
-        TypeError: The model is not an ``nn.Module``.
+        TypeError: The model is neither an ``nn.Module`` nor a pipeline.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    modules = list(_parts(model))
-    # The reverse of patch: rotary modules make tables again before the model's functions get them.
-    for module in sorted(modules, key=lambda x: SPECIFICATIONS not in vars(x)):
-        if isinstance(module, nn.Module):
-            _tables.release(module)
-        _become(module, _shadow.original_of(type(module)))
-        for added in ADDED:
-            vars(module).pop(added, None)
-        for name, value in list(vars(module).items()):
-            rotation = rotation_of(value.func if isinstance(value, functools.partial) else value)
-            if rotation is not None:
-                vars(module)[name] = _with(value, rotation.original)
+    for one in _models(model):
+        for module in one.modules():
+            _instances.restore(module)
+        _door.restore(one)
 
 
-def _with(value: Any, function: Any) -> Any:
-    """Another function in place of one, or of that of a partial."""
-    if not isinstance(value, functools.partial):
-        return function
-    return functools.partial(function, *value.args, **value.keywords)
-
-
-def _record_as(module: nn.Module, cls: type) -> None:
-    """Registers a module's additional outputs, which transformers looks up by the class's name."""
-    capturing = sys.modules.get("transformers.utils.output_capturing")
-    outputs: Any = getattr(capturing, "_CAN_RECORD_REGISTRY", {})
-    recorded = outputs.get(module)
-    if recorded:
-        dict.__setitem__(outputs, str(cls), recorded)
-
-
-def _become(module: nn.Module, cls: type) -> None:
-    """Changes a module's class, and the bound methods that hooks have stored on the module."""
-    before = type(module)
-    module.__class__ = cls
-    for name, value in list(vars(module).items()):
-        if isinstance(value, types.MethodType) and value.__self__ is module:
-            method = value.__func__
-            if getattr(before, method.__name__, None) is method:  # accelerate's _old_forward
-                vars(module)[name] = getattr(cls, method.__name__).__get__(module)
-
-
-def _report(model: nn.Module, decisions: list[_exact.Decision] | None) -> Report:
-    modules = [_shadow.original_of(type(part)) for part in _parts(model)]
-    counts = collections.Counter(modules)
-    users: dict[tuple[str, str], list[type]] = {}
-    for cls in counts:
-        for found in sorted(_functions_of(cls)):
-            users.setdefault(found, []).append(cls)
-    rows = []
-    angles = None if decisions is None else _angles(decisions)
-    for (module, name), classes in users.items():
-        shadow = _shadow.SHADOWS[module]
-        row = _row(shadow, name, classes, sum(counts[cls] for cls in classes))
-        if angles is not None and row.patched:
-            where = angles.get((module, name), [UNREACHED])
-            row = dataclasses.replace(row, action="; ".join([row.action, *where]))
-        rows.append(row)
-    notes = []
-    if any(cls.__module__.startswith("transformers.") for cls in counts):
-        version = importlib.metadata.version("transformers")
-        notes.append(VERSIONS.format(installed=version, tested=" and ".join(TESTED)))
-    return Report(tuple(rows), tuple(notes))
-
-
-def _angles(decisions: list[_exact.Decision]) -> dict[tuple[str, str], list[str]]:
-    """What each function receives with exact numerics: angles, or tables and why."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for decision in decisions:
-        maker = type(decision.module).__name__
-        classes = {
-            _shadow.original_of(type(m)) for owner in decision.owners for m in owner.modules()
-        }
-        for module, name in sorted(set().union(*map(_functions_of, classes))):
-            rotation = _shadow.SHADOWS[module].rotations.get(name)
-            if rotation is not None and rotation in decision.rotations:
-                text = "exact angles"
-            elif decision.reason:
-                text = f"tables of {maker} stay: {decision.reason}"
-            else:
-                continue
-            texts = found.setdefault((module, name), [])
-            if text not in texts:
-                texts.append(text)
+def _models(model: Any) -> list[nn.Module]:
+    """The models of a pipeline, or the model itself."""
+    if isinstance(model, nn.Module):
+        return [model]
+    held = getattr(model, "components", None)
+    values = held.values() if isinstance(held, dict) else [getattr(model, "model", None)]
+    found = [x for x in values if isinstance(x, nn.Module)]
+    if not found:
+        expected = "a torch.nn.Module or a pipeline of them"
+        raise TypeError(f"model must be {expected}, got {type(model).__name__}")
     return found
 
 
-def _row(shadow: _shadow.Shadow, name: str, classes: list[type], modules: int) -> Row:
-    rotation = shadow.rotations.get(name)
-    action = str(rotation) if rotation else refusal(shadow.function(name))
-    action = BIAS if name in shadow.biases else INLINE if name in shadow.inline else action
-    names = tuple(cls.__name__ for cls in classes)
-    location = _location(shadow.function(name))
-    rotates = name not in shadow.biases and name not in shadow.inline
-    row = Row(name, location, names, modules, rotation is not None, action, rotates)
-    return _counted(row, rotation.counter) if rotation else row
+def _exact(model: nn.Module, numerics: str) -> Iterable[tuple[Any, int, str]]:
+    """Makes rotary modules keep positions, or no longer."""
+    if numerics == "exact":
+        return _instances.attach(model)
+    for module in model.modules():
+        if isinstance(module, _instances.WithPositions):
+            _instances.restore(module)
+    return ()
+
+
+def _row(
+    place: _door.Place,
+    found: _door.Found,
+    classes: Iterable[type],
+    counts: dict[type, int],
+    exact: bool,
+) -> Row:
+    names, modules = tuple(cls.__name__ for cls in classes), sum(counts[cls] for cls in classes)
+    rotation, facts = found.rotation, (place.name, place.location)
+    if rotation is None:
+        return Row(*facts, names, modules, False, found.reason, found.rotates)
+    counter = rotation.counter
+    before = counter.kernel, counter.own, counter.exact
+    return Row(*facts, names, modules, True, "", True, exact, rotation, counter, before)
 
 
 def _location(function: Any) -> str:
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
     code = getattr(function, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(type(function))
 
 
-def _functions_of(cls: type) -> set[tuple[str, str]]:
-    """Functions in the report that a class reaches: their module and name."""
-    found: set[tuple[str, str]] = set()
-    overridden: set[str] = set()
-    for base in cls.__mro__:
-        shadow = _shadow.SHADOWS.get(base.__module__)
-        if shadow is None:
-            continue
-        named = _shadow.is_named(base)  # otherwise its own methods stay
-        for key, value in vars(base).items() if named else ():
-            name = f"{base.__name__}.{key}"
-            if shadow.function(name) is not None:
-                if key not in overridden:
-                    found.add((base.__module__, name))
-            else:
-                found |= _reached(value)
-        overridden.update(vars(base))
-    return found
+def _table_row(cls: Any, count: int, reason: str) -> Row:
+    kind: Any = _instances.kind_of(cls)
+    counter = _instances.class_of(cls, kind).posembed_counter
+    before = counter.kernel, counter.own, counter.exact
+    facts = "forward", _location(cls.forward), (cls.__name__,), count, not reason
+    return Row(*facts, reason or TABLE, False, False, None, counter, before)
 
 
-def _reached(value: Any) -> set[tuple[str, str]]:
-    found: set[tuple[str, str]] = set()
-    pending, seen = list(_shadow.inner(value)), set()
-    while pending:
-        function = pending.pop()
-        if function in seen:
-            continue
-        seen.add(function)
-        shadow = _shadow.SHADOWS.get(str(function.__globals__.get("__name__", "")))
-        used = list(_globals_used(function))
-        for module, name in shadow.uses.get(function.__code__, ()) if shadow else ():
-            used.append((module, name, vars(_shadow.SHADOWS[module].original).get(name)))
-        for module, name, target in used:
-            if _shadow.SHADOWS[module].function(name) is not None:
-                found.add((module, name))
-            else:
-                pending.extend(_shadow.inner(target))
-    return found
+def _exact_row(cls: Any, count: int, reason: str) -> Row:
+    text = f"its tables are used, without positions: {reason}"
+    return Row("forward", _location(cls.forward), (cls.__name__,), count, False, text, False)
 
 
-def _globals_used(function: types.FunctionType) -> Iterator[tuple[str, str, Any]]:
-    """Functions that a function calls by name: their module, name, and the function."""
-    module = str(function.__globals__.get("__name__", ""))
-    if module in _shadow.SHADOWS:
-        for name in _shadow.names_in(function.__code__):
-            target = function.__globals__.get(name)
-            known = _shadow.SHADOWS[module].function(name) is not None
-            if known or isinstance(target, types.FunctionType | nn.Module):
-                yield module, name, target
+def _programs(parts: list[Any]) -> Iterator[Row]:
+    """Rows of parts of a model that cannot follow."""
+    kinds = torch.jit.ScriptModule, torch.fx.GraphModule
+    found = collections.Counter(type(part) for part in parts if isinstance(part, kinds))
+    for cls, count in found.items():
+        yield Row("forward", repr(cls), (cls.__name__,), count, False, PROGRAM, False)
+
+
+def _notes(classes: Iterable[type]) -> Iterator[str]:
+    """The versions of the libraries that a model's classes are from."""
+    roots = {cls.__module__.partition(".")[0] for cls in classes}
+    for library, tested in TESTED.items():
+        if library in roots:
+            version = importlib.metadata.version(library)
+            yield f"{library} {version} (posembed is tested with {' and '.join(tested)})"

@@ -1,13 +1,14 @@
-"""A rotation that replaces a model's own function, with the same arguments and results.
+"""A rotation that runs in place of a model's own function, with the same arguments and results.
 
-What depends only on shapes, dtypes, devices and options is decided once for each combination.
+What depends only on shapes, dtypes, devices and options is decided once for each combination. The
+first call of each kind runs the model's own code too and compares bits.
 """
 
 from __future__ import annotations
 
-import inspect
-import sys
+import dataclasses
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -17,17 +18,211 @@ from torch import Tensor
 from posembed import functional
 from posembed._build_info import build_info
 from posembed.functional import Layout
-from posembed.functional._rotary import rotated
 from posembed.functional._rotary_tables import LAYOUTS, rotated_by_tables
-from posembed.integrations.huggingface._report import Counter
-from posembed.integrations.huggingface._rule import WHOLE, Part, Roles, Rule
 
 KERNEL_DEVICES = {"cpu", "meta"} | ({"cuda"} if build_info()["cuda_version"] else set())
 ROUNDED = (torch.float32, torch.bfloat16, torch.float16)
+NARROW = (torch.bfloat16, torch.float16)
 Numerics = Literal["float32", "float32_product"]
+Form = Literal["separate", "pair", "joint", "stacked", "matrices", "angles", "complex"]
+INNER = {"stacked": 1, "matrices": 2}  # dimensions of a pair's elements behind the pairs
 MAX_WIDTH = 1024  # rotated components that the kernel takes
 TOKENS_FIRST = -4  # the place of heads in a layout whose tables are [tokens, 1, 1, width]
+ANGLES = "posembed_angles"  # of tables that carry the positions that they were made from
+ATTACHED: weakref.WeakSet[Any] = weakref.WeakSet()  # rotary modules that make such tables
 PLANS = 512  # a rotation clears its plans beyond this number: prompt lengths are unbounded
+
+
+class Columns(NamedTuple):
+    """Columns of a table, one for each pair: a strided slice of its last dimension.
+
+    Args:
+        table: The first table, 0, or the second, 1.
+        quarter: Quarters of the width before the slice.
+        offset: Columns after those.
+        step: From one column to the next.
+    """
+
+    table: int
+    quarter: int
+    offset: int
+    step: int
+
+    def of(self, tables: list[Tensor], pairs: int) -> Tensor:
+        """The columns."""
+        table = tables[self.table]
+        start = table.shape[-1] * self.quarter // 4 + self.offset
+        return table[..., start : start + (pairs - 1) * self.step + 1 : self.step]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """The rotation that a function computes.
+
+    Args:
+        pairs: "halves" are components i and i + n/2, "adjacent" are 2i and 2i + 1, and
+            "regrouped" reads adjacent pairs and writes halves.
+        first: Where the cosine and the sine of the first component of each pair are in the tables;
+            None for complex tables.
+        second: The same of the second component.
+        ratio: Columns of a table for each pair.
+        signs: The signs of the sine's products in the first and the second component.
+        numerics: "float32" rounds each product as PyTorch does, "float32_product" rounds once,
+            "float64" computes in float64.
+        keeps_dtype: Whether results keep the dtype of their tensors even if tables are wider.
+        window: Which components rotate: "all", the "first" or the "last" of the head.
+        unsqueeze: The head dimension that the function inserts into its tables; None if it inserts
+            none.
+        gathers: Whether tables are gathered by position.
+        tokens: Which tokens rotate: "all" have a row in the tables, only the "last" have one, or
+            the query uses the "table's last" or the "table's first" rows.
+        layouts: The layouts for which this is verified: rank of a tensor, rank of a table, and the
+            head dimension that the table has or that is inserted, if there is one. None: all.
+        casts: Whether tables are converted to the dtype of the tensors first.
+        dtypes: The dtypes of tensors and tables for which this is verified; None: all.
+        packs: Whether results are contiguous, whatever the memory order of the tensors.
+        least: How many tensors it needs, if it takes None for the others; 0: it needs all.
+        lone: What is returned without the others: the rest "alone" or "padded" with None.
+    """
+
+    pairs: Literal["halves", "adjacent", "regrouped"] = "halves"
+    first: tuple[Columns, Columns] | None = None
+    second: tuple[Columns, Columns] | None = None
+    ratio: int = 1
+    signs: tuple[int, int] = (-1, 1)
+    numerics: Literal["float32", "float32_product", "float64"] = "float32"
+    keeps_dtype: bool = False
+    window: Literal["all", "first", "last"] = "all"
+    unsqueeze: int | None = None
+    gathers: bool = False
+    tokens: Literal["all", "last", "table's last", "table's first"] = "all"
+    layouts: frozenset[tuple[int, int, int | None]] | None = None
+    casts: bool = False
+    dtypes: frozenset[tuple[torch.dtype, torch.dtype]] | None = None
+    packs: bool = False
+    least: int = 0
+    lone: Literal["", "alone", "padded"] = ""
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether the table is cos + i sin."""
+        return self.first is None
+
+    @property
+    def has_halves(self) -> bool:
+        """Whether what is read of the tables is one value for each pair."""
+        return not self.is_complex and self.first == self.second and sum(self.signs) == 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the kernel takes the two tables as they are."""
+        if self.is_complex:
+            return True
+        assert self.first is not None
+        as_is = all(self._is_whole(i) for i in (0, 1)) or (self.has_halves and self.ratio == 1)
+        return as_is and self.signs == (-1, 1) and self.first[0].table != self.first[1].table
+
+    def _is_whole(self, index: int) -> bool:
+        """Whether the cosines or the sines are a whole table, in the order of the components."""
+        assert self.first is not None
+        assert self.second is not None
+        first, second = self.first[index], self.second[index]
+        if self.pairs == "adjacent":
+            order = first[1:] == (0, 0, 2) and second[1:] == (0, 1, 2)
+        else:
+            order = first[1:] == (0, 0, 1) and second[1:] == (2, 0, 1)
+        return self.ratio == 2 and order and first.table == second.table
+
+    def of(self, tables: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Cosines and sines for the kernel, for each pair or for each component."""
+        return self._read(tables, 0, (1, 1)), self._read(tables, 1, (-self.signs[0], self.signs[1]))
+
+    def _read(self, tables: list[Tensor], index: int, signs: tuple[int, int]) -> Tensor:
+        assert self.first is not None
+        assert self.second is not None
+        first, second = self.first[index], self.second[index]
+        pairs = tables[first.table].shape[-1] // self.ratio
+        if self._is_whole(index) and signs[0] == signs[1]:
+            table = tables[first.table]
+            return table if signs[0] > 0 else -table
+        values = [c.of(tables, pairs) for c in (first, second)]
+        values = [x if sign > 0 else -x for x, sign in zip(values, signs, strict=True)]
+        if self.has_halves:
+            return values[0]
+        if self.pairs == "adjacent":
+            return torch.stack(values, -1).flatten(-2)
+        return torch.cat(values, -1)
+
+    def __str__(self) -> str:
+        words = {
+            "halves": "half-split",
+            "adjacent": "interleaved",
+            "regrouped": "adjacent pairs to halves",
+        }[self.pairs]
+        if self.is_complex or self.has_halves:
+            words += ", complex" if self.is_complex else ", half tables"
+        if self.window != "all":
+            words += f", {self.window} part of the head"
+        if self.tokens != "all":
+            words += f", {self.tokens} tokens"
+        if self.signs == (1, -1):
+            words += ", backwards"
+        if self.numerics != "float32":
+            words += ", " + self.numerics.replace("_product", "")
+        return words
+
+
+@dataclasses.dataclass(frozen=True)
+class Roles:
+    """Names of the arguments that matter for a rotation, in the function's order.
+
+    Args:
+        names: All arguments.
+        defaults: Values of those that have one.
+        tensors: What is rotated.
+        cos: The tables, or the first of two.
+        sin: The second of two tables.
+        form: How tables are passed: in "separate" arguments, as a "pair", "joint" side by side,
+            "stacked" in a last dimension of 2, as "matrices" of 2 x 2, as their "angles", or
+            "complex".
+        unsqueeze: The head dimension to insert into the tables.
+        positions: Rows of the tables.
+        options: Values of other arguments that are not their defaults.
+    """
+
+    names: tuple[str, ...]
+    defaults: dict[str, Any]
+    tensors: tuple[str, ...]
+    cos: str
+    sin: str | None = None
+    form: Form = "separate"
+    unsqueeze: str | None = None
+    positions: str | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def others(self) -> dict[str, Any]:
+        """Arguments without a role, and the only value of each that a rotation supports."""
+        known = {*self.tensors, self.cos, self.sin, self.unsqueeze, self.positions}
+        values = {**self.defaults, **dict(self.options)}
+        return {name: values.get(name) for name in self.names if name not in known}
+
+    def tables(self, given: dict[str, Any], *, once: bool = False) -> list[Tensor]:
+        """The tables among the arguments, with all that belongs to a token in one dimension.
+
+        Args:
+            given: The arguments.
+            once: Whether angles are read in float32.
+        """
+        table: Any = given[self.cos]
+        match self.form:
+            case "separate":
+                return [table, given[self.sin or ""]]
+            case "pair":
+                return list(table)
+            case "angles":
+                table = table.float() if once else table
+                return [table.cos(), table.sin()]
+        return [table.flatten(-1 - INNER.get(self.form, 0))]
 
 
 class Plan(NamedTuple):
@@ -85,20 +280,6 @@ class Rearrangement(NamedTuple):
         return x.movedim(-2, 0) if self.kind == "tokens first" else x.view(shape)
 
 
-class Angles(NamedTuple):
-    """Replaces a table of cosines or sines if angles are exact.
-
-    Args:
-        positions: [batch or 1, tokens], or [axes, batch or 1, tokens] with several axes.
-        halves: The specification text, with pairs of components i and i + n/2.
-        adjacent: The same with pairs 2i and 2i + 1. The rotation knows which of them to use.
-    """
-
-    positions: Tensor
-    halves: str
-    adjacent: str
-
-
 def _regroup(x: Tensor) -> Tensor:
     return torch.cat((x[..., ::2], x[..., 1::2]), -1)
 
@@ -128,13 +309,6 @@ def _tokens(x: Tensor, heads: int) -> int:
     return x.shape[-2 if heads == -3 else -3]
 
 
-def part_of(table: Tensor, part: Part) -> Tensor:
-    """Some columns of a table."""
-    half = table.shape[-1] // 2
-    columns = {"whole": slice(None), "first half": slice(half), "second half": slice(half, None)}
-    return table[..., columns.get(part, slice(part == "odd", None, 2))]
-
-
 def kind_of(value: Any) -> Any:
     """What a decision may depend on: the metadata of tensors, and other values themselves."""
     if isinstance(value, Tensor):
@@ -149,6 +323,7 @@ class Case:
         self.roles = roles
         self.rule = rule
         self.others = roles.others()
+        self.used = False
 
     def rotate(self, given: dict[str, Any]) -> Any:
         """The result, or None if the function itself has to run."""
@@ -163,10 +338,10 @@ class Case:
         if plan.squeeze is not None:
             cos, sin = cos.squeeze(plan.squeeze), None if sin is None else sin.squeeze(plan.squeeze)
         if not plan.plain:
-            return self._packed(tuple(self._rearranged(tensors, cos, sin, plan)), len(slots))
+            return self.packed(tuple(self._rearranged(tensors, cos, sin, plan)), len(slots))
         key = tensors[1] if len(tensors) > 1 else None
         result = rotated_by_tables(tensors[0], key, None, cos, sin, *plan.options)
-        return self._packed(result, len(slots))
+        return self.packed(result, len(slots))
 
     def direct(self, plan: Plan, count: int) -> Callable[..., Any] | None:
         """A function of this number of positional arguments that only calls the operator.
@@ -174,20 +349,18 @@ class Case:
         None if a plan needs more, or if not all tensors and tables are among them.
         """
         roles, rule = self.roles, self.rule
-        needed = (*roles.tensors, roles.cos, roles.sin)
-        as_is = rule.parts == WHOLE and not (rule.gathers or rule.casts)
-        if not plan.plain or plan.squeeze is not None or not as_is or rule.backwards:
+        needed = {*roles.tensors, roles.cos, roles.sin}
+        if not (plan.plain and rule.is_plain) or plan.squeeze is not None:
             return None
-        if roles.packing not in ("separate", "complex") or not set(needed) <= {
-            *roles.names[:count],
-            None,
-        }:
+        if rule.gathers or rule.casts or roles.form not in ("separate", "complex"):
+            return None
+        if not needed <= {*roles.names[:count], None}:
             return None
         query, key, first, second = (
             roles.names.index(name) if name else None
             for name in (roles.tensors[0], (*roles.tensors, None)[1], roles.cos, roles.sin)
         )
-        if rule.sine_first:
+        if rule.first is not None and rule.first[0].table == 1:
             first, second = second, first
         call = _operator_call(query, key, first, second, plan.options)
         return (lambda *x: _contiguous(call(*x))) if rule.packs else call
@@ -217,9 +390,9 @@ class Case:
 
     def _readable(self, given: dict[str, Any]) -> bool:
         """Whether tables have the form that they are read in."""
-        roles, packing = self.roles, self.roles.packing
+        roles, form = self.roles, self.roles.form
         table = given.get(roles.cos)
-        if packing == "pair":
+        if form == "pair":
             return (
                 isinstance(table, tuple | list)
                 and len(table) == 2
@@ -227,9 +400,9 @@ class Case:
             )
         if not isinstance(table, Tensor):
             return False
-        if packing == "separate" and not isinstance(given.get(roles.sin or ""), Tensor):
+        if form == "separate" and not isinstance(given.get(roles.sin or ""), Tensor):
             return False
-        ends = {"stacked": (2,), "matrices": (2, 2)}.get(packing, ())
+        ends = {"stacked": (2,), "matrices": (2, 2)}.get(form, ())
         if self.rule.gathers and not (
             table.dim() == 2 + len(ends) and isinstance(given.get(roles.positions or ""), Tensor)
         ):
@@ -241,64 +414,23 @@ class Case:
         query = given[self.roles.tensors[0]]
         return query.dtype, self._tables(given, query)[0].dtype
 
+    def tells(self, given: dict[str, Any], query: Tensor) -> bool:
+        """Whether tables have angles whose sign can be seen."""
+        cos, sin = self._tables(given, query)
+        sine = cos.imag if sin is None else sin
+        return bool((sine.abs() > 1e-3).any())
+
     def _tables(self, given: dict[str, Any], query: Tensor) -> tuple[Tensor, Tensor | None]:
         """The part of the tables that is read, gathered by position if necessary."""
         roles, rule = self.roles, self.rule
-        cos, sin = self._unpacked(given)
-        if rule.parts != WHOLE and sin is not None:
-            cos, sin = map(self._columns, (cos, sin), rule.parts)
-        if rule.sine_first and sin is not None:
-            cos, sin = sin, cos
+        tables = roles.tables(given, once=rule.numerics == "float32_product")
+        cos, sin = (tables[0], None) if rule.is_complex else rule.of(tables)
         if rule.gathers:
             positions = given[roles.positions or ""]
             cos, sin = cos[positions], None if sin is None else sin[positions]
         if rule.casts:
             cos, sin = cos.to(query.dtype), None if sin is None else sin.to(query.dtype)
-        if rule.backwards and sin is not None and roles.packing != "matrices":
-            sin = -sin
         return cos, sin
-
-    def _unpacked(self, given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
-        table: Any = given[self.roles.cos]
-        match self.roles.packing:
-            case "separate":
-                return table, given[self.roles.sin or ""]
-            case "pair":
-                return table[0], table[1]
-            case "joint":
-                first, second = table.chunk(2, -1)
-                return first, second
-            case "stacked":
-                return table[..., 0], table[..., 1]
-            case "angles":
-                if self.rule.numerics == "float32_product":
-                    table = table.float()
-                return table.cos(), table.sin()
-            case "matrices":
-                table = table.mT if self.rule.backwards else table
-                cosine, sine = table[..., 0, 0], table[..., 1, 0]
-                if self.rule.has_halves:
-                    return cosine, sine
-                return self._whole(cosine, table[..., 1, 1]), self._whole(-table[..., 0, 1], sine)
-            case _:
-                return table, None
-
-    def _columns(self, table: Tensor, part: Part) -> Tensor:
-        """The columns that are read of a table, for each pair or for each component."""
-        if part == "exchanged":
-            adjacent = self.rule.pairs == "adjacent"
-            first, second = (
-                (part_of(table, "even"), part_of(table, "odd")) if adjacent else table.chunk(2, -1)
-            )
-            return self._whole(second, first)
-        columns = part_of(table, part)
-        return columns if part == "whole" or self.rule.has_halves else self._whole(columns, columns)
-
-    def _whole(self, first: Tensor, second: Tensor) -> Tensor:
-        """A table with a value for each component of a pair."""
-        if self.rule.pairs == "adjacent":
-            return torch.stack((first, second), -1).flatten(-2)
-        return torch.cat((first, second), -1)
 
     def _plan(
         self, tensors: list[Tensor], cos: Tensor, sin: Tensor | None, dim: int | None
@@ -390,7 +522,7 @@ class Case:
     def _known(self, query: Tensor, cos: Tensor, sin: Tensor | None) -> bool:
         """Whether ``rotary_tables`` supports these tables."""
         rule = self.rule
-        if cos.is_complex() != (rule.tables == "complex"):
+        if cos.is_complex() != (rule.is_complex):
             return False
         if rule.dtypes is not None and (query.dtype, cos.dtype) not in rule.dtypes:
             return False
@@ -428,7 +560,7 @@ class Case:
 
     def _width(self, cos: Tensor) -> int:
         rule = self.rule
-        return cos.shape[-1] * (2 if rule.has_halves or rule.tables == "complex" else 1)
+        return cos.shape[-1] * (2 if rule.has_halves or rule.is_complex else 1)
 
     def _call(
         self, query: Tensor, key: Tensor | None, cos: Tensor, sin: Tensor | None, plan: Plan
@@ -506,7 +638,7 @@ class Case:
             rotated.extend(result if isinstance(result, tuple) else (result,))
         return rotated
 
-    def _packed(self, result: Any, slots: int) -> Any:
+    def packed(self, result: Any, slots: int) -> Any:
         """The result in the function's form, for this number of tensor arguments."""
         rotated = result if isinstance(result, tuple) else (result,)
         if self.rule.packs:
@@ -516,25 +648,6 @@ class Case:
         if slots == 1 or (len(rotated) == 1 and self.rule.lone == "alone"):
             return rotated[0]
         return rotated
-
-    def turned(self, given: dict[str, Any], angles: Angles) -> Any:
-        """The result with exact angles, in the dtype of each tensor."""
-        roles, rule = self.roles, self.rule
-        layout = layout_of(given[roles.unsqueeze] if roles.unsqueeze else rule.unsqueeze)
-        assert layout is not None  # known since the patch
-        slots = [given.get(name) for name in roles.tensors]
-        spec = angles.adjacent if rule.pairs == "adjacent" else angles.halves
-        tensors = [x for x in slots if x is not None]
-        if rule.pairs == "regrouped":
-            tensors = [_regroup(x) for x in tensors]
-        results: list[Tensor] = []
-        while tensors:
-            first, second = tensors.pop(0), None
-            if tensors and tensors[0].dtype == first.dtype:
-                second = tensors.pop(0)
-            found = rotated(first, second, angles.positions, spec, layout, 0, False, None, None)
-            results.extend(found if isinstance(found, tuple) else (found,))
-        return self._packed(tuple(results), len(slots))
 
 
 def _operator_call(
@@ -569,70 +682,141 @@ def _same(value: Any, supported: Any) -> bool:
     return (numbers or texts) and value == supported
 
 
-def layout_of(dimension: int | None) -> Layout | None:
-    """The tensor layout if this is the head dimension inserted into [batch, tokens, width]."""
-    if dimension is None:
-        return None
-    places: dict[int, Layout] = {-3: "bhsd", -2: "bshd"}
-    return places.get(dimension if dimension < 0 else dimension - 4)
+def _flat(result: Any) -> list[Tensor | None] | None:
+    """The elements of a result; None if any is neither a tensor nor None."""
+    parts = list(result) if isinstance(result, tuple) else [result]
+    return parts if all(x is None or isinstance(x, Tensor) for x in parts) else None
+
+
+def alike(first: Any, second: Any, *, dtypes: bool = True) -> bool:
+    """Whether results have the same elements, shapes and, unless ignored, dtypes."""
+    parts, others = _flat(first), _flat(second)
+    if parts is None or others is None or isinstance(first, tuple) != isinstance(second, tuple):
+        return False
+
+    def kind(x: Tensor | None) -> Any:
+        return None if x is None else (x.shape, x.dtype if dtypes else None)
+
+    return list(map(kind, parts)) == list(map(kind, others))
+
+
+def equal(first: Any, second: Any, exact: bool) -> bool:
+    """Whether results are bitwise equal, or at most one rounding apart if not exact.
+
+    PyTorch's complex product rounds differently in the remainder of a SIMD vector, so its bits
+    depend on shape and strides.
+    """
+    for x, y in zip(_flat(first) or [], _flat(second) or [], strict=True):
+        if x is None or y is None:
+            continue
+        step = max(1e-6, *(torch.finfo(z.dtype).eps for z in (x, y) if z.dtype in NARROW), 0.0)
+        near = not exact and torch.allclose(x.to(y.dtype), y, rtol=step, atol=1e-6)
+        if not (near or torch.equal(x, y)):
+            return False
+    return True
+
+
+# ----------------------------------------------------------------------------------------- rotation
+
+
+class Counter:
+    """How often the kernel ran, of it by exact angles, and how often the function itself."""
+
+    __slots__ = ("exact", "kernel", "own")
+
+    def __init__(self) -> None:
+        self.kernel = self.own = self.exact = 0
+
+
+def _is_plain(x: Any) -> bool:
+    return type(x) is Tensor or type(x) is torch.nn.Parameter or hasattr(x, "_local_tensor")
+
+
+def _provable(values: list[Any]) -> bool:
+    """Whether the model's own code may run beside the kernel, and its results may be compared."""
+    tensors = [x for x in values if isinstance(x, Tensor)]
+    return (
+        all(_is_plain(x) and not x.is_meta for x in tensors)
+        and torch._C._functorch.maybe_current_level() is None
+        and torch._C._len_torch_dispatch_stack() == 0
+        and not torch._C._is_tracing()
+        and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+    )
+
+
+def _copied(value: Any) -> Any:
+    """An argument for the comparison: detached, and the local part of a distributed tensor."""
+    if isinstance(value, tuple | list):
+        return type(value)(map(_copied, value))
+    if not isinstance(value, Tensor):
+        return value
+    return getattr(value, "_local_tensor", value).detach().clone()
+
+
+def autocast_state() -> Any:
+    """The dtypes of autocast, or False."""
+    if not torch._C._is_any_autocast_enabled():
+        return False
+    return tuple(
+        torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        for kind in ("cpu", "cuda")
+    )
 
 
 def signature(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a plan depends on: of plain tensors their metadata, otherwise the value itself."""
-    return tuple([(x.shape, x.dtype, x.device) if type(x) is Tensor else x for x in args])
-
-
-def rotation_of(function: Any) -> Rotation | None:
-    """The rotation that a function calls in place of a model's own; None for other functions."""
-    found = getattr(function, "posembed_rotation", None)
-    return found if isinstance(found, Rotation) else None
+    """What a call depends on: of plain tensors their metadata, otherwise the value itself."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        autocast_state(),
+        *[
+            (x.shape, x.dtype, x.device, x.is_contiguous(), x.requires_grad)
+            if type(x) is Tensor
+            else x
+            for x in args
+        ],
+    )
 
 
 class Rotation:
     """Calls ``rotary_tables`` in place of a model's function, or the function itself.
 
     The function runs for arguments that ``rotary_tables`` does not support: other devices, dtypes,
-    broadcasts and options.
+    broadcasts and options. The first call of each kind whose numbers can tell rotations apart runs
+    it, too: if its bits differ, the function stays for calls of that kind.
 
     Args:
-        original: The function.
+        original: The function, which runs the model's own code.
         cases: What it computes, for different layouts of tables and for different options.
-        home: The module that will hold the rotation, for pickle.
     """
 
-    def __init__(self, original: Callable[..., Any], cases: tuple[Case, ...], home: str) -> None:
+    def __init__(self, original: Callable[..., Any], cases: tuple[Case, ...]) -> None:
         self.original = original
         self.cases = cases
-        self.home = home
         self.roles, self.rule = cases[0].roles, cases[0].rule
         self.empty = {name: self.roles.defaults.get(name) for name in self.roles.names}
         self.plans: dict[Any, tuple[Case, Plan] | None] = {}
         self.direct: dict[Any, Callable[..., Any]] = {}  # one operator call, by signature
+        self.proofs: dict[Any, str] = {}  # '' or the difference, by kind of call
         self.counter = Counter()
         self.__name__ = str(getattr(original, "__name__", type(original).__name__))
-        self.__qualname__ = str(getattr(original, "__qualname__", self.__name__))
-        self.__doc__ = getattr(original, "__doc__", None)
-        self.__wrapped__ = original
 
-    def function(self, *, bound: bool = False) -> types.FunctionType:
-        """A function that calls this, for the place of the model's own.
-
-        It has the globals of the model's function and names it as what it wraps. So
-        ``torch.jit.script``, which reads sources, compiles the model's function.
+    def function(self, *, bound: bool = False) -> Callable[..., Any]:
+        """A function that calls this, for the code that takes the place of the model's own.
 
         Args:
-            bound: Whether it is a method, whose instance the rotation does not need.
+            bound: Whether its first argument is an instance that the rotation does not need.
         """
-        # The globals of the model's function: nothing of this module's is used by name.
-        direct, counter, refused = self.direct, self.counter, TypeError
+        direct, counter, attached = self.direct, self.counter, ATTACHED
         key_of, is_compiling = signature, torch.compiler.is_compiling
+        at = self.roles.names.index(self.roles.cos)
 
         def rotate(*args: Any, **kwargs: Any) -> Any:
-            if kwargs or is_compiling():
+            if kwargs or is_compiling() or (attached and hasattr(args[at], ANGLES)):
                 return self(*args, **kwargs)
             try:
                 call = direct.get(key_of(args))
-            except refused:  # an argument that cannot be hashed, or symbolic shapes
+            except TypeError:  # an argument that cannot be hashed, or symbolic shapes
                 call = None
             if call is None:
                 return self(*args)
@@ -640,58 +824,129 @@ class Rotation:
             return call(*args)
 
         def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
-            return self(*args, **kwargs, **{name: getattr(instance, name) for name in attributes})
+            return rotate(*args, **kwargs)
 
-        attributes: tuple[str, ...] = getattr(self.original, "attributes", ())
-        written = method if bound else rotate
-        own: Any = getattr(self.original, "__func__", self.original)
-        own = own.__wrapped__ if attributes else own
-        space = getattr(inspect.unwrap(own), "__globals__", {})
-        made = types.FunctionType(written.__code__, space, self.__name__, None, written.__closure__)
-        made.__module__, made.__qualname__, made.__doc__ = (
-            self.home,
-            self.__qualname__,
-            self.__doc__,
-        )
-        vars(made).update(__wrapped__=own, posembed_rotation=self)
-        return made
+        held: tuple[str, ...] = getattr(self.original, "attributes", ())
 
-    def placed(self) -> Any:
-        """The function in its home, which pickle finds by name; a new one if there is none."""
-        found = getattr(sys.modules.get(self.home), self.__qualname__, None)
-        return found if rotation_of(found) is self else self.function()
+        def holder(instance: Any, *args: Any, **kwargs: Any) -> Any:
+            return self(*args, **kwargs, **{name: getattr(instance, name) for name in held})
 
-    def __str__(self) -> str:
-        """What it computes, by default and with other options."""
+        return holder if held else method if bound else rotate
+
+    def forms(self) -> str:
+        """What it computes, by default and with other options; or what calls have used."""
         texts: dict[str, str] = {}
-        for case in self.cases:
+        for case in [x for x in self.cases if x.used] or self.cases:
             rule, options = str(case.rule), case.roles.options
             given = ", ".join(f"{name}={value!r}" for name, value in options)
             texts.setdefault(rule, f"{rule} with {given}" if given else rule)
         return "; ".join(texts.values())
+
+    def state(self) -> str:
+        """What comparisons with the model's own code have shown, or ''."""
+        differences = [text for text in self.proofs.values() if text]
+        if differences:
+            return f"the model's own code runs for some calls: {differences[0]}"
+        return "" if self.proofs or not self.counter.kernel else "not proved yet"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Rotates like the model's function."""
         given = dict(self.empty)
         given.update(zip(self.roles.names, args, strict=False))
         given.update(kwargs)
-        angles = given.get(self.roles.cos)
-        if isinstance(angles, Angles):
-            result = self.cases[0].turned(given, angles)
-        else:
-            planned = self._planned(given)
-            result = None if planned is None else planned[0].run(given, planned[1])
-            if planned is not None and not kwargs and not torch.compiler.is_compiling():
-                self._remember(args, *planned)
-        if not torch.compiler.is_compiling():  # code is compiled again when a number changes
-            self.counter.kernel += result is not None
-            self.counter.own += result is None
-        return self.original(*args, **kwargs) if result is None else result
+        if torch.compiler.is_compiling():  # code is compiled again when a counter changes
+            chosen = self._choose(given)
+            return (
+                self.original(*args, **kwargs)
+                if chosen is None
+                else chosen[0].run(given, chosen[1])
+            )
+        if ATTACHED:
+            table = given.get(self.roles.cos)
+            table = table[0] if isinstance(table, tuple | list) and table else table
+            angles = getattr(table, ANGLES, None)
+            result = None if angles is None else angles.turned(self, given)
+            if result is not None:
+                self.counter.kernel += 1
+                self.counter.exact += 1
+                return result
+        planned = self._planned(given)
+        proved = planned is not None and self._prove(given, planned[1], args, kwargs)
+        if planned is None or proved is False:
+            self.counter.own += 1
+            return self.original(*args, **kwargs)
+        self.counter.kernel += 1
+        case, plan = planned
+        case.used = True
+        if proved and not kwargs:
+            self._remember(args, case, plan)
+        return case.run(given, plan)
+
+    def _prove(self, given: dict[str, Any], plan: Plan, args: Any, kwargs: Any) -> bool | None:
+        """Whether bits are those of the model's own code; None if that is not known yet."""
+        try:
+            kind = self._kind(given, plan)
+            difference = self.proofs.get(kind)
+        except TypeError:  # an argument that cannot be hashed
+            return None
+        if difference is None:
+            if not _provable(list(given.values())):
+                return None
+            try:
+                with torch.no_grad():
+                    difference = self._difference(_copied(args), _copied(tuple(kwargs.items())))
+            except torch.OutOfMemoryError:
+                return None
+            if difference is None:
+                return None
+            self.proofs[kind] = difference
+        return not difference
+
+    def _kind(self, given: dict[str, Any], plan: Plan) -> tuple[Any, ...]:
+        """The kind of a call: lengths count by their powers of two."""
+        parts: list[Any] = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
+        parts.append(autocast_state())
+        for name, x in given.items():
+            if not isinstance(x, Tensor):
+                parts.append(kind_of(x))
+                continue
+            kept = x.dim() + plan.heads if name in self.roles.tensors else -1
+            sizes = [
+                n if i in (kept, x.dim() - 1) else n.bit_length() for i, n in enumerate(x.shape)
+            ]
+            facts = x.dtype, x.device, x.is_contiguous(), x.requires_grad
+            parts.append((*sizes, *facts))
+        return tuple(parts)
+
+    def _difference(self, args: Any, named: Any) -> str | None:
+        """How the kernel's bits differ from those of the model's own code; '' if they do not.
+
+        None if these numbers cannot tell: identity angles, or values that are constant or NaN.
+        """
+        kwargs = dict(named)
+        given = {**self.empty, **dict(zip(self.roles.names, args, strict=False)), **kwargs}
+        chosen = self._choose(given)
+        if chosen is None:  # parts of distributed tensors have other shapes
+            return None
+        found = chosen[0].run(given, chosen[1])
+        tensors = [given[n].clone() for n in self.roles.tensors if given[n] is not None]
+        tells = chosen[0].tells(given, tensors[0])
+        try:
+            expected = self.original(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # the user gets it from the model's own code
+            return f"it raises {type(error).__name__}"
+        if not alike(found, expected):
+            return f"other shapes or dtypes for {_described(tensors)}"
+        if equal(found, expected, not chosen[0].rule.is_complex):
+            turned = any(not torch.equal(x, y) for x, y in zip(_flat(expected) or [], tensors))  # type: ignore[arg-type]  # noqa: B905
+            return "" if tells and turned and all(map(_varies, tensors)) else None
+        finite = all(x is None or bool(x.isfinite().all()) for x in _flat(expected) or [])
+        return f"other bits for {_described(tensors)}" if finite else None
 
     def _planned(self, given: dict[str, Any]) -> tuple[Case, Plan] | None:
         """The case and the plan for these arguments; None if the function itself has to run."""
-        if torch.compiler.is_compiling():
-            return self._choose(given)
         try:
             key = tuple([kind_of(value) for value in given.values()])
             if key in self.plans:
@@ -714,7 +969,24 @@ class Rotation:
 
     def _remember(self, args: tuple[Any, ...], case: Case, plan: Plan) -> None:
         """Keeps the operator call for arguments like these, if one is enough."""
-        kinds = (Tensor, int, float, bool, str, type(None))
+        kinds = (Tensor, int, float, bool, str, types.NoneType)
         call = case.direct(plan, len(args)) if all(type(x) in kinds for x in args) else None
         if call is not None:
             self.direct[signature(args)] = call
+
+
+def _varies(x: Tensor) -> bool:
+    """Whether a tensor's numbers are finite, and more than one."""
+    return x.numel() > 0 and bool(x.isfinite().all()) and bool(x.min() < x.max())
+
+
+def _described(tensors: list[Tensor]) -> str:
+    return " and ".join(f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}" for x in tensors)
+
+
+def layout_of(dimension: int | None) -> Layout | None:
+    """The tensor layout if this is the head dimension inserted into [batch, tokens, width]."""
+    if dimension is None:
+        return None
+    places: dict[int, Layout] = {-3: "bhsd", -2: "bshd"}
+    return places.get(dimension if dimension < 0 else dimension - 4)

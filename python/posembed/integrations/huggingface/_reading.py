@@ -1,6 +1,8 @@
-"""Finds out what a function computes: runs it on small tensors and compares bits with rules.
+"""Reads the rotation that a function computes off its results, whatever its names are.
 
-Names are no guide: half of the functions with the same name differ, and some rotate backwards.
+A rotation is linear in what it rotates. So the function runs on unit vectors, with tables whose
+elements are all different: each output then says which element of which table multiplies which
+component, with which sign. Random numbers of every dtype then tell how it rounds.
 """
 
 from __future__ import annotations
@@ -10,21 +12,32 @@ import dis
 import inspect
 import itertools
 import re
+import sys
 import types
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from posembed.integrations.huggingface._arithmetic import compared, has_wrapper, is_arithmetic
-from posembed.integrations.huggingface._rotation import TOKENS_FIRST, Case, Rotation, part_of
-from posembed.integrations.huggingface._rule import WHOLE, Packing, Part, Roles, Rule
+from posembed.integrations.huggingface._gate import Branches, compared, plain_function
+from posembed.integrations.huggingface._rotation import (
+    INNER,
+    NARROW,
+    TOKENS_FIRST,
+    Case,
+    Columns,
+    Form,
+    Roles,
+    Rotation,
+    Rule,
+    alike,
+    equal,
+)
 
 BATCH, HEADS, KEY_HEADS, TOKENS, ROWS, HEAD = 2, 3, 4, 5, 7, 12
-DIMS = [1, -2, 2, None, -3, 0]
+DIMS: list[int | None] = [1, -2, 2, None, -3, 0]
 # Ordered so that the first ones distinguish most rules.
 DTYPES = [
     (torch.bfloat16, torch.bfloat16),
@@ -35,16 +48,7 @@ DTYPES = [
 ]
 DOUBLE = [(torch.bfloat16, torch.float64), (torch.float32, torch.float64)]
 PLAIN = (torch.float32, torch.float32)
-NARROW = (torch.bfloat16, torch.float16)
-PARTS: tuple[Part, ...] = ("first half", "second half", "even", "odd")
-OTHER_PARTS: tuple[tuple[Part, Part], ...] = (
-    ("whole", "exchanged"),
-    ("exchanged", "whole"),
-    ("even", "odd"),
-    ("odd", "even"),
-)
-HALF, TABLES = ("half", "complex"), ("half", "whole")
-PACKINGS: tuple[Packing, ...] = ("pair", "complex", "matrices", "stacked", "joint", "angles")
+FORMS: tuple[Form, ...] = ("pair", "complex", "matrices", "stacked", "joint", "angles")
 DIMENSIONS = (-2, -3, 1, 2)  # of heads or tokens, if a function takes one
 OPTIONS = 48  # combinations of options that are tried
 NUMBERS = {"int", "float", "bool", "str"}
@@ -52,6 +56,11 @@ ARGUMENTS = 8  # functions with more are no rotations
 COS, SIN = re.compile(r"cos(_|$|ine)"), re.compile(r"sin(_|$|e$)")
 JOINT, COMPLEX = re.compile("sinusoid"), re.compile("freqs?_(ci|complex)")
 OPTIONAL = re.compile("(k|key|v|value)(_|$)")
+UNKNOWN = "computes no known rotation"
+ROUNDS = "it rotates, but rounds its products in a way that the kernel has not"
+DETACHED = "it rotates, but its results have no gradients"
+MAKES = "it makes its cosines and sines itself, from positions or frequencies"
+FIRST = 16  # of the numbers in tables; below are the factors 0 and 1
 
 
 def contents(function: Callable[..., Any]) -> list[Any]:
@@ -101,9 +110,9 @@ def roles_of(function: Callable[..., Any]) -> Roles | None:
     )
     if not 1 <= len(tensors) <= 3:
         return None
-    packing: Packing = "separate" if cos else "joint" if joint else "complex"
+    form: Form = "separate" if cos else "joint" if joint else "complex"
     second = sin[0] if cos else None
-    return Roles(names, defaults, tensors, table, second, packing, unsqueeze, positions)
+    return Roles(names, defaults, tensors, table, second, form, unsqueeze, positions)
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], dict[str, Any]] | None:
@@ -120,7 +129,7 @@ def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], dict[str
 
 
 def possible_roles(function: Callable[..., Any]) -> Iterator[Roles]:
-    """All roles that arguments may have, without regard to their names, but for the packing.
+    """All roles that arguments may have, without regard to their names, but for the form of tables.
 
     Tensors and tables are neighbours, in either order; other arguments are options with a default.
     """
@@ -192,7 +201,7 @@ def roles_with_attributes(function: Any) -> Iterator[Roles]:
         for cos, *rest in itertools.permutations(function.attributes):
             sin = rest[0] if rest else None
             roles = Roles(names, defaults, tensors, cos, sin, positions=positions)
-            yield from packings(roles)
+            yield from forms(roles)
 
 
 def _numbers_of(function: Callable[..., Any]) -> set[str]:
@@ -203,10 +212,10 @@ def _numbers_of(function: Callable[..., Any]) -> set[str]:
     }
 
 
-def packings(roles: Roles) -> Iterator[Roles]:
+def forms(roles: Roles) -> Iterator[Roles]:
     """The roles with every form of tables."""
-    for packing in ("separate",) if roles.sin else PACKINGS:
-        yield dataclasses.replace(roles, packing=packing)
+    for form in ("separate",) if roles.sin else FORMS:
+        yield dataclasses.replace(roles, form=form)
 
 
 def other_options(function: Any, roles: Roles) -> Iterator[Roles]:
@@ -229,42 +238,12 @@ def other_options(function: Any, roles: Roles) -> Iterator[Roles]:
         yield dataclasses.replace(roles, options=tuple(changed))
 
 
-def structures(roles: Roles) -> Iterator[Rule]:
-    """What a function with these roles may do with whole heads, most common first."""
-    tables: list[Any] = {
-        "separate": ["whole", "half"],
-        "complex": ["complex"],
-        "stacked": ["half", "whole"],
-        "matrices": ["whole", "half"],
-    }.get(roles.packing, ["half", "whole"])
-    known_order = roles.packing in ("complex", "matrices") or COS.match(roles.cos)
-    pairings: list[Any] = ["adjacent"] if roles.packing == "complex" else ["halves", "adjacent"]
-    if roles.packing != "complex":
-        pairings.append("regrouped")
-    for table, pairs, backwards, gathers, sine_first in itertools.product(
-        tables,
-        pairings,
-        (False,) if roles.packing == "complex" else (False, True),
-        (False, True) if roles.positions else (False,),
-        (False,) if known_order else (False, True),
-    ):
-        numerics: Any = "float32_product" if table == "complex" else "float32"
-        yield Rule(
-            tables=table,
-            pairs=pairs,
-            backwards=backwards,
-            gathers=gathers,
-            sine_first=sine_first,
-            numerics=numerics,
-        )
-
-
 def roundings(rule: Rule) -> Iterator[Rule]:
     """The rule with every way to round, most common first."""
     once: tuple[Any, bool, bool] = ("float32_product", False, False)
     wide: tuple[Any, bool, bool] = ("float64", True, False)
     found = [once, wide]
-    if rule.tables != "complex":
+    if not rule.is_complex:
         found = [("float32", False, False), once, ("float32", True, False), wide]
         found.append(("float32", False, True))
     for numerics, keeps, casts in found:
@@ -352,112 +331,62 @@ def _sizes(shape: tuple[int | str, ...], heads: int) -> tuple[int, ...]:
     return tuple(heads if n == "h" else int(n) for n in shape)
 
 
-def _tables(rule: Rule, sample: Sample, random: _Numbers) -> dict[str, Tensor]:
-    """Tables of random numbers; whole ones have another for each component of a pair."""
-    width = 8 if sample.narrow else HEAD
-    shape = (ROWS,) if rule.gathers else _sizes(sample.table, HEADS)
-    dtype = sample.dtypes[1]
-    result = {}
-    for name in ("cos", "sin"):
-        result[name] = random((*shape, width // 2 if rule.tables in HALF else width), dtype)
-    return result
-
-
-def _packed(packing: Packing, tables: list[Tensor], halves: bool) -> Any:
-    """Two tables in the form of a packing. Of matrices, halves are the first columns."""
-    first, second = tables
-    match packing:
-        case "pair":
-            return first, second
-        case "joint":
-            return torch.cat(tables, -1)
-        case "stacked":
-            return torch.stack(tables, -1)
-        case "angles":
-            return first
-        case "matrices":
-            more = (first.flip(-1) + 1, second.flip(-1) + 1)
-            (a, b), (c, d) = zip(tables, more, strict=True) if halves else _in_halves(tables)
-            return torch.stack((a, b, c, d), -1).view(*a.shape, 2, 2)
-    double = first.dtype == torch.float64
-    return torch.complex(*tables) if double else torch.complex(first.float(), second.float())
-
-
 def _arguments(
-    roles: Roles, rule: Rule, sample: Sample, known: tuple[Part, Part] = WHOLE
+    roles: Roles, sample: Sample, tables: Any, gathers: bool, tensors: Callable[..., Tensor]
 ) -> dict[str, Any]:
-    """Arguments of random numbers; beside the known parts, tables have other ones."""
-    random = _Numbers()
-    tables = _tables(rule, sample, random)
-    pair = [  # of random numbers, so that either may be the sine
-        _known_part(table, part) for table, part in zip(tables.values(), known, strict=True)
-    ]
+    """All that a function takes in a sample.
+
+    Args:
+        roles: The roles of its arguments.
+        sample: The shapes.
+        tables: The tables, in the form that it takes.
+        gathers: Whether it gathers their rows by position.
+        tensors: Makes what it rotates, by shape.
+    """
     arguments: dict[str, Any] = dict(roles.options)
-    if roles.packing == "separate":
-        arguments |= {roles.cos: pair[0], roles.sin or "": pair[1]}
+    if roles.form == "separate":
+        arguments |= {roles.cos: tables[0], roles.sin or "": tables[1]}
     else:
-        arguments[roles.cos] = _packed(roles.packing, pair, rule.tables in HALF)
-    if roles.positions and (rule.gathers or roles.positions not in roles.defaults):
-        arguments[roles.positions] = torch.randint(
-            ROWS if rule.gathers else TOKENS,
-            _sizes(sample.table, HEADS),
-            generator=random.generator,
-            device="cpu",
-        )
+        arguments[roles.cos] = tables
+    if roles.positions and (gathers or roles.positions not in roles.defaults):
+        # Backwards, so that rows tell whether positions count.
+        sizes = _sizes(sample.table, HEADS)
+        backwards = -1 - torch.arange(torch.Size(sizes).numel(), device="cpu")
+        arguments[roles.positions] = backwards.view(sizes) % (ROWS if gathers else TOKENS)
     for at, name in enumerate(roles.tensors):
         heads = KEY_HEADS if at and "h" not in sample.table else HEADS
         tokens = TOKENS + sample.more - (0 if at else sample.fewer)
         shape = [heads if n == "h" else tokens if n == TOKENS else int(n) for n in sample.tensors]
-        arguments[name] = random((*shape, HEAD), sample.dtypes[0])
+        arguments[name] = tensors((*shape, HEAD))
     if roles.unsqueeze:
         arguments[roles.unsqueeze] = sample.unsqueeze
     return arguments
 
 
-def _in_halves(tables: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-    return (table.chunk(2, -1) for table in tables)
+def _formed(form: Form, first: Tensor, second: Tensor) -> Any:
+    """Two tables in the form that a function takes, with other numbers for the rest of matrices."""
+    match form:
+        case "joint":
+            return torch.cat((first, second), -1)
+        case "stacked":
+            return torch.stack((first, second), -1)
+        case "matrices":
+            wide = torch.cat((first, second), -1)  # of twice as many columns
+            return wide.view(*first.shape[:-1], first.shape[-1] // 2, 2, 2)
+        case "complex":
+            double = first.dtype == torch.float64
+            return (
+                torch.complex(first, second)
+                if double
+                else torch.complex(first.float(), second.float())
+            )
+        case "angles":
+            return first
+    return first, second
 
 
-def _known_part(table: Tensor, part: Part) -> Tensor:
-    if part == "whole":
-        return table
-    known = table.flip(-1) + 1
-    part_of(known, part).copy_(part_of(table, part))
-    return known
-
-
-def _flat(result: Any) -> list[Tensor | None] | None:
-    """The elements of a result; None if any is neither a tensor nor None."""
-    parts = list(result) if isinstance(result, tuple) else [result]
-    return parts if all(x is None or isinstance(x, Tensor) for x in parts) else None
-
-
-def _alike(first: Any, second: Any, *, dtypes: bool = True) -> bool:
-    """Whether results have the same elements, shapes and, unless ignored, dtypes."""
-    parts, others = _flat(first), _flat(second)
-    if parts is None or others is None or isinstance(first, tuple) != isinstance(second, tuple):
-        return False
-
-    def kind(x: Tensor | None) -> Any:
-        return None if x is None else (x.shape, x.dtype if dtypes else None)
-
-    return list(map(kind, parts)) == list(map(kind, others))
-
-
-def _equal(first: Any, second: Any, exact: bool) -> bool:
-    """Whether results are bitwise equal, or at most one rounding apart if not exact.
-
-    PyTorch's complex product rounds differently in the remainder of a SIMD vector, so its bits
-    depend on shape and strides.
-    """
-    for x, y in zip(_flat(first) or [], _flat(second) or [], strict=True):
-        if x is None or y is None:
-            continue
-        step = max(1e-6, *(torch.finfo(z.dtype).eps for z in (x, y) if z.dtype in NARROW), 0.0)
-        near = not exact and torch.allclose(x.to(y.dtype), y, rtol=step, atol=1e-6)
-        if not (near or torch.equal(x, y)):
-            return False
-    return True
+def _flat_tensors(result: Any) -> list[Any]:
+    return list(result) if isinstance(result, tuple) else [result]
 
 
 def _run(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
@@ -468,7 +397,11 @@ def _run(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     except Exception:  # a function that takes other arguments may raise anything
         return None
     kept = all(torch.equal(v, copies[k]) for k, v in arguments.items() if isinstance(v, Tensor))
-    return result if kept else None
+    return (
+        result
+        if kept and all(x is None or isinstance(x, Tensor) for x in _flat_tensors(result))
+        else None
+    )
 
 
 def _layout(rule: Rule, sample: Sample) -> tuple[int, int, int | None]:
@@ -482,14 +415,23 @@ def _layout(rule: Rule, sample: Sample) -> tuple[int, int, int | None]:
     return len(sample.tensors) + 1, len(sample.table) + 1, dim
 
 
+@dataclasses.dataclass(frozen=True)
+class _Reading:
+    """What one run says: the rule, and the row of the tables that each token takes, if any."""
+
+    rule: Rule
+    rows: list[int | None]
+
+
 class _Trial:
-    """A function and its results for the samples, each computed once."""
+    """A function in some roles, and its results for the samples, each computed once."""
 
     def __init__(self, function: Callable[..., Any], roles: Roles) -> None:
         self.function = function
         self.roles = roles
-        self.turns = False  # whether results are those of a rotation, up to rounding
-        dtypes = (*DTYPES, *DOUBLE) if roles.packing == "complex" else DTYPES
+        self.turns = False  # whether it was read to rotate
+        self.wide = roles.form != "complex"  # whether tables have a value for each component
+        dtypes = (*DTYPES, *DOUBLE) if roles.form == "complex" else DTYPES
         self.samples = [
             dataclasses.replace(x, dtypes=kinds)
             for x in samples(roles.unsqueeze is not None)
@@ -497,37 +439,126 @@ class _Trial:
         ]
         self._arguments: dict[Any, dict[str, Any]] = {}
         self._results: dict[Any, Any] = {}
-        self._parts: dict[bool, tuple[Part, Part]] = {}
+
+    def _shape(self, sample: Sample, gathers: bool) -> tuple[int, ...]:
+        width = 8 if sample.narrow else HEAD
+        rows = (ROWS,) if gathers else _sizes(sample.table, HEADS)
+        return (*rows, width if self.wide else width // 2)
+
+    # ------------------------------------------------------------------------------------- reading
+
+    def read(self, sample: Sample, gathers: bool) -> _Reading | None:
+        """What unit vectors and numbered tables say of whole heads in a sample."""
+        shape, form = self._shape(sample, gathers), self.roles.form
+        count = torch.Size(shape).numel()
+        ids = torch.arange(2 * count, dtype=torch.float64, device="cpu").view(2, *shape)
+        if form == "angles":  # below a quarter of pi: no cosine is the sine of another
+            angles = (0.2 + ids[0] / (2 * count)).float()
+            given, values = angles, [angles.cos(), angles.sin()]
+        else:
+            given = _formed(form, *(ids + FIRST))
+            values = list(ids + FIRST)
+            if form in ("joint", "stacked", "matrices"):
+                values = [given.flatten(-1 - INNER.get(form, 0))]
+        width = values[0].shape[-1]
+        known = {
+            round(number, 5): (table, at // width, at % width)
+            for table, x in enumerate(values)
+            for at, number in enumerate(x.flatten().tolist())
+        }
+        found = self._matrices(sample, given, gathers)
+        if found is None or "s" in sample.tensors:
+            return None
+        axis = list(sample.tensors).index(TOKENS)
+        index = [0] * (found.dim() - 2)
+        rows: list[int | None] = []
+        rule: Rule | None = None
+        for token in range(found.shape[axis]):
+            index[axis] = token
+            matrix = found[tuple(index)]
+            if torch.equal(matrix, torch.eye(HEAD, dtype=matrix.dtype, device="cpu")):
+                rows.append(None)
+                continue
+            read = _rule_of(matrix, known, width, form == "complex")
+            if read is None or rule not in (None, read[0]):
+                return None
+            rule, row = read
+            rows.append(row)
+        order = [row for row in rows if row is not None]
+        if rule is None or order != sorted(order, reverse=gathers):
+            return None
+        return _Reading(dataclasses.replace(rule, gathers=gathers), rows)
+
+    def _matrices(self, sample: Sample, tables: Any, gathers: bool) -> Tensor | None:
+        """[..., output, input]: what the function multiplies each component by."""
+        columns = []
+        for i in range(HEAD):
+
+            def unit(shape: tuple[int, ...], i: int = i) -> Tensor:
+                made = torch.zeros(shape, dtype=torch.float64, device="cpu")
+                made[..., i] = 1
+                return made
+
+            given = _arguments(self.roles, sample, tables, gathers, unit)
+            found = _flat_tensors(_run(self.function, given))
+            first = given[self.roles.tensors[0]]
+            if not isinstance(found[0], Tensor) or found[0].shape != first.shape:
+                return None
+            if len(found) != len(self.roles.tensors) or found[0].is_complex():
+                return None
+            columns.append(found[0].double())
+        return torch.stack(columns, -1)
+
+    def structures(self) -> Iterator[tuple[Rule, bool]]:
+        """Rules that hold up to rounding, and whether tables have a value for each component."""
+        plain = [x for x in self.samples if x.dtypes == PLAIN]
+        whole = [x for x in plain if x.is_whole]
+        for gathers in (False, True) if self.roles.positions else (False,):
+            for wide in (False,) if self.roles.form == "complex" else (True, False):
+                self.wide = wide
+                read = next(filter(None, (self.read(x, gathers) for x in whole)), None)
+                if read is None or read.rule.window != "all":
+                    continue
+                rule = read.rule
+                if self.roles.form == "matrices" and rule.ratio != 4:
+                    continue  # it views two columns a pair, and takes them in any form
+                for sample in plain:
+                    part = None if sample.is_whole else self.read(sample, gathers)
+                    if part is None:
+                        continue
+                    if sample.narrow and rule.window == "all":
+                        rule = dataclasses.replace(rule, window=part.rule.window)
+                    elif not sample.narrow and rule.tokens == "all":
+                        rule = dataclasses.replace(rule, tokens=_tokens(sample, part.rows))
+                self.turns = True
+                yield rule, wide
+
+    # ------------------------------------------------------------------------------------ rounding
 
     def arguments(self, rule: Rule, at: int) -> dict[str, Any]:
-        """The arguments of one sample."""
-        key = self._key(rule, at)
+        """The arguments of one sample, of random numbers."""
+        key = self.wide, rule.gathers, at
         if key not in self._arguments:
-            self._arguments[key] = _arguments(self.roles, rule, self.samples[at])
+            random, sample = _Numbers(), self.samples[at]
+            shape = self._shape(sample, rule.gathers)
+            first, second = (random(shape, sample.dtypes[1]) for _ in range(2))
+            tables = _formed(self.roles.form, first, second)
+            self._arguments[key] = _arguments(
+                self.roles, sample, tables, rule.gathers, lambda x: random(x, sample.dtypes[0])
+            )
         return self._arguments[key]
 
     def result(self, rule: Rule, at: int) -> Any:
         """The results of the function."""
-        key = self._key(rule, at)
+        key = self.wide, rule.gathers, at
         if key not in self._results:
             self._results[key] = _run(self.function, self.arguments(rule, at))
         return self._results[key]
 
-    def runs(self) -> bool:
-        """Whether the function takes any sample, and keeps the shapes of tensors."""
-        kinds: tuple[Any, ...] = ("complex",) if self.roles.packing == "complex" else TABLES
-        return any(
-            self._keeps_shapes(Rule(tables=kind), at)
-            for at, sample in enumerate(self.samples)
-            if sample.dtypes == PLAIN and sample.is_whole
-            for kind in kinds
-        )
-
-    def _keeps_shapes(self, rule: Rule, at: int) -> bool:
-        parts = _flat(self.result(rule, at))
-        given = self.arguments(rule, at)
-        shapes = [given[name].shape for name in self.roles.tensors]
-        return parts is not None and [None if x is None else x.shape for x in parts] == shapes
+    def given(self, rule: Rule, at: int) -> dict[str, Any]:
+        """All arguments of one sample."""
+        roles = self.roles
+        return {**dict.fromkeys(roles.names), **roles.defaults, **self.arguments(rule, at)}
 
     def followed(self, rule: Rule, *, strict: bool) -> Rule | None:
         """The rule with the layouts in which it holds; None if any result differs.
@@ -551,12 +582,12 @@ class _Trial:
             if found is None:
                 continue
             layout = _layout(rule, sample)
-            if not _alike(found, expected):
-                if strict or not _alike(found, expected, dtypes=False):
+            if not alike(found, expected):
+                if strict or not alike(found, expected, dtypes=False):
                     foreign.add(layout)
                 others.add(sample.dtypes)
                 continue
-            if not _equal(found, expected, rule.tables != "complex"):
+            if not equal(found, expected, not rule.is_complex):
                 if strict or sample.dtypes[1] not in NARROW:
                     return None
                 others.add(sample.dtypes)
@@ -579,91 +610,6 @@ class _Trial:
             return None
         return dataclasses.replace(rule, layouts=frozenset(layouts), dtypes=verified)
 
-    def near(self, rule: Rule, chosen: Callable[[Sample], bool]) -> bool:
-        """Whether a rule holds in the first chosen float32 sample that it takes, up to rounding."""
-        case = Case(self.roles, rule)
-        for at, sample in enumerate(self.samples):
-            if sample.dtypes != PLAIN or not chosen(sample) or self.result(rule, at) is None:
-                continue
-            found = case.rotate(self.given(rule, at))
-            if found is not None and _alike(found, self.result(rule, at), dtypes=False):
-                return _equal(found, self.result(rule, at), False)
-        return False
-
-    def given(self, rule: Rule, at: int) -> dict[str, Any]:
-        """All arguments of one sample."""
-        roles = self.roles
-        return {**dict.fromkeys(roles.names), **roles.defaults, **self.arguments(rule, at)}
-
-    def structures(self) -> Iterator[tuple[Rule, list[int | None]]]:
-        """Rules that hold up to rounding, and the dimensions that they may insert."""
-        dims = [None] if self.roles.unsqueeze else DIMS
-        found = False
-        for rules in (self.usual_structures, self.other_structures):
-            for rule in () if found else rules():
-                tried = {dim: dataclasses.replace(rule, unsqueeze=dim) for dim in dims}
-                near = [dim for dim, x in tried.items() if self.near(x, lambda s: s.is_whole)]
-                if near:
-                    found = True
-                    yield self._in_part(tried[near[0]]), near
-
-    def _in_part(self, rule: Rule) -> Rule:
-        """The rule with the components and the tokens that rotate."""
-        rule = self._part(rule, "window", ("first", "last"), lambda s: s.narrow)
-        parts = ("last", "table's last", "table's first")
-        return self._part(rule, "tokens", parts, lambda s: s.more + s.fewer > 0)
-
-    def usual_structures(self) -> Iterator[Rule]:
-        """What a function may do, with the parts of whole tables that it is seen to read."""
-        for rule in structures(self.roles):
-            parts = self.parts(rule.gathers) if rule.tables == "whole" else WHOLE
-            yield dataclasses.replace(rule, parts=parts)
-
-    def other_structures(self) -> Iterator[Rule]:
-        """The same where both values of each pair are read, but not one for each component."""
-        if self.roles.packing in ("matrices", "complex"):
-            return
-        for rule, parts in itertools.product(structures(self.roles), OTHER_PARTS):
-            if rule.tables == "whole" and self.parts(rule.gathers) == WHOLE:
-                yield dataclasses.replace(rule, parts=parts)
-
-    def parts(self, gathers: bool) -> tuple[Part, Part]:
-        """What the function reads of whole tables: all, or one of the two values of each pair."""
-        if gathers not in self._parts:
-            rule = Rule(gathers=gathers)
-            plain = (
-                at
-                for at, sample in enumerate(self.samples)
-                if sample.dtypes == PLAIN and sample.is_whole and self.result(rule, at) is not None
-            )
-            at = next(plain, None)
-            if at is None or self.roles.packing in ("matrices", "complex"):
-                self._parts[gathers] = WHOLE
-            else:
-                first = self._reads(rule, at, 0)
-                both = self.roles.packing == "angles"
-                self._parts[gathers] = first, first if both else self._reads(rule, at, 1)
-        return self._parts[gathers]
-
-    def _reads(self, rule: Rule, at: int, index: int) -> Part:
-        """The part of one table that alone decides on the result."""
-        expected = self.result(rule, at)
-        for part in PARTS:
-            known = (part, WHOLE[1]) if index == 0 else (WHOLE[0], part)
-            given = _arguments(self.roles, rule, self.samples[at], known)
-            found = _run(self.function, given)
-            if found is not None and _alike(found, expected) and _equal(found, expected, True):
-                return part
-        return "whole"
-
-    def _part(
-        self, rule: Rule, field: str, values: tuple[str, ...], chosen: Callable[[Sample], bool]
-    ) -> Rule:
-        """The rule with the first value of a field that holds in the chosen samples, if any."""
-        changes: list[dict[str, Any]] = [{field: value} for value in values]
-        tried = (dataclasses.replace(rule, **change) for change in changes)
-        return next((x for x in tried if self.near(x, chosen)), rule)
-
     def lone(self, rule: Rule) -> Rule:
         """The rule, completed with what the function returns without its last tensors."""
         number = len(self.roles.tensors)
@@ -684,8 +630,8 @@ class _Trial:
                 continue
             found = case.rotate({**dict.fromkeys(self.roles.names), **self.roles.defaults, **given})
             if found is not None:
-                same = _alike(found, expected)
-                return same and _equal(found, expected, rule.tables != "complex")
+                same = alike(found, expected)
+                return same and equal(found, expected, not rule.is_complex)
         return False
 
     def packs(self, rule: Rule) -> bool:
@@ -699,21 +645,26 @@ class _Trial:
             given = dict(self.arguments(rule, at))
             for name in self.roles.tensors:
                 given[name] = given[name].transpose(1, 2).contiguous().transpose(1, 2)
-            parts = _flat(_run(self.function, given)) or []
+            parts = _flat_tensors(_run(self.function, given))
             return all(x is None or x.is_contiguous() for x in parts)
         return False
 
     def cases(self) -> list[Case]:
-        """What the function computes in these roles, for each layout of tables; none if unknown."""
+        """What the function computes in these roles; none if unknown."""
+        dims = [None] if self.roles.unsqueeze else DIMS
         structures = list(self.structures())
-        self.turns = bool(structures)
-        for strict, (structure, dims) in itertools.product((True, False), structures):
-            for rule in roundings(structure):
-                tried = [dataclasses.replace(rule, unsqueeze=dim) for dim in dims]
-                held = list(filter(None, (self.followed(x, strict=strict) for x in tried)))
-                if held:
-                    held.sort(key=lambda found: -len(found.layouts or ()))
-                    return [Case(self.roles, self.lone(found)) for found in held]
+        for strict in (True, False):
+            held: list[tuple[Rule, bool]] = []
+            for structure, self.wide in structures:
+                for rule in roundings(structure):
+                    tried = [dataclasses.replace(rule, unsqueeze=dim) for dim in dims]
+                    found = list(filter(None, (self.followed(x, strict=strict) for x in tried)))
+                    held += [(x, self.wide) for x in found]
+                    if found:
+                        break
+            if held:
+                rule, self.wide = max(held, key=lambda x: len(x[0].layouts or ()))
+                return [Case(self.roles, self.lone(rule))]
         return []
 
     def positioned(self, cases: list[Case]) -> list[Case]:
@@ -737,9 +688,7 @@ class _Trial:
                 positions = torch.zeros(_sizes(sample.table, HEADS), dtype=torch.long)
                 given = {**self.arguments(rule, at), self.roles.positions or "": positions}
                 found = _run(self.function, given)
-                return (
-                    found is not None and _alike(found, expected) and _equal(found, expected, True)
-                )
+                return found is not None and alike(found, expected) and equal(found, expected, True)
         return False
 
     def exact_cases(self) -> list[Case]:
@@ -750,149 +699,233 @@ class _Trial:
 
     def equals(self, other: _Trial) -> bool:
         """Whether the function gives the same with other options, in all samples."""
-        if self.roles.packing != other.roles.packing:
+        if self.roles.form != other.roles.form:
             return False
-        kinds: tuple[Any, ...] = ("complex",) if self.roles.packing == "complex" else TABLES
-        for kind, at in itertools.product(kinds, range(len(self.samples))):
-            rule = Rule(tables=kind)
-            found, expected = self.result(rule, at), other.result(rule, at)
-            if (found is None) != (expected is None):
-                return False
-            alike = found is None or _alike(found, expected)
-            if not alike or (found is not None and not _equal(found, expected, True)):
-                return False
+        own = self.wide
+        try:
+            for wide, at in itertools.product((True, False), range(len(self.samples))):
+                self.wide = other.wide = wide
+                found, expected = self.result(Rule(), at), other.result(Rule(), at)
+                if found is None and expected is None:
+                    continue
+                if not alike(found, expected) or not equal(found, expected, True):
+                    return False
+        finally:
+            self.wide = other.wide = own
         return True
+
+    def repeat(self, case: Case) -> None:
+        """Runs the function again in all samples that the case gives, and without tokens."""
+        empty = False
+        for at in range(len(self.samples)):
+            expected = self.result(case.rule, at)
+            if expected is None:
+                continue
+            given = self.arguments(case.rule, at)
+            found = case.rotate(self.given(case.rule, at))
+            if found is None or not alike(found, expected):
+                continue
+            _run(self.function, given)
+            for name in () if empty else self.roles.tensors:
+                axis = self.samples[at].tensors.index(TOKENS)
+                less = {**given, name: given[name].narrow(axis, 0, 0)}
+                if case.rotate({**self.given(case.rule, at), **less}) is None:  # own code
+                    _run(self.function, less)
+            empty = True
 
     def copies(self, cases: list[Case]) -> list[Case]:
         """The same cases with this trial's options."""
         return [Case(self.roles, case.rule) for case in cases]
 
-    @staticmethod
-    def _key(rule: Rule, at: int) -> tuple[Any, ...]:
-        return rule.tables in HALF, rule.gathers, at
+
+def _tokens(sample: Sample, rows: list[int | None]) -> Any:
+    """The tokens that rotate, by the rows that each takes where lengths differ."""
+    taken = [row for row in rows if row is not None]
+    if sample.more:
+        last = None in rows[: sample.more] and None not in rows[sample.more :]
+        return "last" if last else "all"
+    if len(taken) != TOKENS - sample.fewer or None in rows:
+        return "all"
+    return "table's last" if taken[0] > 0 else "table's first"
 
 
-def recognise(
-    function: Callable[..., Any], home: str, *, owner: type | None = None
-) -> Rotation | None:
-    """The rotation that computes the same as the function, or None if no rule does.
+def _rule_of(
+    matrix: Tensor, known: dict[float, tuple[int, int, int]], width: int, is_complex: bool
+) -> tuple[Rule, int] | None:
+    """The rule that the matrix [output, input] of one token shows, and the row of its tables."""
+    turned, terms = [], []
+    for j in range(HEAD):
+        row: dict[int, tuple[int, tuple[int, int, int]]] = {}
+        for i in matrix[j].nonzero().flatten().tolist():
+            value = float(matrix[j, i])
+            element = known.get(round(abs(value), 5))
+            if element is not None:
+                row[i] = (1 if value > 0 else -1), element
+            elif value != 1.0 or i != j:
+                return None
+        if row:
+            turned.append(j)
+            terms.append(row)
+    start, count = (turned or [0])[0], len(turned)
+    if not turned or count % 2 or turned != list(range(start, start + count)):
+        return None
+    half = count // 2
+    read = [tuple(i - start for i in sorted(row)) for row in terms]
+    found: Any
+    for found, ends in {  # noqa: B007 (inputs and outputs of each pair)
+        "halves": [((j, j + half), (j, j + half)) for j in range(half)],
+        "adjacent": [((2 * j, 2 * j + 1), (2 * j, 2 * j + 1)) for j in range(half)],
+        "regrouped": [((2 * j, 2 * j + 1), (j, j + half)) for j in range(half)],
+    }.items():
+        if all(read[x] == inputs for inputs, outputs in ends for x in outputs):
+            break
+    else:
+        return None
+    pairs = found
+    slices, signs, rows = [], [], set()
+    for k in (0, 1):  # the first and the second component of each pair
+        own = [terms[outputs[k]][start + inputs[k]] for inputs, outputs in ends]
+        other = [terms[outputs[k]][start + inputs[1 - k]] for inputs, outputs in ends]
+        sign = {s for s, _ in other}
+        if {s for s, _ in own} != {1} or len(sign) != 1:
+            return None
+        signs.append(sign.pop())
+        rows |= {element[1] for _, element in (*own, *other)}
+        slices.append(tuple(_columns([e for _, e in x], width) for x in (own, other)))
+    if len(rows) != 1 or width % half or any(None in x for x in slices):
+        return None
+    place: Any = "all" if count == HEAD else "first" if start == 0 else "last"
+    if count < HEAD and start not in (0, HEAD - count):
+        return None
+    rule = Rule(
+        pairs=pairs,
+        first=slices[0],  # type: ignore[arg-type]
+        second=slices[1],  # type: ignore[arg-type]
+        ratio=width // half,
+        signs=(signs[0], signs[1]),
+        window=place,
+    )
+    if is_complex:
+        if rule.pairs != "adjacent" or not rule.is_plain:
+            return None
+        rule = Rule(pairs="adjacent", window=place, numerics="float32_product")
+    return rule, rows.pop()
+
+
+def _columns(elements: list[tuple[int, int, int]], width: int) -> Columns | None:
+    """The strided slice that elements of a table form, by pair."""
+    tables, columns = {e[0] for e in elements}, [e[2] for e in elements]
+    steps = {y - x for x, y in itertools.pairwise(columns)} or {1}
+    if len(tables) != 1 or len(steps) != 1 or min(steps) < 1:
+        return None
+    for quarter in (3, 2, 1, 0):
+        offset = columns[0] - width * quarter // 4
+        if 0 <= offset < 4 and (quarter == 0 or offset < width // 4):
+            return Columns(tables.pop(), quarter, offset, steps.pop())
+    return None
+
+
+# ------------------------------------------------------------------------------------- recognition
+
+
+def recognise(function: Callable[..., Any], *, owner: type | None = None) -> Rotation | str:
+    """The rotation that computes the same as a function, or why none does.
 
     Args:
-        function: A function of tensors, or any other callable with a signature.
-        home: The module that will hold the rotation, for pickle.
+        function: A function of tensors, or a method that is bound to an instance.
         owner: The class of a static method, or of one bound to an instance without attributes.
     """
     function = plain(function)
     key = getattr(function, "__func__", function)
-    try:
-        cases = _known.get(key)
-    except TypeError:  # a callable that cannot be hashed
-        cases, key = None, None
-    if cases is None:
-        cases = _cases(function, owner)
-        if isinstance(key, types.FunctionType):
-            _known[key] = cases
-    return Rotation(function, cases, home) if cases else None
+    if not isinstance(key, types.FunctionType):
+        return f"it is no function, but of the type {type(function).__name__}"
+    gate = plain_function(key, owner=owner)
+    if gate.reason:
+        return gate.reason
+    named = roles_of(function)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trials: dict[_Trial, list[Case]] = {}
+        if named:
+            trial = _Trial(function, named)
+            trials[trial] = trial.positioned(trial.cases())
+        if not any(trials.values()):
+            trials |= _by_trial(function)
+        return _checked(function, trials, gate.codes)
 
 
-def recognise_method(method: types.FunctionType, home: str) -> Rotation | None:
-    """The rotation of a method by tables that are attributes of its instance, or None."""
+def recognise_method(method: types.FunctionType) -> Rotation | str:
+    """The rotation of a method by tables that are attributes of its instance, or why not."""
     function = with_attributes(method)
-    if function is None or not is_arithmetic(method, attributes=set(function.attributes)):  # type: ignore[attr-defined]
-        return None
+    if function is None:
+        return UNKNOWN
+    gate = plain_function(method, attributes=function.attributes)  # type: ignore[attr-defined]
+    if gate.reason:
+        return gate.reason
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for roles in roles_with_attributes(function):
             trial = _Trial(function, roles)
-            cases = trial.exact_cases() if trial.runs() else []
-            if cases and _learns(function, cases[0]):
-                return Rotation(function, tuple(trial.positioned(cases)), home)
-    return None
+            cases = trial.exact_cases()
+            if cases:
+                return _checked(function, {trial: trial.positioned(cases)}, gate.codes)
+    return UNKNOWN
 
 
-_rounds_otherwise: weakref.WeakSet[Any] = weakref.WeakSet()
-_without_gradients: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def turns_otherwise(function: Any) -> bool:
-    """Whether a function was seen to rotate, but not as the kernel."""
-    seen = (_rounds_otherwise, _without_gradients)
-    return isinstance(function, types.FunctionType) and any(function in x for x in seen)
-
-
-def refusal(function: Any) -> str:
-    """Why a function was not recognised, as far as it is known."""
-    if not isinstance(function, types.FunctionType):
-        return f"it is no function, but of the type {type(function).__name__}"
-    if has_wrapper(function):
-        return "a function wraps it, whose effect is not known"
-    if function in _without_gradients:
-        return "it rotates, but its results have no gradients"
-    if turns_otherwise(function):
-        return "it rotates, but rounds its products in a way that the kernel has not"
-    codes = [part.__code__ for part in _unwrapped(function)]
-    if any({"cos", "sin"} <= set(code.co_names) for code in codes):
-        return "it makes its cosines and sines itself, from positions or frequencies"
-    return "computes no known rotation"
-
-
-def _unwrapped(function: Any) -> Iterator[types.FunctionType]:
-    """A function and those that it wraps, as far as they have code."""
-    while function is not None:
-        if isinstance(function, types.FunctionType):
-            yield function
-        function = getattr(function, "__wrapped__", None)
-
-
-_known: weakref.WeakKeyDictionary[Any, tuple[Case, ...]] = weakref.WeakKeyDictionary()
-
-
-def _cases(function: Callable[..., Any], owner: type | None) -> tuple[Case, ...]:
-    """What a function computes; names of its arguments are tried first."""
-    if has_wrapper(getattr(function, "__func__", function)):
-        return ()
-    named = roles_of(function)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trial = _Trial(function, named) if named else None
-        cases = trial.positioned(trial.cases()) if trial else []
-        if not cases and is_arithmetic(getattr(function, "__func__", function), owner):
-            cases = _cases_by_trial(function)
-        if cases and not _learns(function, cases[0]):
-            _without_gradients.add(getattr(function, "__func__", function))
-            return ()
-    return tuple(cases)
+def _checked(function: Any, trials: dict[_Trial, list[Case]], codes: Any) -> Rotation | str:
+    """The rotation of a function in all its roles, if gradients flow and no branch is unknown."""
+    cases = [case for found in trials.values() for case in found]
+    if not cases:
+        if any(trial.turns for trial in trials):
+            return ROUNDS
+        return MAKES if any({"cos", "sin"} <= set(code.co_names) for code in codes) else UNKNOWN
+    if not _learns(function, cases[0]):
+        return DETACHED
+    branches = Branches(codes)
+    if branches:
+        before = sys.gettrace()
+        sys.settrace(branches)
+        try:
+            for trial, found in trials.items():
+                for case in found:
+                    trial.repeat(case)
+        finally:
+            sys.settrace(before)
+        if branches.unknown():
+            return branches.unknown()
+    return Rotation(function, tuple(cases))
 
 
 def _learns(function: Callable[..., Any], case: Case) -> bool:
     """Whether gradients flow through a function, in the first sample that it takes."""
     trial = _Trial(function, case.roles)
-    for at in range(len(trial.samples)):
+    for wide, at in itertools.product((True, False), range(len(trial.samples))):
+        trial.wide = wide
         given = dict(trial.arguments(case.rule, at))
         for name in case.roles.tensors:
             given[name] = given[name].clone().requires_grad_()
         with torch.enable_grad():
             result = _run(function, given)
         if result is not None:
-            return all(x is None or x.requires_grad for x in _flat(result) or [])
+            return all(x is None or x.requires_grad for x in _flat_tensors(result))
     return False
 
 
-def _cases_by_trial(function: Callable[..., Any]) -> list[Case]:
-    """What a function computes, whatever its arguments are called."""
+def _by_trial(function: Callable[..., Any]) -> dict[_Trial, list[Case]]:
+    """What a function computes, whatever its arguments are called, by roles."""
+    trials: dict[_Trial, list[Case]] = {}
     for roles in possible_roles(function):
-        trials = [_Trial(function, packed) for packed in packings(roles)]
-        known = {trial: trial.exact_cases() for trial in trials if trial.runs()}
-        if any(trial.turns for trial in known):
-            _rounds_otherwise.add(getattr(function, "__func__", function))
+        known = {}
+        for form in forms(roles):
+            trial = _Trial(function, form)
+            known[trial] = trial.exact_cases()
+        trials |= {trial: [] for trial in known if trial.turns}
         if not any(known.values()):
             continue
         for optional in other_options(function, roles):
-            for packed in packings(optional):
-                trial = _Trial(function, packed)
-                if trial.runs():
-                    same = next((x for x in known if known[x] and trial.equals(x)), None)
-                    cases = trial.exact_cases() if same is None else trial.copies(known[same])
-                    known[trial] = cases
-        return [case for cases in known.values() for case in cases]
-    return []
+            for form in forms(optional):
+                trial = _Trial(function, form)
+                same = next((x for x in known if known[x] and trial.equals(x)), None)
+                known[trial] = trial.exact_cases() if same is None else trial.copies(known[same])
+        return known
+    return trials
