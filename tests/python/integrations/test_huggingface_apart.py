@@ -77,13 +77,6 @@ def one_half(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
     return x * c + half(x) * torch.cat((first, first), -1)
 
 
-def careful(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
-    if c.isnan().any() or s.isnan().any():
-        raise ValueError("a table has NaN")
-    c, s = c.chunk(2, -1)[0].repeat_interleave(2, -1), s.chunk(2, -1)[0].repeat_interleave(2, -1)
-    return x * c + torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2) * s
-
-
 def first_columns(x: Tensor, turns: Tensor) -> Tensor:
     c, s, (first, second) = turns[..., 0, 0], turns[..., 1, 0], x.chunk(2, -1)
     return torch.cat((first * c - second * s, second * c + first * s), -1)
@@ -101,7 +94,7 @@ class Model(nn.Module):
         forms |= {"by_angle": by_angle, "gathered": gathered, "matrices": matrices}  # type: ignore[dict-item]
         forms |= {"transposed": transposed, "neighbours": neighbours}  # type: ignore[dict-item]
         forms |= {"second_halves": second_halves, "exchanged": exchanged, "one_half": one_half}
-        forms |= {"careful": careful, "first_columns": first_columns}  # type: ignore[dict-item]
+        forms |= {"first_columns": first_columns}  # type: ignore[dict-item]
         forms |= {"angles_of_neighbours": angles_of_neighbours}  # type: ignore[dict-item]
         return forms[form](*given, **named)
 
@@ -124,7 +117,7 @@ def tables(form: str, equal: bool) -> tuple[Any, ...]:
 
 FORMS = (
     *("separate", "packed", "pair", "joint", "by_angle", "gathered", "matrices", "transposed"),
-    *("neighbours", "second_halves", "exchanged", "one_half", "careful", "first_columns"),
+    *("neighbours", "second_halves", "exchanged", "one_half", "first_columns"),
     "angles_of_neighbours",
 )
 

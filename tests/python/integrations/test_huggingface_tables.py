@@ -148,6 +148,65 @@ class Shifted(Scaled):
         return super().forward(ids) + 1
 
 
+class Masked(Scaled):
+    """Does more for one id, which is no sample."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids).masked_fill((ids == 4097).unsqueeze(-1), 0.0)
+
+
+class Long(Scaled):
+    """Does more for long rows."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) * (0.5 if ids.shape[-1] > 300 else 1)
+
+
+class Counting(Scaled):
+    """Has an effect, so that it may not be run."""
+
+    count = 0
+
+    def forward(self, ids: Tensor) -> Tensor:
+        Counting.count += 1
+        return super().forward(ids)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [(Masked, "it uses masked_fill"), (Long, "it branches on"), (Counting, "it uses count")],
+)
+def test_tables_whose_code_does_more_stay(kind: type[Scaled], reason: str) -> None:
+    model = nn.ModuleList([kind(8192, 4)])
+    (row,) = patch(model).left
+    assert row.action.startswith(reason)
+    assert type(model[0]) is kind
+    assert Counting.count == 0
+
+
+class Rounding(nn.Embedding):
+    """Rounds its factor to the dtype of the table."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.factor = 2.50390625 + 2**-12
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) * torch.tensor(self.factor, dtype=self.weight.dtype)
+
+
+def test_a_table_is_compared_at_the_first_call_of_each_kind() -> None:
+    """Converted to bfloat16, the code rounds a factor that the kernel does not."""
+    model, ids = nn.ModuleList([Rounding(64, 32)]), torch.arange(64)
+    report = patch(model)
+    model[0](ids)
+    assert [(each.kernel, each.own) for each in report.calls()] == [(1, 0)]
+    model.bfloat16()
+    assert torch.equal(model[0](ids), Rounding.forward(model[0], ids))
+    assert [(each.kernel, each.own) for each in report.calls()] == [(1, 1)]
+    assert report.rows[0].state.endswith("other bits for int64 [64]")
+
+
 def test_scales_of_any_name() -> None:
     model = nn.ModuleList([Scaled(5, 4)])
     ids = torch.tensor([3, 0])
@@ -221,5 +280,8 @@ def test_other_tables_stay() -> None:
         "it computes something else than rows times a number"
     ]
     assert type(model[0]) is Shifted
+    model[0].weight.data.zero_()
+    (row,) = patch(model).left
+    assert row.action == "its table is empty, so that its scale cannot be seen"
     with pytest.raises(ValueError, match="tables: expected 'stay' or 'host', got 'disk'"):
         patch(model, tables="disk")  # type: ignore[arg-type]

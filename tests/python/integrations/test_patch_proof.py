@@ -42,6 +42,7 @@ STAYS = {
     Q + "return torch.where(q > 9, q, q), k": "it uses torch.where",
     "q.register_hook(lambda g: g * 0.5) if q.requires_grad else None": "it uses",
     Q + "return q, k.detach()": "it uses detach",
+    "if cos.isnan().any(): raise ValueError('a table has NaN')": "it uses isnan",
     "if torch.is_autocast_enabled('cpu'): return q, k": "it uses torch.is_autocast_enabled",
     "if torch.is_inference_mode_enabled(): return q, k": "it uses torch.is_inference",
     "if not q.is_contiguous(): return q, k": "it uses is_contiguous",
@@ -246,7 +247,7 @@ def own(model: nn.Module, *given: Tensor) -> Any:
 
 def test_memory_that_runs_out_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def out_of_memory(*_: Any) -> Any:
-        raise torch.OutOfMemoryError("planted")
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     model, given = Attention(), arguments(3)
     report = patch(model)

@@ -11,6 +11,7 @@ import dis
 import inspect
 import itertools
 import math
+import sys
 import types
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -87,14 +88,18 @@ class Gate:
     Args:
         attributes: Names of attributes that functions may read.
         owner: The class of methods that functions may call.
+        more: Names of other functions of PyTorch that they may call.
 
     Attributes:
         codes: What it has read.
         reason: Why the function must not be run, or ''.
     """
 
-    def __init__(self, attributes: Collection[str], owner: type | None) -> None:
-        self.known = LINEAR | FACTS | set(attributes)
+    def __init__(
+        self, attributes: Collection[str], owner: type | None, more: Collection[str] = ()
+    ) -> None:
+        self.functions = LINEAR.union(more)
+        self.known = self.functions | FACTS | set(attributes)
         self.owner = owner
         self.codes: dict[types.CodeType, None] = {}
         self.reason = ""
@@ -167,11 +172,11 @@ class Gate:
         root = str(getattr(inner, "__module__", None) or "").partition(".")[0]
         if isinstance(inner, types.FunctionType) and root not in ("torch", "einops"):
             return unknown if has_wrapper(value) else self.effect(inner)
-        if value is self.owner or root == "typing":
+        if (self.owner is not None and value in self.owner.__mro__) or root == "typing":
             return ""
         if inner in vars(math).values():
             return ""
-        known = last in LINEAR or value in (torch.finfo, torch.Size, torch.device)
+        known = last in self.functions or value in (torch.finfo, torch.Size, torch.device)
         return "" if known and root in ("torch", "einops", "_VariableFunctionsClass") else unknown
 
 
@@ -252,6 +257,10 @@ class Branches:
     def __bool__(self) -> bool:
         return any(self.jumps.values())
 
+    def _all(self) -> Iterator[_Jump]:
+        for jumps in self.jumps.values():
+            yield from jumps.values()
+
     def __call__(self, frame: types.FrameType, event: str, argument: Any) -> Any:
         """Traces a frame, for ``sys.settrace``."""
         jumps = self.jumps.get(frame.f_code)
@@ -270,6 +279,20 @@ class Branches:
             return step
 
         return step
+
+    def __enter__(self) -> None:
+        """Sees the sides that run in the block."""
+        self.before = sys.gettrace()
+        if self:
+            sys.settrace(self)
+
+    def __exit__(self, *_: object) -> None:
+        if self:
+            sys.settrace(self.before)
+
+    def first(self) -> str:
+        """What the first jump depends on."""
+        return next(f"it branches on {x.names}" for x in self._all())
 
     def unknown(self) -> str:
         """What a jump depends on of which one side has not run, or ''."""

@@ -15,7 +15,7 @@ import inspect
 import itertools
 import re
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -30,7 +30,11 @@ from posembed.integrations.huggingface._rotation import (
     ATTACHED,
     KERNEL_DEVICES,
     Counter,
+    Proofs,
+    described,
     layout_of,
+    modes,
+    varies,
 )
 from posembed.ngram import NgramSpec
 from posembed.specification import RotarySpec
@@ -44,6 +48,12 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 SPEC, SCALE, HOME = "posembed_ngrams", "posembed_scale", "posembed_home"
 SOURCE, PROVED = "posembed_source", "posembed_proved"
 PROBED = 256  # rows
+# What the code of n-grams calls: functions of integers, and those of the cache.
+HASHES = {
+    *("bitwise_xor", "clamp", "clamp_min", "cummax", "cumsum", "fmod", "full", "full_like", "long"),
+    *("masked_fill", "maximum", "minimum", "new_full", "remainder", "where"),
+    *("get_conv_state", "update_conv_state", "weight"),
+}
 POSITIONS = (0, 1, 2, 3, 5, 1000, 32767)
 STEP = 2.0**-20  # relative: float32 rounding of frequencies and of their product with positions
 ROUNDING = 1e-5  # absolute: float32 rounding of cosines, sines, products, for components of size 1
@@ -94,7 +104,7 @@ def become(module: nn.Module, kind: type) -> None:
 def restore(module: nn.Module) -> None:
     """Gives a module its own class back, and its table the device that it had."""
     home = vars(module).pop(HOME, None)
-    if isinstance(module, Instance):
+    if "posembed_original" in vars(type(module)):
         for name in (SPEC, SCALE, SOURCE, PROVED, "on_host", "_mapped"):
             vars(module).pop(name, None)
         ATTACHED.discard(module)
@@ -146,17 +156,18 @@ class ScaledTable(Hosted, Instance):
         return ("weight",)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """The rows of ids, times the scale; the first call compares them with the model's own."""
+        """The rows of ids, times the scale."""
         found = scaled(self, input_ids, vars(self)[SCALE])
         if torch.compiler.is_compiling():
             return found
-        if PROVED not in vars(self) and not getattr(self, "on_host", False):
-            with torch.no_grad():
-                vars(self)[PROVED] = torch.equal(found, super().forward(input_ids))
-        proved = vars(self).get(PROVED, True)
+        own = super().forward
+        if getattr(self, "on_host", False):  # where the model's own code cannot read it
+            proved = True
+        else:
+            proved = _is_own(self, self.weight, input_ids, found, lambda: own(input_ids))
         self.posembed_counter.kernel += proved
         self.posembed_counter.own += not proved
-        return found if proved else super().forward(input_ids)
+        return found if proved else own(input_ids)
 
 
 class NgramTable(Instance):
@@ -164,21 +175,64 @@ class NgramTable(Instance):
 
     def forward(self, input_ids: Tensor, past_key_values: Any) -> Tensor:
         """The joined rows, and the last tokens into the cache."""
-        if not torch.compiler.is_compiling():
-            self.posembed_counter.kernel += 1
-        ids, ngrams = input_ids.long(), vars(self)[SPEC]
-        spec, size = ngrams.spec, ngrams.spec.ngram_size - 1
+        ids, ngrams, own = input_ids.long(), vars(self)[SPEC], super().forward
+        spec, size, kept = ngrams.spec, ngrams.spec.ngram_size - 1, input_ids.long()
         history = None
         if past_key_values is not None:
             history = past_key_values.get_conv_state(*ngrams.read[0], **ngrams.read[1])
-            kept, short = ids, size - ids.shape[1]
+            short = size - ids.shape[1]
             if history is not None:
                 history = history[:, -size:].clone()  # the cache writes in place
             elif short > 0:
                 kept = nn.functional.pad(ids, (short, 0), value=spec.padding_token)
+        table = getattr(self, ngrams.table)
+        found: Tensor = table(hashed(ids, *spec.arguments, history)).flatten(-2)
+        if not torch.compiler.is_compiling():
+
+            def expected() -> Tensor | None:
+                cache = None if past_key_values is None else _Recorder(history)
+                wanted: Tensor = own(input_ids, cache)
+                right = cache is None or cache.wrote(ngrams, kept)
+                return wanted if right else None
+
+            proved = _is_own(self, table.weight, input_ids, found, expected)
+            self.posembed_counter.kernel += proved
+            self.posembed_counter.own += not proved
+            if not proved:
+                return own(input_ids, past_key_values)  # type: ignore[no-any-return]
+        if past_key_values is not None:
             past_key_values.update_conv_state(kept, *ngrams.written[0], **ngrams.written[1])
-        rows = hashed(ids, *spec.arguments, history)
-        return getattr(self, ngrams.table)(rows).flatten(-2)  # type: ignore[no-any-return]
+        return found
+
+
+def _is_own(
+    module: Any, weight: Tensor, ids: Tensor, found: Tensor, own: Callable[[], Tensor | None]
+) -> bool:
+    """Whether rows have the bits of the model's own code; the first call of each kind compares.
+
+    Args:
+        module: The module, which keeps what was compared.
+        weight: Its table.
+        ids: What is looked up.
+        found: The rows.
+        own: Runs the model's own code; None if that has another effect.
+    """
+
+    def difference() -> str | None:
+        expected = own()
+        if expected is not None and not varies(expected):
+            return None
+        same = expected is not None and torch.equal(found, expected)
+        return "" if same else f"other bits for {described([ids])}"
+
+    if hasattr(weight, "_local_tensor"):  # a look-up of its own would be a collective
+        return True
+    kind = modes(), ids.dtype, weight.dtype, weight.device, *(n.bit_length() for n in ids.shape)
+    proofs: Proofs = vars(module).setdefault(PROVED, Proofs())
+    proved = proofs.hold(kind, (ids, weight), difference)
+    if proved is False:
+        module.posembed_counter.difference = proofs[kind]
+    return proved is not False
 
 
 def scaled(module: Any, ids: Tensor, scale: float) -> Tensor:
@@ -214,7 +268,7 @@ def place(model: nn.Module, where: Where) -> Iterator[tuple[Any, int, str]]:
         table = module
         if SPEC in vars(module):
             table = getattr(module, vars(module)[SPEC].table)
-            vars(table)[SCALE], vars(table)[PROVED] = 1.0, True
+            vars(table)[SCALE] = 1.0
             become(table, ScaledTable)
         become(module, NgramTable if SPEC in vars(module) else ScaledTable)
         if where == "host":
@@ -246,7 +300,7 @@ def _move(table: Any) -> None:
 
 def _added(module: Any, original: type) -> str | None:
     """Adds what a table's class needs; why it cannot, or None for modules that are no tables."""
-    if original is nn.Embedding:
+    if original is nn.Embedding or issubclass(original, Instance):  # or made from one, by FSDP
         return None
     if issubclass(original, nn.Embedding):
         numbers = _numbers(module)
@@ -270,9 +324,10 @@ def _add_scale(module: Any, original: Any, numbers: list[float]) -> str:
         return "its table is not there yet (meta device)"
     if module.max_norm is not None or module.sparse:
         return "it has an option that the kernel lacks"
-    effect = _effect(module, original)
-    if effect:
-        return effect
+    gate = _gate(module, original)
+    branches = Branches(gate.codes)
+    if gate.reason or branches:
+        return gate.reason or branches.first()
     rows = module.num_embeddings
     ids = torch.arange(min(rows, PROBED), device=module.weight.device) * max(1, rows // PROBED)
     dtype = module.weight.dtype
@@ -281,6 +336,8 @@ def _add_scale(module: Any, original: Any, numbers: list[float]) -> str:
     rounded = [float(torch.tensor(x, dtype=dtype, device="cpu")) for x in numbers]
     with torch.no_grad():
         expected = original.forward(module, ids)
+        if not varies(expected):
+            return "its table is empty, so that its scale cannot be seen"
         for scale in (*rounded, *numbers):
             if torch.equal(scaled(module, ids, scale), expected):
                 vars(module)[SCALE] = scale
@@ -288,17 +345,16 @@ def _add_scale(module: Any, original: Any, numbers: list[float]) -> str:
     return "it computes something else than rows times a number"
 
 
-def _effect(module: Any, original: type) -> str:
-    """What a table's code does beside look-ups and products, or ''."""
-    for base in original.__mro__[: original.__mro__.index(nn.Embedding)]:
+def _gate(module: Any, original: type, more: Collection[str] = ()) -> Gate:
+    """The gate of what a module's forward does before that of PyTorch's classes."""
+    names = {*vars(module), *module._buffers, *module._parameters, *module._modules}
+    gate = Gate({*names, "forward", "super", *more}, original, more)
+    for base in original.__mro__:
+        if base in (nn.Embedding, nn.Module):
+            break
         function = vars(base).get("forward")
-        if function is not None:
-            names = {*vars(module), *module._buffers, *module._parameters, "forward", "super"}
-            gate = Gate(names, base)
-            effect = gate.effect(function) or Branches(gate.codes).unknown()
-            if effect:
-                return effect
-    return ""
+        gate.reason = gate.reason or (gate.effect(function) if function is not None else "")
+    return gate
 
 
 def _add_ngrams(module: Any, original: Any) -> str | None:
@@ -313,11 +369,18 @@ def _add_ngrams(module: Any, original: Any) -> str | None:
     ((name, table),) = tables.items()
     if table.weight.is_meta:
         return "its table is not there yet (meta device)"
+    gate = _gate(module, original, HASHES)
+    if gate.reason:
+        return gate.reason
     for spec in _specifications(lists, vars(module).values(), table.num_embeddings):
-        ngrams = _hashes_alike(module, original, name, spec)
-        if ngrams is not None:
+        branches = Branches(gate.codes)
+        with branches:
+            ngrams = _hashes_alike(module, original, name, spec)
+        if ngrams is not None and not branches.unknown():
             vars(module)[SPEC] = ngrams
             return ""
+        if ngrams is not None:
+            return branches.unknown()
     return "it computes other rows than those of hashed n-grams"
 
 
@@ -346,32 +409,46 @@ def _specifications(
 
 
 class _Recorder:
-    """A cache that is empty, and keeps how it is called."""
+    """A cache with one state, which keeps how it is called."""
 
-    def get_conv_state(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, history: Tensor | None = None) -> None:
+        self.history = history
+        self.read: Arguments = (), {}
+        self.written: Arguments = (), {}
+        self.kept: Tensor | None = None
+
+    def get_conv_state(self, *args: Any, **kwargs: Any) -> Tensor | None:
         self.read = args, kwargs
+        return None if self.history is None else self.history.clone()
 
     def update_conv_state(self, ids: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        self.written = args, kwargs
+        self.kept, self.written = ids, (args, kwargs)
         return ids
+
+    def wrote(self, ngrams: Ngrams, kept: Tensor) -> bool:
+        """Whether it was called as the table calls the model's cache."""
+        calls = (self.read, self.written) == (ngrams.read, ngrams.written)
+        return calls and self.kept is not None and torch.equal(self.kept, kept)
 
 
 def _hashes_alike(module: Any, original: Any, name: str, spec: NgramSpec) -> Ngrams | None:
     """How a module calls its cache, if it looks up the rows of a specification."""
-    weight, cache = getattr(module, name).weight, _Recorder()
+    weight = getattr(module, name).weight
     device = next(module.buffers()).device
-    ids = torch.arange(PROBED, device=device).mul(7919).remainder(PROBED)[None]
-    ids[:, ::9] = spec.padding_token
+    every = torch.arange(PROBED, device=device).mul(7919).remainder(PROBED)[None]
+    every[:, ::9] = spec.padding_token
+    cache = _Recorder()
     with torch.no_grad():
-        rows = hashed(ids, *spec.arguments, None).to(weight.device)
-        found = nn.functional.embedding(rows, weight).flatten(-2)
-        try:
-            expected = original.forward(module, ids, cache)
-        except Exception:  # another kind of module may need anything
-            return None
-    if not torch.equal(expected.to(weight.device), found) or not hasattr(cache, "written"):
-        return None
-    return Ngrams(name, spec, cache.read, cache.written)
+        for ids in (every[:, :1], every):  # shorter than what the cache keeps, and longer
+            rows = hashed(ids, *spec.arguments, None).to(weight.device)
+            found = nn.functional.embedding(rows, weight).flatten(-2)
+            try:
+                expected = original.forward(module, ids, cache)
+            except Exception:  # another kind of module may need anything
+                return None
+            if not torch.equal(expected.to(weight.device), found):
+                return None
+    return None if cache.kept is None else Ngrams(name, spec, cache.read, cache.written)
 
 
 # ------------------------------------------------------------------------------------- exact angles
@@ -462,7 +539,7 @@ def attach(model: nn.Module) -> Iterator[tuple[Any, int, str]]:
     counts: dict[tuple[Any, str], int] = collections.Counter()
     for module in list(model.modules()):
         original = original_of(type(module))
-        if not _makes_tables(original):
+        if not _makes_tables(original) or issubclass(original, Instance):
             continue
         found = _source(module, original)
         counts[original, found if isinstance(found, str) else ""] += 1

@@ -98,6 +98,8 @@ class Row:
     @property
     def state(self) -> str:
         """What the comparisons with the model's own code have shown, or ''."""
+        if self._counter.difference:
+            return f"the model's own code runs for some calls: {self._counter.difference}"
         return "" if self._rotation is None else self._rotation.state()
 
     def calls(self) -> Calls:

@@ -12,7 +12,6 @@ import dis
 import inspect
 import itertools
 import re
-import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -883,14 +882,10 @@ def _checked(function: Any, trials: dict[_Trial, list[Case]], codes: Any) -> Rot
         return DETACHED
     branches = Branches(codes)
     if branches:
-        before = sys.gettrace()
-        sys.settrace(branches)
-        try:
+        with branches:
             for trial, found in trials.items():
                 for case in found:
                     trial.repeat(case)
-        finally:
-            sys.settrace(before)
         if branches.unknown():
             return branches.unknown()
     return Rotation(function, tuple(cases))

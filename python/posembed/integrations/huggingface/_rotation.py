@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -720,19 +720,24 @@ def equal(first: Any, second: Any, exact: bool) -> bool:
 
 
 class Counter:
-    """How often the kernel ran, of it by exact angles, and how often the function itself."""
+    """How often the kernel ran, of it by exact angles, and how often the function itself.
 
-    __slots__ = ("exact", "kernel", "own")
+    Attributes:
+        difference: Where the kernel's bits were not those of the function, or ''.
+    """
+
+    __slots__ = ("difference", "exact", "kernel", "own")
 
     def __init__(self) -> None:
         self.kernel = self.own = self.exact = 0
+        self.difference = ""
 
 
 def _is_plain(x: Any) -> bool:
     return type(x) is Tensor or type(x) is torch.nn.Parameter or hasattr(x, "_local_tensor")
 
 
-def _provable(values: list[Any]) -> bool:
+def _provable(values: Iterable[Any]) -> bool:
     """Whether the model's own code may run beside the kernel, and its results may be compared."""
     tensors = [x for x in values if isinstance(x, Tensor)]
     return (
@@ -742,6 +747,34 @@ def _provable(values: list[Any]) -> bool:
         and not torch._C._is_tracing()
         and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
     )
+
+
+class Proofs(dict[Any, str]):
+    """By kind of call: '' if bits were those of the model's own code, or the difference."""
+
+    def hold(
+        self, kind: Any, values: Iterable[Any], difference: Callable[[], str | None]
+    ) -> bool | None:
+        """Whether bits are those of the model's own code; None if that is not known yet.
+
+        Args:
+            kind: The kind of the call.
+            values: Its arguments.
+            difference: Compares; None if the numbers cannot tell.
+        """
+        try:
+            known = self.get(kind)
+        except TypeError:  # an argument that cannot be hashed
+            return None
+        if known is None and _provable(values):
+            try:
+                with torch.no_grad():
+                    known = difference()
+            except Exception:  # memory that runs out; what else is wrong, the call itself raises
+                return None
+            if known is not None:
+                self[kind] = known
+        return None if known is None else not known
 
 
 def _copied(value: Any) -> Any:
@@ -763,12 +796,15 @@ def autocast_state() -> Any:
     )
 
 
+def modes() -> tuple[Any, ...]:
+    """Whether there are gradients, inference mode and autocast."""
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_state()
+
+
 def signature(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """What a call depends on: of plain tensors their metadata, otherwise the value itself."""
     return (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        autocast_state(),
+        *modes(),
         *[
             (x.shape, x.dtype, x.device, x.is_contiguous(), x.requires_grad)
             if type(x) is Tensor
@@ -797,7 +833,7 @@ class Rotation:
         self.empty = {name: self.roles.defaults.get(name) for name in self.roles.names}
         self.plans: dict[Any, tuple[Case, Plan] | None] = {}
         self.direct: dict[Any, Callable[..., Any]] = {}  # one operator call, by signature
-        self.proofs: dict[Any, str] = {}  # '' or the difference, by kind of call
+        self.proofs = Proofs()
         self.counter = Counter()
         self.__name__ = str(getattr(original, "__name__", type(original).__name__))
 
@@ -843,10 +879,7 @@ class Rotation:
         return "; ".join(texts.values())
 
     def state(self) -> str:
-        """What comparisons with the model's own code have shown, or ''."""
-        differences = [text for text in self.proofs.values() if text]
-        if differences:
-            return f"the model's own code runs for some calls: {differences[0]}"
+        """Whether no comparison with the model's own code has been possible, or ''."""
         return "" if self.proofs or not self.counter.kernel else "not proved yet"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -884,28 +917,18 @@ class Rotation:
 
     def _prove(self, given: dict[str, Any], plan: Plan, args: Any, kwargs: Any) -> bool | None:
         """Whether bits are those of the model's own code; None if that is not known yet."""
-        try:
-            kind = self._kind(given, plan)
-            difference = self.proofs.get(kind)
-        except TypeError:  # an argument that cannot be hashed
-            return None
-        if difference is None:
-            if not _provable(list(given.values())):
-                return None
-            try:
-                with torch.no_grad():
-                    difference = self._difference(_copied(args), _copied(tuple(kwargs.items())))
-            except torch.OutOfMemoryError:
-                return None
-            if difference is None:
-                return None
-            self.proofs[kind] = difference
-        return not difference
+
+        def difference() -> str | None:
+            return self._difference(_copied(args), _copied(tuple(kwargs.items())))
+
+        proved = self.proofs.hold(self._kind(given, plan), given.values(), difference)
+        if proved is False and not self.counter.difference:
+            self.counter.difference = next(text for text in self.proofs.values() if text)
+        return proved
 
     def _kind(self, given: dict[str, Any], plan: Plan) -> tuple[Any, ...]:
         """The kind of a call: lengths count by their powers of two."""
-        parts: list[Any] = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
-        parts.append(autocast_state())
+        parts: list[Any] = list(modes())
         for name, x in given.items():
             if not isinstance(x, Tensor):
                 parts.append(kind_of(x))
@@ -933,17 +956,16 @@ class Rotation:
         tells = chosen[0].tells(given, tensors[0])
         try:
             expected = self.original(*args, **kwargs)
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:  # the user gets it from the model's own code
-            return f"it raises {type(error).__name__}"
+            memory = "allocate" in str(error)  # of PyTorch's allocators, on CPUs and GPUs
+            return None if memory else f"it raises {type(error).__name__}"
         if not alike(found, expected):
-            return f"other shapes or dtypes for {_described(tensors)}"
+            return f"other shapes or dtypes for {described(tensors)}"
         if equal(found, expected, not chosen[0].rule.is_complex):
             turned = any(not torch.equal(x, y) for x, y in zip(_flat(expected) or [], tensors))  # type: ignore[arg-type]  # noqa: B905
-            return "" if tells and turned and all(map(_varies, tensors)) else None
+            return "" if tells and turned and all(map(varies, tensors)) else None
         finite = all(x is None or bool(x.isfinite().all()) for x in _flat(expected) or [])
-        return f"other bits for {_described(tensors)}" if finite else None
+        return f"other bits for {described(tensors)}" if finite else None
 
     def _planned(self, given: dict[str, Any]) -> tuple[Case, Plan] | None:
         """The case and the plan for these arguments; None if the function itself has to run."""
@@ -975,12 +997,13 @@ class Rotation:
             self.direct[signature(args)] = call
 
 
-def _varies(x: Tensor) -> bool:
+def varies(x: Tensor) -> bool:
     """Whether a tensor's numbers are finite, and more than one."""
     return x.numel() > 0 and bool(x.isfinite().all()) and bool(x.min() < x.max())
 
 
-def _described(tensors: list[Tensor]) -> str:
+def described(tensors: Iterable[Tensor]) -> str:
+    """The dtypes and shapes of tensors, for a row."""
     return " and ".join(f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}" for x in tensors)
 
 
