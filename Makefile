@@ -35,7 +35,7 @@ export PATH := $(dir $(python)):$(PATH)
 export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: all build build-tests test test-cpp test-python test-transformers test-transformers-suite run-transformers-suite test-stacks run-stacks test-torchrec run-torchrec fuzz fuzz-readers reliability test-gpu test-packaging check-newest-torch requirements install-locked sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu test-families-cuda-on-cpu build-cuda-on-cpu test-aarch64 lint format docs demo benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels clean
+.PHONY: all build build-tests test test-cpp test-python test-transformers test-transformers-suite run-transformers-suite test-stacks run-stacks test-stacks-suite run-stacks-suite test-torchrec run-torchrec fuzz fuzz-readers reliability test-gpu test-packaging check-newest-torch requirements install-locked sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu test-families-cuda-on-cpu build-cuda-on-cpu test-aarch64 lint format docs demo benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels clean
 all: build
 
 # pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
@@ -106,6 +106,14 @@ test-transformers-suite: build
 
 run-transformers-suite: $(requirements_suite)
 	$(python) tests/suite/transformers_suite.py --numerics $(NUMERICS) $(SOURCE) $(FAMILIES)
+
+# The same with tests of diffusers or timm from a checkout, in the environment of test-stacks.
+test-stacks-suite: build
+	$(if $(SOURCE),,$(error SOURCE=<a checkout of diffusers or timm> is missing))
+	$(MAKE) --no-print-directory run-stacks-suite $(if $(VENV),VENV=$(VENV)-stacks)
+
+run-stacks-suite: $(requirements_stacks)
+	$(python) tests/suite/transformers_suite.py $(SOURCE) $(FAMILIES)
 
 # torchrec requires fbgemm-gpu, which needs CUDA; fbgemm-gpu-cpu is the same for the CPU.
 $(VENV)/requirements-torchrec-installed: requirements-torchrec.txt $(VENV)/requirements-installed

@@ -1,7 +1,7 @@
-"""Runs transformers' own modeling tests on patched models, beside the same tests on plain ones.
+"""Runs the own tests of transformers, diffusers or timm on patched models, and on plain ones.
 
-python tests/suite/transformers_suite.py SOURCE [families], or make test-transformers-suite SOURCE=…
-This file is also the pytest plugin that patches every model after it is built.
+python tests/suite/transformers_suite.py SOURCE [families or files], or make test-…-suite SOURCE=…
+This file is also the pytest plugin that patches every model after it is built or when it first runs.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import os
 import subprocess
 import sys
 import tempfile
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 HERE = Path(__file__).resolve().parent
 # One for each way of rotating, and those whose positions have several axes.
@@ -26,9 +28,18 @@ FAMILIES = """
     qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe glm4v
 """
 NUMERICS, RESULTS = "POSEMBED_SUITE_NUMERICS", "POSEMBED_SUITE_RESULTS"
+# Own tests of other checkouts, by a folder that only theirs have, and what to choose of them.
+OTHERS = {
+    "src/diffusers": [
+        f"tests/models/transformers/test_models_transformer_{name}.py"
+        for name in ("flux", "wan", "qwenimage", "ltx", "hidream", "mochi", "cogvideox", "z_image")
+    ],
+    "timm": ["tests/test_models.py", "-k", "eva02_tiny or rope or pe_core or naver"],
+}
 Outcomes = dict[str, str]
 
 outcomes: Outcomes = {}
+models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
 def pytest_configure() -> None:
@@ -38,6 +49,7 @@ def pytest_configure() -> None:
     import transformers
     from posembed.integrations.huggingface import patch
 
+    torch.nn.modules.module.register_module_forward_pre_hook(_patched_when_it_runs)
     base: Any = transformers.PreTrainedModel
     built, loaded = base.post_init, base.from_pretrained.__func__
 
@@ -54,6 +66,17 @@ def pytest_configure() -> None:
         return found
 
     base.post_init, base.from_pretrained = post_init, classmethod(from_pretrained)
+
+
+def _patched_when_it_runs(module: torch.nn.Module, _: object) -> None:
+    """Patches a model of diffusers or timm at its first call."""
+    from posembed.integrations.huggingface import patch
+
+    if type(module).__module__.startswith(("diffusers.models", "timm.models")):
+        known = any(module in seen.modules() for seen in models)  # a part of a model
+        if not known and not torch.compiler.is_compiling():
+            models.add(module)
+            patch(module, numerics=os.environ[NUMERICS])  # type: ignore[arg-type]
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -104,15 +127,20 @@ def failed_only_patched(source: Path, plain: Outcomes, patched: Outcomes, how: s
 def main() -> None:
     """Prints the outcomes by family; fails if a test fails only when patched."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("source", type=Path, help="a checkout of transformers")
-    parser.add_argument("families", nargs="*", default=FAMILIES.split())
+    parser.add_argument("source", type=Path, help="a checkout of the library")
+    parser.add_argument("families", nargs="*", help="families of transformers, or files of others")
     parser.add_argument("--numerics", choices=("model", "exact"), default="model")
     given = parser.parse_args()
-    tests = [
-        str(file.relative_to(given.source))
-        for family in given.families
-        for file in sorted((given.source / "tests/models" / family).glob("test_modeling_*.py"))
-    ]
+    others = next((OTHERS[name] for name in OTHERS if (given.source / name).is_dir()), None)
+    tests = (
+        (given.families or others or [])
+        if others
+        else [
+            str(file.relative_to(given.source))
+            for family in given.families or FAMILIES.split()
+            for file in sorted((given.source / "tests/models" / family).glob("test_modeling_*.py"))
+        ]
+    )
     if not tests:
         parser.error(f"{given.source} has no tests/models/<family>/test_modeling_*.py")
     plain, _ = run(given.source, tests, "")
@@ -120,7 +148,8 @@ def main() -> None:
     only = failed_only_patched(given.source, plain, patched, given.numerics)
     rows: dict[str, collections.Counter[str]] = {}
     for name, outcome in plain.items():
-        row = rows.setdefault(name.split("/")[2], collections.Counter())
+        part = name.split("::")[0].removeprefix("tests/").removeprefix("models/")
+        row = rows.setdefault(part, collections.Counter())
         row[f"{outcome} plain"] += 1
         row[f"{patched.get(name)} patched"] += 1
         row["failed only patched"] += name in only

@@ -31,7 +31,7 @@ from posembed.integrations.huggingface._reading import (
     recognise_method,
     roles_of,
 )
-from posembed.integrations.huggingface._rotation import Rotation
+from posembed.integrations.huggingface._rotation import OWN, Rotation
 
 ELSEWHERE = {"torch", "posembed", *sys.stdlib_module_names} - {"__main__"}
 LIBRARIES = {"transformers", "diffusers"}  # whose models are in a package of that name
@@ -441,9 +441,11 @@ def own_code() -> Iterator[None]:
         functions = {f: f.__code__ for f in _own}
         for function, code in _own.items():
             function.__code__ = code
+        OWN.append(None)
         try:
             yield
         finally:
+            OWN.pop()
             for function, code in functions.items():
                 function.__code__ = code
 

@@ -29,6 +29,7 @@ from posembed.integrations.huggingface._rotation import (
     ANGLES,
     ATTACHED,
     KERNEL_DEVICES,
+    OWN,
     Counter,
     Proofs,
     described,
@@ -157,6 +158,8 @@ class ScaledTable(Hosted, Instance):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """The rows of ids, times the scale."""
+        if OWN and not getattr(self, "on_host", False):
+            return super().forward(input_ids)  # type: ignore[no-any-return]
         found = scaled(self, input_ids, vars(self)[SCALE])
         if torch.compiler.is_compiling():
             return found
@@ -175,6 +178,8 @@ class NgramTable(Instance):
 
     def forward(self, input_ids: Tensor, past_key_values: Any) -> Tensor:
         """The joined rows, and the last tokens into the cache."""
+        if OWN:
+            return super().forward(input_ids, past_key_values)  # type: ignore[no-any-return]
         ids, ngrams, own = input_ids.long(), vars(self)[SPEC], super().forward
         spec, size, kept = ngrams.spec, ngrams.spec.ngram_size - 1, input_ids.long()
         history = None
@@ -182,7 +187,7 @@ class NgramTable(Instance):
             history = past_key_values.get_conv_state(*ngrams.read[0], **ngrams.read[1])
             short = size - ids.shape[1]
             if history is not None:
-                history = history[:, -size:].clone()  # the cache writes in place
+                history = history[:, -size:]
             elif short > 0:
                 kept = nn.functional.pad(ids, (short, 0), value=spec.padding_token)
         table = getattr(self, ngrams.table)

@@ -30,6 +30,7 @@ MAX_WIDTH = 1024  # rotated components that the kernel takes
 TOKENS_FIRST = -4  # the place of heads in a layout whose tables are [tokens, 1, 1, width]
 ANGLES = "posembed_angles"  # of tables that carry the positions that they were made from
 ATTACHED: weakref.WeakSet[Any] = weakref.WeakSet()  # rotary modules that make such tables
+OWN: list[None] = []  # has an element while all run the model's own code
 PLANS = 512  # a rotation clears its plans beyond this number: prompt lengths are unbounded
 
 
