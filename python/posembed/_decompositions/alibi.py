@@ -35,7 +35,8 @@ def distances(
         visible = (attention_mask != 0).long()
         key_positions = (visible.cumsum(-1) - 1) * visible
         # A query has the position of its key; one that is not among the keys keeps its place.
-        batch = torch.broadcast_shapes(places.shape[:-1], key_positions.shape[:-1])
+        leading = places.shape[:-1], key_positions.shape[:-1]
+        batch = torch.broadcast_shapes(*leading)  # type: ignore[no-untyped-call]
         near = places.clamp(0, key_length - 1).expand(*batch, -1)
         numbers = key_positions.expand(*batch, -1).gather(-1, near)
         query_positions = torch.where(near.eq(places), numbers, places)

@@ -135,7 +135,7 @@ def _with_axes(
     for each, row in zip(table, rows, strict=True):
         found.append(torch.where(row < 0, row, row + first))
         first += each.shape[-2]
-    stacked = torch.stack(torch.broadcast_tensors(*found))
+    stacked = torch.stack(torch.broadcast_tensors(*found))  # type: ignore[no-untyped-call]
     return torch.cat(tuple(table), -2), stacked.unsqueeze(1) if stacked.dim() == 3 else stacked
 
 

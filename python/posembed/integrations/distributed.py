@@ -181,6 +181,7 @@ class VocabularyParallelInputEmbedding(InputEmbedding):
         attention_mask: Tensor | None = None,
         seed: Tensor | None = None,
         first_token: int = 0,
+        cu_seqlens: Tensor | None = None,
         input_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         token_type_ids: Tensor | None = None,
@@ -196,6 +197,7 @@ class VocabularyParallelInputEmbedding(InputEmbedding):
             attention_mask: As in InputEmbedding.
             seed: As in InputEmbedding; None: the first process draws one for all.
             first_token: As in InputEmbedding.
+            cu_seqlens: As in InputEmbedding.
             input_ids: As in InputEmbedding.
             position_ids: As in InputEmbedding.
             token_type_ids: As in InputEmbedding.
@@ -208,7 +210,7 @@ class VocabularyParallelInputEmbedding(InputEmbedding):
         positions = either("positions", positions, "position_ids", position_ids)
         types = either("types", types, "token_type_ids", token_type_ids)
         whole = self._check_inputs(ids, inputs_embeds)
-        positions = self._positions(whole, ids, positions, attention_mask, offset)
+        positions = self._positions(whole, ids, positions, attention_mask, offset, cu_seqlens)
         if positions is None and self.position is not None:
             first = cast(int, offset)  # a tensor has become positions
             positions = torch.arange(first, first + whole.shape[1], device=whole.device)
