@@ -130,6 +130,7 @@ EMBEDDINGS: dict[str, dict[str, Any]] = {
     "narrow rows": {"max_positions": 16, "token_dim": 4, "padding_idx": 7},
     "wide result": {"max_positions": 16, "output_dim": 12, "norm": "layer"},
     "opt": {"max_positions": 16, "position_rule": "opt"},
+    "documents": {"max_positions": 16},
 }
 
 
@@ -141,7 +142,10 @@ def embedded(embed: nn.Module, name: str, **more: Any) -> Tensor:
         arguments["attention_mask"] = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
     if name == "sinusoids":
         arguments["offset"] = 2
-    return embed(IDS, **arguments | more)
+    ids = IDS
+    if name == "documents":
+        ids, arguments["cu_seqlens"] = IDS[:1], torch.tensor([0, 1, IDS.shape[1]])
+    return embed(ids, **arguments | more)
 
 
 def check_embedding(name: str, sequence: bool) -> None:
