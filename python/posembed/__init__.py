@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from posembed import analysis as analysis
     from posembed import cpp as cpp
     from posembed import data as data
+    from posembed import optim as optim
     from posembed import plot as plot
 
 shapes.register()
@@ -100,7 +101,7 @@ for _name in __all__:
 
 # Imported on first use: models do not need them, plots need matplotlib, and the C++ modules are
 # bound for one version of Python.
-_AT_FIRST_USE = ("analysis", "cpp", "data", "plot")
+_AT_FIRST_USE = ("analysis", "cpp", "data", "optim", "plot")
 
 
 def __getattr__(name: str) -> Any:

@@ -160,7 +160,7 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         sparse: Same as ``gradient="rows"``.
         scale: Multiplies the result; ``"sqrt_dim"`` is the square root of embedding_dim.
         gradient: "dense", or "rows" for a sparse ``weight.grad`` with each row that was looked up,
-            once, which ``torch.optim.SGD`` and ``SparseAdam`` accept.
+            once, for :mod:`posembed.optim`; torch's SGD and SparseAdam accept it.
         device, dtype: Device and dtype of the table.
 
     Raises:
@@ -612,7 +612,7 @@ def _check_rows(optimizer: torch.optim.Optimizer, state: Any, shape: torch.Size)
     """Raises ValueError for state that is neither a number nor per row of the table."""
     for name, value in state.items():
         if isinstance(value, Tensor):
-            known = value.dim() == 0 or value.shape == shape
+            known = value.dim() == 0 or value.shape in (shape, shape[:1])
         else:
             known = value is None or isinstance(value, (int, float, str))
         if not known:
