@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from posembed import analysis as analysis
     from posembed import cpp as cpp
     from posembed import data as data
+    from posembed import optim as optim
     from posembed import plot as plot
     from posembed.integrations.huggingface import patch as patch
     from posembed.integrations.huggingface import unpatch as unpatch
@@ -107,7 +108,7 @@ for _name in __all__:
 
 # Imported on first use: models do not need them, plots need matplotlib, and the C++ modules are
 # bound for one version of Python.
-_AT_FIRST_USE = ("analysis", "cpp", "data", "plot")
+_AT_FIRST_USE = ("analysis", "cpp", "data", "optim", "plot")
 _FUNCTIONS_AT_FIRST_USE = ("patch", "unpatch")
 
 

@@ -50,16 +50,18 @@ class TableOwner(Hosted):
             raise ValueError("weight: expected a table of numbers, got none")
         self.use_table(QuantizedTable.quantize(weight, format, block))
 
-    def keep_on_host(self, device: torch.device | str | int | None = None) -> None:
+    def keep_on_host(
+        self, device: torch.device | str | int | None = None, *, trainable: bool | None = None
+    ) -> None:
         """As :meth:`posembed.QuantizedTable.keep_on_host`, for numbers and codes.
 
         Raises:
-            ValueError: The table is in a file, or its memory cannot be pinned.
+            ValueError: The table is in a file or cannot learn, or its memory cannot be pinned.
         """
         if "table" not in self._modules:
-            super().keep_on_host(device)
+            super().keep_on_host(device, trainable=trainable)
         elif isinstance(self.table, Hosted):
-            self.table.keep_on_host(device)
+            self.table.keep_on_host(device, trainable=trainable)
         else:
             raise ValueError("table: expected one in memory, got one in a file")
 

@@ -296,7 +296,7 @@ class NgramEmbedding(Leaf, Prefetching):
         summed: Add the rows of all sizes and heads, in float32, as BLT does; otherwise they are
             joined, and each has an equal part of the components.
         gradient: "dense", or "rows" for a sparse ``weight.grad`` with each row that was looked up,
-            once, which ``torch.optim.SparseAdam`` accepts.
+            once, for :mod:`posembed.optim`.
         device, dtype: Device and dtype of the table.
 
     Raises:

@@ -24,25 +24,36 @@ class Hosted(nn.Module):
     on_host = False
     _mapped: dict[str, tuple[Tensor, Tensor]]  # tensors by their names, and views on a device
 
-    def keep_on_host(self, device: torch.device | str | int | None = None) -> None:
+    def keep_on_host(
+        self, device: torch.device | str | int | None = None, *, trainable: bool | None = None
+    ) -> None:
         """Moves the table to pinned memory of the host, where CUDA kernels read it.
 
         A look-up with ids on a CUDA device then moves the rows that it needs through the bus, and
-        no others. ``to(device)`` leaves the table where it is. It is frozen.
+        no others. ``to(device)`` leaves the table where it is. A table with ``gradient="rows"``
+        can learn there: the rows of its gradient move to the host, where :mod:`posembed.optim`
+        steps on them. Other tables are frozen.
 
         Args:
             device: The device that ids will be on; default: the current CUDA device, if there is
                 one.
+            trainable: Whether the table learns; default: if it has ``gradient="rows"`` and did.
 
         Raises:
-            ValueError: The memory cannot be pinned.
+            ValueError: The memory cannot be pinned, or the table cannot learn.
         """
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
+        weight = self._parameters.get("weight")
+        learned = weight is not None and getattr(self, "gradient", "dense") == "rows"
+        if trainable and not learned:
+            raise ValueError("trainable: expected a weight with gradient='rows' to learn, got none")
+        if trainable is None:
+            trainable = learned and weight is not None and weight.requires_grad
         for name in self.host_names():
             tensor = getattr(self, name)
             if tensor is not None:
-                tensor.requires_grad_(False)
+                tensor.requires_grad_(trainable and tensor is weight)
                 tensor.data = tensor.data.cpu().contiguous()
         self.on_host = True
         self._mapped = {}
@@ -61,8 +72,10 @@ class Hosted(nn.Module):
             return tensor
         kept, view = self._mapped.get(name, (None, None))
         if kept is not tensor or view is None or view.device != ids.device:
-            view = mapped(tensor, ids.device)
+            view = mapped(tensor.detach(), ids.device)
             self._mapped[name] = tensor, view
+        if tensor.requires_grad and torch.is_grad_enabled():
+            return _OnDevice.apply(tensor, view)  # type: ignore[no-untyped-call]
         return view
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -94,6 +107,19 @@ class Hosted(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """A copy makes views of its own."""
         return {**self.__dict__, "_mapped": {}} if self.on_host else self.__dict__
+
+
+class _OnDevice(torch.autograd.Function):
+    """A table on the host as a device's kernels read it; its gradient's rows move to the host."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, view: Tensor) -> Tensor:
+        ctx.device = table.device
+        return view.view_as(view)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.to(ctx.device), None
 
 
 class Table(Leaf, nn.Module, abc.ABC):

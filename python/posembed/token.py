@@ -162,7 +162,7 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         sparse: Same as ``gradient="rows"``.
         scale: Multiplies the result; ``"sqrt_dim"`` is the square root of embedding_dim.
         gradient: "dense", or "rows" for a sparse ``weight.grad`` with each row that was looked up,
-            once, which ``torch.optim.SGD`` and ``SparseAdam`` accept.
+            once, for :mod:`posembed.optim`; torch's SGD and SparseAdam accept it.
         device, dtype: Device and dtype of the table.
 
     Raises:

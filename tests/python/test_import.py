@@ -46,7 +46,7 @@ def test_a_free_threaded_python_stays_so() -> None:
 
 def test_dir_shows_what_users_are_meant_to_find() -> None:
     shown = {name for name in dir(posembed) if not name.startswith("__")}
-    modules = {"scaling", "analysis", "cpp", "data", "plot"}
+    modules = {"scaling", "analysis", "cpp", "data", "optim", "plot"}
     assert shown == {*posembed.__all__, *modules, "patch", "unpatch"}
     assert "__version__" in dir(posembed)
     assert all(hasattr(posembed, name) for name in shown)

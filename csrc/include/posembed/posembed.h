@@ -12,6 +12,7 @@
 #include "posembed/memory.h"
 #include "posembed/model_positions.h"
 #include "posembed/ngram.h"
+#include "posembed/optim.h"
 #include "posembed/positions.h"
 #include "posembed/pretrained.h"
 #include "posembed/quantized.h"

@@ -37,6 +37,7 @@ from posembed.functional._learned import (
     roberta_positions,
 )
 from posembed.functional._ngram import ngram_ids
+from posembed.functional._optim import StepRounding, StepRule, step_rows_
 from posembed.functional._options import (
     BagMode,
     By,
@@ -87,6 +88,8 @@ __all__ = [
     "NgramRule",
     "RelativeBuckets",
     "ResamplingMethod",
+    "StepRounding",
+    "StepRule",
     "alibi_add",
     "alibi_add_",
     "alibi_attention",
@@ -135,6 +138,7 @@ __all__ = [
     "sinusoidal_encode",
     "sinusoidal_grid_positions",
     "sinusoidal_shift_matrix",
+    "step_rows_",
     "token_bag",
 ]
 

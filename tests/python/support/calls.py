@@ -165,6 +165,13 @@ def functions(batch: int = 2, seq: int = 3, heads: int = 2) -> dict[str, Argumen
             "mask": torch.ones(1, 1, 3).bool(),
             "spec": GRIDS,
         },
+        "step_rows_": {
+            "weight": x(tokens, heads * 16),
+            "gradient": x(tokens, heads * 16),
+            "rule": "sgd",
+            "lr": 0.1,
+            "ids": slots,
+        },
         "token_bag": {"ids": integers(tokens), "weight": table, "offsets": torch.zeros(1).long()},
     }
 

@@ -152,3 +152,42 @@ def test_bad_arguments() -> None:
         (lambda: mapped(torch.zeros(3, 4).t(), torch.device("cpu")), ValueError, "table: expected a contiguous tensor on the CPU"),
         (lambda: mapped(torch.zeros(3, 4), torch.device("meta")), ValueError, "device: expected the CPU"),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["token", "bag", "ngrams", "summed ngrams"])
+def test_a_table_learns_on_the_host(name: str, device: torch.device) -> None:
+    """As on the device; rows move, and the table does not."""
+
+    def trained(hosted: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        module = modules()[name]
+        module.gradient = "rows"
+        if hosted:
+            module.keep_on_host(device)
+        module.to(device)
+        kept = module.weight.data_ptr()
+        optimizer = pe.optim.RowwiseAdagrad(module.parameters(), lr=0.1)
+        for _ in range(2):
+            (module(IDS.to(device)).sum() + module(IDS[:1].to(device)).sum()).backward()
+            assert module.weight.grad.device == module.weight.device
+            optimizer.step()
+            optimizer.zero_grad()
+        assert module.weight.data_ptr() == kept
+        assert module.weight.device.type == ("cpu" if hosted else device.type)
+        return module.weight.detach().cpu()
+
+    assert torch.equal(trained(True), trained(False))
+
+
+def test_which_tables_learn_on_the_host(device: torch.device) -> None:
+    frozen, learned = (pe.TokenEmbedding(9, 4, gradient="rows") for _ in range(2))
+    frozen.keep_on_host(device, trainable=False)
+    learned.requires_grad_(False).keep_on_host(device, trainable=True)
+    assert [frozen.weight.requires_grad, learned.weight.requires_grad] == [False, True]
+    still = pe.TokenEmbedding(9, 4, gradient="rows").requires_grad_(False)
+    still.keep_on_host(device)
+    assert not still.weight.requires_grad
+    codes = pe.TokenEmbedding(9, 4, gradient="rows")
+    codes.quantize("int8")
+    for table in (pe.TokenEmbedding(9, 4), codes):
+        refused((lambda t=table: t.keep_on_host(device, trainable=True), ValueError, "trainable: expected a weight gradient='rows', got none"))  # fmt: skip
