@@ -552,7 +552,8 @@ def error_of(case: OperatorCase, args: list[Any], options: dict[str, Any]) -> st
     except (ValueError, TypeError, RuntimeError) as error:
         text = str(error).splitlines()[0]
         of_values = any(
-            part in text for part in (" at index ", ", last, got ", ", num_tokens, got ")
+            part in text
+            for part in (" at index ", ", last, got ", ", num_tokens, got ", " of the mask, got ")
         )
         return "values" if of_values else f"{type(error).__name__}: {text}"
     except IndexError:

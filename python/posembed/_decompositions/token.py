@@ -38,7 +38,8 @@ def embedding_with_features(
         places = torch.where(places, order, -1)
     own = (places < 0).unsqueeze(-1)
     rows = torch.nn.functional.embedding(ids * (places < 0), weight)
-    others = torch.nn.functional.embedding(places.clamp(min=0), features)
+    some = torch.nn.functional.pad(features, (0, 0, 0, 1))  # there may be none
+    others = torch.nn.functional.embedding(places.clamp(min=0), some)
     return torch.where(own, rows if scale == 1.0 else rows * scale, others)
 
 

@@ -84,8 +84,9 @@ def backward_sample(**options: Any) -> Any:
 def features_sample(mask: bool, **options: Any) -> Any:
     def make(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
         every = torch.arange(batch * seq, device=device).view(batch, seq)
-        places = every % 3 == 1 if mask else every % 3 - 1
-        count = (batch * seq + 1) // 3 if mask else 2
+        # All of the first sequence, or -1, 0 and 1 in turn.
+        places = every < seq if mask else every % 3 - 1
+        count = (seq if batch else 0) if mask else 2
         tables = [torch.randn(rows, COLUMNS, device=device, dtype=dtype) for rows in (ROWS, count)]
         return Sample((*tables, make_ids(batch, seq, device), places), options)
 
@@ -111,8 +112,6 @@ CASES = in_schema_order(
         ),
         # Only dense gradients are differentiable for torch; tests/python/token tests the sparse ones.
         case("embedding-rows", sample(gradient="rows"), differentiable=False),
-        case("embedding_with_features", features_sample(True, scale=2.5)),
-        case("embedding_with_features-places", features_sample(False)),
         case("embedding_backward", backward_sample(scale=0.5), reference_backward),
         case("embedding_backward-padding", backward_sample(padding_idx=2), reference_backward),
         case(
@@ -130,3 +129,7 @@ CASES = in_schema_order(
     "weight",
     "ids",
 )
+CASES += [
+    case("embedding_with_features", features_sample(True, scale=2.5)),
+    case("embedding_with_features-places", features_sample(False)),
+]
