@@ -11,6 +11,7 @@ import pytest
 import torch
 from posembed.integrations.huggingface import _instances as _tables
 from posembed.integrations.huggingface import patch, unpatch
+from posembed.integrations.huggingface._door import own_code
 from torch import Tensor, nn
 
 transformers = pytest.importorskip("transformers")
@@ -253,6 +254,32 @@ def test_ngrams_of_any_name(device: torch.device) -> None:
         model = again
         for found, wanted in zip(run(), expected, strict=True):
             assert torch.equal(found, wanted)
+
+
+def test_ngrams_that_differ_run_the_models_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first call of each kind is compared, with a cache and without."""
+    model, right = nn.ModuleList([Bigrams()]), _tables.hashed
+
+    def run() -> list[Tensor]:
+        cache = Cache()
+        found = [model[0](IDS, None), *(model[0](IDS[:, i : i + 3], cache) for i in (0, 3))]
+        assert cache.kept is not None
+        return [*found, cache.kept]
+
+    expected, report = run(), patch(model)
+    monkeypatch.setattr(_tables, "hashed", lambda *given: right(*given).roll(1, 1))
+    assert all(map(torch.equal, run(), expected))
+    assert [(each.kernel, each.own) for each in report.calls()] == [(0, 3)]
+    assert "other bits for int64 [2, " in report.rows[0].state
+
+
+def test_own_code_is_that_of_tables_too() -> None:
+    model, ids = nn.ModuleList([Scaled(64, 4), Bigrams()]), torch.arange(6)[None]
+    report = patch(model)
+    with own_code():
+        model[0](ids)
+        model[1](ids, None)
+    assert [(each.kernel, each.own) for each in report.calls()] == [(0, 0), (0, 0)]
 
 
 def test_other_hashes_stay() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 HEAD = """
 import math, torch
 from torch import nn
-CALLS, STATS, COUNT = [], {}, 0
+CALLS, STATS, COUNT, NAMES = [], {}, 0, {torch.float64: {"mps"}}
 def half(x):
     a, b = x.chunk(2, -1)
     return torch.cat((-b, a), -1)
@@ -69,6 +69,7 @@ REPLACED = [
     "assert q.dim() == k.dim()",
     "if q.shape[-2] == 5: pass",
     "parts = []; parts.append(q)",
+    "names = NAMES.get(torch.float64); q = -(-q) if names and q.device.type in names else q",
     "dtype = torch.float32 if q.device.type == 'mps' else torch.float32",
 ]
 

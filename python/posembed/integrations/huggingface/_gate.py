@@ -43,6 +43,7 @@ FACTS = {
     *("itemsize", "append", "extend", "insert", "items", "keys", "values", "format", "pop"),
     *("dtypes", "get"),
 }
+READS = {"get", "items", "keys", "values"}  # of dictionaries
 PRODUCTS = {"mul", "multiply", "mul_", "addcmul", "addcmul_", "einsum", "matmul", "bmm"}
 CHANGES = {"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "YIELD_FROM"}
 PLAIN = (int, float, str, torch.dtype, type(None))
@@ -188,6 +189,8 @@ def _attribute(chain: tuple[str, Any], name: str) -> tuple[str, Any] | None:
         return (path, getattr(value, name)) if known else None
     if isinstance(value, PLAIN) or callable(value):
         return path, inspect.getattr_static(value, name, None)
+    if type(value) is dict and name in READS:
+        return path, value
     return None
 
 
@@ -245,8 +248,8 @@ class Branches:
     """Conditional jumps of some code, and which of their sides have run.
 
     Jumps on None, on kinds of arguments and on arguments that are booleans or texts are decided by
-    the options of a call and do not count, nor do those on devices, since calls on each device are
-    compared, or sides that only raise.
+    the options of a call and do not count, nor do those on devices or sets of their names, since
+    calls on each device are compared, or sides that only raise.
     """
 
     def __init__(self, codes: Collection[types.CodeType]) -> None:
@@ -319,12 +322,13 @@ class _Jump:
         facts = [x.argval for x in condition if x.opname in ("LOAD_ATTR", "LOAD_METHOD")]
         self.names = ", ".join(map(str, facts or self.read)) or "a value"
         given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        self.of_arguments = not facts and set(self.read) <= set(given)
+        self.is_plain = not facts and bool(self.read)
+        self.of_arguments = set(self.read) <= set(given)
 
     def is_option(self, values: dict[str, Any]) -> bool:
-        """Whether the condition only reads arguments that are booleans, texts or None."""
-        kinds = (bool, str, type(None))
-        return self.of_arguments and all(isinstance(values.get(n), kinds) for n in self.read)
+        """Whether the condition only reads arguments that are booleans, texts or None, or sets."""
+        kinds = (bool, str, type(None)) if self.of_arguments else (set, frozenset)
+        return self.is_plain and all(isinstance(values.get(n), kinds) for n in self.read)
 
 
 def _jumps(code: types.CodeType) -> Iterator[tuple[int, _Jump]]:
