@@ -160,8 +160,12 @@ class Rule:
             "adjacent": "interleaved",
             "regrouped": "adjacent pairs to halves",
         }[self.pairs]
-        if self.is_complex or self.has_halves:
-            words += ", complex" if self.is_complex else ", half tables"
+        if self.first is None:
+            words += ", complex"
+        elif self.has_halves:
+            whole = self.ratio == 1 or self.first[0].step > 1
+            place = "" if whole else ("first ", "", "second ", "")[self.first[0].quarter]
+            words += f", {place}half tables"
         if self.window != "all":
             words += f", {self.window} part of the head"
         if self.tokens != "all":
