@@ -1,6 +1,5 @@
-#include "posembed/alibi.h"
-
 #include "bindings.h"
+#include "score_call.h"
 
 namespace posembed::binding {
 namespace {
@@ -34,31 +33,6 @@ std::shared_ptr<ALiBiImpl> make_alibi(int64_t num_heads, const NameOrTensor& val
 std::shared_ptr<ALiBiImpl> from_preset(const std::string& name, int64_t num_heads,
                                        std::optional<int64_t> head_dim) {
   return std::make_shared<ALiBiImpl>(ALiBiOptions::preset(name, num_heads, head_dim));
-}
-
-using MaybeTensor = std::optional<torch::Tensor>;
-
-/// A number, or one for each sample.
-using QueryOffset = std::optional<std::variant<int64_t, torch::Tensor>>;
-
-/// The options of a call, which Python passes as keywords.
-ALiBiCall call_of(std::optional<double> scale, const QueryOffset& query_offset,
-                  const MaybeTensor& query_positions, const MaybeTensor& key_positions,
-                  const MaybeTensor& cu_seqlens, const MaybeTensor& attention_mask, bool apply_mask,
-                  const MaybeTensor& sample_slopes) {
-  ALiBiCall call;
-  if (query_offset.has_value()) {
-    const auto* number = std::get_if<int64_t>(&*query_offset);
-    if (number != nullptr) call.query_offset(*number);
-    if (number == nullptr) call.query_offsets(std::get<torch::Tensor>(*query_offset));
-  }
-  return call.scale(scale)
-      .sample_slopes(sample_slopes)
-      .query_positions(query_positions)
-      .key_positions(key_positions)
-      .cu_seqlens(cu_seqlens)
-      .attention_mask(attention_mask)
-      .apply_mask(apply_mask);
 }
 
 torch::Tensor forward(ALiBiImpl& self, int64_t query_length, std::optional<int64_t> key_length,

@@ -12,7 +12,10 @@
 
 namespace posembed {
 
-const char* name(RelativeBuckets buckets) { return buckets == RelativeBuckets::t5 ? "t5" : "bert"; }
+const char* name(RelativeBuckets buckets) {
+  constexpr const char* names[] = {"t5", "bert", "clipped", "deberta", "band", "grid"};
+  return names[static_cast<size_t>(buckets)];
+}
 
 namespace relative_bias {
 namespace {

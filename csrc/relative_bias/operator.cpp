@@ -3,6 +3,8 @@
 #include "relative_bias/operator.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/ceil.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/log.h>
 #include <ATen/ops/where.h>
 #include <torch/library.h>
@@ -18,10 +20,21 @@ namespace {
 
 void check_bucketing(int64_t num_buckets, const Bucketing& bucketing) {
   const int64_t sides = bucketing.bidirectional ? 2 : 1;
-  if (bucketing.kind == RelativeBuckets::bert) {
+  if (bucketing.kind == RelativeBuckets::deberta) {
+    TORCH_CHECK_VALUE(bucketing.bidirectional,
+                      "bidirectional: expected True for kind 'deberta', got False");
+    TORCH_CHECK_VALUE(num_buckets >= 4 && num_buckets % 2 == 0,
+                      "num_buckets: expected an even number, 4 or more, for kind 'deberta', got ",
+                      num_buckets);
+    TORCH_CHECK_VALUE(bucketing.max_distance > num_buckets / 4 + 1,
+                      "max_distance: expected more than ", num_buckets / 4 + 1,
+                      " for kind 'deberta', got ", bucketing.max_distance);
+    return;
+  }
+  if (bucketing.kind != RelativeBuckets::t5) {
     TORCH_CHECK_VALUE(num_buckets > 0 && (!bucketing.bidirectional || num_buckets % 2 == 1),
                       "num_buckets: expected ", bucketing.bidirectional ? "an odd" : "a positive",
-                      " number for kind 'bert', got ", num_buckets);
+                      " number for kind '", name(bucketing.kind), "', got ", num_buckets);
     return;
   }
   TORCH_CHECK_VALUE(num_buckets >= 2 * sides && num_buckets % sides == 0, "num_buckets: expected ",
@@ -45,20 +58,43 @@ Tensor t5_buckets(const Tensor& distances, int64_t num_buckets, const Bucketing&
   return bucketing.bidirectional ? bucket + distances.gt(0).to(at::kLong) * count : bucket;
 }
 
-/// BERT's buckets: one for each distance between query and key; longer distances share the
-/// outermost.
-Tensor bert_buckets(const Tensor& distances, int64_t num_buckets, const Bucketing& bucketing) {
+/// DeBERTa's buckets, of query minus key: one for each distance up to the middle, then ever wider
+/// ones up to max_distance. The logarithm is computed in float32, as in training.
+Tensor deberta_buckets(const Tensor& distances, int64_t num_buckets, const Bucketing& bucketing) {
+  const int64_t span = num_buckets / 2, middle = span / 2;
+  const double most = static_cast<double>(bucketing.max_distance - 1) / static_cast<double>(middle);
+  const Tensor widest = at::log(at::full({}, most, distances.options().dtype(at::kFloat)));
+  const Tensor length = distances.abs();
+  const Tensor wide = at::ceil(at::log(length.clamp_min(1) / middle) / widest * (middle - 1));
+  const Tensor bucket = at::where(length.le(middle), length, wide.to(at::kLong) + middle);
+  return (span - bucket * distances.sign()).clamp(0, num_buckets - 1);
+}
+
+/// One bucket for each distance; longer distances share the outermost, or have none in a band.
+Tensor single_buckets(const Tensor& distances, int64_t num_buckets, const Bucketing& bucketing) {
   const int64_t longest = bucketing.bidirectional ? num_buckets / 2 : num_buckets - 1;
-  const int64_t shortest = bucketing.bidirectional ? -longest : 0;
-  return distances.neg().clamp(shortest, longest) - shortest;
+  const int64_t first = bucketing.bidirectional ? -longest : 0;
+  if (bucketing.kind == RelativeBuckets::clipped) {
+    return distances.clamp(-longest, -first) + longest;
+  }
+  const Tensor back = distances.neg(), bucket = back.clamp(first, longest) - first;
+  return bucketing.kind == RelativeBuckets::band
+             ? bucket.masked_fill(back.lt(first).logical_or(back.gt(longest)), -1)
+             : bucket;
 }
 
 Tensor buckets_of(const Tensor& distances, int64_t num_buckets, const Bucketing& bucketing) {
   dispatcher::check_integers(distances, "distances");
   check_bucketing(num_buckets, bucketing);
   const Tensor wide = distances.to(at::kLong);
-  return bucketing.kind == RelativeBuckets::t5 ? t5_buckets(wide, num_buckets, bucketing)
-                                               : bert_buckets(wide, num_buckets, bucketing);
+  switch (bucketing.kind) {
+    case RelativeBuckets::t5:
+      return t5_buckets(wide, num_buckets, bucketing);
+    case RelativeBuckets::deberta:
+      return deberta_buckets(wide, num_buckets, bucketing);
+    default:
+      return single_buckets(wide, num_buckets, bucketing);
+  }
 }
 
 /// Looks up one row for each distance, and shifts the rows by one for each query.

@@ -14,7 +14,9 @@ namespace posembed::dispatcher {
 template <>
 struct EnumArgument<RelativeBuckets> {
   static constexpr const char* argument = "kind";
-  static constexpr RelativeBuckets values[] = {RelativeBuckets::t5, RelativeBuckets::bert};
+  static constexpr RelativeBuckets values[] = {RelativeBuckets::t5,      RelativeBuckets::bert,
+                                               RelativeBuckets::clipped, RelativeBuckets::deberta,
+                                               RelativeBuckets::band,    RelativeBuckets::grid};
 };
 
 }  // namespace posembed::dispatcher

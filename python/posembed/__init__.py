@@ -24,6 +24,7 @@ from posembed.ngram import NgramEmbedding, NgramSpec, PerLayerEmbedding
 from posembed.pretrained import FileFormatError
 from posembed.quantized import QuantizedTable
 from posembed.relative_bias import RelativePositionBias
+from posembed.relative_logits import RelativeLogits
 from posembed.rotary import RotaryEmbedding
 from posembed.scaling import (
     DynamicNtkScaling,
@@ -69,6 +70,7 @@ __all__ = [
     "PerLayerEmbedding",
     "ProportionalScaling",
     "QuantizedTable",
+    "RelativeLogits",
     "RelativePositionBias",
     "RotaryEmbedding",
     "RotarySpec",

@@ -149,6 +149,9 @@ TABLE = {
         {"ids": "b?s"}, {"history": "b?.", "cu_seqlens": ".", "mask": "b?s"}, ("b?s.",)
     ),
     "relative_bias": Dimensions({"weight": ".h"}, {}, ("h..",)),
+    "relative_logits": Dimensions(
+        {"query": "bh.."}, {"table": "h?..", "rows": ".?b?..", "scores": "bh.."}, ("bh..",)
+    ),
     "relative_window_bias": Dimensions({"weight": ".h"}, {}, ("h..",)),
     "relative_window_resample": Dimensions({"weight": ".h"}, {}, (".h",)),
 }

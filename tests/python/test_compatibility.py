@@ -49,6 +49,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
     "alibi": (lambda: pe.ALiBi(4), (3,)),
     "alibi-learned": (lambda: pe.ALiBi(4, learned=True), (3,)),
     "relative-bias": (lambda: pe.RelativePositionBias(4), (3,)),
+    "relative-logits": (lambda: pe.RelativeLogits(5, 8), (HEADS,)),
     "input": (lambda: pe.InputEmbedding(9, 8, max_positions=5, norm="layer"), (IDS,)),
     "rotary-window": (lambda: pe.RotaryEmbedding(8, rotary_dim=4, rotary_start=2), (HEADS,)),
     "relative-window": (lambda: pe.RelativePositionBias(4, window=(1, 3)), ()),

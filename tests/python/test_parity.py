@@ -278,6 +278,33 @@ MODULES = [
         buckets="bert",
         call=lambda m: m.forward(3, 5, query_offset=1),
     ),
+    twins("RelativeLogits", 7, 8, call=lambda m: m.forward(numbers(2, 3, 4, 8), 5)),
+    twins(
+        "RelativeLogits",
+        (3, 5),
+        8,
+        num_heads=3,
+        buckets="bert",
+        causal=True,
+        by="key",
+        scale=0.5,
+        call=lambda m: m.forward(
+            numbers(2, 3, 4, 8),
+            scores=numbers(2, 3, 4, 4),
+            query_positions=ids(2, 4),
+            key_positions=ids(2, 4),
+        ),
+    ),
+    twins(
+        "RelativeLogits",
+        8,
+        8,
+        buckets="deberta",
+        max_distance=9,
+        call=lambda m: m.forward(
+            numbers(2, 3, 4, 8), 6, query_offset=torch.tensor([2, 1]), apply_mask=True
+        ),
+    ),
     twins("ALiBi", 12, call=lambda m: m.forward(3, 5)),
     twins(
         "ALiBi",

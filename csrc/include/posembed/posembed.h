@@ -16,6 +16,7 @@
 #include "posembed/pretrained.h"
 #include "posembed/quantized.h"
 #include "posembed/relative_bias.h"
+#include "posembed/relative_logits.h"
 #include "posembed/rotary.h"
 #include "posembed/rotary_cache.h"
 #include "posembed/rotary_norm.h"

@@ -22,11 +22,16 @@ namespace posembed {
 
 /// How distances between query and key map to buckets.
 enum class RelativeBuckets {
-  t5,    ///< one for each short distance, then logarithmically wider ones, up to max_distance
-  bert,  ///< one for each distance; longer ones share the outermost (Shaw et al., arXiv:1803.02155)
+  t5,       ///< one for each short distance, then logarithmically wider ones, up to max_distance
+  bert,     ///< one for each distance, query minus key; longer ones share the outermost
+  clipped,  ///< the same, key minus query (Shaw et al., arXiv:1803.02155)
+  deberta,  ///< query minus key: one for each distance up to num_buckets / 4, then logarithmically
+            ///< wider ones (He et al., arXiv:2006.03654)
+  band,     ///< as bert, but longer distances have no bucket: -1
+  grid,     ///< as bert; relative_rows() numbers the differences of all axes row by row
 };
 
-/// "t5" or "bert".
+/// "t5", "bert", "clipped", "deberta", "band" or "grid".
 POSEMBED_API const char* name(RelativeBuckets buckets);
 
 /// Options of RelativePositionBias.

@@ -39,6 +39,7 @@ from posembed.functional._learned import (
 from posembed.functional._ngram import ngram_ids
 from posembed.functional._options import (
     BagMode,
+    By,
     CacheLayout,
     CodeFormat,
     Device,
@@ -57,6 +58,11 @@ from posembed.functional._relative_bias import (
     relative_window_bias,
     relative_window_resample,
 )
+from posembed.functional._relative_logits import (
+    relative_logits,
+    relative_logits_,
+    relative_rows,
+)
 from posembed.functional._rotary import rerotate_, rotary, rotary_
 from posembed.functional._rotary_cache import mla_rotary, mla_rotary_cache_, rotary_cache_
 from posembed.functional._rotary_norm import norm_rotary, norm_rotary_
@@ -71,6 +77,7 @@ from posembed.functional._token import embedding, embedding_resize
 
 __all__ = [
     "BagMode",
+    "By",
     "CacheLayout",
     "CodeFormat",
     "Device",
@@ -111,6 +118,9 @@ __all__ = [
     "relative_bias",
     "relative_buckets",
     "relative_log_distances",
+    "relative_logits",
+    "relative_logits_",
+    "relative_rows",
     "relative_window_bias",
     "relative_window_resample",
     "rerotate_",

@@ -28,16 +28,20 @@ def relative_buckets(
 
     Args:
         distances: int32 or int64 [...]: the position of the key minus that of the query.
-        num_buckets: Number of buckets: even for bidirectional "t5", odd for "bert".
-        max_distance: For "t5": longer distances share a bucket.
+        num_buckets: Number of buckets: even for "deberta" and bidirectional "t5", odd for other
+            bidirectional kinds.
+        max_distance: For "t5" and "deberta": longer distances share a bucket.
         bidirectional: Give keys after the query their own buckets; otherwise they share the bucket
             of distance 0.
         kind: "t5": a bucket for each short distance, then logarithmically wider ones (Raffel et
-            al., arXiv:1910.10683). "bert": a bucket for each distance; longer distances share the
-            outermost bucket (Shaw et al., arXiv:1803.02155).
+            al., arXiv:1910.10683). "bert": a bucket for each distance, query minus key; longer
+            distances share the outermost bucket. "clipped": the same for key minus query (Shaw et
+            al., arXiv:1803.02155). "deberta": as "bert" up to ``num_buckets // 4``, then
+            logarithmically wider (He et al., arXiv:2006.03654). "band": as "bert", and -1 for
+            longer distances. "grid": as "bert", for an axis of a grid.
 
     Returns:
-        int64 [...], 0 to num_buckets - 1.
+        int64 [...], 0 to num_buckets - 1; -1 outside a band.
 
     Raises:
         ValueError: Options are inconsistent.

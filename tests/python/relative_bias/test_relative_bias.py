@@ -65,7 +65,7 @@ def test_empty_lengths() -> None:
         (ValueError, "an even number, 4 or more, got 5", lambda: pe.RelativePositionBias(1, num_buckets=5)),
         (ValueError, "max_distance: expected more than 8", lambda: pe.RelativePositionBias(1, max_distance=8)),
         (ValueError, "an odd number for kind 'bert'", lambda: pe.RelativePositionBias(1, buckets="bert")),
-        (ValueError, "kind: expected 't5' or 'bert', got 'log'", lambda: pe.RelativePositionBias(1, buckets="log")),
+        (ValueError, "kind: expected 't5', 'bert', 'clipped', 'deberta', 'band' or 'grid', got 'log'", lambda: pe.RelativePositionBias(1, buckets="log")),
         (ValueError, "query_length: expected 0 to 2147483647", lambda: pe.RelativePositionBias(1)(-1)),
         (ValueError, r"weight: expected \[num_buckets, num_heads\]", lambda: pe.functional.relative_bias(torch.ones(32), 1, 1)),
         (TypeError, "weight: expected float32", lambda: pe.functional.relative_bias(torch.ones(32, 1).long(), 1, 1)),

@@ -113,6 +113,18 @@ def functions(batch: int = 2, seq: int = 3, heads: int = 2) -> dict[str, Argumen
         "quantize_rows": {"weight": table, "format": "int8"},
         "relative_bias": {"weight": x(32, heads), **lengths},
         "relative_buckets": {"distances": positions - 1, "num_buckets": 8},
+        "relative_logits": {
+            "query": x(batch, heads, seq, 16),
+            "table": x(5, 16),
+            "rows": torch.arange(seq).expand(seq, seq) % 5,
+        },
+        "relative_logits_": {
+            "scores": scores,
+            "query": x(batch, heads, seq, 16),
+            "table": x(heads, 5, 16),
+            "rows": torch.arange(seq).expand(seq, seq) % 5,
+        },
+        "relative_rows": {**lengths, "num_buckets": 5, "attention_mask": mask},
         "relative_window_bias": {"weight": x(9, heads), "window": (2, 2)},
         "relative_window_resample": {
             "weight": x(9, heads),
@@ -253,6 +265,7 @@ def operators(batch: int = 2, seq: int = 3) -> dict[str, Arguments]:
         "packed_grid_positions": {"grids": torch.tensor([[1, 2, 3]])},
         "packed_positions": {"cu_seqlens": cu_seqlens},
         "prefer_huge_pages": {"table": table},
+        "relative_rows": {"like": x(1), **known["relative_rows"], "num_buckets": [5]},
         "relative_log_distances": {"like": x(1), "window": (2, 3), "scale_window": (2, 3)},
         "rotary_attention_factor": {"spec": text},
         "rotary_axial": {"axes": [text, text]},

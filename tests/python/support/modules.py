@@ -117,6 +117,10 @@ MODULES = {
         ),
         scores,
     ),
+    "relative-logits": Row(
+        lambda: pe.RelativeLogits(5, 8, num_heads=4),
+        lambda batch, seq: (torch.randn(batch, 4, seq, 8),),
+    ),
     "relative-window": Row(
         of(
             lambda: pe.RelativePositionBias(4, window=(3, 3), class_token=True),
