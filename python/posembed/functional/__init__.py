@@ -48,6 +48,7 @@ from posembed.functional._options import (
     Layout,
     NgramRule,
     RelativeBuckets,
+    RelativeMlp,
     ResamplingMethod,
 )
 from posembed.functional._quantized import embedding_quantized, quantize_rows
@@ -86,6 +87,7 @@ __all__ = [
     "Layout",
     "NgramRule",
     "RelativeBuckets",
+    "RelativeMlp",
     "ResamplingMethod",
     "alibi_add",
     "alibi_add_",
