@@ -4,11 +4,15 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
+#include <limits>
 #include <ostream>
 
 #include "learned/operator.h"
 #include "posembed/relative_bias.h"
 #include "relative_bias/operator.h"
+#include "relative_logits/kernel.h"
+#include "relative_logits/operator.h"
+#include "token/operator.h"
 
 namespace posembed {
 
@@ -16,6 +20,8 @@ const char* name(RelativeBuckets buckets) {
   constexpr const char* names[] = {"t5", "bert", "clipped", "deberta", "band", "grid"};
   return names[static_cast<size_t>(buckets)];
 }
+
+const char* name(RelativeMlp rule) { return rule == RelativeMlp::swin ? "swin" : "cr"; }
 
 namespace relative_bias {
 namespace {
@@ -26,11 +32,14 @@ Bucketing bucketing_of(const RelativeBiasOptions& options) {
 
 using Window = std::vector<int64_t>;
 
-void check_sizes(const Window& window, const char* name) {
-  check_window(c10::fromIntArrayRefSlow(window), name);
+void check_sizes(const Window& window, const char* name, size_t most_axes = 2) {
+  check_window(c10::fromIntArrayRefSlow(window), name, most_axes);
 }
 
 void check_window_options(const RelativeBiasOptions& options) {
+  TORCH_CHECK_VALUE(options.mlp_rule() == RelativeMlp::swin ||
+                        (options.mlp_dim() > 0 && options.pretrained_window().empty()),
+                    "mlp_rule: expected 'swin' without mlp_dim or with pretrained_window");
   if (options.window().empty()) {
     TORCH_CHECK_VALUE(
         !options.class_token() && options.mlp_dim() == 0 && options.pretrained_window().empty(),
@@ -38,7 +47,7 @@ void check_window_options(const RelativeBiasOptions& options) {
     functional::relative_buckets(torch::zeros({0}, torch::kLong), options);  // checks the options
     return;
   }
-  check_sizes(options.window(), "window");
+  check_sizes(options.window(), "window", options.mlp_dim() == 0 ? 3 : 2);
   learned::check_resampling(options.resampling());
   TORCH_CHECK_VALUE(options.mlp_dim() >= 0, "mlp_dim: expected 0 or more, got ", options.mlp_dim());
   TORCH_CHECK_VALUE(options.mlp_dim() == 0 || !options.class_token(),
@@ -50,18 +59,22 @@ void check_window_options(const RelativeBiasOptions& options) {
 }
 
 int64_t rows_of_table(const RelativeBiasOptions& options) {
-  const Window& window = options.window();
-  return (2 * window[0] - 1) * (2 * window[1] - 1) + (options.class_token() ? 3 : 0);
+  int64_t rows = 1;
+  for (const int64_t size : options.window()) rows *= 2 * size - 1;
+  return rows + (options.class_token() ? 3 : 0);
 }
 
 void print_window(const RelativeBiasOptions& options, std::ostream& stream) {
   const auto print = [&](const char* name, const Window& window) {
-    stream << ", " << name << "=(" << window[0] << ", " << window[1] << ")";
+    stream << ", " << name << "=(" << window[0];
+    for (size_t i = 1; i < window.size(); ++i) stream << ", " << window[i];
+    stream << ")";
   };
   stream << "RelativePositionBias(" << options.num_heads();
   print("window", options.window());
   if (options.class_token()) stream << ", class_token=True";
   if (options.mlp_dim() > 0) stream << ", mlp_dim=" << options.mlp_dim();
+  if (options.mlp_rule() == RelativeMlp::cr) stream << ", mlp_rule='cr'";
   if (!options.pretrained_window().empty()) print("pretrained_window", options.pretrained_window());
   learned::print_resampling(options.resampling(), "bilinear", stream);
   stream << ")";
@@ -113,8 +126,8 @@ void RelativePositionBiasImpl::reset() {
         "mlp",
         torch::nn::Sequential(
             torch::nn::Linear(2, options.mlp_dim()), torch::nn::ReLU(),
-            torch::nn::Linear(
-                torch::nn::LinearOptions(options.mlp_dim(), options.num_heads()).bias(false))));
+            torch::nn::Linear(torch::nn::LinearOptions(options.mlp_dim(), options.num_heads())
+                                  .bias(options.mlp_rule() == RelativeMlp::cr))));
   } else {
     if (!options.window().empty()) options.num_buckets(relative_bias::rows_of_table(options));
     weight =
@@ -154,15 +167,33 @@ torch::Tensor RelativePositionBiasImpl::forward(int64_t query_length,
                                    query_offset);
 }
 
+torch::Tensor RelativePositionBiasImpl::of_positions(int64_t query_length,
+                                                     std::optional<int64_t> key_length,
+                                                     const ALiBiCall& call) {
+  TORCH_CHECK_VALUE(options.window().empty(),
+                    "query_length: expected of_window(), because the bias has a window");
+  relative_logits::Pairs pairs{relative_bias::bucketing_of(options), call};
+  if (!call.causal().by_caller()) pairs.call.causal(false);
+  if (!call.positions_from_mask().by_caller()) pairs.call.positions_from_mask(true);
+  const torch::Tensor rows = relative_logits::relative_rows(
+      weight, query_length, key_length.value_or(query_length), {options.num_buckets()}, pairs);
+  const torch::Tensor bias = token::look_up(weight, {rows.clamp_min(0)}).movedim(-1, -3);
+  return bias.masked_fill(rows.eq(relative_logits::no_row).unsqueeze(-3), 0)
+      .masked_fill(rows.eq(relative_logits::hidden_row).unsqueeze(-3),
+                   -std::numeric_limits<double>::infinity());
+}
+
 torch::Tensor RelativePositionBiasImpl::table(const std::vector<int64_t>& window) {
   const std::vector<int64_t>& own = options.window();
   TORCH_CHECK_VALUE(!own.empty(), "window: expected a bias with a window, got one by distances");
   const std::vector<int64_t>& wanted = window.empty() ? own : window;
   if (mlp) {
-    const auto& scale = options.pretrained_window();
+    const bool plain = options.mlp_rule() == RelativeMlp::cr;
+    const auto& scale =
+        options.pretrained_window().empty() && !plain ? wanted : options.pretrained_window();
     const torch::Tensor distances = relative_bias::relative_log_distances(
-        mlp->parameters()[0], c10::fromIntArrayRefSlow(wanted),
-        c10::fromIntArrayRefSlow(scale.empty() ? wanted : scale));
+        mlp->parameters()[0], c10::fromIntArrayRefSlow(wanted), c10::fromIntArrayRefSlow(scale));
+    if (plain) return mlp->forward(distances);
     return 16 * torch::sigmoid(mlp->forward(distances));
   }
   if (wanted == own) return weight;

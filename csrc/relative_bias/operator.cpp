@@ -119,7 +119,8 @@ Tensor bias_of(const Tensor& weight, c10::SymInt queries, c10::SymInt keys,
       at::arange(first, first + count, at::TensorOptions(weight.device()).dtype(at::kLong));
   const Tensor buckets =
       relative_buckets(distances, weight.sym_size(0).guard_int(__FILE__, __LINE__), bucketing);
-  const Tensor rows = token::look_up(weight, {buckets}).t();  // [heads, count]
+  Tensor rows = token::look_up(weight, {buckets.clamp_min(0)}).t();  // [heads, count]
+  if (bucketing.kind == RelativeBuckets::band) rows = rows.masked_fill(buckets.lt(0), 0);
   // Row i of the view begins i elements earlier, because it is one shorter than what is repeated.
   const Tensor repeated =
       rows.unsqueeze(1).expand_symint({heads, queries, count}).reshape_symint({heads, -1});

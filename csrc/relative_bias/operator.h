@@ -19,6 +19,12 @@ struct EnumArgument<RelativeBuckets> {
                                                RelativeBuckets::band,    RelativeBuckets::grid};
 };
 
+template <>
+struct EnumArgument<RelativeMlp> {
+  static constexpr const char* argument = "mlp_rule";
+  static constexpr RelativeMlp values[] = {RelativeMlp::swin, RelativeMlp::cr};
+};
+
 }  // namespace posembed::dispatcher
 
 namespace posembed::relative_bias {
@@ -44,8 +50,8 @@ inline const dispatcher::Operator<
     Tensor(const Tensor&, c10::SymInt, c10::SymInt, const MaybeOffset&), Bucketing>
     relative_bias{"relative_bias"};
 
-/// The bias of a window in two dimensions: a table of its differences, {rows, columns}, whether a
-/// class token stands before its cells.
+/// The bias of a window in two or three dimensions: a table of its differences, {rows, columns},
+/// whether a class token stands before its cells.
 inline const dispatcher::Operator<Tensor(const Tensor&, c10::SymIntArrayRef, bool)>
     relative_window_bias{"relative_window_bias"};
 
@@ -55,11 +61,11 @@ inline const dispatcher::Operator<Tensor(const Tensor&, c10::SymIntArrayRef, c10
     relative_window_resample{"relative_window_resample"};
 
 /// The logarithms of a window's differences, which an MLP maps to a table. The last argument is the
-/// window whose largest differences are 1.
+/// window whose largest differences are 1; empty: their natural logarithms, unscaled.
 inline const dispatcher::Operator<Tensor(const Tensor&, c10::SymIntArrayRef, c10::SymIntArrayRef)>
     relative_log_distances{"relative_log_distances"};
 
-/// A window of rows and columns whose cells have differences and pairs that can be counted.
-void check_window(c10::SymIntArrayRef window, const char* argument);
+/// A window of rows and columns, or of frames too, whose cells can be counted.
+void check_window(c10::SymIntArrayRef window, const char* argument, size_t most_axes = 2);
 
 }  // namespace posembed::relative_bias

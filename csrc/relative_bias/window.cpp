@@ -5,6 +5,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/log1p.h>
 #include <ATen/ops/log2.h>
 #include <ATen/ops/sign.h>
 #include <ATen/ops/stack.h>
@@ -23,9 +24,17 @@ namespace {
 /// The last rows of a table with a class token: from it to a cell, from a cell to it, to itself.
 constexpr int64_t class_rows = 3;
 
-/// The differences of a window, row by row.
+/// The differences of a window, row by row, and its cells.
 c10::SymInt differences(c10::SymIntArrayRef window) {
-  return (window[0] * 2 - 1) * (window[1] * 2 - 1);
+  c10::SymInt count = 1;
+  for (const c10::SymInt& size : window) count *= size * 2 - 1;
+  return count;
+}
+
+c10::SymInt cells_of(c10::SymIntArrayRef window) {
+  c10::SymInt count = 1;
+  for (const c10::SymInt& size : window) count *= size;
+  return count;
 }
 
 void check_table(const Tensor& weight, c10::SymIntArrayRef window, const c10::SymInt& rows) {
@@ -44,10 +53,14 @@ Tensor along(const c10::SymInt& size, const at::TensorOptions& options) {
 
 /// The row of each pair of query and key: [cells, cells].
 Tensor rows_of_cells(c10::SymIntArrayRef window, const at::TensorOptions& options) {
-  const c10::SymInt cells = window[0] * window[1];
-  const Tensor y = along(window[0], options) * (window[1] * 2 - 1);
-  const Tensor x = along(window[1], options);
-  return (y.unsqueeze(1).unsqueeze(3) + x.unsqueeze(1)).reshape_symint({cells, cells});
+  Tensor rows = along(window[0], options);
+  c10::SymInt cells = window[0];
+  for (const c10::SymInt& size : window.slice(1)) {
+    const Tensor before = (rows * (size * 2 - 1)).unsqueeze(1).unsqueeze(3);
+    cells *= size;
+    rows = (before + along(size, options).unsqueeze(1)).reshape_symint({cells, cells});
+  }
+  return rows;
 }
 
 /// The same with a class token before the cells.
@@ -62,8 +75,8 @@ Tensor with_class_token(const Tensor& rows, const c10::SymInt& first) {
 }
 
 Tensor bias(const Tensor& weight, c10::SymIntArrayRef window, bool class_token) {
-  check_window(window, "window");
-  const c10::SymInt first = differences(window), tokens = window[0] * window[1] + class_token;
+  check_window(window, "window", 3);
+  const c10::SymInt first = differences(window), tokens = cells_of(window) + class_token;
   check_table(weight, window, class_token ? first + class_rows : first);
   dispatcher::check_result({tokens, tokens, weight.sym_size(1)}, at::kDouble, "window");
   Tensor rows = rows_of_cells(window, at::TensorOptions(weight.device()).dtype(at::kLong));
@@ -84,16 +97,18 @@ Tensor resample(const Tensor& weight, c10::SymIntArrayRef window, c10::SymIntArr
   return at::cat({cells, weight.narrow_symint(0, first, extra)});
 }
 
-/// sign(d) log2(|d| + 1) / log2(8) of differences d, scaled so that the largest are 8.
+/// sign(d) log2(|d| + 1) / log2(8) of differences d, scaled so that the largest are 8; without a
+/// window that scales, sign(d) ln(|d| + 1).
 Tensor log_distances(const Tensor& like, c10::SymIntArrayRef window,
                      c10::SymIntArrayRef scale_window) {
   dispatcher::check_floating(like, "like");
   check_window(window, "window");
-  check_window(scale_window, "scale_window");
+  if (!scale_window.empty()) check_window(scale_window, "scale_window");
   const at::ScalarType type = dispatcher::compute_type(like);
   const auto axis = [&](size_t i) {
     const at::TensorOptions options = at::TensorOptions(like.device()).dtype(type);
     const Tensor distances = at::arange(1 - window[i], window[i], options);
+    if (scale_window.empty()) return at::sign(distances) * at::log1p(distances.abs());
     // A window of one cell has no distance but 0.
     const c10::SymInt largest = scale_window[i].sym_gt(1).guard_bool(__FILE__, __LINE__)
                                     ? scale_window[i] - 1
@@ -109,14 +124,15 @@ Tensor log_distances(const Tensor& like, c10::SymIntArrayRef window,
 
 }  // namespace
 
-void check_window(c10::SymIntArrayRef window, const char* argument) {
-  constexpr int64_t largest = int64_t{1} << 20;
-  const bool valid =
-      window.size() == 2 && std::all_of(window.begin(), window.end(), [](const c10::SymInt& size) {
-        return size >= 1 && (size.is_symbolic() || size <= largest);
-      });
-  TORCH_CHECK_VALUE(valid, argument, ": expected the numbers of rows and columns, each 1 to ",
-                    largest, ", got ", window);
+void check_window(c10::SymIntArrayRef window, const char* argument, size_t most_axes) {
+  const int64_t largest = int64_t{1} << (window.size() == 3 ? 14 : 20);
+  const bool valid = window.size() >= 2 && window.size() <= most_axes &&
+                     std::all_of(window.begin(), window.end(), [&](const c10::SymInt& size) {
+                       return size >= 1 && (size.is_symbolic() || size <= largest);
+                     });
+  TORCH_CHECK_VALUE(valid, argument, ": expected the numbers of ",
+                    most_axes == 3 ? "(frames,) " : "", "rows and columns, each 1 to ", largest,
+                    ", got ", window);
 }
 
 TORCH_LIBRARY_FRAGMENT(posembed, m) {

@@ -14,7 +14,8 @@ namespace posembed::relative_logits {
 /// A row that stands for logit 0, and one for -infinity, which hides the key.
 inline constexpr int32_t no_row = -1, hidden_row = -2;
 
-/// A block of scores, and the products of its places: its queries, or its keys if `by_key`.
+/// A block of scores, and the products of its places: its queries, or its keys if `by_key`. CPU
+/// kernels take one sample and head.
 struct Block {
   const int32_t* rows = nullptr;  // [axes, batch, queries, keys], keys contiguous
   int64_t row_stride[3] = {0};    // axes, batch, queries; in elements, as other strides
@@ -40,8 +41,7 @@ POSEMBED_CPU_KERNEL(narrow_rows, void(Block& block));
 /// Products have the compute type.
 POSEMBED_CPU_KERNEL(gather, void(const Block& block));
 
-/// Adds scale * scores to products, in the order of axes, queries and keys. No thread shares a
-/// place with another one.
+/// Adds scale * scores to products, in the order of axes, queries and keys.
 POSEMBED_CPU_KERNEL(scatter, void(const Block& block));
 
 /// On `stream`. Products have the type of scores. A row outside the table is recorded, and its

@@ -13,42 +13,6 @@ namespace {
 
 using core::Compute;
 
-/// The keys of a query: their rows on one axis, and the products of its place, or of the first key.
-template <typename T>
-struct Line {
-  const int32_t* rows;
-  const T* scores;
-  T* out;
-  Compute<T>* products;
-};
-
-template <typename T>
-Line<T> line_of(const Block& b, int64_t batch, int64_t head, int64_t query) {
-  const auto offset = [&](const int64_t* stride) {
-    return batch * stride[0] + head * stride[1] + query * stride[2];
-  };
-  const int64_t places = b.by_key ? b.keys : b.queries;
-  const int64_t place = (batch * b.heads + head) * places + (b.by_key ? 0 : query);
-  Line<T> line;
-  line.rows = b.rows + batch * b.row_stride[1] + query * b.row_stride[2];
-  line.scores =
-      b.scores == nullptr ? nullptr : static_cast<const T*>(b.scores) + offset(b.score_stride);
-  line.out = b.out == nullptr ? nullptr : static_cast<T*>(b.out) + offset(b.out_stride);
-  line.products = static_cast<Compute<T>*>(b.products) + place * b.row_count;
-  return line;
-}
-
-template <typename T, typename Visit>
-void for_each_line(const Block& b, const Visit& visit) {
-  for (int64_t batch = 0; batch < b.batch; ++batch) {
-    for (int64_t head = 0; head < b.heads; ++head) {
-      for (int64_t query = 0; query < b.queries; ++query) {
-        visit(line_of<T>(b, batch, head, query));
-      }
-    }
-  }
-}
-
 /// Values of a block of keys, in memory order.
 template <typename T>
 struct Values {
@@ -64,16 +28,30 @@ POSEMBED_INLINE void store_elements(const Values<T>& values, T* out, Count count
   }
 }
 
+/// The numbers of a matrix from the row of `query` on.
+template <typename T>
+T* line_of(void* matrix, const int64_t* stride, int64_t query) {
+  return matrix == nullptr ? nullptr : static_cast<T*>(matrix) + query * stride[2];
+}
+
+/// The products of a query, or of the first key.
 template <typename T, bool by_key>
-void gather_line(const Block& b, const Line<T>& line) {
+Compute<T>* products_of(const Block& b, int64_t query) {
+  return static_cast<Compute<T>*>(b.products) + (by_key ? 0 : query * b.row_count);
+}
+
+template <typename T, bool by_key>
+void gather_line(const Block& b, int64_t query) {
   using C = Compute<T>;
   const auto scale = static_cast<C>(b.scale);
+  const T* scores = line_of<T>(const_cast<void*>(b.scores), b.score_stride, query);
+  T* out = line_of<T>(b.out, b.out_stride, query);
   core::for_blocks(b.keys, [&](int64_t first, auto count) POSEMBED_INLINE_LAMBDA {
     Values<T> sum;
-    if (line.scores != nullptr) core::load_elements(line.scores + first, count, sum.value);
+    if (scores != nullptr) core::load_elements(scores + first, count, sum.value);
     for (int64_t axis = 0; axis < b.axes; ++axis) {
-      const int32_t* rows = line.rows + axis * b.row_stride[0] + first;
-      const C* products = line.products + (by_key ? first * b.row_count : 0);
+      const int32_t* rows = b.rows + axis * b.row_stride[0] + query * b.row_stride[2] + first;
+      const C* products = products_of<T, by_key>(b, query) + (by_key ? first * b.row_count : 0);
       for (int64_t i = 0; i < count; ++i) {
         // Read for every key, so that the loop has no branch.
         const int64_t row = std::max<int64_t>(rows[i] - b.first_row, 0);
@@ -82,7 +60,7 @@ void gather_line(const Block& b, const Line<T>& line) {
         sum.value[i] = rows[i] == hidden_row ? -static_cast<C>(INFINITY) : total;
       }
     }
-    store_elements(sum, line.out + first, count);
+    store_elements(sum, out + first, count);
   });
 }
 
@@ -117,19 +95,21 @@ POSEMBED_INLINE bool add_run(const int32_t* rows, const Values<T>& values, Compu
 }
 
 template <typename T, bool by_key>
-void scatter_line(const Block& b, const Line<T>& line) {
+void scatter_line(const Block& b, int64_t query) {
   const auto scale = static_cast<Compute<T>>(b.scale);
+  const T* scores = line_of<T>(const_cast<void*>(b.scores), b.score_stride, query);
+  Compute<T>* products = products_of<T, by_key>(b, query);
   for (int64_t axis = 0; axis < b.axes; ++axis) {
     core::for_blocks(b.keys, [&](int64_t first, auto count) POSEMBED_INLINE_LAMBDA {
       Values<T> values;
-      core::load_elements(line.scores + first, count, values.value);
+      core::load_elements(scores + first, count, values.value);
       for (Compute<T>& value : values.value) value *= scale;
-      const int32_t* rows = line.rows + axis * b.row_stride[0] + first;
+      const int32_t* rows = b.rows + axis * b.row_stride[0] + query * b.row_stride[2] + first;
       const bool whole = std::is_same_v<decltype(count), core::WholeBlock>;
-      if (!by_key && whole && add_run<T>(rows, values, line.products, b.first_row)) return;
+      if (!by_key && whole && add_run<T>(rows, values, products, b.first_row)) return;
       for (int64_t i = 0; i < count; ++i) {
         const int64_t place = by_key ? (first + i) * b.row_count : 0;
-        if (rows[i] >= 0) line.products[place + rows[i] - b.first_row] += values.value[i];
+        if (rows[i] >= 0) products[place + rows[i] - b.first_row] += values.value[i];
       }
     });
   }
@@ -156,7 +136,7 @@ void gather(const Block& block) {
   core::visit_scalar(block.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const auto of_line = block.by_key ? gather_line<T, true> : gather_line<T, false>;
-    for_each_line<T>(block, [&](const Line<T>& line) { of_line(block, line); });
+    for (int64_t query = 0; query < block.queries; ++query) of_line(block, query);
   });
 }
 
@@ -164,7 +144,7 @@ void scatter(const Block& block) {
   core::visit_scalar(block.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const auto of_line = block.by_key ? scatter_line<T, true> : scatter_line<T, false>;
-    for_each_line<T>(block, [&](const Line<T>& line) { of_line(block, line); });
+    for (int64_t query = 0; query < block.queries; ++query) of_line(block, query);
   });
 }
 

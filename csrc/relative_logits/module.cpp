@@ -39,13 +39,13 @@ torch::Tensor functional::relative_rows(const torch::Tensor& like, int64_t query
 torch::Tensor functional::relative_logits(const torch::Tensor& query, const torch::Tensor& table,
                                           const torch::Tensor& rows, double scale, bool by_key,
                                           const std::optional<torch::Tensor>& scores) {
-  return relative_logits::relative_logits(query, table, rows, scores, {scale, by_key});
+  return relative_logits::relative_logits({query, table, rows, scale, by_key}, scores);
 }
 
 torch::Tensor functional::relative_logits_(const torch::Tensor& scores, const torch::Tensor& query,
                                            const torch::Tensor& table, const torch::Tensor& rows,
                                            double scale, bool by_key) {
-  relative_logits::relative_logits_(scores, query, table, rows, {scale, by_key});
+  relative_logits::relative_logits_(scores, {query, table, rows, scale, by_key});
   return scores;
 }
 

@@ -31,12 +31,13 @@ using Two = std::tuple<Tensor, Tensor>;
 // ----------------------------------------------------------------------------------- checks
 
 /// [batch, heads, queries, keys]
-c10::SymDimVector score_sizes(const Tensor& query, const Tensor& rows) {
+c10::SymDimVector score_sizes(const Factors& factors) {
+  const auto& [query, table, rows, scale, by_key] = factors;
   return {query.sym_size(0), query.sym_size(1), rows.sym_size(-2), rows.sym_size(-1)};
 }
 
-void check_factors(const Tensor& query, const Tensor& table, const Tensor& rows,
-                   const Options& options) {
+void check_factors(const Factors& factors) {
+  const auto& [query, table, rows, scale, by_key] = factors;
   // query: [batch, heads, queries, dim], or keys; table: [rows, dim] or [heads, rows, dim]
   dispatcher::check_floating(query, "query");
   dispatcher::check_rank(query, "query", 4, "[batch, heads, queries, dim]");
@@ -55,16 +56,15 @@ void check_factors(const Tensor& query, const Tensor& table, const Tensor& rows,
                     "rows: expected [queries, keys], [batch, queries, keys] or "
                     "[axes, batch, queries, keys], got ",
                     rows.sym_sizes());
-  dispatcher::check_size(rows.sym_size(options.by_key ? -1 : -2), query.sym_size(2), "rows",
-                         options.by_key ? "keys" : "queries");
+  dispatcher::check_size(rows.sym_size(by_key ? -1 : -2), query.sym_size(2), "rows",
+                         by_key ? "keys" : "queries");
   if (rows.dim() > 2) dispatcher::check_batch(rows.sym_size(-3), query.sym_size(0), "rows");
-  dispatcher::check_result(score_sizes(query, rows), query.scalar_type(), "rows");
+  dispatcher::check_result(score_sizes(factors), query.scalar_type(), "rows");
 }
 
-void check_scores(const Tensor& scores, const char* argument, const Tensor& query,
-                  const Tensor& rows) {
-  dispatcher::check_same_dtype(scores, argument, query, "query");
-  const c10::SymDimVector expected = score_sizes(query, rows);
+void check_scores(const Tensor& scores, const char* argument, const Factors& factors) {
+  dispatcher::check_same_dtype(scores, argument, factors.query, "query");
+  const c10::SymDimVector expected = score_sizes(factors);
   TORCH_CHECK_VALUE(scores.sym_sizes() == c10::SymIntArrayRef(expected), argument, ": expected ",
                     c10::SymIntArrayRef(expected), ", got ", scores.sym_sizes());
 }
@@ -86,11 +86,9 @@ struct PlainProducts {
 
 /// The tensors of a call, or of a part of one. A gather reads scores, if there are any, and writes
 /// `out`; a scatter reads the gradient as scores and writes `of_query`, if it is defined.
-struct Problem {
-  Options options;
-  Tensor query;        // [batch, heads, places, dim]
-  Tensor table;        // [heads or 1, rows, dim]; in the compute type on the CPU
-  Tensor rows;         // int32 [axes, batch or 1, queries, keys], keys contiguous
+/// query: [batch, heads, places, dim]; table: [heads or 1, rows, dim], in the compute type on the
+/// CPU; rows: int32 [axes, batch or 1, queries, keys], keys contiguous
+struct Problem : Factors {
   Tensor scores, out;  // [batch, heads, queries, keys]
   Tensor of_query;     // like query
 
@@ -99,7 +97,7 @@ struct Problem {
 
   /// The part [first, first + count) of the batch (dim 0), the heads (1) or the places (2).
   Problem part(int64_t dim, int64_t first, int64_t count) const {
-    const int64_t of_scores = dim == 2 && options.by_key ? 3 : dim;
+    const int64_t of_scores = dim == 2 && by_key ? 3 : dim;
     Problem result = *this;
     result.query = query.narrow(dim, first, count);
     if (scores.defined()) result.scores = scores.narrow(of_scores, first, count);
@@ -135,8 +133,8 @@ struct Problem {
     block.heads = query.size(1);
     block.queries = rows.size(2);
     block.keys = rows.size(3);
-    block.scale = options.scale;
-    block.by_key = options.by_key;
+    block.scale = scale;
+    block.by_key = by_key;
     block.error = dispatcher::device_error(query.device());
     return block;
   }
@@ -158,11 +156,13 @@ Tensor kernel_rows(const Tensor& rows, int64_t count) {
   return dense;
 }
 
-Problem problem_of(const Tensor& query, const Tensor& table, const Tensor& rows,
-                   const Options& options, const Tensor& scores) {
-  Tensor factor = table.dim() == 2 ? table.unsqueeze(0) : table;
-  if (!dispatcher::on_cuda(query)) factor = factor.to(dispatcher::compute_type(table));
-  return {options, query, factor, kernel_rows(rows, table.size(-2)), scores, {}, {}};
+Problem problem_of(const Factors& factors, const Tensor& scores) {
+  Problem problem{factors, scores, {}, {}};
+  Tensor& table = problem.table;
+  if (table.dim() == 2) table = table.unsqueeze(0);
+  if (!dispatcher::on_cuda(table)) table = table.to(dispatcher::compute_type(table));
+  problem.rows = kernel_rows(factors.rows, table.size(1));
+  return problem;
 }
 
 // ------------------------------------------------------------------------------------------ CPU
@@ -324,81 +324,74 @@ Tensor scatter_on_cuda(const Problem& problem, bool table_gradient) {
 // ------------------------------------------------------------------------------------ operators
 
 /// out = scores, which may be undefined, + the logits.
-void add_to(const Tensor& scores, const Tensor& query, const Tensor& table, const Tensor& rows,
-            const Options& options, const Tensor& out) {
-  Problem problem = problem_of(query, table, rows, options, scores);
+void add_to(const Tensor& scores, const Factors& factors, const Tensor& out) {
+  Problem problem = problem_of(factors, scores);
   problem.out = out;
   if (out.numel() == 0) return;
   dispatcher::on_cuda(out) ? gather_on_cuda(problem) : gather_on_cpu(problem);
 }
 
-Tensor empty_logits(const Tensor& query, const Tensor& table, const Tensor& rows,
-                    const MaybeTensor& scores, const Options& options) {
-  check_factors(query, table, rows, options);
-  if (scores.has_value()) check_scores(*scores, "scores", query, rows);
-  return dispatcher::empty_symint(score_sizes(query, rows), query.options());
+Tensor empty_logits(const Factors& factors, const MaybeTensor& scores) {
+  check_factors(factors);
+  if (scores.has_value()) check_scores(*scores, "scores", factors);
+  return dispatcher::empty_symint(score_sizes(factors), factors.query.options());
 }
 
-void fill_logits(const Tensor& query, const Tensor& table, const Tensor& rows,
-                 const MaybeTensor& scores, const Options& options, const Tensor& out) {
-  const Tensor in = scores.has_value() ? dispatcher::with_contiguous_last_dim(*scores) : Tensor();
-  add_to(in, query, table, rows, options, out);
+void fill_logits(const Factors& factors, const MaybeTensor& scores, const Tensor& out) {
+  add_to(scores.has_value() ? dispatcher::with_contiguous_last_dim(*scores) : Tensor(), factors,
+         out);
 }
 
-void check_in_place(const Tensor& scores, const Tensor& query, const Tensor& table,
-                    const Tensor& rows, const Options& options) {
-  check_factors(query, table, rows, options);
-  check_scores(scores, "scores", query, rows);
+void check_in_place(const Tensor& scores, const Factors& factors) {
+  check_factors(factors);
+  check_scores(scores, "scores", factors);
   dispatcher::check_writable(scores, "scores");
 }
 
-void change_scores(const Tensor& scores, const Tensor& query, const Tensor& table,
-                   const Tensor& rows, const Options& options) {
-  add_to(scores, query, table, rows, options, scores);
+void change_scores(const Tensor& scores, const Factors& factors) {
+  add_to(scores, factors, scores);
 }
 
-Two empty_gradients(const Tensor& gradient, const Tensor& query, const Tensor& table,
-                    const Tensor& rows, const Options& options, bool query_gradient,
+Two empty_gradients(const Tensor& gradient, const Factors& factors, bool query_gradient,
                     bool table_gradient) {
-  check_factors(query, table, rows, options);
-  check_scores(gradient, "gradient", query, rows);
+  check_factors(factors);
+  check_scores(gradient, "gradient", factors);
   const auto empty = [](const Tensor& tensor, bool needed) {
     const c10::SymDimVector none = {0};
     return dispatcher::empty_symint(needed ? tensor.sym_sizes() : c10::SymIntArrayRef(none),
                                     tensor.options());
   };
-  return {empty(query, query_gradient), empty(table, table_gradient)};
+  return {empty(factors.query, query_gradient), empty(factors.table, table_gradient)};
 }
 
-void fill_gradients(const Tensor& gradient, const Tensor& query, const Tensor& table,
-                    const Tensor& rows, const Options& options, bool query_gradient,
+void fill_gradients(const Tensor& gradient, const Factors& factors, bool query_gradient,
                     bool table_gradient, const Two& results) {
   const Tensor in = dispatcher::with_contiguous_last_dim(gradient);
-  Problem problem = problem_of(query, table, rows, options, in);
+  Problem problem = problem_of(factors, in);
   if (query_gradient) problem.of_query = std::get<0>(results);
   const auto scatter = dispatcher::on_cuda(in) ? scatter_on_cuda : scatter_on_cpu;
   const Tensor total = scatter(problem, table_gradient);
-  if (table_gradient) std::get<1>(results).copy_(total.view(table.sizes()));
+  if (table_gradient) std::get<1>(results).copy_(total.view(factors.table.sizes()));
 }
 
-// ----------------------------------------------------------------------------------- autocast
-
 /// In the dtype in which autocast computes products.
-Tensor logits_autocast(const Tensor& query, const Tensor& table, const Tensor& rows,
-                       const MaybeTensor& scores, const Options& options) {
-  const c10::DeviceType device = query.device().type();
-  const at::ScalarType type = at::autocast::get_autocast_dtype(device);
+Tensor logits_autocast(const Factors& factors, const MaybeTensor& scores) {
+  const c10::DeviceType device = factors.query.device().type();
   const auto lowered = [&](const auto& tensor) {
-    return at::autocast::cached_cast(type, tensor, device);
+    return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), tensor, device);
   };
-  return relative_logits(lowered(query), lowered(table), rows, lowered(scores), options);
+  Factors cast = factors;
+  cast.query = lowered(factors.query);
+  cast.table = lowered(factors.table);
+  return relative_logits(cast, lowered(scores));
 }
 
 /// In the dtype of the scores, which cannot change.
-void in_place_autocast(const Tensor& scores, const Tensor& query, const Tensor& table,
-                       const Tensor& rows, const Options& options) {
-  relative_logits_(scores, dispatcher::follow(query, scores), dispatcher::follow(table, scores),
-                   rows, options);
+void in_place_autocast(const Tensor& scores, const Factors& factors) {
+  Factors cast = factors;
+  cast.query = dispatcher::follow(factors.query, scores);
+  cast.table = dispatcher::follow(factors.table, scores);
+  relative_logits_(scores, cast);
 }
 
 }  // namespace

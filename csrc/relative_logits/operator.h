@@ -15,29 +15,26 @@ namespace posembed::relative_logits {
 using at::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 
-/// What multiplies the products, and whether the tensor `query` holds keys.
-struct Options {
+/// A query and a table, or with `by_key` keys and a table, and the row of each query and key.
+struct Factors {
+  Tensor query, table, rows;
   double scale = 1;
   bool by_key = false;
 
-  POSEMBED_FIELDS(self.scale, self.by_key)
+  POSEMBED_FIELDS(self.query, self.table, self.rows, self.scale, self.by_key)
 };
 
-/// query, table, rows, and scores to which the logits are added.
-inline const dispatcher::Operator<
-    Tensor(const Tensor&, const Tensor&, const Tensor&, const MaybeTensor&), Options>
-    relative_logits{"relative_logits"};
+/// The last argument: scores to which the logits are added.
+inline const dispatcher::Operator<Tensor(), Factors, const MaybeTensor&> relative_logits{
+    "relative_logits"};
 
-/// scores, query, table, rows.
-inline const dispatcher::Operator<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&),
-                                  Options>
-    relative_logits_{"relative_logits_"};
+/// The first argument: scores.
+inline const dispatcher::Operator<void(const Tensor&), Factors> relative_logits_{
+    "relative_logits_"};
 
-/// gradient, query, table, rows; whether the gradients of query and table are needed: a result that
-/// is not is empty.
-inline const dispatcher::Operator<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&,
-                                                             const Tensor&, const Tensor&),
-                                  Options, bool, bool>
+/// gradient, factors, whether the gradients of query and table are needed: a result that is not is
+/// empty.
+inline const dispatcher::Operator<std::tuple<Tensor, Tensor>(const Tensor&), Factors, bool, bool>
     relative_logits_backward{"relative_logits_backward"};
 
 /// How pairs of queries and keys map to rows: buckets of their distances, and the positions and

@@ -2,12 +2,11 @@
 
 TORCH_LIBRARY_FRAGMENT(posembed, m) {
   using posembed::dispatcher::define;
-  // The fields of relative_logits::Options.
-  const std::string options = "float scale=1.0, bool by_key=False";
-  const std::string factors = "Tensor query, Tensor table, Tensor rows, ";
-  define(m, "relative_logits(" + factors + "Tensor? scores=None, " + options + ") -> Tensor");
-  define(m, "relative_logits_(Tensor(a!) scores, " + factors + options + ") -> ()");
-  define(m, "relative_logits_backward(Tensor gradient, " + factors + options +
+  const std::string factors =
+      "Tensor query, Tensor table, Tensor rows, float scale=1.0, bool by_key=False";
+  define(m, "relative_logits(" + factors + ", Tensor? scores=None) -> Tensor");
+  define(m, "relative_logits_(Tensor(a!) scores, " + factors + ") -> ()");
+  define(m, "relative_logits_backward(Tensor gradient, " + factors +
                 ", bool query_gradient=True, bool table_gradient=True) -> (Tensor, Tensor)");
   define(m,
          "relative_rows("

@@ -243,20 +243,70 @@ class RelativePositionBias(ModuleWrapper):
         max_distance: int = 128,
         bidirectional: bool = True,
         buckets: str = "t5",
-        window: tuple[int, int] | None = None,
+        window: tuple[int, ...] | None = None,
         class_token: bool = False,
         mlp_dim: int = 0,
-        pretrained_window: tuple[int, int] | None = None,
+        mlp_rule: str = "swin",
+        pretrained_window: tuple[int, ...] | None = None,
         resampling: str = "bilinear",
         align_corners: bool = False,
         antialias: bool = False,
     ) -> None: ...
     def forward(
-        self, query_length: int, key_length: int | None = None, *, query_offset: int | None = None
+        self,
+        query_length: int,
+        key_length: int | None = None,
+        *,
+        query_offset: int | Tensor | None = None,
+        query_positions: Tensor | None = None,
+        key_positions: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        apply_mask: bool = True,
     ) -> Tensor: ...
-    def of_window(self, window: tuple[int, int] | None = None) -> Tensor: ...
-    def table(self, window: tuple[int, int] | None = None) -> Tensor: ...
-    def extend(self, window: tuple[int, int]) -> None: ...
+    def of_window(self, window: tuple[int, ...] | None = None) -> Tensor: ...
+    def table(self, window: tuple[int, ...] | None = None) -> Tensor: ...
+    def extend(self, window: tuple[int, ...]) -> None: ...
+
+class RelativeLogits(ModuleWrapper):
+    def __init__(
+        self,
+        num_buckets: int | Sequence[int],
+        head_dim: int,
+        *,
+        num_heads: int | None = None,
+        buckets: str = "clipped",
+        max_distance: int = 128,
+        bidirectional: bool = True,
+        causal: bool = False,
+        by: str = "query",
+        scale: float = 1.0,
+    ) -> None: ...
+    def forward(
+        self,
+        query: Tensor,
+        other_length: int | None = None,
+        *,
+        scores: Tensor | None = None,
+        query_offset: int | Tensor | None = None,
+        query_positions: Tensor | None = None,
+        key_positions: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        apply_mask: bool = True,
+    ) -> Tensor: ...
+    def add_(
+        self,
+        scores: Tensor,
+        query: Tensor,
+        *,
+        query_offset: int | Tensor | None = None,
+        query_positions: Tensor | None = None,
+        key_positions: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        apply_mask: bool = True,
+    ) -> Tensor: ...
 
 class RelativeLogits(ModuleWrapper):
     def __init__(

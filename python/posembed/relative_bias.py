@@ -7,17 +7,33 @@ arXiv:2106.08254; "Swin Transformer V2", arXiv:2111.09883.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from posembed import functional
 from posembed._leaf import Leaf
 from posembed._validation import flag, whole
-from posembed.functional import Device, RelativeBuckets, ResamplingMethod
-from posembed.functional._learned import Grid, checked_grid, same_grid
+from posembed.functional import Device, RelativeBuckets, RelativeMlp, ResamplingMethod
+from posembed.functional._learned import Grid, Window, checked_grid, same_grid
+from posembed.score_positions import ScorePositions
+
+
+def _checked_window(name: str, window: Any, most_axes: int = 3) -> Window:
+    """A window as two or three whole numbers of at least 1."""
+    if most_axes == 2 or not isinstance(window, Sequence) or len(window) != 3:
+        return checked_grid(name, window)
+    sizes = whole(name, window[0]), whole(name, window[1]), whole(name, window[2])
+    if min(sizes) < 1:
+        raise ValueError(
+            f"{name}: expected the numbers of frames, rows and columns, each 1 or more, "
+            f"got {window!r}"
+        )
+    return sizes
 
 
 class RelativePositionBias(Leaf, nn.Module):
@@ -28,8 +44,9 @@ class RelativePositionBias(Leaf, nn.Module):
     share it.
 
     With ``window``, tokens are the cells of a window in two dimensions, row by row, and ``weight``
-    is Swin's and BEiT's ``relative_position_bias_table``. With ``mlp_dim``, ``mlp`` is SwinV2's
-    ``continuous_position_bias_mlp``, which computes the table: ``16 * sigmoid(mlp(distances))``.
+    is Swin's and BEiT's ``relative_position_bias_table``; with three sizes, Video Swin's. With
+    ``mlp_dim``, ``mlp`` is SwinV2's ``continuous_position_bias_mlp``, which computes the table:
+    ``16 * sigmoid(mlp(distances))``.
 
     Args:
         num_heads: Columns of the table.
@@ -38,11 +55,13 @@ class RelativePositionBias(Leaf, nn.Module):
         max_distance: For "t5": longer distances share a bucket.
         bidirectional: Give keys after the query their own buckets.
         buckets: "t5" or "bert"; see :func:`posembed.functional.relative_buckets`.
-        window: Rows and columns. The options above then do not apply.
+        window: Rows and columns, or frames, rows and columns. The options above then do not apply.
         class_token: A token stands before the window's cells (BEiT).
         mlp_dim: Hidden components of SwinV2's MLP; 0: a table.
-        pretrained_window: With an MLP: the window whose largest differences count as 8; default:
-            the window of the call.
+        mlp_rule: "cr": timm's MLP of Swin V2 Cr, with a bias in both layers, whose result is the
+            table.
+        pretrained_window: With SwinV2's MLP: the window whose largest differences count as 8;
+            default: the window of the call.
         resampling: How the table of a window becomes that of another one: "bilinear" or "bicubic".
         align_corners: The corners of both tables are the same points.
         antialias: Average over all rows that a smaller table merges.
@@ -63,8 +82,9 @@ class RelativePositionBias(Leaf, nn.Module):
     """
 
     # Defaults of modules that were saved before there were windows.
-    window: Grid | None = None
+    window: Window | None = None
     class_token: bool = False
+    mlp_rule: RelativeMlp = "swin"
     pretrained_window: Grid | None = None
     resampling: ResamplingMethod = "bilinear"
     align_corners: bool = False
@@ -79,9 +99,10 @@ class RelativePositionBias(Leaf, nn.Module):
         max_distance: int = 128,
         bidirectional: bool = True,
         buckets: RelativeBuckets = "t5",
-        window: Grid | None = None,
+        window: Window | None = None,
         class_token: bool = False,
         mlp_dim: int = 0,
+        mlp_rule: RelativeMlp = "swin",
         pretrained_window: Grid | None = None,
         resampling: ResamplingMethod = "bilinear",
         align_corners: bool = False,
@@ -99,16 +120,17 @@ class RelativePositionBias(Leaf, nn.Module):
         self.buckets = buckets
         self.class_token = flag("class_token", class_token)
         self.mlp_dim = whole("mlp_dim", mlp_dim)
+        self.mlp_rule = mlp_rule
         self.resampling = resampling
         self.align_corners = flag("align_corners", align_corners)
         self.antialias = flag("antialias", antialias)
         if window is not None:
-            self.window = checked_grid("window", window)
+            self.window = _checked_window("window", window, most_axes=2 if mlp_dim else 3)
         if pretrained_window is not None:
             self.pretrained_window = checked_grid("pretrained_window", pretrained_window)
         self._check_window()
         if self.window is not None:
-            self.num_buckets = (2 * self.window[0] - 1) * (2 * self.window[1] - 1)
+            self.num_buckets = math.prod(2 * size - 1 for size in self.window)
             self.num_buckets += 3 * self.class_token
         options: dict[str, Any] = {"device": device, "dtype": dtype}
         self.mlp: nn.Sequential | None = None
@@ -117,13 +139,17 @@ class RelativePositionBias(Leaf, nn.Module):
             self.mlp = nn.Sequential(
                 nn.Linear(2, mlp_dim, **options),
                 nn.ReLU(),
-                nn.Linear(mlp_dim, num_heads, bias=False, **options),
+                nn.Linear(mlp_dim, num_heads, bias=mlp_rule == "cr", **options),
             )
         else:
             self.weight = nn.Parameter(torch.empty(self.num_buckets, num_heads, **options))
         self.reset_parameters()
 
     def _check_window(self) -> None:
+        if self.mlp_rule not in ("swin", "cr"):
+            raise ValueError(f"mlp_rule: expected 'swin' or 'cr', got {self.mlp_rule!r}")
+        if self.mlp_rule == "cr" and (self.mlp_dim == 0 or self.pretrained_window):
+            raise ValueError("mlp_rule: expected 'swin' without mlp_dim or with pretrained_window")
         if self.window is None:
             if self.class_token or self.mlp_dim or self.pretrained_window:
                 raise ValueError(
@@ -163,21 +189,22 @@ class RelativePositionBias(Leaf, nn.Module):
         query_length: int | None = None,
         key_length: int | None = None,
         *,
-        query_offset: int | None = None,
-        window: Grid | None = None,
+        window: Window | None = None,
+        **positions: Unpack[ScorePositions],
     ) -> Tensor:
         """The bias that SDPA takes as ``attn_mask``.
 
         Args:
             query_length: Number of queries; None for a window.
             key_length: Number of keys; default: ``query_length``.
-            query_offset: Position of the first query among the keys; default: the last query aligns
-                with the last key.
             window: Rows and columns of another window; default: its own.
+            positions: Positions, packed documents and padding, as :class:`posembed.ALiBi` takes
+                them. Keys that an ``attention_mask`` hides are not numbered.
 
         Returns:
-            [num_heads, query_length, key_length] in the dtype of the table; for a window,
-            [num_heads, tokens, tokens].
+            [num_heads, query_length, key_length] in the dtype of the table, [batch, num_heads,
+            query_length, key_length] where positions, offsets or mask have a batch; for a window,
+            [num_heads, tokens, tokens]. Hidden keys get -infinity.
 
         Raises:
             ValueError: Lengths are given for a bias of a window, or a window for one of distances.
@@ -190,23 +217,47 @@ class RelativePositionBias(Leaf, nn.Module):
             raise ValueError(
                 f"query_length: expected a length, because there is no window, got {query_length}"
             )
+        keys = query_length if key_length is None else key_length
+        offset = positions.pop("query_offset", None)
+        if isinstance(offset, Tensor) or positions:
+            return self._of_positions(
+                query_length, keys, ScorePositions(query_offset=offset, **positions)
+            )
         return functional.relative_bias(
             self.weight,
             query_length,
-            query_length if key_length is None else key_length,
-            query_offset=query_offset,
+            keys,
+            query_offset=offset,
             max_distance=self.max_distance,
             bidirectional=self.bidirectional,
             kind=self.buckets,
         )
 
-    def of_window(self, window: Grid | None = None) -> Tensor:
+    def _of_positions(
+        self, query_length: int, key_length: int, positions: ScorePositions
+    ) -> Tensor:
+        rows = functional.relative_rows(
+            query_length,
+            key_length,
+            self.num_buckets,
+            rule=self.buckets,
+            max_distance=self.max_distance,
+            bidirectional=self.bidirectional,
+            positions_from_mask=True,
+            device=self.weight.device,
+            **positions,
+        )
+        bias = functional.embedding(rows.clamp_min(0), self.weight).movedim(-1, -3)
+        rows = rows.unsqueeze(-3)
+        return bias.masked_fill(rows == -1, 0).masked_fill(rows == -2, -math.inf)
+
+    def of_window(self, window: Window | None = None) -> Tensor:
         """The bias of a window, [num_heads, tokens, tokens]; :meth:`forward` without lengths."""
         table = self.table(window)
         own = self._own_window(window)
         return functional.relative_window_bias(table, own, class_token=self.class_token)
 
-    def table(self, window: Grid | None = None) -> Tensor:
+    def table(self, window: Window | None = None) -> Tensor:
         """The table of a window, [rows, num_heads]; another one resamples it.
 
         An MLP computes it anew; see :func:`posembed.functional.relative_window_bias` for its rows.
@@ -217,30 +268,34 @@ class RelativePositionBias(Leaf, nn.Module):
         wanted = self._own_window(window)
         if self.mlp is not None:
             first: Tensor = self.mlp[0].weight  # type: ignore[assignment]
+            swin = self.mlp_rule == "swin"
             distances = functional.relative_log_distances(
-                wanted, self.pretrained_window, dtype=first.dtype, device=first.device
+                cast(Grid, wanted),
+                self.pretrained_window if swin else (),
+                dtype=first.dtype,
+                device=first.device,
             )
             table: Tensor = self.mlp(distances)
-            return 16 * torch.sigmoid(table)
+            return 16 * torch.sigmoid(table) if swin else table
         weight: Tensor = self._parameter("weight")
         assert self.window is not None
         if same_grid(wanted, self.window):
             return weight
         return functional.relative_window_resample(
             weight,
-            self.window,
-            wanted,
+            cast(Grid, self.window),
+            cast(Grid, wanted),
             method=self.resampling,
             align_corners=self.align_corners,
             antialias=self.antialias,
         )
 
-    def _own_window(self, window: Grid | None) -> Grid:
+    def _own_window(self, window: Window | None) -> Window:
         if self.window is None:
             raise ValueError("window: expected a bias with a window, got one by distances")
         return self.window if window is None else window
 
-    def extend(self, window: Grid) -> None:
+    def extend(self, window: Window) -> None:
         """Makes another window its own, in place. Create the optimizer afterwards.
 
         Examples:
@@ -250,7 +305,7 @@ class RelativePositionBias(Leaf, nn.Module):
             >>> bias
             RelativePositionBias(4, window=(12, 12))
         """
-        window = checked_grid("window", window)
+        window = _checked_window("window", window)
         if self.mlp is None:
             with torch.no_grad():
                 table = self.table(window)
@@ -293,15 +348,16 @@ class RelativePositionBias(Leaf, nn.Module):
 
         return bias
 
-    def _score_mod_of_window(self, table: Tensor, window: Grid) -> Callable[..., Tensor]:
-        rows, columns = window
+    def _score_mod_of_window(self, table: Tensor, window: Window) -> Callable[..., Tensor]:
         extra = int(self.class_token)
-        first = (2 * rows - 1) * (2 * columns - 1)
+        first = math.prod(2 * size - 1 for size in window)
 
         def bias(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             q, k = query - extra, key - extra
-            y = q // columns - k // columns + rows - 1
-            row = y * (2 * columns - 1) + q % columns - k % columns + columns - 1
+            row, stride, cells = torch.zeros_like(q), 1, 1
+            for size in reversed(window):
+                row = row + (q // cells % size - k // cells % size + size - 1) * stride
+                stride, cells = stride * (2 * size - 1), cells * size
             if extra:
                 to_token = torch.where(q < 0, first + 2, first + 1)
                 row = torch.where(k < 0, to_token, torch.where(q < 0, first, row))
@@ -324,11 +380,13 @@ class RelativePositionBias(Leaf, nn.Module):
 
     def _repr_of_window(self) -> str:
         assert self.window is not None
-        parts = [f"{self.num_heads}, window=({self.window[0]}, {self.window[1]})"]
+        parts = [f"{self.num_heads}, window={tuple(self.window)}"]
         if self.class_token:
             parts.append("class_token=True")
         if self.mlp_dim:
             parts.append(f"mlp_dim={self.mlp_dim}")
+        if self.mlp_rule != "swin":
+            parts.append(f"mlp_rule={self.mlp_rule!r}")
         if self.pretrained_window is not None:
             rows, columns = self.pretrained_window
             parts.append(f"pretrained_window=({rows}, {columns})")

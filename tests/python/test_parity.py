@@ -234,6 +234,17 @@ MODULES = [
     twins("RelativePositionBias", 4, call=lambda m: m.forward(3, 5)),
     twins(
         "RelativePositionBias",
+        4,
+        call=lambda m: m.forward(
+            4,
+            6,
+            query_positions=ids(2, 4),
+            attention_mask=ids(2, 6) > 3,
+            key_positions=ids(2, 6),
+        ),
+    ),
+    twins(
+        "RelativePositionBias",
         2,
         window=(2, 3),
         class_token=True,
@@ -249,6 +260,15 @@ MODULES = [
         pretrained_window=(4, 4),
         call=lambda m: (m.of_window(), m.of_window((4, 3))),
     ),
+    twins(
+        "RelativePositionBias",
+        2,
+        window=(2, 3),
+        mlp_dim=8,
+        mlp_rule="cr",
+        call=lambda m: (m.of_window(), m.of_window((4, 3))),
+    ),
+    twins("RelativePositionBias", 2, window=(2, 1, 3), call=lambda m: m.of_window()),
     twins(
         "SinusoidalPositionalEmbedding",
         16,

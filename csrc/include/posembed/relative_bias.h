@@ -15,6 +15,7 @@
 #include <optional>
 #include <vector>
 
+#include "posembed/alibi.h"
 #include "posembed/export.h"
 #include "posembed/learned.h"
 
@@ -34,6 +35,15 @@ enum class RelativeBuckets {
 /// "t5", "bert", "clipped", "deberta", "band" or "grid".
 POSEMBED_API const char* name(RelativeBuckets buckets);
 
+/// How an MLP computes the table of a window.
+enum class RelativeMlp {
+  swin,  ///< 16 sigmoid(mlp), of logarithms that a window scales (SwinV2, arXiv:2111.09883)
+  cr,    ///< the MLP itself, with a bias in both layers, of ln(|d| + 1) (timm's Swin V2 Cr)
+};
+
+/// "swin" or "cr".
+POSEMBED_API const char* name(RelativeMlp rule);
+
 /// Options of RelativePositionBias.
 struct POSEMBED_API RelativeBiasOptions {
   /* implicit */ RelativeBiasOptions(int64_t num_heads) : num_heads_(num_heads) {}
@@ -48,8 +58,9 @@ struct POSEMBED_API RelativeBiasOptions {
   TORCH_ARG(bool, bidirectional) = true;
   /// How distances map to buckets.
   TORCH_ARG(RelativeBuckets, buckets) = RelativeBuckets::t5;
-  /// {rows, columns} of a window in two dimensions. Its buckets are the differences of rows and
-  /// columns, (2 rows - 1)(2 columns - 1), and the options above do not apply.
+  /// {rows, columns} of a window in two dimensions, or {frames, rows, columns}. Its buckets are the
+  /// differences of rows and columns, (2 rows - 1)(2 columns - 1), and the options above do not
+  /// apply.
   TORCH_ARG(std::vector<int64_t>, window);
   /// A token stands before the window's cells, as in BEiT: three more rows, for the scores from it,
   /// to it and with itself.
@@ -58,8 +69,10 @@ struct POSEMBED_API RelativeBiasOptions {
   TORCH_ARG(Resampling, resampling) = Resampling().method("bilinear");
   /// Hidden components of SwinV2's MLP, whose output replaces the table; 0: a table.
   TORCH_ARG(int64_t, mlp_dim) = 0;
-  /// With an MLP: the window whose largest differences are the MLP's largest inputs; default: the
-  /// window of the call.
+  /// What the MLP computes.
+  TORCH_ARG(RelativeMlp, mlp_rule) = RelativeMlp::swin;
+  /// With SwinV2's MLP: the window whose largest differences are the MLP's largest inputs; default:
+  /// the window of the call.
   TORCH_ARG(std::vector<int64_t>, pretrained_window);
 };
 
@@ -81,10 +94,10 @@ POSEMBED_API torch::Tensor relative_bias(const torch::Tensor& weight, int64_t qu
                                          int64_t key_length, const RelativeBiasOptions& options,
                                          std::optional<int64_t> query_offset = std::nullopt);
 
-/// The bias of a window in two dimensions, [num_heads, tokens, tokens], tokens row by row after a
-/// class token; gradients flow to `weight`.
+/// The bias of a window in two or three dimensions, [num_heads, tokens, tokens], tokens row by row
+/// after a class token; gradients flow to `weight`.
 /// @param weight  floating [(2 rows - 1)(2 columns - 1), num_heads], and 3 rows for a class token
-/// @param window  {rows, columns}
+/// @param window  {rows, columns} or {frames, rows, columns}
 /// @throws c10::ValueError shapes; c10::TypeError dtypes
 POSEMBED_API torch::Tensor relative_window_bias(const torch::Tensor& weight,
                                                 const std::vector<int64_t>& window,
@@ -125,6 +138,11 @@ class POSEMBED_API RelativePositionBiasImpl
   /// @param key_length  default: query_length
   torch::Tensor forward(int64_t query_length, std::optional<int64_t> key_length = std::nullopt,
                         std::optional<int64_t> query_offset = std::nullopt);
+
+  /// The bias at the positions of a call, with documents and mask: [num_heads, queries, keys], or
+  /// [batch, num_heads, queries, keys] where they have a batch. Hidden keys get -infinity.
+  torch::Tensor of_positions(int64_t query_length, std::optional<int64_t> key_length,
+                             const ALiBiCall& call);
 
   /// The bias of a window in two dimensions, [num_heads, tokens, tokens].
   /// @param window  default: its own; another one resamples the table or evaluates the MLP

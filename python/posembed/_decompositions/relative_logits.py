@@ -11,7 +11,7 @@ from posembed._decompositions.shared import wide
 
 
 def relative_logits(
-    query: Tensor, table: Tensor, rows: Tensor, scores: Tensor | None, scale: float, by_key: bool
+    query: Tensor, table: Tensor, rows: Tensor, scale: float, by_key: bool, scores: Tensor | None
 ) -> Tensor:
     batch, heads = query.shape[:2]
     dtype = wide(query.dtype)

@@ -49,6 +49,7 @@ from posembed.functional._options import (
     Layout,
     NgramRule,
     RelativeBuckets,
+    RelativeMlp,
     ResamplingMethod,
 )
 from posembed.functional._quantized import embedding_quantized, quantize_rows
@@ -87,6 +88,7 @@ __all__ = [
     "Layout",
     "NgramRule",
     "RelativeBuckets",
+    "RelativeMlp",
     "ResamplingMethod",
     "StepRounding",
     "StepRule",

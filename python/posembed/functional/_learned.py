@@ -23,6 +23,7 @@ _LEARNED_PACKED = gated(torch.ops.posembed.learned_packed.default)
 _LEARNED_RESAMPLE = gated(torch.ops.posembed.learned_resample.default)
 
 Grid = tuple[int, int]  # rows and columns
+Window = Grid | tuple[int, int, int]  # or frames, rows and columns
 
 
 def learned_add(
@@ -142,7 +143,7 @@ def checked_grid(name: str, grid: Any) -> Grid:
     return sizes[0], sizes[1]
 
 
-def same_grid(grid: Grid, own: Grid) -> bool:
+def same_grid(grid: Window, own: Window) -> bool:
     """Whether they are equal; False for symbolic sizes, which a graph for every grid has."""
     if not is_compiling():
         return tuple(grid) == own

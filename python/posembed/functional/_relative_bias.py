@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posembed.functional._gate import gated
-from posembed.functional._learned import Grid
+from posembed.functional._learned import Grid, Window
 from posembed.functional._options import Device, RelativeBuckets, ResamplingMethod
 from posembed.sharding import call, is_sharded
 
@@ -100,8 +100,8 @@ def relative_bias(
     return _RELATIVE_BIAS(weight, *lengths, *options)  # type: ignore[no-any-return]
 
 
-def relative_window_bias(weight: Tensor, window: Grid, *, class_token: bool = False) -> Tensor:
-    """The attention-score bias of a window in two dimensions; gradients flow to ``weight``.
+def relative_window_bias(weight: Tensor, window: Window, *, class_token: bool = False) -> Tensor:
+    """The attention-score bias of a window in two or three dimensions, with gradients.
 
     The row of a query and a key is ``(y + rows - 1) * (2 * columns - 1) + x + columns - 1`` for
     their differences y and x, query minus key (Swin, arXiv:2103.14030).
@@ -110,7 +110,8 @@ def relative_window_bias(weight: Tensor, window: Grid, *, class_token: bool = Fa
         weight: float32, float64, bfloat16 or float16
             [(2 * rows - 1) * (2 * columns - 1), num_heads]; three more rows with a class token, for
             the scores from it, to it and with itself (BEiT, arXiv:2106.08254).
-        window: Rows and columns.
+        window: Rows and columns, or frames, rows and columns, whose differences are then numbered
+            in that order (Video Swin, arXiv:2106.13230).
         class_token: A token stands before the cells.
 
     Returns:
@@ -174,22 +175,24 @@ def relative_window_resample(
 
 def relative_log_distances(
     window: Grid,
-    scale_window: Grid | None = None,
+    scale_window: Grid | tuple[()] | None = None,
     *,
     dtype: torch.dtype = torch.float32,
     device: Device | None = None,
 ) -> Tensor:
-    """The inputs of SwinV2's MLP (arXiv:2111.09883): logarithms of a window's differences.
+    """The inputs of SwinV2's MLP (arXiv:2111.09883), or timm's: logarithms of differences.
 
     Args:
         window: Rows and columns.
-        scale_window: The window whose largest differences count as 8; default: ``window``.
+        scale_window: The window whose largest differences count as 8; default: ``window``. ():
+            natural logarithms, unscaled, as in timm's Swin V2 Cr.
         dtype: Floating-point dtype of the result.
         device: Device of the result.
 
     Returns:
         [(2 * rows - 1) * (2 * columns - 1), 2]: ``sign(d) * log8(abs(d) + 1)`` of the scaled
-        differences d of rows and of columns, query minus key.
+        differences d of rows and of columns, query minus key; ``sign(d) * ln(abs(d) + 1)`` of
+        unscaled ones.
 
     Raises:
         ValueError: A window is not one.

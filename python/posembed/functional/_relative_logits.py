@@ -135,7 +135,7 @@ def _with_axes(
     for each, row in zip(table, rows, strict=True):
         found.append(torch.where(row < 0, row, row + first))
         first += each.shape[-2]
-    stacked = torch.stack(torch.broadcast_tensors(*found))  # type: ignore[no-untyped-call]
+    stacked = torch.stack(found)
     return torch.cat(tuple(table), -2), stacked.unsqueeze(1) if stacked.dim() == 3 else stacked
 
 
@@ -224,8 +224,8 @@ def logits_of(
 ) -> Tensor:
     """The operator."""
     if any_sharded(query, table):
-        return call("relative_logits", query, table, rows, scores, scale, keyed)  # type: ignore[no-any-return]
-    return _RELATIVE_LOGITS(query, table, rows, scores, scale, keyed)  # type: ignore[no-any-return]
+        return call("relative_logits", query, table, rows, scale, keyed, scores)  # type: ignore[no-any-return]
+    return _RELATIVE_LOGITS(query, table, rows, scale, keyed, scores)  # type: ignore[no-any-return]
 
 
 def relative_logits_(

@@ -182,12 +182,13 @@ class Block {
     } while (release());
   }
 
-  void wait(State state) {
-    const bool whole = state == State::waits_for_block;
-    const unsigned barrier = set_state(state);
-    if (whole) arrive(barrier);
+  /// A barrier of the block or of the warp, or, if memory is not ordered, a shuffle's.
+  void wait(State state, bool orders_memory = true) {
+    const unsigned whose = state == State::waits_for_block ? warp_size : running_ / warp_size;
+    const unsigned barrier = set_state(state, orders_memory);
+    if (orders_memory) arrive(barrier, whose);
     let_others_run();
-    if (whole) leave(barrier);
+    if (orders_memory) leave(barrier, whose);
   }
 
   /// The value that thread `thread` of the warp passes. Called by whole warps.
@@ -195,23 +196,23 @@ class Block {
   T exchange(T value, unsigned thread) {
     static_assert(sizeof(T) <= sizeof(Thread::exchanged));
     give(&value, sizeof(T));
-    wait(State::waits_for_warp);
+    wait(State::waits_for_warp, false);
     take(thread, &value, sizeof(T));
-    wait(State::waits_for_warp);
+    wait(State::waits_for_warp, false);
     return value;
   }
 
   /// A set bit for each thread of the warp whose `value` is true. Called by whole warps.
   unsigned ballot(bool value) {
     give(&value, sizeof value);
-    wait(State::waits_for_warp);
+    wait(State::waits_for_warp, false);
     unsigned bits = 0;
     const unsigned first = running_ / warp_size * warp_size;
     for (unsigned lane = 0; lane < warp_size; ++lane) {
       take(first + lane, &value, sizeof value);
       bits |= unsigned{value} << lane;
     }
-    wait(State::waits_for_warp);
+    wait(State::waits_for_warp, false);
     return bits;
   }
 
@@ -222,7 +223,7 @@ class Block {
 
   struct Thread {
     State state = State::runs;
-    unsigned barriers = 0;
+    unsigned barriers = 0, warp_barriers = 0;
     char exchanged[8];  // passed to the warp
   };
 
@@ -242,10 +243,12 @@ class Block {
   }
 
   /// Sets the state of the running thread. Returns how many barriers it reached before.
-  unsigned set_state(State state) {
+  unsigned set_state(State state, bool orders_memory = false) {
     const Unobserved scheduling;
-    threads_[running_].state = state;
-    return state == State::waits_for_block ? threads_[running_].barriers++ : 0;
+    Thread& thread = threads_[running_];
+    thread.state = state;
+    if (!orders_memory) return 0;
+    return state == State::waits_for_block ? thread.barriers++ : thread.warp_barriers++;
   }
 
   void give(const void* value, size_t bytes) {
@@ -328,8 +331,7 @@ inline unsigned __match_any_sync(unsigned, int value) {
   return lanes;
 }
 
-/// Lanes wait for one another, and see what the others have written.
-inline void __syncwarp() { __ballot_sync(~0u, true); }
+inline void __syncwarp() { cuda_on_cpu::Block::current->wait(cuda_on_cpu::State::waits_for_warp); }
 
 inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(static_cast<unsigned>(bits)); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }

@@ -50,10 +50,10 @@ POSEMBED_UNOBSERVED inline void switch_to(void* runner) {
   __tsan_switch_to_fiber(runner, orders_nothing);
 }
 
-/// Synchronisation points: the launch of a kernel, its end, and barriers. Barriers alternate
-/// between two, so that threads that reach the next barrier early do not synchronise with those
-/// that leave the last one late.
-inline char launched, finished, met[2];
+/// Synchronisation points: the launch of a kernel, its end, and barriers of a block and its warps.
+/// Barriers alternate between two, so that threads that reach the next barrier early do not
+/// synchronise with those that leave the last one late.
+inline char launched, finished, met[33][2];
 
 /// Calls the sanitizer's `pass` on behalf of each thread of a block of `threads`.
 inline void pass_each(void (*pass)(void*), void* what, size_t threads, size_t block) {
@@ -77,12 +77,13 @@ inline void end_block(size_t threads, size_t block) {
 }
 inline void end_launch() { __tsan_acquire(&finished); }
 
-/// A thread calls these functions at a barrier with the barrier's number.
-inline void arrive(unsigned barrier) {
-  if (!between_blocks) __tsan_release(&met[barrier % 2]);
+/// A thread calls these functions at a barrier with the barrier's number, and with that of the
+/// warp that waits, or 32 for the block.
+inline void arrive(unsigned barrier, unsigned whose) {
+  if (!between_blocks) __tsan_release(&met[whose][barrier % 2]);
 }
-inline void leave(unsigned barrier) {
-  if (!between_blocks) __tsan_acquire(&met[barrier % 2]);
+inline void leave(unsigned barrier, unsigned whose) {
+  if (!between_blocks) __tsan_acquire(&met[whose][barrier % 2]);
 }
 
 }  // namespace cuda_on_cpu
@@ -105,8 +106,8 @@ struct Unobserved {
 inline void begin_block(size_t, size_t) {}
 inline void end_block(size_t, size_t) {}
 inline void end_launch() {}
-inline void arrive(unsigned) {}
-inline void leave(unsigned) {}
+inline void arrive(unsigned, unsigned) {}
+inline void leave(unsigned, unsigned) {}
 inline void* runner(size_t, size_t) { return nullptr; }
 inline void* current_runner() { return nullptr; }
 inline void switch_to(void*) {}

@@ -57,6 +57,14 @@ void reads_what_a_neighbour_wrote(int* memory) {
 }
 
 template <void (*wait)()>
+void reads_what_another_warp_wrote(int* memory) {
+  __shared__ int values[threads];
+  values[threadIdx.x] = 1;
+  wait();
+  memory[threadIdx.x] = values[threadIdx.x ^ 32];
+}
+
+template <void (*wait)()>
 void writes_what_a_neighbour_read(int* memory) {
   __shared__ int values[threads];
   memory[threadIdx.x] = values[threadIdx.x ^ 1];
@@ -85,6 +93,12 @@ TEST(RaceDetector, ComparesThreadsOrBlocks) {
 TEST(RaceDetector, BarriersOrderMemory) {
   EXPECT_EQ(races(reads_what_a_neighbour_wrote<__syncthreads>, 1), 0);
   EXPECT_EQ(races(writes_what_a_neighbour_read<__syncthreads>, 1), 0);
+}
+
+TEST(RaceDetector, WarpsBarriersOrderTheirMemory) {
+  EXPECT_EQ(races(reads_what_a_neighbour_wrote<__syncwarp>, 1), 0);
+  EXPECT_EQ(races(writes_what_a_neighbour_read<__syncwarp>, 1), 0);
+  EXPECT_EQ(races(reads_what_another_warp_wrote<__syncwarp>, 1) > 0, !between_blocks);
 }
 
 TEST(RaceDetector, ShufflesDoNot) {

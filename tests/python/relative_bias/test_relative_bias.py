@@ -52,6 +52,37 @@ def test_a_decoding_step_is_the_last_row() -> None:
     assert torch.equal(bias(2, 9, query_offset=3), bias(9)[:, 3:5])
 
 
+def test_packed_documents_padding_and_offsets() -> None:
+    bias = pe.RelativePositionBias(3)
+    packed = bias(9, cu_seqlens=torch.tensor([0, 4, 9]))
+    expected = torch.full((3, 9, 9), -torch.inf)
+    expected[:, :4, :4], expected[:, 4:, 4:] = bias(4), bias(5)
+    assert torch.equal(packed, expected)
+    shared = bias(9, cu_seqlens=torch.tensor([0, 4, 9]), apply_mask=False)
+    assert torch.equal(shared, expected.masked_fill(expected.isinf(), 0))
+
+    mask = torch.arange(6) >= torch.tensor([[2], [0]])
+    padded = bias(6, attention_mask=mask)
+    assert torch.equal(padded[0, :, 2:, 2:], bias(4))
+    assert torch.equal(padded[1], bias(6))
+    assert (padded[0, :, :, :2] == -torch.inf).all()
+
+    steps = bias(1, 9, query_offset=torch.tensor([8, 3]))
+    assert torch.equal(steps[:, :, 0], torch.stack([bias(9)[:, 8], bias(9)[:, 3]]))
+    positions = torch.tensor([3, 0, 40])
+    found = bias(3, query_positions=positions, key_positions=positions)
+    assert torch.equal(found, bias(41)[:, positions][:, :, positions])
+    found.sum().backward()
+    assert float(bias.weight.grad.sum()) == 27
+
+
+def test_a_band_has_no_bias_outside() -> None:
+    bias = pe.RelativePositionBias(2, num_buckets=3, buckets="band")
+    apart = (torch.arange(5) - torch.arange(5).unsqueeze(1)).abs() > 1
+    assert torch.equal(bias(5) == 0, apart.expand(2, 5, 5))
+    assert torch.equal(bias(5, key_positions=torch.arange(5)), bias(5))
+
+
 def test_empty_lengths() -> None:
     bias = pe.RelativePositionBias(3)
     for queries, keys in ((0, 0), (0, 5), (5, 0)):

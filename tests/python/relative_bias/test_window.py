@@ -66,6 +66,36 @@ def test_swinv2(pretrained: tuple[int, int] | None) -> None:
         assert torch.equal(bias(), bias(window=window))
 
 
+def test_video_swins_windows() -> None:
+    """As Video Swin's relative_position_index, and one frame is a window in two dimensions."""
+    window = 2, 3, 2
+    axes = torch.meshgrid(*map(torch.arange, window), indexing="ij")
+    cells = torch.stack(axes).flatten(1)
+    t, y, x = cells[:, :, None] - cells[:, None]
+    rows = (t + 1) * 5 * 3 + (y + 2) * 3 + x + 1
+    bias = filled(pe.RelativePositionBias(HEADS, window=window, class_token=True))
+    assert bias.num_buckets == 3 * 5 * 3 + 3
+    assert torch.equal(bias()[:, 1:, 1:], bias.weight[rows].permute(2, 0, 1))
+    flat = filled(pe.RelativePositionBias(HEADS, window=(3, 2)))
+    frame = pe.RelativePositionBias(HEADS, window=(1, 3, 2))
+    frame.load_state_dict(flat.state_dict())
+    assert torch.equal(frame(), flat())
+    assert repr(frame) == "RelativePositionBias(2, window=(1, 3, 2))"
+    assert repr(pe.cpp.RelativePositionBias(HEADS, window=(1, 3, 2))) == repr(frame)
+
+
+def test_timms_mlp() -> None:
+    """RelPosMlp(mode="cr"): sign(d) ln(1 + |d|), two layers with biases, no sigmoid."""
+    bias = filled(pe.RelativePositionBias(HEADS, window=(3, 4), mlp_dim=8, mlp_rule="cr"))
+    y, x = torch.meshgrid(torch.arange(-2.0, 3), torch.arange(-3.0, 4), indexing="ij")
+    distances = torch.stack([y, x], -1)
+    logarithms = distances.sign() * torch.log(1 + distances.abs())
+    expected = bias.mlp[2](bias.mlp[0](logarithms).relu()).view(-1, HEADS)
+    torch.testing.assert_close(bias.table(), expected)
+    assert bias.mlp[2].bias is not None
+    assert bias.extra_repr() == "2, window=(3, 4), mlp_dim=8, mlp_rule='cr'"
+
+
 def test_log_distances_in_every_dtype() -> None:
     exact = pe.functional.relative_log_distances((3, 5), (9, 9), dtype=torch.float64)
     y = torch.arange(-2.0, 3.0, dtype=torch.float64)[:, None].expand(5, 9)
@@ -99,6 +129,7 @@ def test_gradients_reach_the_table(class_token: bool) -> None:
         ({"window": (4, 4)}, 16),
         ({"window": (3, 5), "class_token": True}, 16),
         ({"window": (4, 4), "mlp_dim": 8}, 16),
+        ({"window": (2, 3, 2), "class_token": True}, 13),
     ],
 )
 def test_score_mod_of_a_window(options: dict[str, Any], tokens: int) -> None:
@@ -131,6 +162,11 @@ def test_score_mod_of_distances(queries: int) -> None:
         ("pretrained_window: expected None without mlp_dim", lambda: pe.RelativePositionBias(2, window=(2, 2), pretrained_window=(2, 2))),
         ("mlp_dim: expected 0 or more", lambda: pe.RelativePositionBias(2, window=(2, 2), mlp_dim=-1)),
         ("resampling: expected 'bicubic' or 'bilinear'", lambda: pe.RelativePositionBias(2, window=(2, 2), resampling="area")),
+        ("mlp_rule: expected 'swin' or 'cr', got 'sin'", lambda: pe.RelativePositionBias(2, window=(2, 2), mlp_dim=4, mlp_rule="sin")),
+        ("mlp_rule: expected 'swin' without mlp_dim", lambda: pe.RelativePositionBias(2, window=(2, 2), mlp_rule="cr")),
+        ("window: expected the numbers of rows and columns", lambda: pe.RelativePositionBias(2, window=(2, 2, 2), mlp_dim=4)),
+        ("window: expected the numbers of rows and columns", lambda: pe.RelativePositionBias(2, window=(2, 2, 2)).table((3, 2, 2))),
+        ("window: expected the numbers of", lambda: pe.functional.relative_window_bias(torch.zeros(8, 2), (2**20, 2**20, 2**20))),
         ("query_length: expected None for a window", lambda: pe.RelativePositionBias(2, window=(2, 2))(4)),
         ("query_length: expected a length", lambda: pe.RelativePositionBias(2)()),
         # 0 rows, and -8589934591, by products that wrap

@@ -33,7 +33,7 @@ def sample(form: str = "plain", scores: bool = False, by_key: bool = False, scal
         rows = rows.clamp_min(-1)  # no infinities in tests of derivatives
         pairs = (batch, HEADS, *rows.shape[-2:])
         added = torch.randn(pairs, device=device, dtype=dtype) if scores else None
-        return Sample((query, table, rows, added, scale, by_key))
+        return Sample((query, table, rows, scale, by_key, added))
 
     return make
 
@@ -67,7 +67,7 @@ def reference_backward(
     table_gradient: bool = True,
 ) -> Tensors:
     def logits(query: Tensor, table: Tensor) -> Tensor:
-        return decomposed("relative_logits")(query, table, rows, None, scale, by_key)
+        return decomposed("relative_logits")(query, table, rows, scale, by_key)
 
     found: Tensors = torch.func.vjp(logits, query, table)[1](gradient)
     return found
