@@ -150,6 +150,8 @@ def _initial(optimizer: torch.optim.Optimizer, name: str, group: dict[str, Any])
 
 def _of_sources(state: Tensor, sources: Tensor, initial: float) -> Tensor:
     """An optimizer's state for rows that come from rows ``sources``, or -1."""
+    if is_sharded(state):
+        return with_rows(lambda local: _of_sources(local, sources, initial), state)
     sources = sources.to(state.device)
     if state.is_sparse:  # one more row, of zeros, for new ones
         state = state.coalesce()

@@ -616,7 +616,7 @@ def test_what_cannot_work_is_named(two: Processes) -> None:
 
 
 def check_resized() -> None:
-    """Tables that each process has are resized, with the first process's new rows for all."""
+    """Tables that each process has get other rows, new ones as the first process draws them."""
     token, plain = pe.TokenEmbedding(6, 4), pe.TokenEmbedding(6, 4)
     plain.load_state_dict(token.state_dict())
     token.weight = torch.nn.Parameter(parted(token.weight.detach(), WHOLE))
@@ -629,6 +629,10 @@ def check_resized() -> None:
             result = each(ids.clamp(max=rows - 1)).square().sum()
             (result.full_tensor() if isinstance(result, DTensor) else result).backward()
             optimizer.step()
+        each.select([4, 0, 2], optimizer=optimizer)
+        result = each(torch.arange(3)).sum()
+        (result.full_tensor() if isinstance(result, DTensor) else result).backward()
+        optimizer.step()
     assert token.weight.placements == (WHOLE,)
     torch.testing.assert_close(token.weight.full_tensor(), plain.weight)
 
