@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -32,6 +33,24 @@ def benchmark(name: str) -> ModuleType:
 def charts() -> ModuleType:
     pytest.importorskip("matplotlib")
     return benchmark("charts")
+
+
+def test_counts_of_patched_models_are_those_on_record() -> None:
+    """README: how many classes of each library ``patch`` reaches, and in which version."""
+    record = json.loads((ROOT / "docs/patched_models.json").read_text(encoding="utf-8"))
+    classes = record["transformers"]["classes"]
+    counts = {"transformers": (classes["patched"], classes["that rotate"])}
+    for library in ("diffusers", "timm"):
+        states = [state for state, _ in record[library]["models"].values()]
+        rotate = [state for state in states if state != "does not rotate"]
+        counts[library] = rotate.count("patched"), len(rotate)
+    pattern = (
+        r"(\d+) of (?:the )?(\d+)(?: model classes)? of (transformers|diffusers|timm) ([\d.]+\d)"
+    )
+    found = {name: (int(x), int(y)) for x, y, name, _ in re.findall(pattern, README)}
+    assert found == counts
+    for _, _, name, version in re.findall(pattern, README):
+        assert f"{record[name]['version']}.".startswith(f"{version}.")
 
 
 def test_python_blocks_run() -> None:
