@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from posembed import functional
@@ -74,6 +74,7 @@ class _TableOptimizer(torch.optim.Optimizer):
     first: ClassVar[str | None] = None  # names of state
     second: ClassVar[str | None] = None
     _debts: dict[Tensor, _Debts]
+    _stepped: set[Tensor]  # parameters that have stepped in the backward pass
 
     def __init__(
         self,
@@ -89,6 +90,7 @@ class _TableOptimizer(torch.optim.Optimizer):
         common = {"lr": lr, "weight_decay": weight_decay, "decay": decay, "maximize": maximize}
         super().__init__(params, {**common, "rounding": rounding, "seed": seed, **others})
         self._debts = {}
+        self._stepped = set()
 
     # ------------------------------------------------------------------------------- parameters
 
@@ -149,11 +151,14 @@ class _TableOptimizer(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._update(parameter, group, parameter.grad)
+        self._stepped.clear()
         return loss
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _update(self, parameter: Tensor, group: dict[str, Any], gradient: Tensor) -> None:
-        """Steps on the rows of a gradient."""
+    def _update(
+        self, parameter: Tensor, group: dict[str, Any], gradient: Tensor, scale: float = 1.0
+    ) -> None:
+        """Steps on the rows of a gradient, which is ``scale`` times the loss's."""
         weight = _local(parameter)
         ids, rows = _rows_of(gradient, parameter)
         options, state = self._options(group), self._state_of(parameter, group)
@@ -161,6 +166,7 @@ class _TableOptimizer(torch.optim.Optimizer):
         owed = None if debts is None else debts.owed(ids, _state_type(weight))
         if owed is not None and "momentum" not in group:  # the moments stand
             owed[:, 1], owed[:, 2] = 0, 1
+        options["gradient_scale"] /= scale
         state["step"] += 1
         functional.step_rows_(
             weight, rows, ids, rule=self.rule, step=state["step"], owed=owed, **options,
@@ -275,6 +281,7 @@ class _TableOptimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._debts = {}
+        self._stepped = set()
 
 
 class SGD(_TableOptimizer):
@@ -453,6 +460,116 @@ class RowwiseAdam(Adam):
     """
 
     rule: ClassVar[StepRule] = "rowwise_adam"
+
+
+# ------------------------------------------------------------------------- in the backward pass
+
+
+class _Handles:
+    """Removes hooks."""
+
+    def __init__(self, handles: list[Any]) -> None:
+        self._handles = handles
+
+    def remove(self) -> None:
+        """Gradients are kept again, for ``optimizer.step()``."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def in_backward(
+    module: nn.Module, optimizer: torch.optim.Optimizer, *, grad_scale: float = 1.0
+) -> _Handles:
+    """Steps on the tables of a module in the backward pass, so that no gradient is kept.
+
+    A table steps once in each backward pass, after the last of its uses, with the numbers of
+    ``optimizer.step()`` after it. ``optimizer.step()`` remains: it ends the step, and steps on the
+    optimizer's other parameters; schedulers follow it. Wrong with this are
+    :class:`torch.amp.GradScaler`, which looks at gradients after the pass, clipping by a norm of
+    all gradients, and gradients that several passes accumulate.
+
+    Args:
+        module: Has the tables, with ``gradient="rows"``; its other parameters are left alone.
+        optimizer: One of this module's, which has the tables.
+        grad_scale: The number by which the loss is multiplied before ``backward()``.
+
+    Returns:
+        A handle whose ``remove()`` undoes it.
+
+    Raises:
+        TypeError: Another optimizer.
+        ValueError: No table is among the optimizer's, or DDP or FSDP manage one: exclude it there
+            (``parameters_to_ignore``, ``ignored_params``). In the backward pass, if a table has a
+            dense gradient, as from ``logits()``.
+        RuntimeError: In the backward pass, if the last one has had no ``optimizer.step()``.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> table = pe.TokenEmbedding(1000, 8, gradient="rows")
+        >>> optimizer = pe.optim.RowwiseAdagrad(table.parameters(), lr=0.1)
+        >>> handle = pe.optim.in_backward(table, optimizer)
+        >>> table(torch.tensor([3, 5, 3])).sum().backward()  # steps
+        >>> table.weight.grad is None
+        True
+        >>> optimizer.step()
+    """
+    if not isinstance(optimizer, _TableOptimizer):
+        name = type(optimizer).__name__
+        raise TypeError(f"optimizer: expected one of posembed.optim, got a torch.optim.{name}")
+    if not_negative("grad_scale", grad_scale) == 0:
+        raise ValueError("grad_scale: expected a number above 0, got 0")
+    groups = {p: group for group in optimizer.param_groups for p in group["params"]}
+    tables: dict[Tensor, str] = {p: n for n, p in module.named_parameters() if p in groups}
+    if not tables:
+        raise ValueError("module: expected a table of the optimizer among its parameters, got none")
+    _refuse_wrapped(module, tables)
+
+    def hook(parameter: Tensor) -> None:
+        gradient, parameter.grad = parameter.grad, None
+        assert gradient is not None
+        name = tables[parameter]
+        if not gradient.is_sparse:
+            raise ValueError(
+                f"{name}: expected rows as the gradient for a step in the backward pass, got a "
+                "dense one, as from logits() or gradient='dense'"
+            )
+        if parameter in optimizer._stepped:
+            raise RuntimeError(f"{name}: expected optimizer.step() after the last backward pass")
+        with torch.no_grad():
+            optimizer._update(parameter, groups[parameter], gradient, grad_scale)
+        optimizer._stepped.add(parameter)
+
+    def check(*_: Any) -> None:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            active = nn.parallel.DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
+            if active is not None:
+                _refuse_wrapped(active, tables)
+
+    handles: list[Any] = [
+        p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        for p in tables
+    ]
+    return _Handles([*handles, module.register_forward_pre_hook(check)])
+
+
+def _refuse_wrapped(module: nn.Module, tables: Iterable[Tensor]) -> None:
+    """Raises ValueError for a table whose gradient DDP or FSDP would reduce."""
+    ids = {id(table) for table in tables}
+    for table in tables:
+        if is_sharded(table):
+            raise ValueError("module: expected tables of this process alone, got a DTensor")
+    for each in module.modules():
+        kind = type(each).__name__
+        if kind not in ("DistributedDataParallel", "FullyShardedDataParallel"):
+            continue
+        ignored = getattr(each, "parameters_to_ignore", ())
+        managed = [
+            name
+            for name, p in each.module.named_parameters()  # type: ignore[union-attr]
+            if id(p) in ids and name not in ignored
+        ]
+        if managed:
+            raise ValueError(f"module: expected tables that {kind} ignores, got {managed[0]}")
 
 
 # -------------------------------------------------------------------------------------- gradients

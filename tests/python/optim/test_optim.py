@@ -487,6 +487,103 @@ def test_the_step_compiles_as_one_operator() -> None:
         assert torch.equal(found, expected)
 
 
+# ------------------------------------------------------------------------------ in the backward pass
+
+
+def table_and(rule: str, **options: Any) -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    table = pe.TokenEmbedding(ROWS, DIM, gradient="rows")
+    return table, RULES[rule](table.parameters(), **options)
+
+
+@every
+@pytest.mark.parametrize("options", [{}, {"decay": "exact", "weight_decay": 0.1}])
+def test_steps_in_the_backward_pass_are_those_after_it(rule: str, options: Any) -> None:
+    tables = []
+    for inside in (False, True):
+        table, optimizer = table_and(rule, lr=0.1, **options)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        if inside:
+            pe.optim.in_backward(table, optimizer, grad_scale=4.0)
+        for i in range(3):  # a table that is used twice steps once
+            loss = table(torch.tensor([3, 5, i])).square().sum() + table(torch.tensor([3])).sum()
+            (loss * (4.0 if inside else 1.0)).backward()
+            assert (table.weight.grad is None) == inside
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        optimizer.catch_up()
+        tables.append(table.weight.detach())
+        assert optimizer.state[table.weight]["step"] == 3
+    assert torch.equal(*tables)
+
+
+def test_a_second_backward_pass_needs_a_step() -> None:
+    table, optimizer = table_and("rowwise_adagrad")
+    handle = pe.optim.in_backward(table, optimizer)
+    loss = table(torch.tensor([1])).sum()
+    loss.backward(retain_graph=True)
+    after = table.weight.detach().clone()
+    with pytest.raises(RuntimeError, match="after the last backward pass"):
+        loss.backward(retain_graph=True)
+    assert torch.equal(table.weight, after)
+    optimizer.step()
+    loss.backward(retain_graph=True)
+    assert not torch.equal(table.weight, after)
+    handle.remove()
+    loss.backward()
+    assert table.weight.grad is not None
+
+
+def test_a_step_in_the_backward_pass_is_seen_by_graphs_that_hold_the_weight() -> None:
+    table, optimizer = table_and("sgd")
+    pe.optim.in_backward(table, optimizer)
+    other = (table.weight * table.weight).sum()
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        other.backward()
+
+
+def test_what_a_step_in_the_backward_pass_refuses() -> None:
+    table, optimizer = table_and("sgd")
+    other = pe.optim.SGD([drawn()])
+    refused(
+        (lambda: pe.optim.in_backward(table, torch.optim.SGD(table.parameters())), TypeError, "optimizer: expected posembed.optim, got torch.optim.SGD"),
+        (lambda: pe.optim.in_backward(table, optimizer, grad_scale=0.0), ValueError, "grad_scale: expected 0, got 0"),
+        (lambda: pe.optim.in_backward(table, other), ValueError, "module: expected got none"),
+    )  # fmt: skip
+    pe.optim.in_backward(table, optimizer)
+    before = table.weight.detach().clone()
+    loss = table.logits(table(torch.tensor([1]))).sum()
+    refused((loss.backward, ValueError, "weight: expected got logits()"))
+    assert torch.equal(table.weight, before)
+    assert table.weight.grad is None
+
+
+def test_tables_that_ddp_reduces_are_refused(tmp_path: Any) -> None:
+    """Whether they are wrapped before or afterwards; those that it ignores are allowed."""
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        ddp = torch.nn.parallel.DistributedDataParallel
+        model = nn.Sequential(pe.TokenEmbedding(ROWS, DIM, gradient="rows"), nn.Linear(DIM, 1))
+        optimizer = pe.optim.SGD(model[0].parameters())
+        wrapped = ddp(model)
+        text = "module: expected DistributedDataParallel ignores, got 0.weight"
+        refused((lambda: pe.optim.in_backward(wrapped, optimizer), ValueError, text))
+        handle = pe.optim.in_backward(model, optimizer)
+        refused((lambda: wrapped(torch.tensor([1])), ValueError, text))
+        handle.remove()
+        ddp._set_params_and_buffers_to_ignore_for_model(model, ["0.weight"])
+        ignoring = ddp(model)
+        pe.optim.in_backward(ignoring, optimizer)
+        before = model[0].weight.detach().clone()
+        ignoring(torch.tensor([1])).sum().backward()
+        assert not torch.equal(model[0].weight, before)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_refused() -> None:
     weight = drawn()
     sgd, adam = pe.optim.SGD, pe.optim.Adam
