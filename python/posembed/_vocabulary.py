@@ -82,6 +82,7 @@ def change_rows(
 
     if head is not None:
         check_head(head, token.num_embeddings)
+    catch_up(optimizer)
     new = {token.weight: changed(token.weight, table)}
     if head is not None and head.weight is not token.weight:
         new[head.weight] = changed(head.weight, others)
@@ -95,6 +96,13 @@ def change_rows(
         head.out_features = len(sources)
     token.weight = new[token.weight]
     token.num_embeddings = len(sources)
+
+
+def catch_up(optimizer: torch.optim.Optimizer | None) -> None:
+    """Lets an optimizer of tables do what it owes them: see :mod:`posembed.optim`."""
+    pay = getattr(optimizer, "catch_up", None)
+    if pay is not None:
+        pay()
 
 
 def replace_parameters(

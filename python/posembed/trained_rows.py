@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from posembed import functional
-from posembed._vocabulary import Rows, replace_parameters, row_ids, taken
+from posembed._vocabulary import Rows, catch_up, replace_parameters, row_ids, taken
 from posembed.functional import Device
 from posembed.sharding import is_sharded, refuse_sharded
 from posembed.tables import Table
@@ -75,7 +75,7 @@ class PartlyTrainedEmbedding(TokenEmbedding):
         """Refused: see :meth:`TokenEmbedding.train_rows`."""
         self._refuse()
 
-    def keep_on_host(self, device: Device | int | None = None) -> None:
+    def keep_on_host(self, device: Device | int | None = None, **options: Any) -> None:
         """Refused: see :meth:`TokenEmbedding.train_rows`."""
         self._refuse()
 
@@ -130,6 +130,7 @@ def train_rows(
         if token.padding_idx is not None:
             learns[token.padding_idx] = False
         ids = learns.nonzero().flatten()
+    catch_up(optimizer)
     table: Any = token.weight  # with the learned values
     old, sources = table, torch.arange(token.num_embeddings)
     if isinstance(token, PartlyTrainedEmbedding):

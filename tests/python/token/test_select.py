@@ -102,6 +102,29 @@ def test_state_per_row() -> None:
     assert optimizer.state[token.weight]["step"] == 3
 
 
+class Owing(torch.optim.SGD):
+    """Owes rows a step, as optimizers of tables do."""
+
+    def catch_up(self) -> None:
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                parameter.mul_(2)
+
+
+def test_rows_are_paid_what_they_are_owed() -> None:
+    token = pe.TokenEmbedding(ROWS, COLUMNS)
+    optimizer, expected = Owing(token.parameters()), token.weight.detach().clone()
+    token.select(range(ROWS), optimizer=optimizer)
+    assert torch.equal(token.weight, 2 * expected)
+    token.train_rows([1, 2], optimizer=optimizer)
+    assert torch.equal(token.weight, 4 * expected)
+    token.train_rows(None, optimizer=optimizer)
+    assert torch.equal(token.weight[1:3], 8 * expected[1:3])
+    assert torch.equal(token.weight[3:], 4 * expected[3:])
+    token.resize(3, optimizer=optimizer)
+    assert torch.equal(token.weight[0], 8 * expected[0])
+
+
 def test_errors_change_nothing() -> None:
     token = pe.TokenEmbedding(ROWS, COLUMNS, padding_idx=3)
     head, weight = nn.Linear(COLUMNS, ROWS), token.weight
