@@ -21,9 +21,9 @@ from posembed.diagnosis.observation import (
     positions_of,
     random_vectors,
 )
-from posembed.diagnosis.rotation import FLOAT32_ROUNDOFF, Rotation
+from posembed.diagnosis.rotation import FLOAT32_ROUNDOFF, Call, Rotation
 from posembed.diagnosis.truth import kinds_of, source_of
-from posembed.models import description
+from posembed.models import description, reading
 from posembed.models.fields import as_fields
 from posembed.models.files import load
 from posembed.specification import RotarySpec
@@ -56,7 +56,8 @@ def _entry(spec: RotarySpec, length: int) -> dict[str, Tensor]:
     x = random_vectors(spec, RANDOM, positions.shape[-1], torch.float32)
     places = positions[0] if axes_of(spec) == 1 else positions.unsqueeze(1)
     output = functional.rotary(x.double(), spec=resolved, positions=places, layout="bhsd")
-    bound = Rotation(resolved).bound(x[:, 0], positions, length, FLOAT32_ROUNDOFF)
+    call = Call(positions, length, x[:, 0].double(), output)
+    bound = Rotation(resolved).bound(call, FLOAT32_ROUNDOFF)
     return {
         "x": x,
         "positions": positions[0] if axes_of(spec) == 1 else positions,
@@ -111,8 +112,11 @@ def golden(
         except ValueError as error:
             refused.append(error)
             continue
+        stated = reading.sizes_of(source, part).max_positions
+        if max_position is not None:
+            stated = max_position + 1
         for kind, spec in sorted(kinds.items()):
-            longest = longest_of(spec)[0] if max_position is None else max_position + 1
+            longest, _ = longest_of(spec, stated)
             for length in lengths_of(spec, longest):
                 name = "/".join(filter(None, (part, kind, f"{length}" * spec.is_dynamic)))
                 found = _entry(spec, length)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from posembed.diagnosis.rotation import Call
 from posembed.specification import RotarySpec
 
 # program(x [batch, heads, seq, head_dim], positions [seq] or [axes, seq]) -> x rotated
@@ -29,15 +30,6 @@ class Recorded:
     x: Tensor
     positions: Tensor
     output: Tensor
-
-
-class Call(NamedTuple):
-    """One call of a program, whose frequencies may depend on the length."""
-
-    positions: Tensor  # int64 [axes, tokens]
-    length: int
-    x: Tensor  # float64 [batch, tokens, head_dim]
-    output: Tensor  # float64 [heads, batch, tokens, head_dim]
 
 
 class Observed(NamedTuple):
@@ -61,16 +53,15 @@ def changes_of(spec: RotarySpec) -> list[int]:
     return [] if length is None else [length]
 
 
-def longest_of(spec: RotarySpec) -> tuple[int, str]:
-    """How many positions to test, and why, where the configuration states no maximum."""
-    if spec.max_positions is not None:
-        return spec.max_positions, "the configuration's maximum"
+def longest_of(spec: RotarySpec, stated: int | None) -> tuple[int, str]:
+    """How many positions to test, and why: the configuration's maximum, or one of the scaling."""
+    if stated is not None:
+        return stated, "the configuration's maximum"
     changes = changes_of(spec)
     if changes:
         return int(max(changes) * max(2, getattr(spec.scaling, "factor", None) or 1)), "its scaling"
-    if spec.sections is not None and spec.sections.restart:
-        return 128, "no maximum is stated"
-    return 4096, "no maximum is stated"
+    picture = spec.sections is not None and spec.sections.restart
+    return 128 if picture else 4096, "no maximum is stated"
 
 
 def lengths_of(spec: RotarySpec, longest: int) -> list[int]:
@@ -111,45 +102,49 @@ class Caller:
         self, program: Program, spec: RotarySpec, heads: int, dtype: torch.dtype, device: Any
     ) -> None:
         self.program, self.spec, self.heads = program, spec, heads
-        self.dtype, self.device = dtype, device
+        self.dtype, self.device, self.roundoff = dtype, device, torch.finfo(dtype).eps / 2
 
     def call(self, x: Tensor, positions: Tensor) -> Tensor:
         """The output for x [batch, heads, tokens, head_dim] at positions [axes, tokens]."""
         places = positions[0] if axes_of(self.spec) == 1 else positions
         with torch.no_grad():
-            found = self.program(x.to(self.device), places.to(self.device))
+            copy = x.clone(memory_format=torch.contiguous_format)  # some rotate in place
+            found = self.program(copy.to(self.device), places.to(self.device))
         found = torch.as_tensor(found[0] if isinstance(found, (tuple, list)) else found)
         if found.shape != x.shape:
             raise ValueError(
                 f"program: expected an output of shape {list(x.shape)} like its input, got "
                 f"{list(found.shape)}"
             )
+        if found.is_floating_point():
+            self.roundoff = max(self.roundoff, torch.finfo(found.dtype).eps / 2)
         return found.detach().cpu()
 
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Random vectors [batch, 1, tokens, head_dim] and their images, for each head."""
+    def at(self, positions: Tensor, length: int) -> Call:
+        """Random vectors, the same for each head."""
         x = random_vectors(self.spec, RANDOM, positions.shape[-1], self.dtype)
-        return x, self.call(x.expand(-1, self.heads, -1, -1).contiguous(), positions)
+        output = self.call(x.expand(-1, self.heads, -1, -1), positions)
+        return Call(positions, length, x[:, 0].double(), output.transpose(0, 1).double())
 
-    def units(self, positions: Tensor, length: int) -> Call:
-        """Images of the unit vectors, which are spread over the heads, at some of the positions."""
-        told = {0, length - 1, *(2**bits for bits in range(length.bit_length()))}
-        positions = positions[:, [at in told for at in positions[0].tolist()]]
+    def units(self, call: Call) -> Call:
+        """Unit vectors, which are spread over the heads, at some positions of a call."""
+        told = {0, call.length - 1, *(2**bits for bits in range(call.length.bit_length()))}
+        positions = call.positions[:, [at in told for at in call.positions[0].tolist()]]
         size, tokens = self.spec.head_dim, positions.shape[-1]
         batch = -(-size // self.heads)
         unit = torch.eye(size, dtype=self.dtype)
         spread = torch.cat((unit, unit[: batch * self.heads - size]))
         shape = (batch, self.heads, tokens, size)
-        x = spread.view(batch, self.heads, 1, size).expand(shape).contiguous()
+        x = spread.view(batch, self.heads, 1, size).expand(shape)
         images = self.call(x, positions).flatten(0, 1)[:size].double()
-        return Call(positions, length, unit.double()[:, None].expand_as(images), images[None])
+        return Call(positions, call.length, unit.double()[:, None].expand_as(images), images[None])
 
     def works_to(self, position: int) -> bool:
         """Whether the program takes this position."""
         last = torch.full((axes_of(self.spec), 1), position)
         positions = torch.cat((torch.zeros_like(last), last), 1)
         try:
-            self.at(positions)
+            self.at(positions, position + 1)
         except Exception:  # whatever the program raises
             return False
         return True
@@ -169,30 +164,22 @@ def table_end(caller: Caller, longest: int, error: Exception) -> tuple[int, str]
 
 def observe(caller: Caller, longest: int) -> Observed:
     """Calls the program at all lengths and positions that count."""
-    spec, roundoff = caller.spec, torch.finfo(caller.dtype).eps / 2
+    spec, ends = caller.spec, None
     calls: list[Call] = []
     units: list[Call] = []
-    ends: tuple[int, str] | None = None
     for length in lengths_of(spec, longest):
-        if ends is not None:
-            break
-        positions = positions_of(spec, length)
         try:
-            x, output = caller.at(positions)
+            calls.append(caller.at(positions_of(spec, length), length))
         except Exception as error:  # whatever the program raises
             if isinstance(error, ValueError) and str(error).startswith("program: "):
                 raise
             ends = table_end(caller, length, error)
-            if spec.is_dynamic and calls:
-                break
-            length = ends[0]
-            positions = positions_of(spec, length)
-            x, output = caller.at(positions)
-        if output.is_floating_point():
-            roundoff = max(roundoff, torch.finfo(output.dtype).eps / 2)
-        calls.append(Call(positions, length, x[:, 0].double(), output.transpose(0, 1).double()))
-        units.append(caller.units(positions, length))
-    return Observed(calls, units, roundoff, ends)
+            if not calls:
+                calls.append(caller.at(positions_of(spec, ends[0]), ends[0]))
+        units.append(caller.units(calls[-1]))
+        if ends is not None:
+            break
+    return Observed(calls, units, caller.roundoff, ends)
 
 
 def _recorded_call(recorded: Recorded, spec: RotarySpec) -> Call:

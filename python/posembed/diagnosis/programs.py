@@ -189,26 +189,25 @@ def recorded(path: str | os.PathLike[str], layer_type: str | None = None) -> tup
 
 def _of_modeling(module: Any, config: Any, layer_type: str | None) -> Program:
     """The rotation of a modeling file of transformers, for a configuration."""
+    classes: list[Any] = [
+        value
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and re.search(r"^(?!.*Vision).*Rotary\w*Embedding$", name)
+    ]
+    names = ("apply_rotary_pos_emb", "apply_rotary_emb")
+    apply = next((getattr(module, name) for name in names if hasattr(module, name)), None)
+    if not classes or apply is None:
+        raise ValueError(
+            f"{module.__name__}: expected a class *RotaryEmbedding and apply_rotary_pos_emb"
+        )
     from transformers import AutoConfig
 
     from posembed.models.files import load as load_config
 
     made = config if hasattr(config, "to_dict") else AutoConfig.for_model(**load_config(config))
     made = made.get_text_config()
-    classes: list[Any] = [
-        value
-        for name, value in vars(module).items()
-        if inspect.isclass(value) and re.search(r"Rotary\w*Embedding$", name)
-        and "Vision" not in name
-    ]  # fmt: skip
-    names = ["apply_rotary_pos_emb", "apply_rotary_emb"]
     if getattr(made, "rope_interleave", False):
-        names.insert(0, "apply_rotary_pos_emb_interleave")
-    apply = next((getattr(module, name) for name in names if hasattr(module, name)), None)
-    if not classes or apply is None:
-        raise ValueError(
-            f"{module.__name__}: expected a class *RotaryEmbedding and apply_rotary_pos_emb"
-        )
+        apply = getattr(module, "apply_rotary_pos_emb_interleave", apply)
     return of_transformers(classes[0](made), apply, layer_type)
 
 

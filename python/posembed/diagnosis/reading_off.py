@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from posembed.diagnosis.mistakes import Read, snapped
-from posembed.diagnosis.observation import Call, Observed, axes_of
+from posembed.diagnosis.observation import Observed, axes_of
+from posembed.diagnosis.rotation import Call
 from posembed.specification import RotarySpec
 
 

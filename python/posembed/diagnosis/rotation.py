@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,15 @@ from torch import Tensor
 from posembed.specification import RotarySpec
 
 FLOAT32_ROUNDOFF = 2.0**-24
+
+
+class Call(NamedTuple):
+    """A call of a program, whose frequencies may depend on the length."""
+
+    positions: Tensor  # int64 [axes, tokens]
+    length: int
+    x: Tensor  # float64 [batch, tokens, head_dim]
+    output: Tensor  # float64 [heads, batch, tokens, head_dim]
 
 
 @functools.lru_cache(maxsize=64)
@@ -91,18 +100,18 @@ class Rotation:
         """The value, rounded if that is what the program rounds."""
         return value.to(self.precision).double() if self.rounded in kinds else value
 
-    def apply(self, x: Tensor, positions: Tensor, length: int) -> Tensor:
-        """Rotates x [batch, tokens, head_dim] at positions [axes, tokens]; float64."""
-        spec = self.spec_at(length)
+    def apply(self, call: Call) -> Tensor:
+        """The call's x as the program would rotate it."""
+        spec = self.spec_at(call.length)
         first, second = components(spec)
-        places = self._short(self.places(positions), "positions", "angles")
+        places = self._short(self.places(call.positions), "positions", "angles")
         frequencies = self._short(spec.frequencies(), "frequencies", "angles")
         angles = self._short(places * frequencies, "angles") * (-1 if spec.reverse else 1)
         cosines, sines = (
             self._short(table, "tables", "angles") * spec.attention_factor
             for table in (angles.cos(), angles.sin())
         )
-        x = x.double()
+        x = call.x
         for _ in range(self.times):
             a, b = x[..., first], x[..., second]
             x = x.clone()
@@ -113,7 +122,7 @@ class Rotation:
             x[..., torch.cat((first, second)).sort().values] = window
         return x
 
-    def bound(self, x: Tensor, positions: Tensor, length: int, roundoff: float) -> Tensor:
+    def bound(self, call: Call, roundoff: float) -> Tensor:
         """How far a sound program may be from :meth:`apply`, for each component of the result.
 
         The program rounds cosine, factor, product and sum to ``roundoff``, and has the angle as the
@@ -121,14 +130,14 @@ class Rotation:
         those of its logarithm, or two for each pair before it if it is a running product
         (llama.cpp).
         """
-        spec = self.spec_at(length)
+        spec = self.spec_at(call.length)
         first, second = components(spec)
         frequencies = spec.frequencies().abs()
         logarithms = frequencies.clamp(min=1e-300).log().abs()
         roundings = 6 + 2 * torch.maximum(logarithms, torch.arange(len(frequencies)))
-        angles = self.places(positions).abs() * (frequencies * roundings * FLOAT32_ROUNDOFF)
+        angles = self.places(call.positions).abs() * (frequencies * roundings * FLOAT32_ROUNDOFF)
         share = spec.attention_factor * (angles.clamp(max=2) + 4 * roundoff)
-        x = x.double().abs()
+        x = call.x.abs()
         found = x * roundoff
         size = max(1, self.times) * share * (x[..., first] + x[..., second])
         found[..., first] = found[..., second] = size

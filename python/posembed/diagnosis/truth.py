@@ -22,6 +22,7 @@ class Truth:
     source: str
     others: dict[str, RotarySpec] = dataclasses.field(default_factory=dict)
     heads: int = 2
+    longest: int | None = None
 
 
 def source_of(fields: Fields, part: str | None) -> str:
@@ -47,28 +48,35 @@ def kinds_of(config: Any, **options: Any) -> dict[str, RotarySpec]:
     except ValueError as error:
         if not str(error).startswith("layer_type: "):
             raise
-        length = reading.sizes_of(config, options.get("part")).max_positions
         found: dict[str, RotarySpec] = {}
         for layer in reading.layers(config, **options):
             name = str(layer.kind)
             if layer.rotary is not None and found.setdefault(name, layer.rotary) != layer.rotary:
                 raise error from None
-        for spec in found.values():
-            object.__setattr__(spec, "max_positions", length)
         return found
 
 
-def _of_layer(config: Any, layer: int, options: Fields) -> RotarySpec:
-    """The specification of one layer."""
-    layers = reading.layers(config, **options)
-    if not 0 <= layer < len(layers):
+def _chosen(config: Any, layer: int | None, layer_type: str | None, options: Fields) -> Truth:
+    """What layers of one kind do, or one layer; the source is added later."""
+    layers = []
+    try:
+        layers = reading.layers(config, **options)
+    except ValueError:  # the configuration does not list its layers
+        if layer is not None:
+            raise
+    if layer is None:
+        spec = reading.rotary(config, layer_type=layer_type, **options)
+    elif 0 <= layer < len(layers):
+        own = layers[layer].rotary
+        if own is None:
+            raise ValueError(f"layer: layer {layer} does not rotate")
+        spec = own
+    else:
         raise ValueError(f"layer: expected 0 to {len(layers) - 1}, got {layer}")
-    spec = layers[layer].rotary
-    if spec is None:
-        raise ValueError(f"layer: layer {layer} does not rotate")
-    length = reading.sizes_of(config, options.get("part")).max_positions
-    object.__setattr__(spec, "max_positions", length)
-    return spec
+    others = {str(each.kind): each.rotary for each in layers if each.rotary not in (None, spec)}
+    alike = {k: v for k, v in others.items() if v is not None and v.head_dim == spec.head_dim}
+    stated = reading.sizes_of(config, options["part"])
+    return Truth(spec, "", alike, stated.heads or 2, stated.max_positions)
 
 
 def truth_of(config: Any, layer_type: str | None, layer: int | None, **options: Any) -> Truth:
@@ -76,38 +84,22 @@ def truth_of(config: Any, layer_type: str | None, layer: int | None, **options: 
     if layer is not None and layer_type is not None:
         raise ValueError("layer: expected none beside layer_type")
     if isinstance(config, RotarySpec):
-        given = {"layer_type": layer_type, "layer": layer, **options}
-        for name, value in given.items():
+        for name, value in {"layer_type": layer_type, "layer": layer, **options}.items():
             if value not in (None, ()):
                 raise ValueError(f"{name}: expected none beside a RotarySpec, got {value!r}")
-        found = Truth(config, f"the RotarySpec given: {config.describe()}")
+        source = f"the RotarySpec given: {config.describe()}"
+        found = Truth(config, source, longest=config.max_positions)
     else:
         loaded = load(config)
-        source = config if hasattr(config, "to_dict") else loaded
-        if layer is not None:
-            spec = _of_layer(source, layer, options)
-        else:
-            spec = reading.rotary(source, layer_type=layer_type, **options)
-        found = _with_neighbours(spec, source, as_fields(loaded), options)
+        source = source_of(as_fields(loaded), options["part"])
         if isinstance(config, (str, os.PathLike)):
-            found = dataclasses.replace(found, source=f"{os.fspath(config)}: {found.source}")
+            source = f"{os.fspath(config)}: {source}"
+        given = config if hasattr(config, "to_dict") else loaded
+        found = _chosen(given, layer, layer_type, options)
+        source = f"{source}: head_dim {found.spec.describe()}"
+        found = dataclasses.replace(found, source=source)
     if not found.spec.rotary_dim:
         raise ValueError("config: the model does not rotate")
     if isinstance(found.spec.scaling, XPosScaling):
         raise ValueError("config: xPos is not diagnosed: it rotates query and key differently")
     return found
-
-
-def _with_neighbours(spec: RotarySpec, config: Any, fields: Fields, options: Fields) -> Truth:
-    part = options.get("part")
-    heads = reading.sizes_of(config, part).heads
-    others: dict[str, RotarySpec] = {}
-    try:
-        for layer in reading.layers(config, **options):
-            if layer.rotary is not None and layer.rotary != spec:
-                others.setdefault(str(layer.kind), layer.rotary)
-    except ValueError:  # the configuration does not list its layers
-        pass
-    source = f"{source_of(fields, part)}: head_dim {spec.describe()}"
-    usable = {k: v for k, v in others.items() if v.head_dim == spec.head_dim and v.rotary_dim}
-    return Truth(spec, source, usable, heads or 2)

@@ -20,7 +20,6 @@ from posembed._validation import positive
 from posembed.diagnosis import programs
 from posembed.diagnosis.mistakes import Mistake, made, mistakes_of, together
 from posembed.diagnosis.observation import (
-    Call,
     Caller,
     Observed,
     Program,
@@ -31,7 +30,7 @@ from posembed.diagnosis.observation import (
     observe_recorded,
 )
 from posembed.diagnosis.reading_off import Sight, see
-from posembed.diagnosis.rotation import Rotation
+from posembed.diagnosis.rotation import Call, Rotation
 from posembed.diagnosis.truth import truth_of
 from posembed.specification import RotarySpec
 
@@ -115,14 +114,13 @@ class _Judge:
         self.parts = [_part(call) for call in self.calls]
         self.units = observed.units
 
-    def _compared(self, rotation: Rotation, call: Call, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _compared(self, rotation: Rotation, call: Call) -> tuple[Tensor, Tensor]:
         """What the rotation gives, and the bound."""
-        expected = rotation.apply(x, call.positions, call.length)
-        return expected, rotation.bound(x, call.positions, call.length, self.roundoff)
+        return rotation.apply(call), rotation.bound(call, self.roundoff)
 
     def sound(self, rotation: Rotation, call: Call) -> Tensor:
         """At which tokens the outputs are this rotation's: bool [tokens]."""
-        expected, bound = self._compared(rotation, call, call.x)
+        expected, bound = self._compared(rotation, call)
         within = (call.output - expected).abs() <= bound
         return within.flatten(0, -3).all(-1).all(0)
 
@@ -131,9 +129,9 @@ class _Judge:
 
         Where a number is nearly a tie, a program may have rounded it to the other side.
         """
-        expected, bound = self._compared(rotation, call, call.x)
+        expected, bound = self._compared(rotation, call)
         exact = dataclasses.replace(rotation, rounded="")
-        telling = (exact.apply(call.x, call.positions, call.length) - expected).abs() > bound
+        telling = (exact.apply(call) - expected).abs() > bound
         within = (call.output - expected).abs() <= bound
         shares = (within.double().mean(), within[..., telling].double().mean())
         return float(min(shares))
@@ -150,9 +148,8 @@ class _Judge:
         """Whether outputs tell two rotations apart: "clearly", "unseen" within the bound, or ""."""
         largest, seen = 0.0, False
         for call in self.calls:
-            expected, bound = self._compared(truth, call, call.x)
-            found = wrong.apply(call.x, call.positions, call.length)
-            error = (found - expected).abs()
+            expected, bound = self._compared(truth, call)
+            error = (wrong.apply(call) - expected).abs()
             seen = seen or not bool((error <= bound).all())
             largest = max(largest, float(error.max()))
         return "clearly" if seen else "unseen" if largest > 1e-9 else ""
@@ -161,7 +158,7 @@ class _Judge:
         """The largest error at each position; where some exceed the bound, the largest of those."""
         rows = []
         for call in self.calls:
-            expected, bound = self._compared(rotation, call, call.x)
+            expected, bound = self._compared(rotation, call)
             error = (call.output - expected).abs().nan_to_num(nan=math.inf).amax(0)
             beyond = torch.where(error <= bound, 0, error)
             chosen = torch.where(beyond.amax((0, -1), keepdim=True) > 0, beyond, error)
@@ -197,9 +194,7 @@ def _short_table(judge: _Judge, rotation: Rotation, caller: Caller | None) -> st
     if caller is not None:
         while bad - good > 1:
             at = torch.full((axes_of(rotation.spec), 1), (good + bad) // 2)
-            x, output = caller.at(at)
-            one = Call(at, call.length, x[:, 0].double(), output.transpose(0, 1).double())
-            right = bool(judge.sound(rotation, one).all())
+            right = bool(judge.sound(rotation, caller.at(at, call.length)).all())
             good, bad = (int(at[0]), bad) if right else (good, int(at[0]))
         sizes = [bad]
     for size in sizes:
@@ -270,10 +265,7 @@ def _search(judge: _Judge, spec: RotarySpec, every: list[Mistake], caller: Calle
 def _groups(observed: Observed, spec: RotarySpec) -> list[list[int]]:
     """Heads with the same outputs."""
     groups: list[list[int]] = []
-    bounds = [
-        2 * Rotation(spec).bound(call.x, call.positions, call.length, observed.roundoff)
-        for call in observed.calls
-    ]
+    bounds = [2 * Rotation(spec).bound(call, observed.roundoff) for call in observed.calls]
     outputs = [call.output.nan_to_num(nan=1e300) for call in observed.calls]
     for head in range(outputs[0].shape[0]):
         for group in groups:
@@ -306,9 +298,8 @@ def _bound_in_words(judge: _Judge, base: Rotation) -> str:
     """The bound of components of size 1."""
     call = judge.calls[-1]
     size = base.spec.attention_factor * 2 * 4 * judge.roundoff
-    most = float(
-        base.bound(torch.ones_like(call.x), call.positions, call.length, judge.roundoff).max()
-    )
+    ones = call._replace(x=torch.ones_like(call.x))
+    most = float(base.bound(ones, judge.roundoff).max())
     last = call.positions.amax().item()
     return (
         f"bound, for components up to 1: {size:.1e} for the dtype, and that of float32 angles, up "
@@ -436,7 +427,7 @@ def diagnose(
         tested = sum(call.positions.shape[-1] for call in observed.calls)
         notes = [f"compared: {tested} recorded positions up to {observed.calls[-1].length - 1}"]
         return _diagnosis(observed, truth, None, notes)
-    longest, why = longest_of(truth.spec)
+    longest, why = longest_of(truth.spec, truth.longest)
     if max_position is not None:
         longest, why = positive("max_position", max_position) + 1, "max_position"
     count = truth.heads if heads is None else positive("heads", heads)

@@ -173,6 +173,7 @@ def test_mistakes_that_fit_alike_are_all_named() -> None:
         (by(SCALED, lambda x, c, s: torch.cat((x[..., :64] * c + x[..., 64:] * s, x[..., 64:] * c + x[..., :64] * s), -1)), {"read amplitude": "1 to 1"}),
         (lambda x, p: RIGHT(x / x.norm(dim=-1, keepdim=True), p), {"read": "outputs for random vectors are not sums"}),
         (lambda x, p: RIGHT(x, p) * 1.001, {"read amplitude": "1.001 to 1.001"}),
+        (lambda x, p: RIGHT(x, p) * (1.0 if (x != 0).all() else 1.01), {"read amplitude": "1.01 to 1.01"}),
         (lambda x, p: x * torch.nan, {}),
     ],
 )  # fmt: skip
@@ -181,6 +182,25 @@ def test_what_is_unknown_is_not_guessed(program: Program, read: dict[str, str]) 
     assert str(found).startswith("unknown: ")
     assert (found.mistakes, found.right) == ((), False)
     assert all(str(found.read[name]).startswith(text) for name, text in read.items())
+
+
+def test_positions_are_on_both_sides_of_changes() -> None:
+    """And at 0, at odd numbers beyond 8 bits, and at the last position; other ones on each axis."""
+    seen: list[Tensor] = []
+
+    def program(x: Tensor, positions: Tensor) -> Tensor:
+        seen.append(positions)
+        return x
+
+    scaling = {**LLAMA31["rope_scaling"], "original_max_position_embeddings": 5000}
+    pe.diagnose(program, {**LLAMA31, "rope_scaling": scaling}, max_position=100000)
+    assert {0, 1, 4999, 5000, 5001, 65537 - 2, 100000} <= set(seen[0].tolist())
+    pe.diagnose(program, {**DYNAMIC, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, max_position=9999)  # fmt: skip
+    lengths = {int(positions.max()) + 1 for positions in seen}
+    assert {2048, 2049, 4096, 10000} <= lengths
+    pe.diagnose(program, WAN)
+    assert seen[-2].shape[0] == 3
+    assert all(not torch.equal(seen[-2][0], seen[-2][axis]) for axis in (1, 2))
 
 
 def test_heads_that_differ() -> None:

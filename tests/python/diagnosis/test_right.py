@@ -9,7 +9,7 @@ import posembed as pe
 import pytest
 import torch
 from posembed.diagnosis.observation import axes_of
-from posembed.diagnosis.rotation import Rotation
+from posembed.diagnosis.rotation import Call, Rotation
 from posembed.models import catalogue
 from published.rotary_programs import DEEPSEEK, GEMMA3, LLAMA31, PROGRAMS, QWEN2_VL, QWEN_YARN
 
@@ -74,7 +74,8 @@ def test_predictions_are_those_of_the_operator() -> None:
             )
             spec = pe.RotarySpec.from_json(json.dumps(entry["specification"]))
             places = positions.view(axes_of(spec), -1)
-            predicted = Rotation(spec).apply(x[:, 0], places, entry["length"])[:, None]
+            call = Call(places, entry["length"], x[:, 0].double(), output)
+            predicted = Rotation(spec).apply(call)[:, None]
             assert torch.allclose(predicted, output, rtol=0, atol=1e-9), (model_type, name)
             assert bool((tolerance > 0).any())
             count += 1
