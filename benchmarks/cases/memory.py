@@ -29,6 +29,7 @@ VOCABULARY, BOUNDARY, ROWS, DIM = 50257, 50256, 100_000, 2048
 CODE_ROWS, CODE_DIM, TOKENS = 1_000_000, 256, 8192
 MANY_ROWS = 100_000_000
 FILE_ROWS, FILE_DIM = 250_000, 256
+STEP_ROWS, STEP_DIM, STEP_IDS = 1_000_000, 128, 16_384
 
 
 class Eager(nn.Module):
@@ -162,6 +163,41 @@ def file_rows(name: str, count: int, setting: Setting) -> Case:
     return Case(name, candidates, goals=(Goal("posembed", "preads in C", 0.8),) * bool(loop))
 
 
+OPTIMIZERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], int]] = {
+    "SGD": (pe.optim.SGD, 1),
+    "SGD with momentum": (lambda p: pe.optim.SGD(p, momentum=0.9), 2),
+    "RowwiseAdagrad": (pe.optim.RowwiseAdagrad, 1),
+    "RowwiseAdam": (pe.optim.RowwiseAdam, 2),
+    "Adam": (pe.optim.Adam, 3),
+}
+
+
+def steps(name: str, kind: str, setting: Setting) -> Case:
+    """A step on the rows of a gradient, beside a copy of these rows in each table it touches."""
+    make, tables = OPTIMIZERS[kind]
+    ids = torch.randint(STEP_ROWS, (STEP_IDS,), device=setting.device)
+    table = pe.TokenEmbedding(STEP_ROWS, STEP_DIM, gradient="rows", device=setting.device)
+    table(ids).sum().backward()
+    weight = table.weight
+    assert weight.grad is not None
+    rows = weight.grad._indices()[0]
+    kept = [weight.detach(), *(torch.empty_like(weight.detach()) for _ in range(tables - 1))]
+    for other in kept[1:]:
+        prefer_huge_pages(other)
+        other.zero_()
+    ours, theirs = make([weight]), torch.optim.SparseAdam([weight])
+    return Case(
+        name,
+        {
+            "copies of the rows": lambda: [pe.functional.embedding(rows, each) for each in kept],
+            "posembed": ours.step,
+            "torch.optim.SparseAdam": theirs.step,
+        },
+        "copies of the rows",
+        goals=(Goal("posembed", "torch.optim.SparseAdam", 8.0),),
+    )
+
+
 def plans(setting: Setting) -> Iterator[Plan]:
     for batch, seq in ((1, 1), (32, 1), (1, 4096)):
         yield plan(f"ngram rows, {batch} x {seq} tokens", ngrams, batch, seq, setting)
@@ -170,6 +206,8 @@ def plans(setting: Setting) -> Iterator[Plan]:
         kind = str(dtype).removeprefix("torch.")
         name = f"rows of codes, {TOKENS} x {CODE_DIM} {format} to {kind}"
         yield plan(name, codes, format, dtype, setting)
+    for kind in OPTIMIZERS:
+        yield plan(f"step of {kind}, {STEP_IDS} ids of 10^6 x {STEP_DIM}", steps, kind, setting)
     if available_memory() > 12 << 30:
         yield plan(f"rows of codes, {TOKENS} x 128 4-bit numbers of 10^8", many_codes, setting)
     if setting.device == "cpu":

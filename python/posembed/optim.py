@@ -518,8 +518,8 @@ def in_backward(
         raise TypeError(f"optimizer: expected one of posembed.optim, got a torch.optim.{name}")
     if not_negative("grad_scale", grad_scale) == 0:
         raise ValueError("grad_scale: expected a number above 0, got 0")
-    groups = {p: group for group in optimizer.param_groups for p in group["params"]}
-    tables: dict[Tensor, str] = {p: n for n, p in module.named_parameters() if p in groups}
+    known = {p for group in optimizer.param_groups for p in group["params"]}
+    tables: dict[Tensor, str] = {p: n for n, p in module.named_parameters() if p in known}
     if not tables:
         raise ValueError("module: expected a table of the optimizer among its parameters, got none")
     _refuse_wrapped(module, tables)
@@ -535,8 +535,9 @@ def in_backward(
             )
         if parameter in optimizer._stepped:
             raise RuntimeError(f"{name}: expected optimizer.step() after the last backward pass")
+        groups = (g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
         with torch.no_grad():
-            optimizer._update(parameter, groups[parameter], gradient, grad_scale)
+            optimizer._update(parameter, next(groups), gradient, grad_scale)
         optimizer._stepped.add(parameter)
 
     def check(*_: Any) -> None:
