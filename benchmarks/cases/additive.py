@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import posembed as pe
@@ -35,6 +36,29 @@ def sinusoidal(name: str, dtype: torch.dtype, setting: Setting) -> Case:
         },
         "clone",
         (goals[dtype],) if reuses(setting) else (),
+    )
+
+
+def fourier(name: str, dtype: torch.dtype, setting: Setting) -> Case:
+    """Random features of points, beside sinusoids of as many columns at fractional positions."""
+    points = torch.rand(BATCH * SEQ, 2, device=setting.device)
+    ours = pe.FourierFeatures(random=(2, DIM // 2, 10.0, 0)).to(setting.device)
+    waves, rates = pe.SinusoidalSpec(DIM), (ours.frequencies * (2 * math.pi)).float()
+
+    def eager() -> Tensor:
+        angles = points @ rates
+        return torch.cat([angles.sin(), angles.cos()], -1).to(dtype)
+
+    return Case(
+        name,
+        {
+            "sinusoids of one axis": lambda: pe.functional.sinusoidal_encode(
+                points[:, 0], spec=waves, dtype=dtype
+            ),
+            "posembed": lambda: ours(points, dtype=dtype),
+            "eager, inexact": eager,
+        },
+        goals=(Goal("posembed", "sinusoids of one axis", 1.0),),
     )
 
 
@@ -182,6 +206,7 @@ def plans(setting: Setting) -> Iterator[Plan]:
         sizes = f"[{BATCH},{SEQ},{DIM}] {kind}"
         with torch.no_grad():
             yield plan(f"sinusoidal add {sizes}", sinusoidal, dtype, setting)
+            yield plan(f"fourier features [{BATCH * SEQ},2] {kind}", fourier, dtype, setting)
         yield plan(f"learned add forward and backward {sizes}", learned, dtype, setting)
         batch, seq, dim = WIDE
         name = f"input: token + position {batch * seq} x {dim} {kind}"

@@ -340,6 +340,28 @@ class RotaryEmbedding(ModuleWrapper):
     ) -> Tensor: ...
     def resolve(self, seq_len: int) -> RotaryEmbedding: ...
 
+class FourierFeatures(ModuleWrapper):
+    def __init__(
+        self,
+        frequencies: Tensor | None = None,
+        *,
+        preset: str | None = None,
+        octaves: int | None = None,
+        bands: tuple[int, float] | None = None,
+        random: tuple[int, int, float, int | None] | None = None,
+        phases: Tensor | None = None,
+        learned: bool | None = None,
+        linear: bool | None = None,
+        include_input: str | None = None,
+        unit: str | None = None,
+        waves: str | None = None,
+        order: str | None = None,
+        centred: bool | None = None,
+    ) -> None: ...
+    def forward(
+        self, coordinates: Tensor, x: Tensor | None = None, *, dtype: torch.dtype | None = None
+    ) -> Tensor: ...
+
 class SinusoidalPositionalEmbedding(ModuleWrapper):
     def __init__(
         self,

@@ -17,6 +17,7 @@ from posembed.bag import TokenBag
 from posembed.conversion import permute_rotary_weight
 from posembed.diagnosis import diagnose
 from posembed.file_table import FileTable
+from posembed.fourier import FourierFeatures
 from posembed.functional import check_errors
 from posembed.input import InputEmbedding
 from posembed.learned import LearnedPositionalEmbedding
@@ -62,6 +63,7 @@ __all__ = [
     "DynamicNtkScaling",
     "FileFormatError",
     "FileTable",
+    "FourierFeatures",
     "InputEmbedding",
     "LearnedPositionalEmbedding",
     "LinearScaling",

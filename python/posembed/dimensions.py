@@ -112,6 +112,9 @@ TABLE = {
     "learned_resample": Dimensions({"weight": ".D"}, {}, (".D",)),
     "sinusoidal_add": Dimensions({"x": "b?s."}, {"positions": ".?b?s", "scale": "."}, ("x",)),
     "sinusoidal_encode": Dimensions({"positions": "*"}, {"scale": "."}, ("*.",)),
+    "fourier_features": Dimensions(
+        {"coordinates": "*."}, {"frequencies": "..", "phases": ".", "x": "*."}, ("*.",)
+    ),
     "rotary": Dimensions({"query": "bsh."}, _ROTATION, ("query",)),
     "rotary_pair": Dimensions({"query": "bsh.", "key": "bsk."}, _ROTATION, ("query", "key")),
     "rotary_tangent": Dimensions({"rotated": "bsh."}, _ROTATION, ("rotated",)),

@@ -81,6 +81,13 @@ def extend_plain(module: Any) -> Any:
     return module.resampled((3, 3))
 
 
+def encode(module: Any) -> Any:
+    points = numbers(2, 5, 2)
+    encoded = module.forward(points)
+    added = module.forward(points, numbers(*encoded.shape))
+    return encoded, added, module.forward(ids(5, 2), dtype=torch.float64)
+
+
 def enlarge(module: Any) -> Any:
     module.extend((4, 3))
     return module.of_window()
@@ -387,6 +394,13 @@ MODULES = [
         learned_scale=True,
         call=lambda m: (m.forward(numbers(2, 5, 8), offset=3), m.encode(numbers(2, 5))),
     ),
+    twins("FourierFeatures", numbers(2, 3), unit="turn", waves="cos", call=encode),
+    twins("FourierFeatures", numbers(3), phases=numbers(3), include_input="last", call=encode),
+    twins("FourierFeatures", preset="nerf", call=encode),
+    twins("FourierFeatures", preset="perceiver", bands=(3, 10.5), learned=True, call=encode),
+    twins("FourierFeatures", preset="sam", random=(2, 8, 1.0, 3), call=encode),
+    twins("FourierFeatures", preset="gaussian", random=(2, 8, 16.0, None), call=encode),
+    twins("FourierFeatures", preset="time2vec", random=(2, 3, 1.0, 3), call=encode),
     twins("LearnedPositionalEmbedding", 9, 8, first_row=2, call=extend),
     twins("RotaryEmbedding", 8, call=rotate_pair),
     twins("RotaryEmbedding", 8, base=500000.0, interleaved=True, call=rotate_pair),

@@ -6,6 +6,7 @@
 #include "posembed/build_info.h"
 #include "posembed/errors.h"
 #include "posembed/file_table.h"
+#include "posembed/fourier.h"
 #include "posembed/input.h"
 #include "posembed/learned.h"
 #include "posembed/mapped_memory.h"

@@ -25,6 +25,7 @@ from posembed.functional._alibi import (
 )
 from posembed.functional._bag import token_bag
 from posembed.functional._errors import check_errors
+from posembed.functional._fourier import fourier_bands, fourier_features
 from posembed.functional._input import input_embedding
 from posembed.functional._learned import (
     fairseq_positions,
@@ -44,6 +45,8 @@ from posembed.functional._options import (
     CacheLayout,
     CodeFormat,
     Device,
+    FourierUnit,
+    FourierWaves,
     Gradient,
     Initialization,
     Layout,
@@ -82,6 +85,8 @@ __all__ = [
     "CacheLayout",
     "CodeFormat",
     "Device",
+    "FourierUnit",
+    "FourierWaves",
     "Gradient",
     "Initialization",
     "Layout",
@@ -106,6 +111,8 @@ __all__ = [
     "embedding_resize",
     "embedding_with_features",
     "fairseq_positions",
+    "fourier_bands",
+    "fourier_features",
     "input_embedding",
     "learned_add",
     "learned_encode",

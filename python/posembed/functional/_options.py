@@ -21,6 +21,8 @@ ResamplingMethod = Literal["bicubic", "bilinear"]
 By = Literal["query", "key"]
 RelativeBuckets = Literal["t5", "bert", "clipped", "deberta", "band", "grid"]
 NgramRule = Literal["xor", "rolling"]
+FourierUnit = Literal["radian", "half_turn", "turn"]
+FourierWaves = Literal["sin_cos", "cos_sin", "sin", "cos"]
 CodeFormat = Literal["float8", "int8", "int4"]
 Initialization = Literal["mean", "mean-and-covariance", "normal"]
 

@@ -82,6 +82,12 @@ def functions(batch: int = 2, seq: int = 3, heads: int = 2) -> dict[str, Argumen
             "places": ids % 3 - 1,
         },
         "fairseq_positions": {"ids": ids, "padding_idx": 1},
+        "fourier_features": {
+            "coordinates": x(batch, seq, 2),
+            "frequencies": x(2, 16),
+            "phases": x(16),
+            "x": rows,
+        },
         "input_embedding": {
             "ids": ids,
             "token": table,
@@ -256,6 +262,7 @@ def operators(batch: int = 2, seq: int = 3) -> dict[str, Arguments]:
         "embedding_resize": {**known["embedding_resize"], "rows": x(2, 32)},
         "empty_cache": {},
         "ngram_mask": {"ids": ids, "lengths": torch.full((batch,), min(seq, 1))},
+        "fourier_bands": {"first": 1.0, "last": 3.0, "count": 4},
         "file_rows": {"ids": ids, "file": stored_table().handle},
         "grid_positions": {"frames": 1, "height": 2, "width": seq},
         "input_embedding_backward": layer_backward,

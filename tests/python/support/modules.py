@@ -91,6 +91,10 @@ MODULES = {
         ),
         cells,
     ),
+    "fourier": Row(lambda: pe.FourierFeatures(preset="nerf", octaves=2), vectors),
+    "fourier-time2vec": Row(
+        lambda: pe.FourierFeatures(preset="time2vec", random=(8, 3, 1.0, 2)), vectors
+    ),
     "rotary": Row(lambda: pe.RotaryEmbedding(8), heads),
     "rotary-yarn": Row(
         lambda: pe.RotaryEmbedding(8, scaling=pe.YarnScaling(4.0, original_max_positions=128)),

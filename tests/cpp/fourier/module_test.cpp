@@ -1,0 +1,84 @@
+// Tests FourierFeatures as C++ programs use it: gradients, casts, copies, files, errors.
+#include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/serialize.h>
+
+#include <sstream>
+
+#include "posembed/fourier.h"
+
+namespace {
+
+using posembed::FourierFeatures;
+using posembed::FourierFeaturesImpl;
+using posembed::FourierOptions;
+
+torch::Tensor points() { return torch::rand({4, 2}, torch::kDouble); }
+
+TEST(FourierModule, EqualsTheFormulaWithGradients) {
+  const torch::Tensor x = points().requires_grad_(), rates = torch::rand({2, 3}, torch::kDouble);
+  FourierFeatures module{FourierOptions(rates).learned(true)};
+  module->to(torch::kDouble);
+  const torch::Tensor angles = x.detach().matmul(module->frequencies.detach());
+  const torch::Tensor found = module->forward(x);
+  EXPECT_TRUE(torch::allclose(found, torch::cat({angles.sin(), angles.cos()}, -1), 0, 1e-14));
+  found.narrow(-1, 0, 3).sum().backward();
+  EXPECT_TRUE(torch::allclose(x.grad(), angles.cos().matmul(module->frequencies.t()), 0, 1e-13));
+  EXPECT_TRUE(
+      torch::allclose(module->frequencies.grad(), x.detach().t().matmul(angles.cos()), 0, 1e-13));
+  EXPECT_TRUE(torch::allclose(module->phases.grad(), angles.cos().sum(0), 0, 1e-13));
+}
+
+TEST(FourierModule, CastsAndClonesKeepFrequencies) {
+  for (const FourierOptions& options :
+       {FourierOptions::preset("perceiver"), FourierOptions::preset("sam"),
+        FourierOptions(torch::rand({3})).phases(torch::rand({3}))}) {
+    FourierFeatures module{options};
+    const torch::Tensor x = points(), wanted = module->forward(x);
+    auto copy = std::dynamic_pointer_cast<FourierFeaturesImpl>(module->clone());
+    copy->to(torch::kHalf);
+    copy->to(torch::kCPU, torch::kBFloat16);
+    EXPECT_TRUE(torch::equal(copy->forward(x), wanted));
+    EXPECT_EQ(copy->frequencies.scalar_type(), torch::kDouble);
+  }
+}
+
+TEST(FourierModule, DrawnFrequenciesAreSaved) {
+  FourierFeatures module{FourierOptions::preset("gaussian")};
+  FourierFeatures other{FourierOptions::preset("gaussian")};
+  std::stringstream file;
+  torch::save(module, file);
+  torch::load(other, file);
+  EXPECT_TRUE(torch::equal(other->frequencies, module->frequencies));
+  EXPECT_TRUE(FourierFeatures(FourierOptions::preset("nerf"))->buffers().empty());
+}
+
+TEST(FourierModule, StandsInASequential) {
+  FourierFeatures module{FourierOptions().octaves(3)};
+  torch::nn::Sequential model(module);
+  EXPECT_TRUE(torch::equal(model->forward(points().to(torch::kFloat)).narrow(0, 0, 0),
+                           torch::zeros({0, 12})));
+}
+
+TEST(FourierModule, FunctionTakesOptions) {
+  const torch::Tensor x = points(), rates = torch::rand({3}, torch::kDouble);
+  const torch::Tensor found = posembed::functional::fourier_features(
+      x, rates, FourierOptions().unit("turn").waves("cos").order("afw"));
+  const torch::Tensor angles = x.unsqueeze(-1) * rates * 6.283185307179586;
+  EXPECT_TRUE(torch::allclose(found, angles.cos().flatten(1), 0, 1e-14));
+}
+
+TEST(FourierModule, BadInputRaisesC10Errors) {
+  EXPECT_THROW(FourierFeatures{FourierOptions()}, c10::ValueError);
+  EXPECT_THROW(FourierFeatures{FourierOptions().octaves(0)}, c10::ValueError);
+  EXPECT_THROW(FourierFeatures{FourierOptions().octaves(3).include_input("x")}, c10::ValueError);
+  EXPECT_THROW(FourierFeatures{FourierOptions().octaves(3).order("wf")}, c10::ValueError);
+  EXPECT_THROW(FourierFeatures{FourierOptions().octaves(3).linear(true)}, c10::ValueError);
+  EXPECT_THROW(FourierFeatures{FourierOptions(torch::rand({1, 1, 1}))}, c10::ValueError);
+  EXPECT_THROW(FourierOptions::preset("fourier"), c10::ValueError);
+  FourierFeatures module{FourierOptions::preset("sam")};
+  EXPECT_THROW(module->forward(points().narrow(1, 0, 1)), c10::ValueError);
+  EXPECT_THROW(module->forward(points().to(torch::kHalf)), c10::TypeError);
+}
+
+}  // namespace
