@@ -57,7 +57,12 @@ Tensor rates(const Encoding& e, const Tensor& frequencies, at::ScalarType type) 
 }
 
 /// All dimensions but the last as one.
-Tensor rows(const Tensor& tensor) { return tensor.unsqueeze(0).flatten(0, -2); }
+Tensor rows(const Tensor& tensor) {
+  c10::SymInt count = 1;
+  for (const c10::SymInt& size : tensor.sym_sizes().slice(0, tensor.dim() - 1))
+    count = count * size;
+  return tensor.reshape_symint({count, tensor.sym_size(-1)});
+}
 
 /// The dtype of sums: at least float32, and that of floating coordinates.
 at::ScalarType sum_type(const Encoding& e, at::ScalarType type) {

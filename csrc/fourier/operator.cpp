@@ -63,8 +63,12 @@ Tensor prepare(const Encoding& e, MaybeType dtype) {
   const at::ScalarType type = result_type(e, dtype);
   c10::SymDimVector sizes(e.coordinates.sym_sizes().begin(), e.coordinates.sym_sizes().end());
   const c10::SymInt groups = e.apart() ? sizes.back() : c10::SymInt(1);
-  sizes.back() = e.frequencies.sym_size(1) * groups * e.num_waves();
+  const c10::SymInt count = e.frequencies.sym_size(1);
+  sizes.back() = groups;
+  sizes.append({count, c10::SymInt(e.num_waves())});
   dispatcher::check_result(sizes, type, "frequencies");
+  sizes.resize(sizes.size() - 2);
+  sizes.back() = groups * count * e.num_waves();
   TORCH_CHECK_VALUE(!e.x.has_value() || e.x->sym_sizes() == c10::SymIntArrayRef(sizes),
                     "x: expected ", sizes, ", got ", e.x.has_value() ? e.x->sym_sizes() : sizes);
   return dispatcher::empty_symint(sizes, e.coordinates.options().dtype(type));
@@ -112,7 +116,8 @@ void compute(const Encoding& e, MaybeType, const Tensor& out) {
 Tensor bands(double first, double last, int64_t count, std::optional<at::Device> device) {
   TORCH_CHECK_VALUE(std::isfinite(first) && std::isfinite(last - first),
                     "first: expected finite numbers first and last, got ", first, " and ", last);
-  TORCH_CHECK_VALUE(count >= 1, "count: expected a positive number, got ", count);
+  constexpr int64_t most = 65536;
+  TORCH_CHECK_VALUE(count >= 1 && count <= most, "count: expected 1 to ", most, ", got ", count);
   Tensor result = at::empty({2, count}, at::kDouble);
   const core::DoubleDouble range = core::two_sum(last, -first);
   for (int64_t i = 0; i < count; ++i) {

@@ -116,6 +116,14 @@ TOO_LARGE: dict[str, tuple[str, Callable[[torch.device], object]]] = {
             torch.ones(1, device=device), '{"embedding_dim":8,"preset":"mae"}', [2**31, 2**31]
         ),
     ),
+    "fourier_features": (
+        "frequencies",
+        lambda device: OPS.fourier_features(
+            torch.ones(1, 1, device=device).expand(2**31, 2**31),
+            torch.ones(1, 1, device=device).expand(1, 2**31),
+            order="fwa",
+        ),
+    ),
     "rotary": (
         "result",
         lambda device: OPS.rotary(
