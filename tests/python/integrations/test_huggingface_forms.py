@@ -573,6 +573,19 @@ def test_other_calls_of_the_same_shapes(form: str) -> None:
     assert (calls.kernel, calls.own) == (count, 0)
 
 
+class Layer(nn.Module):
+    """As RoFormer's in transformers 5.24: its method is decorated twice, and takes tables."""
+
+    @lazily
+    @lazily
+    def forward(self, x: Tensor, sinusoidal_pos: Tensor) -> Tensor:
+        return x + sinusoidal_pos
+
+
+def test_a_decorated_method_is_no_function() -> None:
+    assert patch(Layer()).rows == ()
+
+
 def test_wrappers_of_other_libraries_are_not_run() -> None:
     before = Effects.calls
     model, given = More(), (torch.randn(BATCH, HEADS, TOKENS, HEAD), *tables("short_names"))

@@ -289,7 +289,8 @@ def _examined(function: types.FunctionType, owner: type | None, bound: bool) -> 
     if BIASES.match(function.__name__):
         return Found(None, BIAS, rotates=False)
     named = ROTATES.match(function.__name__) is not None or result.startswith("it rotates")
-    if named or (not bound and function.__code__.co_varnames[:1] != ("self",) and roles_of(own)):
+    code = getattr(inspect.unwrap(function), "__code__", function.__code__)
+    if named or (not bound and code.co_varnames[:1] != ("self",) and roles_of(own)):
         return Found(None, result or INLINE)
     if bound and turns_inline(own):
         return Found(None, INLINE, rotates=False)
