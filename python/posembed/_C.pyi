@@ -308,46 +308,6 @@ class RelativeLogits(ModuleWrapper):
         apply_mask: bool = True,
     ) -> Tensor: ...
 
-class RelativeLogits(ModuleWrapper):
-    def __init__(
-        self,
-        num_buckets: int | Sequence[int],
-        head_dim: int,
-        *,
-        num_heads: int | None = None,
-        buckets: str = "clipped",
-        max_distance: int = 128,
-        bidirectional: bool = True,
-        causal: bool = False,
-        by: str = "query",
-        scale: float = 1.0,
-    ) -> None: ...
-    def forward(
-        self,
-        query: Tensor,
-        other_length: int | None = None,
-        *,
-        scores: Tensor | None = None,
-        query_offset: int | Tensor | None = None,
-        query_positions: Tensor | None = None,
-        key_positions: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        apply_mask: bool = True,
-    ) -> Tensor: ...
-    def add_(
-        self,
-        scores: Tensor,
-        query: Tensor,
-        *,
-        query_offset: int | Tensor | None = None,
-        query_positions: Tensor | None = None,
-        key_positions: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        apply_mask: bool = True,
-    ) -> Tensor: ...
-
 class RotaryEmbedding(ModuleWrapper):
     def __init__(
         self,
