@@ -6,6 +6,7 @@ tests of later versions.
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 from collections.abc import Callable
@@ -97,7 +98,9 @@ def save_modules() -> None:
     for name in MODULES.keys() - saved.keys():
         module, arguments = used(name)
         result = module(*arguments).detach()
-        saved[name] = {"module": module, "state": module.state_dict(), "result": result}
+        # torch.save refuses memory that module and state share in different types, as codes are.
+        state = copy.deepcopy(module.state_dict())
+        saved[name] = {"module": module, "state": state, "result": result}
     torch.save(saved, file)
 
 

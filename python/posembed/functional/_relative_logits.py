@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from posembed.functional._gate import gated
+from posembed.functional._gate import check_tensors, gated, wrong_type
 from posembed.functional._options import By, Device, RelativeBuckets
 from posembed.score_positions import ScorePositions
 from posembed.sharding import any_sharded, call, is_sharded
@@ -55,8 +56,8 @@ def relative_rows(
         causal: Hide keys after the query.
         positions_from_mask: Number only the keys that ``attention_mask`` does not hide.
         device: Device of the result.
-        positions: See :class:`posembed.ScorePositions`. With several axes, ``query_positions`` and
-            ``key_positions`` are [axes, length] or [axes, batch, length].
+        positions: See :class:`posembed.score_positions.ScorePositions`. With several axes,
+            ``query_positions`` and ``key_positions`` are [axes, length] or [axes, batch, length].
 
     Returns:
         int64 [query_length, key_length]; [batch, query_length, key_length] where positions, offsets
@@ -118,6 +119,13 @@ def _rows(
         positions.get("apply_mask", True),
         offsets,
     )
+
+
+def _check_axes(name: str, value: Any) -> None:
+    """Raises TypeError for what is neither a tensor nor one for each axis."""
+    each = value if isinstance(value, list | tuple) else [value]
+    if not each or not all(isinstance(one, Tensor) for one in each):
+        raise wrong_type(name, "a Tensor", type(value).__name__)
 
 
 def _with_axes(
@@ -200,6 +208,8 @@ def relative_logits(
         True
     """
     keyed = by_key(by)
+    check_tensors(query=query)
+    _check_axes("table", table)
     if rows is None:
         tables = [table] if isinstance(table, Tensor) else table
         counts = [each.shape[-2] for each in tables] if num_buckets is None else list(num_buckets)
@@ -215,6 +225,7 @@ def relative_logits(
     else:
         if positions or other_length is not None or num_buckets is not None:
             raise ValueError("rows: expected None beside positions, other_length or num_buckets")
+        _check_axes("rows", rows)
         joined, found = _with_axes(table, rows)
     return logits_of(query, joined, found, scores, scale, keyed)
 

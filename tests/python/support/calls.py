@@ -136,7 +136,6 @@ def functions(batch: int = 2, seq: int = 3, heads: int = 2) -> dict[str, Argumen
             "table": x(heads, 5, 16),
             "rows": torch.arange(seq).expand(seq, seq) % 5,
         },
-        "relative_rows": {**lengths, "num_buckets": 5, "attention_mask": mask},
         "relative_window_bias": {"weight": x(9, heads), "window": (2, 2)},
         "relative_window_resample": {
             "weight": x(9, heads),
@@ -285,7 +284,13 @@ def operators(batch: int = 2, seq: int = 3) -> dict[str, Arguments]:
         "packed_grid_positions": {"grids": torch.tensor([[1, 2, 3]])},
         "packed_positions": {"cu_seqlens": cu_seqlens},
         "prefer_huge_pages": {"table": table},
-        "relative_rows": {"like": x(1), **known["relative_rows"], "num_buckets": [5]},
+        "relative_rows": {
+            "like": x(1),
+            "query_length": seq,
+            "key_length": seq,
+            "num_buckets": [5],
+            "attention_mask": mask,
+        },
         "relative_log_distances": {"like": x(1), "window": (2, 3), "scale_window": (2, 3)},
         "rotary_attention_factor": {"spec": text},
         "rotary_axial": {"axes": [text, text]},
