@@ -35,11 +35,11 @@ export PATH := $(dir $(python)):$(PATH)
 export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: all build build-tests test test-cpp test-python test-transformers test-transformers-suite run-transformers-suite test-stacks run-stacks test-stacks-suite run-stacks-suite test-torchrec run-torchrec fuzz fuzz-readers reliability test-gpu test-packaging check-newest-torch requirements install-locked sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu test-families-cuda-on-cpu build-cuda-on-cpu test-aarch64 lint format docs demo benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels clean
+.PHONY: all build build-tests test test-cpp test-python test-transformers test-transformers-suite run-transformers-suite test-stacks run-stacks test-stacks-suite run-stacks-suite test-torchrec run-torchrec fuzz fuzz-readers reliability test-gpu test-packaging check-newest-torch requirements install-locked sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu test-families-cuda-on-cpu build-cuda-on-cpu test-aarch64 lint format docs demo demo-requirements benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels clean
 all: build
 
 # pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
-install = $(python) -m pip install --disable-pip-version-check
+install = $(python) -m pip install --quiet --disable-pip-version-check
 $(VENV)/requirements-installed: requirements.txt
 	test -x $(python) || $(PYTHON) -m venv $(VENV)
 	$(install) torch==$(TORCH) -r $<
@@ -68,14 +68,14 @@ build-tests: $(requirements_dev)
 # With the seconds of each stage, and one line at the end: passed, failed, skipped and why.
 stages = $(or $(shell command -v $(PYTHON)),python3) scripts/stages.py
 test:
-	$(stages) requirements build ctest sanitizers pytest
+	@$(stages) requirements build ctest sanitizers pytest
 
 requirements: $(requirements_dev)
 
 # The same and no others, with known hashes (.ci/requirements.txt).
 install-locked:
 	test -x $(python) || $(PYTHON) -m venv $(VENV)
-	$(install) --quiet --require-hashes --only-binary :all: -r .ci/requirements.txt
+	$(install) --require-hashes --only-binary :all: -r .ci/requirements.txt
 
 test-cpp: build-tests
 	ctest --test-dir $(BUILD) --output-on-failure --parallel 2 $(CTEST_ARGS)
@@ -202,8 +202,11 @@ docs: build $(requirements_dev)
 	$(python) docs/pages.py --notebooks
 	$(python) -m mkdocs build --quiet --strict
 
-demo: build $(requirements_demo)
-	$(python) examples/python/demo.py
+demo:
+	@$(stages) demo-requirements demo-build
+	@$(python) examples/python/demo.py
+
+demo-requirements: $(requirements_demo)
 
 # Whole calls beside peers; then the kernels alone.
 benchmark: build

@@ -1,4 +1,4 @@
-"""Hooks of `mkdocs build`: formulas, and the notebooks as pages. The rest are plain files."""
+"""Hooks of `mkdocs build`: formulas, notebooks as pages, hover texts. The rest are plain files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "examples" / "notebooks"
+GLOSSARY = Path(__file__).resolve().parent / "glossary.md"
+COMMON = ("query, key, value", "score", "base", "packed", "offset")  # words of every sentence
 LINK = re.compile(r"\.\./examples/notebooks/(\w+)\.ipynb")
 
 
@@ -43,6 +45,17 @@ def on_config(config: Any) -> Any:
     return config
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links to notebooks lead to their pages."""
-    return LINK.sub(r"notebooks/\1.md", markdown)
+def hover_texts() -> str:
+    """The glossary's terms with the first sentence of each, as the abbr extension reads them."""
+    text = GLOSSARY.read_text(encoding="utf-8")
+    found = re.findall(r"^## ([^\n]+)\n(.+?)\.(?=\s)", text, re.MULTILINE | re.DOTALL)
+    meanings = {word: " ".join(meaning.replace("`", "").split()) for word, meaning in found}
+    return "\n".join(f"*[{word}]: {meanings[word]}." for word in meanings if word not in COMMON)
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Links to notebooks lead to their pages; words of the glossary explain themselves."""
+    markdown = LINK.sub(r"notebooks/\1.md", markdown)
+    if page.file.src_uri.startswith(("glossary", "reference/", "notebooks/")):
+        return markdown
+    return f"{markdown}\n\n{hover_texts()}\n"

@@ -24,6 +24,7 @@ def execute(path: Path) -> Any:
         notebook,
         timeout=600,
         record_timing=False,
+        coalesce_streams=True,
         resources={"metadata": {"path": str(path.parent)}},
         extra_arguments=["--IPKernelApp.log_level=ERROR"],
     )
@@ -46,9 +47,10 @@ def text_of(output: Any) -> str:
     return re.sub(r"[-\d.,e+ ]*\d[-\d.,e+ ]*", " 0 ", text)
 
 
-def shown(notebook: Any) -> list[tuple[str, list[str]]]:
-    """Each cell and what it shows."""
-    return [(cell.source, [*map(text_of, cell.get("outputs", []))]) for cell in notebook.cells]
+def shown(notebook: Any) -> list[tuple[str, str]]:
+    """Each cell and what it shows; lines printed apart are separate outputs at times."""
+    cells = notebook.cells
+    return [(cell.source, "".join(map(text_of, cell.get("outputs", [])))) for cell in cells]
 
 
 def refresh() -> list[Path]:

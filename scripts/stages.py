@@ -3,7 +3,8 @@
     python3 scripts/stages.py requirements build ctest pytest
 
 A stage with inputs runs only if these, or the tools that it uses, differ from those of its last
-pass, whose hash .ci/stamps keeps: commit the stamps with the change. --all runs every stage.
+pass, whose hash .ci/stamps keeps: commit the stamps with the change. --all runs every stage. What a
+stage prints is in build/stages/NAME.log, and on the screen if it fails.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ STAGES = {
     "install": Stage("install-locked", 180, "installs packages with known hashes"),
     "requirements": Stage("requirements", 240, "installs torch and the tools of the tests"),
     "build": Stage("build-tests", 720, "compiles posembed and its C++ tests"),
+    "demo-requirements": Stage("demo-requirements", 240, "installs torch and what the demo needs"),
+    "demo-build": Stage("build", 600, "compiles posembed for this machine"),
     "ctest": Stage("test-cpp", 120, "runs the C++ tests"),
     "sanitizers": Stage(
         "check-memory",
@@ -93,6 +96,8 @@ STAGES = {
     ),
 }
 
+FIRST = ("install", "requirements", "build", "demo-requirements", "demo-build")  # others need them
+
 
 def output_of(*command: str) -> bytes:
     """What a command prints; nothing if there is no such command."""
@@ -114,6 +119,15 @@ def hash_of_inputs(stage: Stage) -> str:
     return found.hexdigest()
 
 
+def quiet(name: str, *command: str) -> bool:
+    """Whether a command of a stage passes; its output goes to build/stages/name.log."""
+    log = ROOT / "build" / "stages" / f"{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as file:
+        done = subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, check=False)
+    return done.returncode == 0
+
+
 def run(name: str, always: bool) -> tuple[str, float]:
     """Runs a stage unless its inputs have passed before; "passed", "failed" or "unchanged"."""
     stage, began = STAGES[name], time.monotonic()
@@ -121,13 +135,11 @@ def run(name: str, always: bool) -> tuple[str, float]:
     inputs = hash_of_inputs(stage) if stage.inputs else ""
     if inputs and not always and stamp.is_file() and stamp.read_text().strip() == inputs:
         return "unchanged", 0.0
-    print(f"== {name}: {stage.does}", flush=True)
-    passed = (
-        subprocess.run(
-            [os.environ.get("MAKE", "make"), stage.target], cwd=ROOT, check=False
-        ).returncode
-        == 0
-    )
+    print(f"{name}: {stage.does} …", end=" ", flush=True)
+    passed = quiet(name, os.environ.get("MAKE", "make"), stage.target)
+    print(f"{time.monotonic() - began:.0f} s", flush=True)
+    if not passed:
+        print((ROOT / "build" / "stages" / f"{name}.log").read_text(errors="replace"), flush=True)
     if passed and inputs and hash_of_inputs(stage) == inputs:
         STAMPS.mkdir(parents=True, exist_ok=True)
         stamp.write_text(inputs + "\n")
@@ -187,7 +199,7 @@ def main() -> int:
     rows = []
     for name in options.stages:
         rows.append((name, *run(name, options.all)))
-        if rows[-1][1] == "failed" and name in ("install", "requirements", "build"):
+        if rows[-1][1] == "failed" and name in FIRST:
             break
     print(table(recorded(rows)))
     if "pytest" in options.stages:

@@ -44,6 +44,8 @@ def test_counts_of_patched_models_are_those_on_record() -> None:
         states = [state for state, _ in record[library]["models"].values()]
         rotate = [state for state in states if state != "does not rotate"]
         counts[library] = rotate.count("patched"), len(rotate)
+    both = [str(number) for pair in counts.values() for number in pair]
+    assert figures("Patches models") == both
     pattern = (
         r"(\d+) of (?:the )?(\d+)(?: model classes)? of (transformers|diffusers|timm) ([\d.]+\d)"
     )
@@ -70,16 +72,23 @@ def figures(reason: str) -> list[str]:
     """The numbers of one of the reasons, in their order; links and code left out."""
     text = re.search(rf"^- \*\*{reason}\.\*\*(.*?)(?=^- |^$)", README, re.MULTILINE | re.DOTALL)
     assert text is not None
-    prose = re.sub(r"\]\(.*?\)|`.*?`|2³¹|float32|bfloat16|H200", "", text[1])
+    prose = re.sub(r"\]\(.*?\)|`.*?`|2³¹|float32|bfloat16|H200|\[[\d, +]+\]", "", text[1])
     return re.findall(r"\d[\d,]*(?:\.\d+)?(?:e-?\d+)?", prose)
+
+
+def shapes(reason: str) -> list[str]:
+    """The shapes of one of the reasons, as benchmarks write them."""
+    text = re.search(rf"^- \*\*{reason}\.\*\*(.*?)(?=^- |^$)", README, re.MULTILINE | re.DOTALL)
+    assert text is not None
+    found = re.findall(r"\[\d[\d, +]*\]", text[1])
+    return [re.sub(r"(\d),(\d{3})\b", r"\1\2", shape).replace(" ", "") for shape in found]
 
 
 def test_figures_of_the_rotary_embedding(charts: ModuleType) -> None:
     row = charts.read_table("rotary_calls_cpu.md", charts.ROTARY.format("bfloat16"))[charts.SETTING]
     times = [f"{float(row[call]):.1f}" for call in ("transformers", "transformers, compiled")]
-    sizes = re.findall(r"\d+", charts.ROTARY)[:2]
-    tokens = [f"{int(size):,}" for size in sizes]
-    assert figures("Fast") == [*tokens, f"{charts.milliseconds(row, 'posembed'):.1f}", *times]
+    assert figures("Fast") == [f"{charts.milliseconds(row, 'posembed'):.1f}", *times]
+    assert charts.ROTARY.split()[2] in shapes("Fast")
     assert float(row["fastest copy"]) >= 1.0  # "as long as a copy of the same bytes"
 
 
@@ -98,9 +107,14 @@ def test_figures_of_a_gpu() -> None:
     softmax = recorded("cuda_h200.md", "alibi softmax [1,32,4096,4096]")
     text = (ROOT / "benchmarks" / "results" / "transformers_h200.md").read_text(encoding="utf-8")
     models = sorted(re.findall(r"(\d\.\d+) \|$", text, re.MULTILINE))
+    compiled = recorded("cuda_h200.md", "rotary half [4,8192,32+8,128]")[-1]
+    tokens = [recorded("cuda_h200.md", f"rotary decode [{n},1,32+8,128]")[-1] for n in (1, 32)]
     measured = [f"{rotary:.0f}", f"{bert[1]:.0f}", f"{bert[-1]:.1f}"]
-    measured += [f"{softmax[1]:.0f}", f"{softmax[-1]:.1f}", models[0], models[-1]]
+    measured += [f"{softmax[1]:.0f}", f"{softmax[-1]:.1f}", f"{compiled:.2f}", "1", "32"]
+    measured += [*map(str, tokens), models[0], models[-1]]
     assert figures("On GPUs too") == measured
+    cases = ("[4,8192,32+8,128]", "[128,512,768]", "[1,32,4096,4096]")
+    assert shapes("On GPUs too") == [*cases]
 
 
 def test_figures_of_the_angles(charts: ModuleType) -> None:
@@ -115,6 +129,7 @@ def test_figures_of_the_input_layer(charts: ModuleType) -> None:
     row = charts.read_table("input_cpu.md", case)[charts.SETTING]
     times = [f"{float(row[call]):.1f}" for call in ("eager", "compiled")]
     assert figures("Trains") == [f"{charts.milliseconds(row, 'posembed'):.1f}", *times]
+    assert shapes("Trains") == ["[8,1024,768]"]
 
 
 def shown(chart: str) -> list[str]:
