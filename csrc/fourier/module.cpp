@@ -172,8 +172,8 @@ torch::Tensor FourierFeaturesImpl::forward(const torch::Tensor& coordinates,
   const torch::Dtype usual =
       coordinates.is_floating_point() ? coordinates.scalar_type() : torch::kFloat;
   const torch::Dtype type = x.has_value() ? x->scalar_type() : dtype.value_or(usual);
-  const torch::Tensor places =
-      options.centred() ? coordinates.to(torch::kDouble).mul(2).sub(1) : coordinates;
+  torch::Tensor places = coordinates;  // of 16 bits: the operator refuses them
+  if (options.centred() && places.element_size() > 2) places = places.to(torch::kDouble) * 2 - 1;
   if (series(options) && !options.learned()) frequencies = frequencies.to(coordinates.device());
   const std::string unit = unit_of(options), order = order_of(options, apart(options));
   const std::string& input = options.include_input();

@@ -224,7 +224,9 @@ class FourierFeatures(Leaf, nn.Module):
         else:
             usual = coordinates.dtype if coordinates.is_floating_point() else torch.float32
             kind = usual if dtype is None else dtype
-        places = coordinates.double() * 2 - 1 if self.centred else coordinates
+        places = coordinates  # of 16 bits: the operator refuses them
+        if self.centred and places.element_size() > 2:
+            places = places.double() * 2 - 1
         waves = features(
             places,
             self.frequencies,

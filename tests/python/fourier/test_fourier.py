@@ -354,6 +354,7 @@ def test_refusals() -> None:
         (lambda: fourier_features(points, rates, None, torch.rand(4, 5)), ValueError, "x: expected [4, 6], got [4, 5]"),
         (lambda: fourier_features(points, rates, None, torch.rand(4, 6), dtype=torch.float64), TypeError, "dtype: expected that of x, float32, got float64"),
         (lambda: fourier_features(points.half(), rates), TypeError, "coordinates: expected int32, int64, float32 or float64, got float16"),
+        (lambda: make(preset="sam")(points.half()), TypeError, "coordinates: expected int32, int64, float32 or float64, got float16"),
         (lambda: fourier_features(points, rates.long()), TypeError, "frequencies: expected float32, float64, bfloat16 or float16, got int64"),
         (lambda: fourier_features(points[0, 0], rates), ValueError, "coordinates: expected [..., axes], got a scalar"),
         (lambda: pe.functional.fourier_bands(math.nan, 1.0, 3), ValueError, "first: expected finite numbers first and last, got nan and 1"),
