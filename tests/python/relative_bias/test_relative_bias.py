@@ -67,6 +67,10 @@ def test_packed_documents_padding_and_offsets() -> None:
     assert torch.equal(padded[1], bias(6))
     assert (padded[0, :, :, :2] == -torch.inf).all()
 
+    visible = torch.tensor([0, 2, 3])
+    holed = bias(4, attention_mask=torch.tensor([1, 0, 1, 1]))
+    assert torch.equal(holed[:, visible][:, :, visible], bias(3))
+
     steps = bias(1, 9, query_offset=torch.tensor([8, 3]))
     assert torch.equal(steps[:, :, 0], torch.stack([bias(9)[:, 8], bias(9)[:, 3]]))
     positions = torch.tensor([3, 0, 40])
