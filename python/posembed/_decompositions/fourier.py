@@ -31,10 +31,13 @@ def fourier_features(
     places, letters = coordinates.double(), "fw"
     if "a" in order:
         places, turns, letters = places.unsqueeze(-1), turns.sum(0, keepdim=True), "afw"
-    angles = (places.unsqueeze(-2) @ turns).squeeze(-2) + derivative / 4
+    angles = (places.unsqueeze(-2) @ turns).squeeze(-2)
     if phases is not None:
         angles = angles + phases.double() * radian
-    values = dict(zip(("cos", "sin"), cosines_and_sines(angles, wide(dtype)), strict=True))
+    cosine, sine = cosines_and_sines(angles, wide(dtype))
+    for _ in range(derivative % 4):
+        cosine, sine = -sine, cosine
+    values = {"cos": cosine, "sin": sine}
     features = torch.stack([values[wave] for wave in waves.split("_")], -1)
     leading = range(features.dim() - len(letters))
     dims = [len(leading) + letters.index(letter) for letter in order]

@@ -21,7 +21,10 @@ def relative_logits(
     while rows.dim() < 4:
         rows = rows.unsqueeze(0)
     sizes = (batch, heads, *rows.shape[2:])
-    result = products.new_zeros(()) if scores is None else scores.to(dtype)
+    result = products.new_zeros(())
+    if scores is not None:  # a hidden key's score may be NaN
+        hidden = rows.eq(-2).any(0).unsqueeze(1)
+        result = scores.to(dtype).masked_fill(hidden.mT if by_key else hidden, 0)
     for axis in rows.long():
         row = axis.unsqueeze(1).expand(sizes)
         logits = torch.where(row >= 0, products.gather(3, row.clamp_min(0)) * scale, 0.0)

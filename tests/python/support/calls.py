@@ -288,7 +288,7 @@ def operators(batch: int = 2, seq: int = 3) -> dict[str, Arguments]:
             "like": x(1),
             "query_length": seq,
             "key_length": seq,
-            "num_buckets": [5],
+            "num_buckets": [8],
             "attention_mask": mask,
         },
         "relative_log_distances": {"like": x(1), "window": (2, 3), "scale_window": (2, 3)},
