@@ -20,7 +20,7 @@ from posembed._leaf import Leaf
 from posembed._validation import flag, whole
 from posembed.functional import Device, RelativeBuckets, RelativeMlp, ResamplingMethod
 from posembed.functional._learned import Grid, Window, checked_grid, same_grid
-from posembed.score_positions import ScorePositions
+from posembed.score_positions import ScorePositions, check_names
 
 
 def _checked_window(name: str, window: Any, most_axes: int = 3) -> Window:
@@ -209,6 +209,7 @@ class RelativePositionBias(Leaf, nn.Module):
         Raises:
             ValueError: Lengths are given for a bias of a window, or a window for one of distances.
         """
+        check_names(positions)
         if self.window is not None:
             if query_length is not None:
                 raise ValueError(f"query_length: expected None for a window, got {query_length}")

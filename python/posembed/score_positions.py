@@ -32,3 +32,10 @@ class ScorePositions(TypedDict, total=False):
     cu_seqlens: Tensor | None
     attention_mask: Tensor | None
     apply_mask: bool
+
+
+def check_names(positions: ScorePositions) -> None:
+    """Raises TypeError for an argument that is none of the positions'."""
+    unknown = positions.keys() - ScorePositions.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"unexpected keyword argument {unknown.pop()!r}")

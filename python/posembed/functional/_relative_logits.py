@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from posembed.functional._gate import check_tensors, gated, wrong_type
 from posembed.functional._options import By, Device, RelativeBuckets
-from posembed.score_positions import ScorePositions
+from posembed.score_positions import ScorePositions, check_names
 from posembed.sharding import any_sharded, call, is_sharded
 
 _RELATIVE_LOGITS = gated(torch.ops.posembed.relative_logits.default)
@@ -96,9 +96,7 @@ def _rows(
     positions_from_mask: bool,
     positions: ScorePositions,
 ) -> Tensor:
-    unknown = positions.keys() - ScorePositions.__annotations__.keys()
-    if unknown:
-        raise TypeError(f"unexpected keyword argument {unknown.pop()!r}")
+    check_names(positions)
     offset = positions.get("query_offset")
     offsets = offset if isinstance(offset, Tensor) else None
     return _RELATIVE_ROWS(  # type: ignore[no-any-return]
