@@ -84,7 +84,7 @@ def of_cache(cache: Tensor, *, interleaved: bool = False, start: int = 0) -> Pro
         >>> angles = torch.arange(2048.0)[:, None] * 10000.0 ** (-torch.arange(32) / 32)
         >>> cache = torch.cat((angles.cos(), angles.sin()), -1)
         >>> config = {"model_type": "llama", "head_dim": 64, "max_position_embeddings": 4096}
-        >>> pe.diagnose(pe.diagnosis.of_cache(cache), config).headline()[:47]
+        >>> pe.diagnose(pe.diagnosis.of_cache(cache), config).headline()[:48]
         'table too short: position 2048 raises IndexError'
     """
     if cache.dim() != 2 or cache.shape[1] % 2:
