@@ -27,11 +27,11 @@ target_link_libraries(fragments PRIVATE PosEmbed::posembed)
 
 
 def fragments() -> list[str]:
-    """The C++ blocks of the documentation that are not whole programs."""
+    """The C++ blocks of the documentation that are neither whole programs nor headers."""
     found = []
     for page in sorted((ROOT / "docs").rglob("*.md")):
         code = re.findall(r"```cpp\n(.*?)```", page.read_text(), re.DOTALL)
-        found += [part for part in code if "int main" not in part and "--8<--" not in part]
+        found += [part for part in code if "int main" not in part and "#pragma once" not in part]
     return found
 
 
