@@ -23,7 +23,7 @@ struct Block {
   int64_t score_stride[3] = {0};  // batch, heads, queries
   void* out = nullptr;            // like scores
   int64_t out_stride[3] = {0};    // batch, heads, queries
-  void* products = nullptr;       // [batch, heads, places, row_count], contiguous
+  void* products = nullptr;       // [batch, heads, places, row_count], in the compute type
   int64_t first_row = 0;          // the row of the first product
   int64_t row_count = 0;          // at least 1
   core::Scalar scalar = core::Scalar::float32;  // of scores and out

@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(threads) gather_kernel(Block b, Sizes sizes) {
   const int64_t key = at.remainder;
   const int64_t plane = core::divide(at.quotient, sizes.queries).quotient;
   const int64_t place = b.by_key ? plane * b.keys + key : at.quotient;
-  const T* products = static_cast<const T*>(b.products) + place * b.row_count;
+  const auto* products = static_cast<const Compute<T>*>(b.products) + place * b.row_count;
   const auto scale = static_cast<Compute<T>>(b.scale);
   Compute<T> sum = b.scores == nullptr ? Compute<T>(0)
                                        : load(static_cast<const T*>(b.scores)[line.scores + key]);
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(threads) gather_kernel(Block b, Sizes sizes) {
     const int64_t row = axis * b.row_stride[0] + line.rows + key;
     const int64_t index = product_of(b, row);
     if (index >= 0) {
-      sum += scale * load(products[index]);
+      sum += scale * products[index];
     } else if (b.rows[row] == hidden_row) {
       sum = -static_cast<Compute<T>>(INFINITY);
     }

@@ -272,9 +272,22 @@ void on_cuda_blocks(const Problem& problem, const Visit& visit) {
   }
 }
 
-/// The table as a factor of torch's products.
-Tensor factor(const Problem& problem) {
-  return problem.table.size(0) == 1 ? problem.table.select(0, 0) : problem.table;
+/// left [n, .., k] times right [n, k, ..], in float32 for 16-bit factors.
+Tensor wide_product(const Tensor& left, const Tensor& right) {
+  const at::ScalarType wide = dispatcher::compute_type(left);
+  const bool narrow = wide != left.scalar_type() && left.scalar_type() == right.scalar_type();
+  if (narrow && left.is_cuda()) return at::bmm(left, right, wide);
+  return at::bmm(left.to(wide), right.to(wide));
+}
+
+/// query [batch, heads, places, dim] times the table: [batch, heads, places, rows].
+Tensor products_of(const Problem& problem) {
+  const Tensor &query = problem.query, &table = problem.table;
+  const bool shared = table.size(0) == 1;
+  const Tensor rows = shared ? table : table.expand({query.size(0), -1, -1, -1}).flatten(0, 1);
+  const Tensor left = query.reshape({rows.size(0), -1, query.size(3)});
+  return wide_product(left.contiguous(), rows.contiguous().transpose(1, 2))
+      .view({query.size(0), query.size(1), query.size(2), table.size(1)});
 }
 
 template <typename Cuda>
@@ -287,8 +300,7 @@ void launch_block(const Problem& part, const Tensor& products, const Cuda& cuda)
 
 void gather_on_cuda(const Problem& problem) {
   on_cuda_blocks(problem, [&](const Problem& part) {
-    const Tensor products = at::matmul(part.query, factor(part).transpose(-1, -2)).contiguous();
-    launch_block(part, products, POSEMBED_CUDA_LAUNCHER(gather_cuda));
+    launch_block(part, products_of(part), POSEMBED_CUDA_LAUNCHER(gather_cuda));
   });
 }
 
@@ -299,9 +311,7 @@ Tensor sum_products(const Tensor& products, const Tensor& query, int64_t heads) 
     const Tensor first = heads == 1 ? tensor : tensor.transpose(0, 1);
     return first.reshape({heads, -1, tensor.size(3)});
   };
-  const Tensor left = flat(products).transpose(1, 2), right = flat(query);
-  const bool narrow = query.scalar_type() == at::kBFloat16 || query.scalar_type() == at::kHalf;
-  return narrow ? at::bmm(left, right, at::kFloat) : at::bmm(left, right);
+  return wide_product(flat(products).transpose(1, 2), flat(query));
 }
 
 Tensor scatter_on_cuda(const Problem& problem, bool table_gradient) {
@@ -314,9 +324,12 @@ Tensor scatter_on_cuda(const Problem& problem, bool table_gradient) {
     const Tensor sums =
         at::zeros({query.size(0), query.size(1), query.size(2), table.size(1)}, options);
     launch_block(part, sums, POSEMBED_CUDA_LAUNCHER(scatter_cuda));
-    const Tensor products = sums.to(table.scalar_type());
-    if (part.of_query.defined()) part.of_query.copy_(at::matmul(products, factor(part)));
-    if (table_gradient) total.add_(sum_products(products, query, table.size(0)));
+    // Sums are not rounded to 16 bits before they are multiplied.
+    if (part.of_query.defined()) {
+      const Tensor rows = (table.size(0) == 1 ? table.select(0, 0) : table).to(sums.scalar_type());
+      part.of_query.copy_(at::matmul(sums, rows));
+    }
+    if (table_gradient) total.add_(sum_products(sums, query, table.size(0)));
   });
   return total;
 }
