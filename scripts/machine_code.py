@@ -34,7 +34,7 @@ HOT = (
     "rotary_norm::backward_kernel<{T}, {pack}, false, 64, {T}>",
     "rotary_cache::cache_kernel<{T}, {pack}, false, false, 64>",
     "rotary_cache::cache_kernel<{T}, {pack}, false, true, 64>",
-    "token::gather_kernel<{T}, {pack}>",
+    "token::gather_kernel<{T}, {pack}, false>",
     "token::sum_kernel<{T}, {pack}>",
     "bag::add_kernel<{T}, {pack}, false>",
     "learned::add_kernel<{T}, {pack}>",

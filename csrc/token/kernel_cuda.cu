@@ -54,7 +54,7 @@ POSEMBED_INLINE int rows_of_warp(const WarpLayout& layout) {
   return (gather_vectors >> layout.vectors_log2) << (5 - layout.lanes_log2);
 }
 
-template <typename T, int width>
+template <typename T, int width, bool has_holes>
 __global__ void __launch_bounds__(threads) gather_kernel(GatherArguments a, WarpLayout layout) {
   const int lane = threadIdx.x % warp_size;
   const int64_t item = int64_t{blockIdx.x} * core::warps + threadIdx.x / warp_size;
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(threads) gather_kernel(GatherArguments a, Warp
   }
   Vector<T, width> vectors[gather_vectors] = {};
   bool valid[gather_vectors];
-  const auto is_hole = [&](int i) { return a.has_holes && ids[i] == hole; };
+  const auto is_hole = [&](int i) { return has_holes && ids[i] == hole; };
 #pragma unroll
   for (int i = 0; i < gather_vectors; ++i) {
     valid[i] = false;
@@ -110,7 +110,8 @@ template <typename T, int width>
 void launch_gather(const GatherArguments& a, cudaStream_t stream) {
   const WarpLayout layout = warp_layout(a.embedding_dim, width);
   const int64_t items = divide_up(a.count, rows_of_warp(layout)) * layout.pieces;
-  core::launch(gather_kernel<T, width>, blocks_for(items), threads, stream, a, layout);
+  const auto kernel = a.has_holes ? gather_kernel<T, width, true> : gather_kernel<T, width, false>;
+  core::launch(kernel, blocks_for(items), threads, stream, a, layout);
 }
 
 // ---- backward ----
