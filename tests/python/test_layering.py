@@ -117,13 +117,14 @@ def test_headers_that_drag_in_all_of_torch_stay_out() -> None:
 
 
 def test_which_half_computes_is_asked_in_one_place() -> None:
-    """Elsewhere make test-cuda-on-cpu would run CPU code. Numerics follow the real device."""
+    """Elsewhere make test-cuda-on-cpu would run CPU code. Numerics, and torch's products, follow the real device."""
     asked = [
         str(file.relative_to(CSRC))
         for file in tracked("csrc")
         if file.suffix in {".cpp", ".h"} and "is_cuda()" in file.read_text()
     ]
-    assert asked == ["dispatcher/cuda_scope.cpp", "rotary/numerics.cpp"]
+    followers = ["relative_logits/operator.cpp", "rotary/numerics.cpp"]
+    assert asked == ["dispatcher/cuda_scope.cpp", *followers]
 
 
 def test_instruction_sets_share_no_function() -> None:

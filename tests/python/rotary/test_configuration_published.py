@@ -259,8 +259,9 @@ def test_a_kind_of_layer_that_is_not_there(config: dict[str, Any], message: str)
 
 
 def test_compared_configurations_may_have_one_kind_of_layer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # where a plot is written
     layered = {**LLAMA, "layer_types": ["sliding_attention", "full_attention"]}
     paths = []
     for name, config in {"layered": layered, "alike": LLAMA}.items():
