@@ -216,3 +216,20 @@ def test_errors() -> None:
         (lambda: pe.RelativeLogits(5, 8)(query[0]), ValueError, "query: expected [batch, heads, queries, dim], got [3, 4, 8]"),
         (lambda: pe.cpp.RelativeLogits(5, 8, by="both"), ValueError, "by: expected 'query' or 'key', got 'both'"),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("by", ["query", "key"])
+def test_places_of_several_blocks(by: str, device: torch.device) -> None:
+    """Blocks have up to 128 places on the CPU, and 2^24 products on CUDA."""
+    places, others, count = 600, 3, 30_000
+    query = torch.randn(1, 1, places, 4, dtype=torch.float64, device=device).requires_grad_()
+    table = torch.randn(count, 4, dtype=torch.float64, device=device).requires_grad_()
+    rows = torch.randint(count, (places, others), device=device)
+    upper = torch.randn(1, 1, places, others, dtype=torch.float64, device=device)
+    expected = torch.einsum("bhqd,qkd->bhqk", query, table[rows])
+    found = logits_of(query, table, rows if by == "query" else rows.mT, by=by)
+    found = found if by == "query" else found.mT
+    torch.testing.assert_close(found, expected)
+    wanted = torch.autograd.grad(expected, (query, table), upper)
+    for one, other in zip(torch.autograd.grad(found, (query, table), upper), wanted, strict=True):
+        torch.testing.assert_close(one, other)
