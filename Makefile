@@ -159,7 +159,7 @@ check-memory check-races: build-tests
 # then the families' own tests, which CI runs when their sources have changed.
 cuda_on_cpu := $(BUILD)/tests/cpp/cuda_on_cpu
 with_cuda_on_cpu = POSEMBED_CUDA_ON_CPU=1 PYTHONPATH=$(abspath $(cuda_on_cpu)/python) OMP_WAIT_POLICY=passive $(python)
-families := token bag learned sinusoidal fourier rotary rotary_cache rotary_norm alibi input
+families := token bag learned sinusoidal fourier rotary rotary_cache rotary_norm alibi relative_logits input
 test-cuda-on-cpu: build-cuda-on-cpu
 	test ! -e $(cuda_on_cpu)/libposembed.so || $(with_cuda_on_cpu) -m pytest --numprocesses 2 -m 'not slow' \
 	  $(addprefix tests/python/test_,operators.py launches.py) $(PYTEST_ARGS)

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STAMPS = ROOT / ".ci" / "stamps"
 PINS = (".ci/requirements.txt", ".ci/newest-torch.txt")
 BUILD_FILES = ("CMakeLists.txt", "*/CMakeLists.txt", "cmake")
-FAMILIES = "token bag learned sinusoidal fourier rotary rotary_cache rotary_norm alibi input"
+FAMILIES = "token bag learned sinusoidal fourier rotary rotary_cache rotary_norm alibi relative_logits input"
 
 
 @dataclasses.dataclass(frozen=True)
