@@ -14,6 +14,7 @@ import collections
 import dataclasses
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STAMPS = ROOT / ".ci" / "stamps"
 PINS = (".ci/requirements.txt", ".ci/newest-torch.txt")
 BUILD_FILES = ("CMakeLists.txt", "*/CMakeLists.txt", "cmake")
-FAMILIES = "token bag learned sinusoidal fourier rotary rotary_cache rotary_norm alibi relative_logits input"
+FAMILIES = re.findall(r"^families := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[0]
 
 
 @dataclasses.dataclass(frozen=True)
