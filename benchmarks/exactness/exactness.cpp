@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "core/turn.h"
-#include "rotary/frequencies.h"
+#include "rotary/rotary_frequencies.h"
 
 namespace {
 

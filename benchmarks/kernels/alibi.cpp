@@ -4,6 +4,8 @@
 //
 //   alibi_benchmark [--benchmark_filter=softmax]
 //   POSEMBED_INSTRUCTION_SET=avx2 takes a narrower instruction set.
+#include "alibi/alibi.h"
+
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -12,7 +14,6 @@
 #include <string>
 #include <vector>
 
-#include "alibi/kernel.h"
 #include "kernels/bandwidth_limits.h"
 #include "kernels/cases.h"
 #include "kernels/team.h"

@@ -10,13 +10,13 @@
 #include <string>
 #include <vector>
 
-#include "alibi/kernel.h"
-#include "input/kernel.h"
-#include "rotary/frequencies.h"
-#include "rotary/kernel.h"
-#include "rotary_norm/kernel.h"
-#include "sinusoidal/kernel.h"
-#include "token/kernel.h"
+#include "alibi/alibi.h"
+#include "input/input.h"
+#include "rotary/rotary.h"
+#include "rotary/rotary_frequencies.h"
+#include "rotary_norm/rotary_norm.h"
+#include "sinusoidal/sinusoidal.h"
+#include "token/token.h"
 
 namespace posembed::benchmarks {
 namespace {

@@ -4,6 +4,8 @@
 //
 //   rotary_benchmark [--benchmark_filter=in_place]    POSEMBED_INSTRUCTION_SET=avx2 for a narrower
 //   one
+#include "rotary/rotary.h"
+
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -16,8 +18,7 @@
 #include "kernels/bandwidth_limits.h"
 #include "kernels/cases.h"
 #include "kernels/team.h"
-#include "rotary/frequencies.h"
-#include "rotary/kernel.h"
+#include "rotary/rotary_frequencies.h"
 
 namespace posembed::benchmarks {
 namespace {

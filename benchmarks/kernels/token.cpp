@@ -4,6 +4,8 @@
 // hits all of them; each is judged by its best round.
 //
 //   token_benchmark [--benchmark_filter=gather]    POSEMBED_INSTRUCTION_SET=avx2 for a narrower one
+#include "token/token.h"
+
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -17,7 +19,6 @@
 #include "kernels/bandwidth_limits.h"
 #include "kernels/cases.h"
 #include "kernels/team.h"
-#include "token/kernel.h"
 
 namespace posembed::benchmarks {
 namespace {

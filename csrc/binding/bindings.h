@@ -3,10 +3,13 @@
 
 #include <torch/python.h>
 
+#include <optional>
 #include <sstream>
 #include <string>
+#include <variant>
 #include <vector>
 
+#include "posembed/alibi.h"
 #include "posembed/offset.h"
 #include "posembed/pretrained.h"
 
@@ -94,3 +97,46 @@ struct pybind11::detail::type_caster<posembed::Offset> {
     return true;
   }
 };
+
+namespace posembed::binding {
+
+// -------------------------------------------------------------------------------------------- path
+// Converts paths to bytes and back like Python's os module, because paths need not be UTF-8.
+
+inline std::string path_of(const pybind11::object& path) {
+  return pybind11::module_::import("os").attr("fsencode")(path).cast<std::string>();
+}
+
+inline pybind11::object python_path(const std::string& path) {
+  return pybind11::module_::import("os").attr("fsdecode")(pybind11::bytes(path));
+}
+
+// -------------------------------------------------------------------------------------- score call
+// Arguments of calls with positions of queries and keys, which Python passes as keywords.
+
+using MaybeTensor = std::optional<torch::Tensor>;
+
+/// A number, or one for each sample.
+using QueryOffset = std::optional<std::variant<int64_t, torch::Tensor>>;
+
+/// The options of a call.
+inline ALiBiCall call_of(std::optional<double> scale, const QueryOffset& query_offset,
+                         const MaybeTensor& query_positions, const MaybeTensor& key_positions,
+                         const MaybeTensor& cu_seqlens, const MaybeTensor& attention_mask,
+                         bool apply_mask, const MaybeTensor& sample_slopes) {
+  ALiBiCall call;
+  if (query_offset.has_value()) {
+    const auto* number = std::get_if<int64_t>(&*query_offset);
+    if (number != nullptr) call.query_offset(*number);
+    if (number == nullptr) call.query_offsets(std::get<torch::Tensor>(*query_offset));
+  }
+  return call.scale(scale)
+      .sample_slopes(sample_slopes)
+      .query_positions(query_positions)
+      .key_positions(key_positions)
+      .cu_seqlens(cu_seqlens)
+      .attention_mask(attention_mask)
+      .apply_mask(apply_mask);
+}
+
+}  // namespace posembed::binding

@@ -4,9 +4,13 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/SymInt.h>
 #include <c10/util/Exception.h>
+#include <c10/util/safe_numerics.h>
 
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <optional>
 
@@ -135,5 +139,82 @@ inline void check_eps(double eps) {
   TORCH_CHECK_VALUE(std::isfinite(eps) && eps >= 0,
                     "eps: expected a finite number of at least 0, got ", eps);
 }
+
+// ----------------------------------------------------------------------------------------- checked
+// Sums and products of numbers that callers give, in checks too: one that wraps may look right.
+
+inline int64_t product(int64_t a, int64_t b, const char* argument) {
+  int64_t result = 0;
+  TORCH_CHECK_VALUE(!c10::mul_overflows(a, b, &result), argument,
+                    ": expected a product below 2^63, got ", a, " x ", b);
+  return result;
+}
+
+inline int64_t sum(int64_t a, int64_t b, const char* argument) {
+  int64_t result = 0;
+  TORCH_CHECK_VALUE(!c10::add_overflows(a, b, &result), argument,
+                    ": expected a sum below 2^63, got ", a, " + ", b);
+  return result;
+}
+
+/// The least multiple that is not below `size`, which is not negative.
+inline int64_t rounded_up(int64_t size, int64_t multiple, const char* argument) {
+  return product(size / multiple + (size % multiple != 0), multiple, argument);
+}
+
+/// Symbolic sizes are not checked.
+inline c10::SymInt product(const c10::SymInt& a, const c10::SymInt& b, const char* argument) {
+  const auto left = a.maybe_as_int(), right = b.maybe_as_int();
+  return left && right ? c10::SymInt(product(*left, *right, argument)) : a * b;
+}
+
+inline c10::SymInt sum(const c10::SymInt& a, const c10::SymInt& b, const char* argument) {
+  const auto left = a.maybe_as_int(), right = b.maybe_as_int();
+  return left && right ? c10::SymInt(sum(*left, *right, argument)) : a + b;
+}
+
+// ------------------------------------------------------------------------------------------ finite
+// The check of floating positions on the CPU; a CUDA kernel writes NaN for them.
+
+/// Raises IndexError for the first of floating positions on the CPU that is NaN or infinite.
+inline void check_finite(const at::Tensor& positions, const char* argument) {
+  const auto check = [&](const at::Tensor& dense, const auto* values) {
+    for (int64_t i = 0; i < dense.numel(); ++i) {
+      TORCH_CHECK_INDEX(std::isfinite(values[i]), argument, ": expected finite positions, got ",
+                        values[i], " at index ", i);
+    }
+  };
+  if (!positions.is_cpu()) return;
+  const at::Tensor dense = positions.contiguous();
+  if (dense.scalar_type() == at::kDouble) check(dense, dense.const_data_ptr<double>());
+  if (dense.scalar_type() == at::kFloat) check(dense, dense.const_data_ptr<float>());
+}
+
+// -------------------------------------------------------------------------------------- cu seqlens
+// The boundaries of documents packed one after another.
+
+/// Checks what needs no values: integers [documents + 1].
+void check_boundaries(const at::Tensor& cu_seqlens);
+
+/// Checks that `cu_seqlens`, [documents + 1] integers, are prefix sums of document lengths that add
+/// up to `total`, named `total_name` in the message. Does not check on CUDA, where it would wait
+/// for the device: kernels stay in bounds for any values.
+void check_cu_seqlens(const at::Tensor& cu_seqlens, int64_t total, const char* total_name);
+
+// ---------------------------------------------------------------------------------- inference only
+// Operators that write to their arguments, in place or as `out`, keep no history of gradients.
+
+/// Whether an operator without history would lose a gradient or a tangent of `tensor`.
+inline bool has_history(const at::Tensor& tensor) {
+  return (at::GradMode::is_enabled() && tensor.requires_grad()) ||
+         tensor._fw_grad(/*level=*/0).defined();
+}
+
+/// Throws c10::ValueError if it would. `alternative`: the operator that keeps it.
+void check_inference_only(const at::Tensor& tensor, const char* argument, const char* alternative);
+
+/// Throws c10::ValueError for a tensor of inference mode that is written outside of it, which torch
+/// refuses only after the write.
+void check_versioned(const at::Tensor& tensor, const char* argument);
 
 }  // namespace posembed::dispatcher

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "dispatcher/inference_only.h"
+#include "dispatcher/checks.h"
 
 namespace posembed::dispatcher {
 namespace {

@@ -1,9 +1,13 @@
 #include "dispatcher/output_memory.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -20,9 +24,13 @@
 #include <utility>
 #include <vector>
 
+#include "core/cuda_launch.h"
 #include "core/huge_pages.h"
+#include "core/pinned_memory.h"
 #include "core/stream_bytes.h"
+#include "dispatcher/cuda_scope.h"
 #include "dispatcher/fork_mutex.h"
+#include "posembed/mapped_memory.h"
 #include "posembed/memory.h"
 
 namespace posembed::dispatcher {
@@ -261,6 +269,48 @@ int64_t empty_cache() { return dispatcher::kept_blocks.empty(); }
 int64_t set_cache_limit(int64_t bytes) {
   TORCH_CHECK_VALUE(bytes >= 0, "bytes: expected none or more, got ", bytes);
   return dispatcher::kept_blocks.set_limit(bytes);
+}
+
+// -------------------------------------------------------------------------------------- huge pages
+
+void prefer_huge_pages(const torch::Tensor& table) {
+  // Subclasses (FakeTensor, DTensor) have no memory of their own.
+  if (!table.is_cpu() || table.unsafeGetTensorImpl()->is_python_dispatch()) return;
+  const at::Storage& memory = table.storage();
+  core::prefer_huge_pages(memory.data(), static_cast<int64_t>(memory.nbytes()));
+}
+
+// ----------------------------------------------------------------------------------- mapped memory
+
+torch::Tensor mapped(const torch::Tensor& table, torch::Device device) {
+  TORCH_CHECK_VALUE(table.is_cpu() && table.is_contiguous(), "table: expected a contiguous tensor ",
+                    "on the CPU, got one on ", table.device());
+  TORCH_CHECK_VALUE(device.is_cpu() || (core::built_with_cuda && device.type() == at::kCUDA),
+                    "device: expected the CPU", core::built_with_cuda ? " or a CUDA device" : "",
+                    ", got ", device);
+  if (!dispatcher::on_cuda(device) || table.numel() == 0) return table.to(device);
+  if constexpr (core::built_with_cuda) {
+    const torch::Tensor kept = table.detach();
+    if (device.type() == at::kCUDA && !device.has_index()) {
+      device = c10::impl::VirtualGuardImpl(device.type()).getDevice();
+    }
+    const c10::DeviceGuard guard(device);
+    void* const host = kept.data_ptr();
+    const core::Pinned pinned = core::pin(host, kept.nbytes());
+    TORCH_CHECK_VALUE(pinned.on_device != nullptr, "table: cannot pin ", kept.nbytes(),
+                      " bytes: ", pinned.error);
+    const auto release = [kept, host, device, owned = pinned.owned](void*) {
+      if (!owned) return;
+      try {
+        const c10::DeviceGuard on_device(device);
+        core::unpin(host);
+      } catch (const c10::Error&) {  // the driver is gone: the process ends
+      }
+    };
+    return at::from_blob(pinned.on_device, kept.sizes(), kept.strides(), release,
+                         kept.options().device(device));
+  }
+  return table;
 }
 
 }  // namespace posembed

@@ -10,8 +10,6 @@
 #include <cerrno>
 #include <filesystem>
 
-#include "pretrained/bad_file.h"
-
 namespace posembed::pretrained {
 namespace {
 

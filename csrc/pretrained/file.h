@@ -1,13 +1,122 @@
-// A file that is read by system calls, not through a mapping: if another process truncates it,
+// Files that are read by system calls, not through a mapping: if another process truncates one,
 // reading throws, whereas touching a mapping would end this process with SIGBUS.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
+
+#include "core/brief.h"
 
 namespace posembed::pretrained {
+
+// -------------------------------------------------------------------------------------------- utf8
+// Validates UTF-8 by RFC 3629: rejects surrogates and overlong forms.
+
+/// The length of the character at the start of `bytes`, or 0 if there is none.
+inline size_t utf8_character(std::string_view bytes) {
+  const auto byte = [&](size_t i) { return static_cast<uint8_t>(i < bytes.size() ? bytes[i] : 0); };
+  const auto continues = [&](size_t i) { return (byte(i) & 0xc0u) == 0x80u; };
+  const uint8_t first = byte(0), second = byte(1);
+  if (first < 0x80) return 1;
+  if (first < 0xc2 || first > 0xf4 || !continues(1)) return 0;
+  if (first < 0xe0) return 2;
+  if (first == 0xe0 && second < 0xa0) return 0;  // would fit in two bytes
+  if (first == 0xed && second > 0x9f) return 0;  // surrogates
+  if (first == 0xf0 && second < 0x90) return 0;  // would fit in three bytes
+  if (first == 0xf4 && second > 0x8f) return 0;  // beyond U+10FFFF
+  if (!continues(2)) return 0;
+  if (first < 0xf0) return 3;
+  return continues(3) ? 4 : 0;
+}
+
+/// The length of the longest prefix of `bytes` that is UTF-8.
+inline size_t utf8_prefix(std::string_view bytes) {
+  size_t at = 0;
+  while (at < bytes.size()) {
+    const size_t length = utf8_character(bytes.substr(at));
+    if (length == 0) break;
+    at += length;
+  }
+  return at;
+}
+
+/// The bytes with U+FFFD for each part that is not UTF-8, as in Python: a truncated character, or a
+/// single byte.
+inline std::string utf8_replaced(std::string_view bytes) {
+  std::string text;
+  while (true) {
+    const size_t valid = utf8_prefix(bytes);
+    text += bytes.substr(0, valid);
+    bytes.remove_prefix(valid);
+    if (bytes.empty()) return text;
+    text += "\xef\xbf\xbd";
+    size_t bad = std::min<size_t>(3, bytes.size());
+    const auto begins_character = [&] {  // that two more bytes would complete
+      return utf8_character(std::string(bytes.substr(0, bad)) + "\x80\x80") > bad;
+    };
+    while (bad > 1 && !begins_character()) --bad;
+    bytes.remove_prefix(bad);
+  }
+}
+
+// ---------------------------------------------------------------------------------------- bad file
+// The exceptions that readers throw. They lack the file's path, which only the caller knows.
+
+/// A malformed file: the byte at which the fault was found, and the reason.
+struct BadFile : std::runtime_error {
+  BadFile(int64_t offset, const std::string& reason) : std::runtime_error(reason), offset(offset) {}
+  int64_t offset;
+};
+
+/// A row that cannot be read, although the file's other rows can.
+struct BadRow : BadFile {
+  using BadFile::BadFile;
+};
+
+/// Text of a file for a message: control characters and bytes that are not UTF-8 become question
+/// marks.
+inline std::string readable(std::string text) {
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < ' ') c = '?';
+  }
+  for (size_t at = utf8_prefix(text); at < text.size();) {
+    text[at] = '?';
+    at += utf8_prefix(std::string_view(text).substr(at));
+  }
+  return text;
+}
+
+/// A name from a file or a caller, for a message: readable, short and quoted.
+inline std::string in_quotes(std::string_view name) {
+  return "'" + readable(core::brief(name)) + "'";
+}
+
+/// A part of a message. Texts of run time may come from the file and are shortened.
+template <typename Part>
+decltype(auto) part_of_message(const Part& part) {
+  if constexpr (std::is_same_v<Part, std::string> || std::is_same_v<Part, std::string_view>) {
+    return core::brief(part);
+  } else {
+    return (part);
+  }
+}
+
+/// Throws BadFile, or a type derived from it, with the concatenated parts.
+template <typename Error = BadFile, typename... Parts>
+[[noreturn]] void fail(int64_t offset, const Parts&... parts) {
+  std::ostringstream reason;
+  (reason << ... << part_of_message(parts));
+  throw Error(offset, readable(reason.str()));
+}
+
+// -------------------------------------------------------------------------------------------- file
 
 /// Tells whether two files are the same and unchanged.
 struct Identity {
@@ -85,5 +194,51 @@ class FileText {
   char* data_ = nullptr;
   int64_t loaded_ = 0;
 };
+
+// ----------------------------------------------------------------------------------------- foreign
+// Recognises other formats by their first bytes, so that an error can say what a file is and what
+// to do.
+
+/// Whether a file is an HTML page, such as an error page that a download saved.
+inline bool is_html(std::string_view file) {
+  const size_t begin = std::min(file.find_first_not_of("\xef\xbb\xbf \t\r\n"), file.size());
+  std::string head(file.substr(begin, 9));
+  std::transform(head.begin(), head.end(), head.begin(),
+                 [](char c) { return 'A' <= c && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+  return head == "<!doctype" || head.substr(0, 5) == "<html" || head.substr(0, 5) == "<?xml";
+}
+
+/// Throws BadFile if the first bytes are those of another format.
+inline void refuse_foreign(std::string_view file) {
+  struct Signature {
+    std::string_view bytes;
+    const char* what;
+  };
+  constexpr Signature foreign[] = {
+      {"\x1f\x8b", "a gzip archive: unpack it first"},
+      {std::string_view("\xfd"
+                        "7zXZ\0",
+                        6),
+       "an xz archive: unpack it first"},
+      {"BZh", "a bzip2 archive: unpack it first"},
+      {"\x28\xb5\x2f\xfd", "a Zstandard archive: unpack it first"},
+      {"7z\xbc\xaf\x27\x1c", "a 7-Zip archive: unpack it first"},
+      {"PK\x03\x04",
+       "a zip archive: unpack GloVe's download, or read a torch.save file by torch.load"},
+      {"\x80\x02", "a pickle, which is not read because it can run code"},
+      {"\x80\x04", "a pickle, which is not read because it can run code"},
+      {"\x80\x05", "a pickle, which is not read because it can run code"},
+      {"\x93NUMPY", "a NumPy array: read it with numpy.load"},
+      {"\x89HDF\r\n\x1a\n", "an HDF5 file, which is not read"},
+      {"PAR1", "a Parquet file, which is not read"},
+      {"GGUF", "a GGUF model; Python's TokenEmbedding.from_file reads its token table"},
+      {"version https://git-lfs", "a Git LFS pointer and not the file: run git lfs pull"},
+      {"\xba\x16\x4f\x2f", "a fastText model: use its .vec file"},
+  };
+  if (is_html(file)) fail(0, "a web page and not the file: the download has gone wrong");
+  for (const Signature& signature : foreign) {
+    if (file.substr(0, signature.bytes.size()) == signature.bytes) fail(0, signature.what);
+  }
+}
 
 }  // namespace posembed::pretrained

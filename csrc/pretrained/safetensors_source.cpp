@@ -16,8 +16,6 @@
 
 #include "posembed/memory.h"
 #include "pretrained/file.h"
-#include "pretrained/narrowing.h"
-#include "pretrained/quantised.h"
 #include "pretrained/safetensors.h"
 #include "pretrained/source.h"
 

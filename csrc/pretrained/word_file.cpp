@@ -9,9 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "pretrained/bad_file.h"
-#include "pretrained/foreign.h"
-#include "pretrained/utf8.h"
+#include "pretrained/file.h"
 
 #if !defined(__cpp_lib_to_chars)
 #error "posembed needs std::from_chars for floating-point numbers: GCC 11 or newer"

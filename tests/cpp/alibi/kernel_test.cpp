@@ -16,8 +16,8 @@
 #define softmax_cuda softmax_cuda_on_cpu
 #define softmax_backward_cuda softmax_backward_cuda_on_cpu
 #define reduce_cuda reduce_cuda_on_cpu
-#include "alibi/kernel_cuda.cu"
-#include "alibi/slopes.h"
+#include "alibi/alibi.h"
+#include "alibi/alibi_cuda.cu"
 #include "values.h"
 
 namespace posembed::alibi {

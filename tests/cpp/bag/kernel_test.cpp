@@ -14,7 +14,7 @@
 #include <random>
 #include <vector>
 
-#include "bag/kernel_cuda.cu"
+#include "bag/bag_cuda.cu"
 #include "copies.h"
 #include "values.h"
 

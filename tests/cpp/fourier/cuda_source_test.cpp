@@ -9,7 +9,7 @@
 
 // Renamed, because the library may contain the real launcher.
 #define encode_cuda encode_cuda_on_cpu
-#include "fourier/kernel_cuda.cu"
+#include "fourier/fourier_cuda.cu"
 #include "values.h"
 
 namespace posembed::fourier {

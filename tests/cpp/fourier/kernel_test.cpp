@@ -1,13 +1,12 @@
 // Tests the CPU kernel against exact arithmetic: turns that are whole numbers over a power of two,
 // reduced with integers.
-#include "fourier/kernel.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <random>
 #include <vector>
 
+#include "fourier/fourier.h"
 #include "values.h"
 
 namespace posembed::fourier {

@@ -10,7 +10,7 @@
 #define forward_cuda forward_cuda_on_cpu
 #define backward_cuda backward_cuda_on_cpu
 #define drop_cuda drop_cuda_on_cpu
-#include "input/kernel_cuda.cu"
+#include "input/input_cuda.cu"
 #include "input/problems.h"
 #include "sinusoidal/problems.h"
 

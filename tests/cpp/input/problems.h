@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/philox.h"
-#include "input/kernel.h"
+#include "input/input.h"
 #include "values.h"
 
 namespace posembed::input {

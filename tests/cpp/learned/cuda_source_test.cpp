@@ -10,7 +10,7 @@
 // Renamed, because the library may contain the real launchers.
 #define add_cuda add_cuda_on_cpu
 #define sum_batch_cuda sum_batch_cuda_on_cpu
-#include "learned/kernel_cuda.cu"
+#include "learned/learned_cuda.cu"
 
 namespace posembed::learned {
 namespace {

@@ -1,7 +1,5 @@
 // Compares the learned-position kernels with plain loops, on every instruction set of the
 // processor.
-#include "learned/kernel.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "copies.h"
+#include "learned/learned.h"
 #include "values.h"
 
 namespace posembed::learned {

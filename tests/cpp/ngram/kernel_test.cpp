@@ -11,7 +11,7 @@
 // Renamed, because the library may contain the real launcher.
 #define hash_tokens_cuda hash_tokens_cuda_on_cpu
 #include "copies.h"
-#include "ngram/kernel_cuda.cu"
+#include "ngram/ngram_cuda.cu"
 
 namespace posembed::ngram {
 namespace {

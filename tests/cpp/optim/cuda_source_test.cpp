@@ -10,7 +10,7 @@
 // Renamed, because the library may contain the real launcher.
 #define step_cuda step_cuda_on_cpu
 #include "copies.h"
-#include "optim/kernel_cuda.cu"
+#include "optim/optim_cuda.cu"
 
 namespace posembed::optim {
 namespace {

@@ -14,9 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "pretrained/bad_file.h"
+#include "pretrained/file.h"
 #include "pretrained/safetensors.h"
-#include "pretrained/utf8.h"
 #include "pretrained/word_file.h"
 
 namespace posembed::pretrained {

@@ -12,7 +12,7 @@
 // Renamed, because the library may contain the real launchers.
 #define gather_cuda gather_cuda_on_cpu
 #define scatter_cuda scatter_cuda_on_cpu
-#include "relative_logits/kernel_cuda.cu"
+#include "relative_logits/relative_logits_cuda.cu"
 
 namespace posembed::relative_logits {
 namespace {

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "rotary/frequencies.h"
-#include "rotary/kernel.h"
+#include "rotary/rotary.h"
+#include "rotary/rotary_frequencies.h"
 
 namespace posembed::rotary {
 

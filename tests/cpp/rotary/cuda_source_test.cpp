@@ -6,8 +6,8 @@
 // Renamed, because the library may contain the real launcher.
 #define rotate_cuda rotate_cuda_on_cpu
 #include "rotary/call.h"
-#include "rotary/kernel_cuda.cu"
 #include "rotary/problems.h"
+#include "rotary/rotary_cuda.cu"
 
 namespace posembed::rotary {
 namespace {

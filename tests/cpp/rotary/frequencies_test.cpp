@@ -1,11 +1,10 @@
 // Compares the plain series, and angles made from it, with values computed to 80 digits.
-#include "rotary/frequencies.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "core/turn.h"
+#include "rotary/rotary_frequencies.h"
 
 namespace posembed::rotary {
 namespace {

@@ -6,7 +6,7 @@
 #define sum_moments_cuda sum_moments_cuda_on_cpu
 #include "copies.h"
 #include "rotary/call.h"
-#include "rotary/frequency_gradient_cuda.cu"
+#include "rotary/rotary_backward_cuda.cu"
 
 namespace posembed::rotary {
 namespace {

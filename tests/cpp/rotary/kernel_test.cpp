@@ -1,6 +1,4 @@
 // Compares the CPU rotary kernel of every instruction set with the rotation in long double.
-#include "rotary/kernel.h"
-
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -16,6 +14,7 @@
 #include "copies.h"
 #include "rotary/call.h"
 #include "rotary/problems.h"
+#include "rotary/rotary.h"
 
 namespace posembed::rotary {
 namespace {

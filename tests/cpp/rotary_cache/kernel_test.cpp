@@ -6,7 +6,7 @@
 #define rotate_and_cache_cuda rotate_and_cache_cuda_on_cpu
 #include "copies.h"
 #include "rotary/call.h"
-#include "rotary_cache/kernel_cuda.cu"
+#include "rotary_cache/rotary_cache_cuda.cu"
 
 namespace posembed::rotary_cache {
 namespace {

@@ -7,7 +7,7 @@
 #define backward_cuda backward_cuda_on_cpu
 #include "copies.h"
 #include "rotary/call.h"
-#include "rotary_norm/kernel_cuda.cu"
+#include "rotary_norm/rotary_norm_cuda.cu"
 
 namespace posembed::rotary_norm {
 namespace {

@@ -8,8 +8,8 @@
 
 // Renamed, because the library may contain the real launcher.
 #define encode_cuda encode_cuda_on_cpu
-#include "sinusoidal/kernel_cuda.cu"
 #include "sinusoidal/problems.h"
+#include "sinusoidal/sinusoidal_cuda.cu"
 
 namespace posembed::sinusoidal {
 namespace {

@@ -5,8 +5,7 @@
 
 #include <vector>
 
-#include "sinusoidal/frequencies.h"
-#include "sinusoidal/kernel.h"
+#include "sinusoidal/sinusoidal.h"
 #include "values.h"
 
 namespace posembed::sinusoidal {

@@ -13,7 +13,7 @@
 #define gather_cuda gather_cuda_on_cpu
 #define backward_cuda backward_cuda_on_cpu
 #define backward_workspace_cuda backward_workspace_cuda_on_cpu
-#include "token/kernel_cuda.cu"
+#include "token/token_cuda.cu"
 
 namespace posembed::token {
 namespace {

@@ -1,6 +1,4 @@
 // Compares the token kernels with plain loops in double, on every instruction set of the processor.
-#include "token/kernel.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 
 #include "copies.h"
 #include "core/index_range.h"
+#include "token/token.h"
 #include "values.h"
 
 namespace posembed::token {

@@ -10,7 +10,7 @@
 // Renamed, because the library may contain the real launcher.
 #define gather_codes_cuda gather_codes_cuda_on_cpu
 #include "copies.h"
-#include "token/quantized_cuda.cu"
+#include "token/token_quantized_cuda.cu"
 
 namespace posembed::token {
 namespace {

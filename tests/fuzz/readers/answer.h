@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "mutator.h"
-#include "pretrained/bad_file.h"
+#include "pretrained/file.h"
 
 namespace posembed::fuzz {
 

@@ -7,8 +7,7 @@
 #include "answer.h"
 #include "budget.h"
 #include "mutator.h"
-#include "pretrained/bad_file.h"
-#include "pretrained/utf8.h"
+#include "pretrained/file.h"
 #include "pretrained/word_file.h"
 
 using namespace posembed;

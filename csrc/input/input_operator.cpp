@@ -1,0 +1,319 @@
+// The input operators: token + type + position rows, norm and dropout in one kernel. The backward
+// kernel gathers the sum and draws the dropout mask again, so neither is saved.
+#include "input/input_operator.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <algorithm>
+
+#include "dispatcher/autocast.h"
+#include "dispatcher/checks.h"
+#include "dispatcher/cuda_scope.h"
+#include "dispatcher/launch.h"
+#include "dispatcher/output_memory.h"
+#include "dispatcher/schema.h"
+#include "input/input.h"
+#include "learned/learned_operator.h"
+#include "sinusoidal/sinusoidal_operator.h"
+#include "token/token_operator.h"
+
+namespace posembed::input {
+namespace {
+
+c10::SymDimVector output_sizes(const Input& in) {
+  return {in.ids.sym_size(0), in.ids.sym_size(1), in.token.sym_size(1)};
+}
+
+// ------------------------------------------------------------------------------------- forward
+
+void launch(ForwardArguments& arguments, const Tensor& out) {
+  Arguments& in = arguments.input;
+  arguments.out = out.mutable_data_ptr();
+  in.error = dispatcher::device_error(out.device());
+  dispatcher::launch(arguments, out, in.batch * in.seq,
+                     4 * in.embedding_dim * core::size_of(in.scalar), forward_cpu,
+                     POSEMBED_CUDA_LAUNCHER(forward_cuda));
+}
+
+Tensor empty_output(const Input& in) {
+  check(in);
+  return dispatcher::empty_symint(output_sizes(in), in.token.options());
+}
+
+void fill_output(const Input& in, const Tensor& out) {
+  const Prepared prepared = prepare(in, Pass::forward);
+  ForwardArguments arguments;
+  arguments.input = prepared.arguments;
+  launch(arguments, out);
+}
+
+/// The statistics are both empty without a norm; the mean is empty for RMSNorm.
+Forward empty_forward(const Input& in) {
+  Tensor output = empty_output(in);
+  const auto options = in.token.options().dtype(compute_type(in.token));
+  const c10::SymDimVector none = {0}, all = {in.ids.sym_size(0), in.ids.sym_size(1)};
+  return {std::move(output),
+          dispatcher::empty_symint(in.norm() == InputNorm::layer ? all : none, options),
+          dispatcher::empty_symint(norms(in) ? all : none, options)};
+}
+
+void forward(const Input& in, const Forward& results) {
+  const auto& [out, mean, rstd] = results;
+  const Prepared prepared = prepare(in, Pass::forward);
+  ForwardArguments arguments;
+  arguments.input = prepared.arguments;
+  if (in.norm() == InputNorm::layer) arguments.mean = mean.mutable_data_ptr();
+  if (norms(in)) arguments.rstd = rstd.mutable_data_ptr();
+  launch(arguments, out);
+}
+
+// ------------------------------------------------------------------------------------ backward
+
+/// Checks statistics saved by forward: [batch, seq] in the compute type.
+void check_statistic(const Tensor& kept, const char* argument, const Input& in) {
+  TORCH_CHECK_TYPE(kept.scalar_type() == compute_type(in.token), argument, ": expected ",
+                   dispatcher::dtype_name(compute_type(in.token)), ", got ",
+                   dispatcher::dtype_name(kept.scalar_type()));
+  dispatcher::check_same_shape(kept, argument, in.ids, "ids");
+}
+
+void check_backward(const Tensor& gradient, const Tensor& mean, const Tensor& rstd,
+                    const Input& in) {
+  check(in);
+  dispatcher::check_same_dtype(gradient, "output_gradient", in.token, "token");
+  TORCH_CHECK_VALUE(gradient.sym_sizes() == c10::SymIntArrayRef(output_sizes(in)),
+                    "output_gradient: expected [batch, seq, embedding_dim], got ",
+                    gradient.sym_sizes());
+  if (in.norm() == InputNorm::layer) check_statistic(mean, "mean", in);
+  if (norms(in)) check_statistic(rstd, "rstd", in);
+}
+
+void launch(BackwardArguments& arguments, const Tensor& gradient) {
+  // Forward has recorded bad indices. Recording them again would make later operators of the same
+  // backward pass raise.
+  const int64_t part_bytes = 4 * gradient.numel() / arguments.parts * gradient.element_size();
+  dispatcher::launch(arguments, gradient, arguments.parts, part_bytes, backward_cpu,
+                     POSEMBED_CUDA_LAUNCHER(backward_cuda));
+  if (dispatcher::on_cuda(gradient) || arguments.partial == nullptr) return;
+  dispatcher::parallel_for(
+      sums_of(arguments), gradient.size(2) * arguments.parts * int64_t{sizeof(float)},
+      [&arguments](int64_t begin, int64_t end) { add_parts_cpu(arguments, begin, end); });
+}
+
+/// Uninitialised results; see Backward. `has_sum` and `has_position`: whether the first and the
+/// position table's are needed.
+Backward backward_results(const Input& in, bool has_sum, bool has_position) {
+  const auto options = in.token.options();
+  const c10::SymInt dim = in.token.sym_size(1);
+  const auto make = [&](bool wanted, const c10::SymDimVector& sizes) {
+    return dispatcher::empty_symint(wanted ? sizes : c10::SymDimVector{0}, options);
+  };
+  const auto table = [&](bool wanted, const MaybeTensor& rows) {
+    return make(wanted, wanted ? c10::SymDimVector{rows->sym_size(0), dim} : c10::SymDimVector{});
+  };
+  return {make(has_sum, output_sizes(in)), make(in.norm_weight().has_value(), {dim}),
+          make(in.norm_bias().has_value(), {dim}), table(has_position, in.position()),
+          table(has_few_types(in), in.token_type())};
+}
+
+/// The address of a result; nullptr: not needed.
+void* target(const Tensor& result) {
+  return result.numel() == 0 ? nullptr : result.mutable_data_ptr();
+}
+
+/// The number of parts of the tokens.
+int64_t parts_of(const BackwardArguments& arguments, const Tensor& gradient) {
+  if constexpr (core::built_with_cuda) {
+    if (dispatcher::on_cuda(gradient)) {
+      const dispatcher::CudaScope scope(gradient);
+      return parts_cuda(arguments);
+    }
+  }
+  return std::clamp<int64_t>(arguments.input.batch * arguments.input.seq, 1, parts_cpu);
+}
+
+/// Memory for partial sums, if any are needed.
+Tensor make_partial(BackwardArguments& arguments, const Tensor& like) {
+  if (arguments.weight_gradient == nullptr && arguments.type_gradient == nullptr) return {};
+  Tensor partial = at::empty({arguments.parts, sums_of(arguments), partial_columns(like.size(2))},
+                             like.options().dtype(compute_type(like)));
+  arguments.partial = partial.mutable_data_ptr();
+  return partial;
+}
+
+/// Sets all rows to zero except those of the sequence's positions, which the kernel writes; returns
+/// their address.
+void* begin_positions(const Input& in, const Tensor& out) {
+  const int64_t first = in.offset().number().expect_int() + in.first_row(),
+                end = first + in.ids.size(1);
+  out.narrow(0, 0, first).zero_();
+  out.narrow(0, end, out.size(0) - end).zero_();
+  return target(out.narrow(0, first, in.ids.size(1)));
+}
+
+/// Whether the kernel sums the gradients of positions. For sequences too short to divide among
+/// threads, this happens afterwards.
+bool sums_positions(const Input& in) {
+  return counts_positions(in) && !dispatcher::on_cuda(in.ids) && in.ids.numel() > 0 &&
+         in.ids.size(1) >= parts_cpu;
+}
+
+/// `sum_rows`: see BackwardArguments; if given, the gradient of the sum is not among the results.
+Backward run_backward(const Input& in, const Tensor& gradient, const Tensor& mean,
+                      const Tensor& rstd, void* const* sum_rows) {
+  const Prepared prepared = prepare(in, Pass::backward);
+  const Tensor rows = gradient.contiguous(), means = mean.contiguous(), rstds = rstd.contiguous();
+  const bool fused = sums_positions(in);
+  Backward results = backward_results(in, sum_rows == nullptr && changes(in), fused);
+  auto& [sum, weight, bias, position, type] = results;
+  BackwardArguments arguments;
+  arguments.input = prepared.arguments;
+  arguments.gradient = rows.const_data_ptr();
+  if (in.norm() == InputNorm::layer) arguments.mean = means.const_data_ptr();
+  if (norms(in)) arguments.rstd = rstds.const_data_ptr();
+  arguments.sum_gradient = target(sum);
+  arguments.sum_rows = sum_rows;
+  arguments.weight_gradient = target(weight);
+  arguments.bias_gradient = target(bias);
+  arguments.type_gradient = target(type);
+  if (fused) arguments.position_gradient = begin_positions(in, position);
+  arguments.parts = parts_of(arguments, gradient);
+  const Tensor partial = make_partial(arguments, rows);
+  launch(arguments, gradient);
+  if (counts_positions(in) && !fused) {
+    position = learned::learned_backward(sum.numel() == 0 ? rows : sum, in.position()->sym_size(0),
+                                         {std::nullopt, in.offset(), in.first_row()});
+  }
+  return results;
+}
+
+/// The shapes of the results; see Backward. The kernel decides which of them it needs memory for.
+struct BackwardShapes {
+  const Input& in;
+
+  /* implicit */ operator Backward() const {
+    return backward_results(in, changes(in), counts_positions(in));
+  }
+};
+
+BackwardShapes backward_shapes(const Tensor& gradient, const Tensor& mean, const Tensor& rstd,
+                               const Input& in) {
+  check_backward(gradient, mean, rstd, in);
+  return {in};
+}
+
+Backward backward(const Tensor& gradient, const Tensor& mean, const Tensor& rstd, const Input& in) {
+  return run_backward(in, gradient, mean, rstd, nullptr);
+}
+
+/// Whether the kernel can write the token table's gradient rows itself: they are unscaled and
+/// nothing else needs them.
+bool writes_rows(const Input& in) {
+  return !dispatcher::on_cuda(in.ids) && changes(in) && in.scale() == 1.0 &&
+         (sums_positions(in) || !counts_positions(in));
+}
+
+BackwardRows backward_rows(const Tensor& gradient, const Tensor& mean, const Tensor& rstd,
+                           const Input& in) {
+  check_backward(gradient, mean, rstd, in);
+  token::check_table_size(in.ids, in.token.sym_size(0), in.token);
+  if (!writes_rows(in)) {
+    return with_rows(in, gradient, run_backward(in, gradient, mean, rstd, nullptr));
+  }
+  const auto rows = token::row_targets(in.token, in.ids.contiguous(), in.padding_idx());
+  auto [sum, weight, bias, position, type] =
+      run_backward(in, gradient, mean, rstd, rows.targets.data());
+  token::sum_repeated(rows);
+  return {rows.row_ids, rows.rows, weight, bias, position, type};
+}
+
+// ------------------------------------------------------------------------------------- dropout
+
+Tensor empty_dropped(const Tensor& x, const Tensor& seed, double probability, c10::SymInt first) {
+  dispatcher::check_floating(x, "x");
+  check_dropout(seed, probability, first, "first");
+  return dispatcher::empty_symint(x.sym_sizes(), x.options());
+}
+
+void fill_dropped(const Tensor& x, const Tensor& seed, double probability, c10::SymInt first,
+                  const Tensor& out) {
+  const Tensor in = x.contiguous();
+  const DropoutArguments arguments{
+      in.const_data_ptr(), out.mutable_data_ptr(),         dispatcher::scalar_of(x), in.numel(),
+      probability,         seed.const_data_ptr<int64_t>(), first.expect_int()};
+  dispatcher::launch(arguments, x, arguments.count, 4 * core::size_of(arguments.scalar), drop_cpu,
+                     POSEMBED_CUDA_LAUNCHER(drop_cuda));
+}
+
+// ------------------------------------------------------------------------------------ autocast
+
+Tensor autocast(const Input& original) {
+  Input in = original;
+  for (MaybeTensor* parameter :
+       {&in.position(), &in.token_type(), &in.norm_weight(), &in.norm_bias()}) {
+    *parameter = dispatcher::follow(*parameter, in.token);
+  }
+  return input_embedding(in);
+}
+
+}  // namespace
+
+BackwardRows with_rows(const Input& in, const Tensor& gradient, const Backward& parts) {
+  const auto& [sum, weight, bias, position, type] = parts;
+  const auto [row_ids, rows] = token::embedding_backward_rows(
+      changes(in) ? sum : gradient, in.token.sym_size(0), {in.ids, in.padding_idx(), in.scale()});
+  return {row_ids, rows, weight, bias, position, type};
+}
+
+Tensor encoding(const Input& in) {
+  const c10::SymInt& first = in.offset().number();
+  const Tensor positions =
+      in.positions().has_value()
+          ? *in.positions()
+          : at::arange(first, first + in.ids.sym_size(1), in.ids.options().dtype(at::kLong));
+  return sinusoidal::sinusoidal_encode({positions, in.sinusoid()}, compute_type(in.token));
+}
+
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  using posembed::dispatcher::define;
+  const std::string input =
+      "Tensor token, "
+      "Tensor ids, "
+      "Tensor? position=None, "
+      "Tensor? positions=None, "
+      "Tensor? token_type=None, "
+      "Tensor? types=None, "
+      "Tensor? norm_weight=None, "
+      "Tensor? norm_bias=None, "
+      "Tensor? seed=None, "
+      "SymInt offset=0, "
+      "int first_row=0, "
+      "str sinusoid=\"\", "
+      "str norm=\"none\", "
+      "float eps=1e-5, "
+      "float scale=1.0, "
+      "float dropout=0.0, "
+      "int padding_idx=-1, "
+      "int position_padding_idx=-1, "
+      "str gradient=\"dense\", "
+      "SymInt first_token=0, "
+      "bool own_rows=False";
+  define(m, "input_embedding(" + input + ") -> Tensor");
+  define(m, "input_embedding_forward(" + input + ") -> (Tensor, Tensor, Tensor)");
+  const std::string backward_call = "Tensor output_gradient, Tensor mean, Tensor rstd, " + input;
+  define(m, "input_embedding_backward(" + backward_call +
+                ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  define(m, "input_embedding_backward_rows(" + backward_call +
+                ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  define(m, "input_dropout(Tensor x, Tensor seed, float probability, SymInt first=0) -> Tensor");
+  input_embedding.implement<empty_output, fill_output>(m);
+  input_embedding.autocast<autocast>(m);
+  input_embedding_forward.implement<empty_forward, forward>(m);
+  input_embedding_backward.implement<backward_shapes, backward>(m);
+  input_embedding_backward_rows.implement_sized_by_values<backward_rows>(m);
+  input_dropout.implement<empty_dropped, fill_dropped>(m);
+}
+
+}  // namespace posembed::input

@@ -1,0 +1,71 @@
+// C++ calls of the relative-bias operators, through the dispatcher as in Python.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+#include "dispatcher/operator.h"
+#include "learned/learned_operator.h"
+#include "posembed/relative_bias.h"
+
+namespace posembed::dispatcher {
+
+template <>
+struct EnumArgument<RelativeBuckets> {
+  static constexpr const char* argument = "kind";
+  static constexpr RelativeBuckets values[] = {RelativeBuckets::t5,      RelativeBuckets::bert,
+                                               RelativeBuckets::clipped, RelativeBuckets::deberta,
+                                               RelativeBuckets::band,    RelativeBuckets::grid};
+};
+
+template <>
+struct EnumArgument<RelativeMlp> {
+  static constexpr const char* argument = "mlp_rule";
+  static constexpr RelativeMlp values[] = {RelativeMlp::swin, RelativeMlp::cr};
+};
+
+}  // namespace posembed::dispatcher
+
+namespace posembed::relative_bias {
+
+using at::Tensor;
+
+/// How distances map to buckets, in the order of the schemas.
+struct Bucketing {
+  int64_t max_distance = 128;
+  bool bidirectional = true;
+  RelativeBuckets kind = RelativeBuckets::t5;
+
+  POSEMBED_FIELDS(self.max_distance, self.bidirectional, self.kind)
+};
+
+/// The buckets of distances, int64: distances, num_buckets.
+inline const dispatcher::Operator<Tensor(const Tensor&, int64_t), Bucketing> relative_buckets{
+    "relative_buckets"};
+
+/// weight, query length, key length, query offset.
+using MaybeOffset = std::optional<c10::SymInt>;
+inline const dispatcher::Operator<
+    Tensor(const Tensor&, c10::SymInt, c10::SymInt, const MaybeOffset&), Bucketing>
+    relative_bias{"relative_bias"};
+
+/// The bias of a window in two or three dimensions: a table of its differences, {rows, columns},
+/// whether a class token stands before its cells.
+inline const dispatcher::Operator<Tensor(const Tensor&, c10::SymIntArrayRef, bool)>
+    relative_window_bias{"relative_window_bias"};
+
+/// That table for another window.
+inline const dispatcher::Operator<Tensor(const Tensor&, c10::SymIntArrayRef, c10::SymIntArrayRef),
+                                  learned::Resample>
+    relative_window_resample{"relative_window_resample"};
+
+/// The logarithms of a window's differences, which an MLP maps to a table. The last argument is the
+/// window whose largest differences are 1; empty: their natural logarithms, unscaled.
+inline const dispatcher::Operator<Tensor(const Tensor&, c10::SymIntArrayRef, c10::SymIntArrayRef)>
+    relative_log_distances{"relative_log_distances"};
+
+/// A window of rows and columns, or of frames too, whose cells can be counted.
+void check_window(c10::SymIntArrayRef window, const char* argument, size_t most_axes = 2);
+
+}  // namespace posembed::relative_bias

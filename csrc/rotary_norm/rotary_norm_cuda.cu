@@ -1,0 +1,592 @@
+// As in the rotary kernel, a block processes some or all heads of one token, and a thread owns both
+// members of its pairs and a part of the components outside the window. The threads of a head
+// reduce their squares with shuffles. In the backward pass each of a fixed number of blocks takes a
+// share of the tokens and sums its part of the weights' gradients; there are no atomics.
+#include "core/part_sum.h"
+#include "rotary/rotary_cuda.h"
+#include "rotary_norm/rotary_norm.h"
+#include "rotary_norm/rotary_norm_cuda.h"
+
+namespace posembed::rotary_norm {
+namespace {
+
+/// Arguments of a launch in addition to those of the rotation, in the compute type; index 0 is
+/// query, 1 is key.
+template <typename C>
+struct Norms {
+  const void* weight[2];
+  C* rstd[2];
+  C weight_offset, eps;
+  int head_dim;
+};
+
+/// Additional arguments of the backward launch.
+struct Backward {
+  HeadView normed[2];
+  void* partial;
+  int64_t parts;
+};
+
+/// A thread's share of a head's window, in memory order.
+template <typename T, int size>
+struct Window {
+  Pack<T, size> first, second;
+};
+
+/// The factors of neighbouring columns; `W` is the weights' type, T or its compute type.
+template <typename T, int size, typename W = T>
+__device__ Pack<Compute<T>, size> weights(const Norms<Compute<T>>& norms, int r, int column) {
+  auto pack = load_parameters<T, W, size>(norms.weight[r], column);
+#pragma unroll
+  for (int i = 0; i < size; ++i) pack.element[i] += norms.weight_offset;
+  return pack;
+}
+
+/// A norm's weights of the window, plus their offset, in shared memory.
+template <typename C, int capacity>
+struct alignas(16) WindowWeights {
+  C values[2 * capacity];
+
+  template <typename T>
+  __device__ void fill(const Launch<T, capacity>& launch, const Norms<C>& norms, int r) {
+    const T* weight = static_cast<const T*>(norms.weight[r]) + launch.start[r];
+    for (int i = static_cast<int>(threadIdx.x); i < 2 * launch.pairs; i += blockDim.x) {
+      values[i] = core::load(weight[i]) + norms.weight_offset;
+    }
+  }
+
+  template <int size>
+  __device__ Pack<C, size> read(int column) const {
+    Pack<C, size> pack;
+    core::load_values<size>(values + column, pack.element);
+    return pack;
+  }
+};
+
+template <typename T, int size, bool interleaved, int capacity>
+__global__ void __launch_bounds__(rotary::max_threads<size>, rotary::min_blocks<size, 3>)
+    norm_kernel(const __grid_constant__ Launch<T, capacity> launch,
+                const __grid_constant__ Norms<Compute<T>> norms) {
+  using C = Compute<T>;
+  constexpr int in_flight = rotary::heads_in_flight;
+  __shared__ C sines[capacity], cosines[capacity];
+  __shared__ WindowWeights<C, capacity> window_weights[2];
+  core::wait_for_previous_kernel();
+  const HeadThreads threads(launch.threads_per_head);
+  const rotary::PackColumns<size, interleaved> columns(threads.index, launch.pairs);
+  const int begin = static_cast<int>(blockIdx.y) * launch.heads_of_block;
+  const int end = min(launch.heads, begin + launch.heads_of_block);
+  const C inverse_dim = C(1) / static_cast<C>(norms.head_dim);
+  bool buffer = false;
+  for (int r = 0; r < 2; ++r) {  // read after begin_token()'s barrier
+    window_weights[r].fill(launch, norms, r);
+  }
+
+  for (int64_t number = blockIdx.x; number < launch.tokens; number += gridDim.x) {
+    const Token token = token_of(launch, number);
+    const rotary::TokenHeads<T, size, capacity> heads(launch, token);
+    const auto is_active = [&](int pass) {
+      return threads.group < launch.heads_per_pass && pass + threads.group < end;
+    };
+    const auto read_pass = [&](int pass) {
+      Window<T, size> window = {};
+      if (launch.pairs > 0 && is_active(pass)) {
+        const T* in = heads.row(pass + threads.group).in;
+        window.first = Pack<T, size>::read(in + columns.first);
+        window.second = Pack<T, size>::read(in + columns.second);
+      }
+      return window;
+    };
+    // Issue the loads of the first heads before the position is known, and those of the next heads
+    // before the threads wait for each other's squares.
+    Window<T, size> ahead[in_flight];
+#pragma unroll
+    for (int i = 0; i < in_flight; ++i) ahead[i] = read_pass(begin + i * launch.heads_per_pass);
+    const bool rotated = begin_token(launch, token, sines, cosines) && launch.pairs > 0;
+    const auto angles = launch.pairs > 0 ? rotary::angles_of<C>(columns, sines, cosines)
+                                         : rotary::Angles<C, size>{};
+    for (int pass = begin; pass < end;) {
+#pragma unroll
+      for (int i = 0; i < in_flight; ++i, pass += launch.heads_per_pass, buffer = !buffer) {
+        if (pass >= end) break;
+        const bool active = is_active(pass);
+        const int number_of_head = active ? pass + threads.group : begin;
+        rotary::Pairs<C, size, interleaved> owned = {widen(ahead[i].first), widen(ahead[i].second)};
+        ahead[i] = read_pass(pass + in_flight * launch.heads_per_pass);
+        C squares = dot(owned.second, owned.second, dot(owned.first, owned.first, C(0)));
+        const rotary::Row<T> row = heads.row(number_of_head);
+        const int r = number_of_head >= launch.query_heads, start = launch.start[r];
+        if (active) {
+          for_outside<size>(launch, threads, [&](int column) {
+            const auto pack = load_wide<T, size>(row.in + column - start);
+            squares = dot(pack, pack, squares);
+          });
+        }
+        const C mean = head_sum(threads, squares, buffer) * inverse_dim;
+        if (!active) continue;
+        const C rstd = core::reciprocal_sqrt(mean + norms.eps);
+        if (norms.rstd[r] != nullptr && threads.index == 0) {
+          const Head head(launch, token, number_of_head);
+          norms.rstd[r][head.rstd_index] = rstd;
+        }
+        const auto norm = [&](Pack<C, size>* pack, const Pack<C, size>& weight) {
+          multiply(rstd, pack);
+          multiply(weight, pack);
+        };
+        if (launch.pairs > 0) {
+          norm(&owned.first, window_weights[r].template read<size>(columns.first));
+          norm(&owned.second, window_weights[r].template read<size>(columns.second));
+          if (rotated) owned.rotate(angles);
+          narrow<T, size>(owned.first).write(row.out + columns.first);
+          narrow<T, size>(owned.second).write(row.out + columns.second);
+        }
+        for_outside<size>(launch, threads, [&](int column) {
+          auto pack = load_wide<T, size>(row.in + column - start);
+          norm(&pack, weights<T, size>(norms, r, column));
+          narrow<T, size>(pack).write(row.out + column - start);
+        });
+      }
+    }
+  }
+}
+
+/// The address of one column in every `step`-th head of a token, the query's first. `Element` is
+/// const for rows that are read.
+template <typename Element, typename Launch>
+class HeadPointer {
+ public:
+  __device__ HeadPointer(const Launch& launch, const Token& token, int column, int head, int step)
+      : launch_(launch), token_(token), column_(column), step_(step) {
+    set_head(head);
+  }
+
+  __device__ Element* address() const { return address_; }
+
+  /// Moves to `head`, `step` heads later.
+  __device__ void advance(int head) {
+    address_ += distance_;
+    const auto in_key = static_cast<unsigned>(head - launch_.query_heads);
+    if (in_key < static_cast<unsigned>(step_)) set_head(head);  // the first of the key
+  }
+
+ private:
+  __device__ void set_head(int head) {
+    const int r = head >= launch_.query_heads, index = r == 0 ? head : head - launch_.query_heads;
+    const HeadView& view = launch_.views[r];
+    constexpr bool reads = std::is_const_v<Element>;
+    const int64_t* stride = reads ? view.in_stride : view.out_stride;
+    const auto data = reinterpret_cast<uintptr_t>(reads ? view.in : view.out);
+    address_ = reinterpret_cast<Element*>(data) + (offset_of(token_, index, stride) + column_);
+    distance_ = step_ * stride[2];
+  }
+
+  const Launch& launch_;
+  const Token& token_;
+  const int column_, step_;
+  Element* address_;
+  int64_t distance_;
+};
+
+/// A thread's share of a head, before its conversion to the compute type.
+struct PackedWindow {
+  uint4 first, second;
+};
+
+template <typename T, int size>
+__device__ Pack<Compute<T>, size> widen(const uint4& packed) {
+  Pack<T, size> pack;
+  static_assert(sizeof pack == sizeof packed);
+  memcpy(pack.element, &packed, sizeof packed);
+  return widen(pack);
+}
+
+/// Sines and cosines of a token times the weights of query or key, in shared memory.
+template <typename C, int pairs>
+struct alignas(16) Coefficients {
+  C first_cosine[pairs], first_sine[pairs];    // times the weight of the first member
+  C second_cosine[pairs], second_sine[pairs];  // and of the second
+
+  __device__ void set(int pair, C sine, C cosine, C first_weight, C second_weight) {
+    first_cosine[pair] = cosine * first_weight;
+    first_sine[pair] = sine * first_weight;
+    second_cosine[pair] = cosine * second_weight;
+    second_sine[pair] = sine * second_weight;
+  }
+
+  /// Rotates normalised pairs and multiplies them by the weights.
+  template <int size, bool interleaved>
+  __device__ void apply(const rotary::PackColumns<size, interleaved>& columns,
+                        rotary::Pairs<C, size, interleaved>* owned) const {
+    constexpr int run = 4;  // neighbouring pairs
+#pragma unroll
+    for (int i = 0; i < size; i += run) {
+      C c1[run], s1[run], c2[run], s2[run];
+      core::load_values<run>(first_cosine + columns.pair(i), c1);
+      core::load_values<run>(first_sine + columns.pair(i), s1);
+      core::load_values<run>(second_cosine + columns.pair(i), c2);
+      core::load_values<run>(second_sine + columns.pair(i), s2);
+#pragma unroll
+      for (int k = 0; k < run; ++k) {
+        const C x = owned->a(i + k), y = owned->b(i + k);
+        owned->a(i + k) = core::fma(x, c1[k], -(y * s2[k]));
+        owned->b(i + k) = core::fma(y, c2[k], x * s1[k]);
+      }
+    }
+  }
+};
+
+/// norm_kernel for heads without components outside the window of `pairs` pairs. Multiplies a
+/// token's sines and cosines by the weights first, which rounds products differently.
+template <typename T, int size, bool interleaved, int pairs>
+__global__ void __launch_bounds__(rotary::threads_wanted, 3)
+    whole_heads_kernel(const __grid_constant__ Launch<T, pairs> launch,
+                       const __grid_constant__ Norms<Compute<T>> norms) {
+  using C = Compute<T>;
+  using Owned = rotary::Pairs<C, size, interleaved>;
+  constexpr int in_flight = rotary::heads_in_flight;
+  constexpr int threads_per_head = pairs / size;
+  __shared__ Coefficients<C, pairs> coefficients[2];
+  core::wait_for_previous_kernel();
+  const int index = static_cast<int>(threadIdx.x) % threads_per_head;
+  const int group = static_cast<int>(threadIdx.x) / threads_per_head;
+  const rotary::PackColumns<size, interleaved> columns(index, pairs);
+  const int begin = static_cast<int>(blockIdx.y) * launch.heads_of_block;
+  const int end = min(launch.heads, begin + launch.heads_of_block);
+  const int step = launch.heads_per_pass, group_end = group < step ? end : 0;
+
+  for (int64_t number = blockIdx.x; number < launch.tokens; number += gridDim.x) {
+    const Token token = token_of(launch, number);
+    int head = begin + group;
+    HeadPointer<const T, Launch<T, pairs>> in(launch, token, columns.first, head, step);
+    HeadPointer<T, Launch<T, pairs>> out(launch, token, columns.first, head, step);
+    const auto read_head = [&](int next) {
+      PackedWindow packed;  // indeterminate without a head
+      if (next < group_end) {
+        packed.first = *reinterpret_cast<const uint4*>(in.address());
+        packed.second = *reinterpret_cast<const uint4*>(in.address() + pairs);
+      }
+      in.advance(next + step);
+      return packed;
+    };
+    // As in norm_kernel, the loads of the next heads are in flight while heads are processed.
+    PackedWindow ahead[in_flight];
+#pragma unroll
+    for (int i = 0; i < in_flight; ++i) ahead[i] = read_head(head + i * step);
+    const bool rotated = fill_angles(launch, token, [&](const rotary::PairAt<T>& at) {
+      C sine, cosine;
+      angle_of(launch, at, &sine, &cosine);
+      const int first = interleaved ? 2 * at.pair : at.pair;
+      const int second = interleaved ? first + 1 : first + pairs;
+      for (int r = 0; r < 2; ++r) {
+        coefficients[r].set(at.pair, sine, cosine, weights<T, 1>(norms, r, first).element[0],
+                            weights<T, 1>(norms, r, second).element[0]);
+      }
+    });
+    for (int pass = begin; pass < end;) {
+#pragma unroll
+      for (int i = 0; i < in_flight; ++i, pass += step, head += step, out.advance(head)) {
+        if (pass >= end) break;
+        Owned owned = {widen<T, size>(ahead[i].first), widen<T, size>(ahead[i].second)};
+        ahead[i] = read_head(head + in_flight * step);
+        C squares = dot(owned.second, owned.second, dot(owned.first, owned.first, C(0)));
+#pragma unroll
+        for (int lanes = threads_per_head / 2; lanes > 0; lanes /= 2) {
+          squares += __shfl_xor_sync(0xffffffffu, squares, lanes);
+        }
+        if (head >= group_end) continue;
+        const int r = head >= launch.query_heads;
+        const C rstd = core::reciprocal_sqrt(squares * (C(1) / (2 * pairs)) + norms.eps);
+        if (index == 0 && norms.rstd[r] != nullptr) {
+          norms.rstd[r][Head(launch, token, head).rstd_index] = rstd;
+        }
+        multiply(rstd, &owned.first);
+        multiply(rstd, &owned.second);
+        if (rotated) {
+          coefficients[r].apply(columns, &owned);
+        } else {
+          multiply(weights<T, size>(norms, r, columns.first), &owned.first);
+          multiply(weights<T, size>(norms, r, columns.first + pairs), &owned.second);
+        }
+        narrow<T, size>(owned.first).write(out.address());
+        narrow<T, size>(owned.second).write(out.address() + pairs);
+      }
+    }
+  }
+}
+
+// ---- backward ----
+
+/// Shared memory for a block's sums of query and key, for each group of threads.
+constexpr int sums_bytes = 32 * 1024;
+
+/// `W` is the type of the weights.
+template <typename T, int size, bool interleaved, int capacity, typename W>
+__global__ void __launch_bounds__(rotary::max_threads<size>)
+    backward_kernel(const __grid_constant__ Launch<T, capacity> launch,
+                    const __grid_constant__ Norms<Compute<T>> norms,
+                    const __grid_constant__ Backward backward) {
+  using C = Compute<T>;
+  __shared__ C sines[capacity], cosines[capacity];
+  alignas(16) __shared__ C sums[sums_bytes / sizeof(C)];  // [groups, 2, head_dim]
+  const HeadThreads threads(launch.threads_per_head);
+  const rotary::PackColumns<size, interleaved> columns(threads.index, launch.pairs);
+  const int first = launch.start[0] + columns.first, second = launch.start[0] + columns.second;
+  const int dim = norms.head_dim, groups = launch.heads_per_pass;
+  for (int i = threadIdx.x; i < groups * 2 * dim; i += blockDim.x) sums[i] = 0;
+  bool buffer = false;
+
+  const int64_t part = blockIdx.x;
+  const int64_t end = (part + 1) * launch.tokens / backward.parts;
+  for (int64_t number = part * launch.tokens / backward.parts; number < end; ++number) {
+    const Token token = token_of(launch, number);
+    const bool rotated = begin_token(launch, token, sines, cosines) && launch.pairs > 0;
+    const auto angles = launch.pairs > 0 ? rotary::angles_of<C>(columns, sines, cosines)
+                                         : rotary::Angles<C, size>{};
+    for (int pass = 0; pass < launch.heads; pass += groups, buffer = !buffer) {
+      const bool active = pass + threads.group < launch.heads;
+      const Head head(launch, token, active ? pass + threads.group : 0);
+      const HeadView &view = launch.views[head.r], &normed = backward.normed[head.r];
+      const T* in = static_cast<const T*>(view.in) + offset_of(token, head.number, view.in_stride);
+      T* out = static_cast<T*>(view.out) + offset_of(token, head.number, view.out_stride);
+      const T* x =
+          static_cast<const T*>(normed.in) + offset_of(token, head.number, normed.in_stride);
+      const C rstd = active ? norms.rstd[head.r][head.rstd_index] : C(0);
+      C* sum = sums + (threads.group * 2 + head.r) * dim;
+      rotary::Pairs<C, size, interleaved> gradient = {}, row = {};
+      C projection = 0;
+      // Adds to the weight's gradient, and turns `g` into the gradient of the normalised row.
+      const auto through_weight = [&](Pack<C, size>* g, Pack<C, size>* n, int column) {
+        multiply(rstd, n);
+        C total[size];
+        core::load_values<size>(sum + column, total);
+#pragma unroll
+        for (int i = 0; i < size; ++i) total[i] += g->element[i] * n->element[i];
+        core::store_values<size>(total, sum + column);
+        multiply(weights<T, size, W>(norms, head.r, column), g);
+        projection = dot(*g, *n, projection);
+      };
+      if (active) {
+        if (launch.pairs > 0) {
+          gradient.first = load_wide<T, size>(in + first);
+          gradient.second = load_wide<T, size>(in + second);
+          row.first = load_wide<T, size>(x + first);
+          row.second = load_wide<T, size>(x + second);
+          if (rotated) gradient.rotate(angles);
+          through_weight(&gradient.first, &row.first, first);
+          through_weight(&gradient.second, &row.second, second);
+        }
+        for_outside<size>(launch, threads, [&](int column) {
+          auto g = load_wide<T, size>(in + column), n = load_wide<T, size>(x + column);
+          through_weight(&g, &n, column);
+        });
+      }
+      projection = head_sum(threads, projection, buffer) / static_cast<C>(dim);
+      if (!active) continue;
+      const auto through_norm = [&](Pack<C, size>* g, const Pack<C, size>& n, int column) {
+#pragma unroll
+        for (int i = 0; i < size; ++i) {
+          g->element[i] = rstd * (g->element[i] - n.element[i] * projection);
+        }
+        narrow<T, size>(*g).write(out + column);
+      };
+      if (launch.pairs > 0) {
+        through_norm(&gradient.first, row.first, first);
+        through_norm(&gradient.second, row.second, second);
+      }
+      for_outside<size>(launch, threads, [&](int column) {
+        auto g = load_wide<T, size>(in + column), n = load_wide<T, size>(x + column);
+        multiply(rstd, &n);
+        multiply(weights<T, size, W>(norms, head.r, column), &g);
+        through_norm(&g, n, column);
+      });
+    }
+  }
+  __syncthreads();
+  C* result = static_cast<C*>(backward.partial) + part * 2 * dim;
+  for (int column = threadIdx.x; column < 2 * dim; column += blockDim.x) {
+    C sum = 0;
+    for (int group = 0; group < groups; ++group) sum += sums[group * 2 * dim + column];
+    result[column] = sum;
+  }
+}
+
+/// Lanes process neighbouring columns of the weights' gradients; a block's warps share the parts.
+template <typename T, typename W>
+__global__ void __launch_bounds__(core::part_threads)
+    add_parts_kernel(const __grid_constant__ BackwardArguments b) {
+  using C = Compute<T>;
+  const int64_t dim = b.forward.rotation.head_dim, columns = 2 * dim;
+  const int64_t column = core::part_column();
+  const C sum = core::sum_of_parts(static_cast<const C*>(b.partial), b.parts, columns, columns);
+  if (!core::writes_parts() || column >= columns) return;
+  W* const gradient = static_cast<W*>(b.weight_gradient[column / dim]);
+  if (gradient != nullptr) core::store(sum, gradient + column % dim);
+}
+
+// ---- launchers ----
+
+template <typename C>
+Norms<C> make_norms(const Arguments& arguments) {
+  Norms<C> norms = {};
+  for (int r = 0; r < 2; ++r) {
+    norms.weight[r] = arguments.weight[r];
+    norms.rstd[r] = static_cast<C*>(arguments.rstd[r]);
+  }
+  norms.weight_offset = static_cast<C>(arguments.weight_offset);
+  norms.eps = static_cast<C>(arguments.eps);
+  norms.head_dim = static_cast<int>(arguments.rotation.head_dim);
+  return norms;
+}
+
+struct Forward {
+  const Arguments& arguments;
+
+  const rotary::Arguments& rotation() const { return arguments.rotation; }
+
+  template <typename T, int size, bool interleaved, int capacity>
+  const char* launch(core::CudaStream stream) const {
+    return run(norm_kernel<T, size, interleaved, capacity>, size, stream);
+  }
+
+  template <typename T, int size, bool interleaved, int pairs>
+  const char* launch_whole(core::CudaStream stream) const {
+    return run(whole_heads_kernel<T, size, interleaved, pairs>, size, stream);
+  }
+
+  template <typename T, int capacity>
+  const char* run(void (*kernel)(Launch<T, capacity>, Norms<Compute<T>>), int size,
+                  core::CudaStream stream) const {
+    auto launch = rotary::make_launch<T, capacity>(rotation());
+    if (launch.tokens == 0 || launch.heads == 0) return nullptr;
+    const cudaLaunchConfig_t config = share_heads(&launch, size, stream);
+    cudaLaunchKernelEx(&config, kernel, launch, make_norms<Compute<T>>(arguments));
+    return core::launch_error();
+  }
+};
+
+struct BackwardPass {
+  const BackwardArguments& arguments;
+
+  const rotary::Arguments& rotation() const { return arguments.forward.rotation; }
+
+  template <typename T, int size, bool interleaved, int capacity>
+  const char* launch(core::CudaStream stream) const {
+    auto launch = rotary::make_launch<T, capacity>(rotation());
+    const int64_t dim = rotation().head_dim;
+    const int per_head = std::max(1, launch.pairs / size);
+    launch.threads_per_head = core::Divisor<int>::of(per_head);
+    const int64_t groups_that_fit =
+        sums_bytes / (2 * dim * static_cast<int64_t>(sizeof(Compute<T>)));
+    const int64_t max_groups = std::clamp<int64_t>(
+        std::min<int64_t>(launch.heads, rotary::threads_wanted / per_head), 1, groups_that_fit);
+    // Make passes equally large: 40 heads take 20 and 20 at a time, not 32 and 8.
+    const int64_t passes = std::max<int64_t>(1, core::divide_up(launch.heads, max_groups));
+    launch.heads_per_pass =
+        static_cast<int>(std::max<int64_t>(1, core::divide_up(launch.heads, passes)));
+    Backward backward = {};
+    std::copy(arguments.normed, arguments.normed + 2, backward.normed);
+    backward.partial = arguments.partial;
+    backward.parts = arguments.parts;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned>(arguments.parts));
+    config.blockDim = dim3(static_cast<unsigned>(per_head * launch.heads_per_pass));
+    config.stream = stream;
+    const bool wide = has_wide_parameters(arguments.forward);
+    const auto kernel = wide ? backward_kernel<T, size, interleaved, capacity, Compute<T>>
+                             : backward_kernel<T, size, interleaved, capacity, T>;
+    cudaLaunchKernelEx(&config, kernel, launch, make_norms<Compute<T>>(arguments.forward),
+                       backward);
+    config.gridDim = dim3(static_cast<unsigned>(core::divide_up(2 * dim, core::warp_size)));
+    config.blockDim = dim3(core::part_threads);
+    const auto add_parts = wide ? add_parts_kernel<T, Compute<T>> : add_parts_kernel<T, T>;
+    cudaLaunchKernelEx(&config, add_parts, arguments);
+    return core::launch_error();
+  }
+};
+
+/// norm_tokens() with rows of results in memory.
+template <typename T, int size, bool interleaved, int capacity>
+__global__ void __launch_bounds__(rotary::max_threads<size>, rotary::min_blocks<size, 2>)
+    general_kernel(const __grid_constant__ rotary::TableLaunch<T, capacity> launch,
+                   const __grid_constant__ GeneralNorms<Compute<T>> norms) {
+  norm_tokens<T, size, interleaved>(launch, norms,
+                                    [](const Token&) { return RowWriter<T, size>{}; });
+}
+
+struct GeneralForward {
+  const Arguments& arguments;
+
+  const rotary::Arguments& rotation() const { return arguments.rotation; }
+
+  template <typename T, int size, bool interleaved, int capacity>
+  const char* launch(core::CudaStream stream) const {
+    auto launch = rotary::make_launch<T, capacity, rotary::Form::table>(rotation());
+    if (launch.tokens == 0 || launch.heads == 0) return nullptr;
+    const cudaLaunchConfig_t config = share_rows(&launch, size, arguments.all_heads, stream);
+    cudaLaunchKernelEx(&config, general_kernel<T, size, interleaved, capacity>, launch,
+                       make_general_norms<Compute<T>>(arguments));
+    return core::launch_error();
+  }
+};
+
+template <typename T, int size, bool interleaved, typename Pass>
+const char* launch_capacity(const Pass& pass, core::CudaStream stream) {
+  if constexpr (size > 1) {  // fewer argument bytes make a quicker launch
+    if (pass.rotation().pairs <= 64) return pass.template launch<T, size, interleaved, 64>(stream);
+  }
+  return pass.template launch<T, size, interleaved, rotary::max_pairs>(stream);
+}
+
+/// Heads of 64, 128 or 256 components that are all rotated have their own kernel in 16-bit types.
+template <typename T, int size, bool interleaved, typename Pass>
+const char* launch_form(const Pass& pass, core::CudaStream stream) {
+  if constexpr (size == 8 && std::is_same_v<Pass, Forward>) {
+    const rotary::Arguments& rotation = pass.rotation();
+    const int64_t whole = 2 * rotation.pairs == rotation.head_dim ? rotation.pairs : 0;
+    if (whole == 32) return pass.template launch_whole<T, size, interleaved, 32>(stream);
+    if (whole == 64) return pass.template launch_whole<T, size, interleaved, 64>(stream);
+    if (whole == 128) return pass.template launch_whole<T, size, interleaved, 128>(stream);
+  }
+  return launch_capacity<T, size, interleaved>(pass, stream);
+}
+
+template <typename T, int size, typename Pass>
+const char* launch_pairing(const Pass& pass, core::CudaStream stream) {
+  return pass.rotation().interleaved ? launch_form<T, size, true>(pass, stream)
+                                     : launch_form<T, size, false>(pass, stream);
+}
+
+template <typename T>
+bool can_use_vectors(const BackwardArguments& arguments) {
+  rotary::Arguments normed = arguments.forward.rotation;  // its views are query and key
+  std::copy(arguments.normed, arguments.normed + 2, normed.views);
+  return can_use_vectors<T>(arguments.forward) && rotary::can_use_vectors<T>(normed);
+}
+
+template <typename Pass>
+const char* launch(const Pass& pass, core::CudaStream stream) {
+  return core::visit_scalar(pass.rotation().scalar, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    return can_use_vectors<T>(pass.arguments)
+               ? launch_pairing<T, core::vector_width<T>>(pass, stream)
+               : launch_pairing<T, 1>(pass, stream);
+  });
+}
+
+}  // namespace
+
+const char* norm_and_rotate_cuda(const Arguments& arguments, core::CudaStream stream) {
+  const bool usual = !is_general(arguments) && !has_wide_parameters(arguments) &&
+                     arguments.weight[0] != nullptr && arguments.weight[1] != nullptr;
+  if (usual) return launch(Forward{arguments}, stream);
+  return core::visit_scalar(arguments.rotation.scalar, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    return launch_general<T>(GeneralForward{arguments}, can_use_vectors<T>(arguments), stream);
+  });
+}
+
+const char* backward_cuda(const BackwardArguments& arguments, core::CudaStream stream) {
+  return launch(BackwardPass{arguments}, stream);
+}
+
+}  // namespace posembed::rotary_norm
