@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "alibi/alibi.h"
+#include "alibi/alibi_checks.h"
 #include "core/brief.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/host_floats.h"

@@ -15,6 +15,7 @@
 #include "dispatcher/autograd.h"
 #include "dispatcher/saved_call.h"
 #include "dispatcher/tangent.h"
+#include "input/input_checks.h"
 #include "input/input_operator.h"
 #include "learned/learned_operator.h"
 #include "token/token_operator.h"

@@ -15,8 +15,10 @@
 #include "dispatcher/output_memory.h"
 #include "dispatcher/schema.h"
 #include "input/input.h"
+#include "input/input_checks.h"
 #include "learned/learned_operator.h"
 #include "sinusoidal/sinusoidal_operator.h"
+#include "token/token_backward.h"
 #include "token/token_operator.h"
 
 namespace posembed::input {

@@ -1,3 +1,5 @@
+#include "rotary/rotary_checks.h"
+
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -13,7 +15,6 @@
 #include "dispatcher/launch.h"
 #include "dispatcher/memory_checks.h"
 #include "dispatcher/output_memory.h"
-#include "rotary/rotary_operator.h"
 
 namespace posembed::rotary {
 namespace {

@@ -8,6 +8,7 @@
 
 #include "core/double_double.h"
 #include "posembed/rotary.h"
+#include "rotary/rotary_checks.h"
 #include "rotary/rotary_operator.h"
 
 namespace posembed {

@@ -18,6 +18,7 @@
 #include "dispatcher/tangent.h"
 #include "posembed/rotary.h"
 #include "rotary/rotary.h"
+#include "rotary/rotary_checks.h"
 #include "rotary/rotary_specification.h"
 
 namespace posembed::rotary {

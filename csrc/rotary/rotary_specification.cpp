@@ -23,6 +23,7 @@
 #include "dispatcher/text_cache.h"
 #include "posembed/score_scale.h"
 #include "rotary/rotary.h"
+#include "rotary/rotary_checks.h"
 #include "rotary/rotary_operator.h"
 
 namespace posembed {

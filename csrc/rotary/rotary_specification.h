@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "posembed/rotary_specification.h"
+#include "rotary/rotary_checks.h"
 #include "rotary/rotary_frequencies.h"
-#include "rotary/rotary_operator.h"
 
 namespace posembed::rotary {
 

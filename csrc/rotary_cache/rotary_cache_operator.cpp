@@ -16,9 +16,9 @@
 #include "dispatcher/memory_checks.h"
 #include "dispatcher/schema.h"
 #include "dispatcher/tangent.h"
-#include "rotary/rotary_operator.h"
+#include "rotary/rotary_checks.h"
 #include "rotary_cache/rotary_cache.h"
-#include "rotary_norm/rotary_norm_operator.h"
+#include "rotary_norm/rotary_norm_checks.h"
 
 namespace posembed::rotary_cache {
 namespace {

@@ -27,8 +27,9 @@
 #include "dispatcher/schema.h"
 #include "dispatcher/tangent.h"
 #include "dispatcher/tensors.h"
-#include "rotary/rotary_operator.h"
+#include "rotary/rotary_checks.h"
 #include "rotary_norm/rotary_norm.h"
+#include "rotary_norm/rotary_norm_checks.h"
 #include "rotary_tables/rotary_tables_operator.h"
 
 namespace posembed::rotary_norm {

@@ -13,7 +13,6 @@
 #include "posembed/rotary_norm.h"
 #include "posembed/rotary_tables.h"
 #include "rotary/rotary_operator.h"
-#include "rotary_norm/rotary_norm.h"
 
 namespace posembed::rotary_norm {
 
@@ -75,23 +74,5 @@ inline const Operator<Four> norm_rotary_forward{"norm_rotary_forward"};
 /// query and key. The gradient of a weight that is not given is empty. Not for general calls.
 inline const Operator<Four, const Tensor&, const Tensor&, const Tensor&, const Tensor&>
     norm_rotary_backward{"norm_rotary_backward"};
-
-// --------------------------------------------------------------------------------------- arguments
-// Turns the weights and biases of norms into the kernels' arguments, for all operators that
-// normalise query and key.
-
-/// The first parameter that is given; nullptr: none is.
-const Tensor* any_parameter(const Call& call);
-
-/// The checks of weights, biases and the norm's numbers, which need no values.
-void check_parameters(const Call& call);
-
-/// Contiguous weights and biases, which the kernel's arguments point to.
-struct Parameters {
-  Tensor tensor[4];
-};
-
-/// Sets the norm in arguments that have the rotation.
-void set_norm(const Call& call, Parameters* parameters, Arguments* arguments);
 
 }  // namespace posembed::rotary_norm

@@ -16,7 +16,7 @@
 #include "dispatcher/saved_call.h"
 #include "dispatcher/schema.h"
 #include "dispatcher/tangent.h"
-#include "rotary/rotary_operator.h"
+#include "rotary/rotary_checks.h"
 
 namespace posembed::rotary_tables {
 namespace {

@@ -5,6 +5,7 @@
 
 #include "posembed/sinusoidal.h"
 #include "sinusoidal/sinusoidal_operator.h"
+#include "sinusoidal/sinusoidal_specification.h"
 
 namespace posembed {
 

@@ -26,6 +26,7 @@
 #include "dispatcher/tangent.h"
 #include "dispatcher/tensors.h"
 #include "sinusoidal/sinusoidal.h"
+#include "sinusoidal/sinusoidal_specification.h"
 
 namespace posembed::sinusoidal {
 namespace {

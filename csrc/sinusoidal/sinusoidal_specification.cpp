@@ -1,3 +1,5 @@
+#include "sinusoidal/sinusoidal_specification.h"
+
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -11,7 +13,6 @@
 #include "dispatcher/json.h"
 #include "dispatcher/text_cache.h"
 #include "sinusoidal/sinusoidal.h"
-#include "sinusoidal/sinusoidal_operator.h"
 
 namespace posembed {
 namespace {

@@ -5,19 +5,16 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string_view>
 #include <tuple>
-#include <vector>
 
 #include "core/device_error.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/operator.h"
 #include "dispatcher/tensors.h"
 #include "posembed/token.h"
-#include "token/token.h"
 
 namespace posembed::dispatcher {
 
@@ -166,50 +163,6 @@ struct Lookup {
 /// Writes weight[ids + first_row] * scale to `out`, on any device; zeros for an index outside,
 /// which CUDA records. `ids` is contiguous; on the CPU they must have been checked.
 void gather(const Tensor& weight, const Tensor& ids, const Lookup& lookup, const Tensor& out);
-
-// -------------------------------------------------------------------------------------- sorted ids
-// Ids sorted by row, which the CPU uses to sum gradients of tables.
-
-/// See GroupArguments; owns the memory that its pointers refer to.
-struct SortedIds {
-  at::Tensor words, counts;
-  uint64_t* entries = nullptr;
-  int64_t* starts = nullptr;
-  int64_t groups = 0;
-
-  int64_t kept() const { return starts[groups]; }
-  int64_t row(int64_t group) const { return static_cast<int64_t>(entries[starts[group]] >> 32); }
-  /// The first group that begins at or after `entry`.
-  int64_t group_at(int64_t entry) const {
-    return std::lower_bound(starts, starts + groups + 1, entry) - starts;
-  }
-};
-
-/// `ids`: contiguous; `first_row`: the row of id 0.
-SortedIds sort_ids(const at::Tensor& ids, int64_t num_embeddings, int64_t padding_idx,
-                   int64_t first_row = 0);
-
-/// Sums all groups of `sorted`.
-void sum_groups(const SumArguments& arguments, const SortedIds& sorted);
-
-// ------------------------------------------------------------------------------------- row targets
-// Destinations for a kernel that computes the gradient of each token: rows of ids that occur once
-// are written directly to the table's gradient.
-
-/// The destinations, on the CPU.
-struct RowTargets {
-  at::Tensor row_ids;          // of the touched rows, ascending
-  at::Tensor rows;             // [row_ids, embedding_dim]: complete after sum_repeated()
-  std::vector<void*> targets;  // the address of each token's row; nullptr: not written
-  at::Tensor repeated;         // rows of tokens whose ids occur more than once
-  SortedIds sums;              // entries: row of `rows` << 32 | row of `repeated`
-};
-
-/// Uninitialised targets for a gradient of `table`; ids are contiguous, and padding has no target.
-RowTargets row_targets(const at::Tensor& table, const at::Tensor& ids, int64_t padding_idx);
-
-/// Adds the rows of repeated ids. Call it after all targets are written.
-void sum_repeated(const RowTargets& destinations);
 
 // ------------------------------------------------------------------------------------- code blocks
 // Blocks of a table of codes, whose numbers share a scale.

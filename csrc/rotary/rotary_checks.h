@@ -1,0 +1,132 @@
+// Specifications as operators need them: parsed from text, checked, with frequencies as turns.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/double_double.h"
+#include "core/turn.h"
+#include "dispatcher/first_use.h"
+#include "posembed/rotary_specification.h"
+#include "rotary/rotary.h"
+#include "rotary/rotary_operator.h"
+
+namespace posembed::rotary {
+
+/// A specification ready for the kernel.
+struct Specification {
+  /// Raises c10::ValueError for text or numbers that are not a specification. A module with heads
+  /// writes them in front: "heads 8 2 {…}".
+  explicit Specification(std::string_view text);
+
+  RotarySpec spec;
+  int64_t heads = 0, key_heads = 0;             // of the model; 0: any
+  std::vector<core::DoubleDouble> frequencies;  // [rotary_dim / 2], radians per position
+  std::vector<core::Turn64> turns;              // the same as fractions of a turn
+  std::vector<core::Turn128> wide_turns;
+  double attention_factor = 1.0;      // multiplies rotated pairs
+  std::vector<uint8_t> axis_of_pair;  // empty: positions have one axis
+  std::vector<int64_t> windows;       // see Arguments; empty: pairs are not within axes
+  int64_t axes = 1;                   // of positions, at most
+  int64_t used_axes = 1;              // of positions, at least
+  std::vector<double> decay;          // xPos: see Arguments; empty otherwise
+  double decay_center = 0.0;
+  std::string for_keys;  // the text for rotating keys without a query
+  // For numerics other than exact, computed at first use: see numerics.h.
+  dispatcher::FirstUseMember<std::vector<float>> float32_frequencies;  // [rotary_dim / 2]
+};
+
+using SpecificationPointer = std::shared_ptr<const Specification>;
+
+/// Parses a specification's JSON text; keeps the latest texts. Raises c10::ValueError for text or
+/// numbers that are not a specification.
+SpecificationPointer specification(std::string_view text);
+
+// --------------------------------------------------------------------------------------- arguments
+// Turns tensors into the rotary kernels' arguments. All operators that rotate share these checks
+// and the reading of layouts, positions and strides.
+
+/// The index of each dimension of a layout; batch is -1 if it has none.
+struct Dimensions {
+  int64_t rank, batch, seq, heads;
+  const char* shape;
+  Layout layout;
+};
+
+Dimensions dimensions(Layout layout);
+
+/// The positions of a call, which has a layout: those given or, if each sample has its own offset
+/// or there are documents, those counted from it.
+template <typename Call>
+MaybeTensor positions_of(const Call& call, const Tensor& query,
+                         const MaybeTensor& cu_seqlens = std::nullopt) {
+  const Dimensions where = dimensions(call.layout());
+  if (cu_seqlens.has_value() && !call.offset().of_samples().has_value()) {
+    const c10::SymInt offset = call.offset().number();
+    TORCH_CHECK_VALUE(offset >= 0, "offset: expected 0 or more, got ", offset);
+  }
+  return call.offset().positions(call.positions(), query, where.batch, where.seq, cu_seqlens);
+}
+
+/// An operator's names for the arguments that check() reads.
+struct Names {
+  const char* query = "query";
+  const char* key = "key";
+  const char* positions = "positions";
+};
+
+/// The checks that need no values. Eager and Meta kernels share them. Returns the specification.
+SpecificationPointer check(const Tensor& query, const Tensor* key, const Rotation& rotation,
+                           const Names& names = {});
+
+/// Checks that a key's dtype, batch and seq are those of `query`.
+void check_key(const Tensor& key, const char* name, const Tensor& query, const Dimensions& where);
+
+/// Checks the memory of results for query and key: each may share memory only with its own input,
+/// and only if it is that input.
+void check_pair_memory(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
+                       const Tensor& key);
+
+/// Throws c10::IndexError for integers below -1 in a contiguous CPU tensor, and for -1 on some axes
+/// of a token but not on all.
+void check_position_values(const Tensor& positions, const char* argument, Layout layout);
+
+/// The optional tensors of a RotaryCall as kernels read them: contiguous where kernels need it,
+/// undefined if not given.
+struct Inputs {
+  Tensor positions, cu_seqlens, frequencies;
+};
+
+/// Checks the values of CPU tensors before anything is written; CUDA kernels record bad positions.
+Inputs checked_inputs(const RotaryCall& call, int64_t tokens);
+
+/// @param out  nullptr if rows are only read: asking for a mutable pointer would copy copy-on-write
+///             memory
+HeadView head_view(const Tensor& in, const Tensor* out, const Dimensions& where);
+
+/// One or two tensors to rotate, each with the destination of its result, if any.
+struct Job {
+  const Tensor* in[2];
+  const Tensor* out[2];
+  int64_t count;
+};
+
+/// The kernel's arguments, which point into the others.
+Arguments arguments(const Job& job, const Inputs& inputs, const Rotation& rotation,
+                    const Specification& spec);
+
+/// Runs the rotation kernel on the device of `query`, one of the tensors that `call` rotates.
+void launch_rotation(Arguments& call, const Tensor& query);
+
+/// Throws c10::ValueError for xPos and for numerics other than exact. For operators whose kernels
+/// compute only exact angles.
+void check_exact_angles(const Specification& spec, const char* operator_name);
+
+/// Like at::empty_like in the dtype `type`, but always with the contiguous last dimension that
+/// kernels need.
+Tensor empty_result(const Tensor& input, at::ScalarType type);
+inline Tensor empty_result(const Tensor& input) { return empty_result(input, input.scalar_type()); }
+
+}  // namespace posembed::rotary
