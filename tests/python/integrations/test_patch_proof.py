@@ -162,13 +162,13 @@ def test_a_wrong_sign_is_seen_at_the_first_call_that_can_tell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A call at position 0 proves nothing: every rule gives its bits."""
-    model, right = Attention(), _rotation.Case.run
+    model, right = Attention(), _rotation.Rule.run
     report = patch(model)
 
     def run(self: Any, given: dict[str, Any], plan: Any) -> Any:
         return right(self, {**given, self.roles.sin: -given[self.roles.sin]}, plan)
 
-    monkeypatch.setattr(_rotation.Case, "run", run)
+    monkeypatch.setattr(_rotation.Rule, "run", run)
     for first, tokens in ((0, 1), (0, 5), (3, 1), (0, 6)):
         given = arguments(first, tokens)
         assert same(model(*given), own(model, *given))

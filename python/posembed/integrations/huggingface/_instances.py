@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from posembed.functional import Layout
 from posembed.functional._ngram import hashed
 from posembed.functional._rotary import rotated
 from posembed.functional._token import looked_up, padding_row
@@ -33,8 +34,8 @@ from posembed.integrations.huggingface._rotation import (
     Counter,
     Proofs,
     described,
-    layout_of,
     modes,
+    regrouped,
     varies,
 )
 from posembed.ngram import NgramSpec
@@ -479,8 +480,8 @@ class Angles:
 
     def turned(self, rotation: Rotation, given: dict[str, Any]) -> Any:
         """The result by exact angles, or None if tables were changed or mean something else."""
-        roles, rule = rotation.roles, rotation.rule
-        if roles.form not in ("separate", "pair") or rule.first is None:
+        roles, rule = rotation.rule.roles, rotation.rule
+        if roles.form not in ("separate", "pair") or rule.cos is None:
             return None
         tables = roles.tables(given)
         same = all(x is y() for x, y in zip(tables, self.tables, strict=True))
@@ -489,11 +490,9 @@ class Angles:
         dimension = given[roles.unsqueeze] if roles.unsqueeze else rule.unsqueeze
         slots: list[Any] = [given.get(name) for name in roles.tensors]
         text = self.source.text(rotation, self.kind, dimension, slots[0])
-        if not text or any(given[n] != x for n, x in rotation.cases[0].others.items()):
+        if not text or any(given[n] != x for n, x in roles.others().items()):
             return None
-        return rotation.cases[0].packed(
-            _turned(rotation, slots, self.positions, text, dimension), len(slots)
-        )
+        return rule.packed(_turned(rotation, slots, self.positions, text, dimension), len(slots))
 
 
 def _turned(
@@ -504,7 +503,7 @@ def _turned(
     assert layout is not None
     tensors = [x for x in slots if x is not None]
     if rotation.rule.pairs == "regrouped":
-        tensors = [torch.cat((x[..., ::2], x[..., 1::2]), -1) for x in tensors]
+        tensors = [regrouped(x) for x in tensors]
     results: list[Tensor] = []
     while tensors:
         first, second = tensors.pop(0), None
@@ -513,6 +512,12 @@ def _turned(
         found = rotated(first, second, positions, text, layout, 0, False, None, None)
         results.extend(found if isinstance(found, tuple) else (found,))
     return tuple(results)
+
+
+def layout_of(dimension: int | None) -> Layout | None:
+    """The tensor layout if this is the head dimension inserted into [batch, tokens, width]."""
+    places: dict[int | None, Layout] = {1: "bhsd", -3: "bhsd", 2: "bshd", -2: "bshd"}
+    return places.get(dimension)
 
 
 class WithPositions(Instance):
@@ -600,7 +605,7 @@ class Source:
         query = torch.randn(shape, generator=random, dtype=torch.float32, device="cpu")
         positions = _positions(spec)
         written = dataclasses.replace(spec, interleaved=rotation.rule.pairs == "adjacent").text
-        roles = rotation.roles
+        roles = rotation.rule.roles
 
         def theirs(x: Tensor) -> Tensor:
             tables = self.module(x, positions, *([] if kind is None else [kind]))

@@ -100,7 +100,8 @@ class Row:
         """What the comparisons with the model's own code have shown, or ''."""
         if self._counter.difference:
             return f"the model's own code runs for some calls: {self._counter.difference}"
-        return "" if self._rotation is None else self._rotation.state()
+        compared = self._rotation is None or self._rotation.proofs or not self._counter.kernel
+        return "" if compared else "not proved yet"
 
     def calls(self) -> Calls:
         """Calls since the patch."""

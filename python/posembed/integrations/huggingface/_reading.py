@@ -15,7 +15,7 @@ import re
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,6 @@ from posembed.integrations.huggingface._rotation import (
     INNER,
     NARROW,
     TOKENS_FIRST,
-    Case,
     Columns,
     Form,
     Roles,
@@ -33,9 +32,22 @@ from posembed.integrations.huggingface._rotation import (
     Rule,
     alike,
     equal,
+    parts_of,
 )
 
 BATCH, HEADS, KEY_HEADS, TOKENS, ROWS, HEAD = 2, 3, 4, 5, 7, 12
+# Leading dimensions of tensors and of tables: batch, heads, tokens or 1; and the dimension of heads
+# to insert. Functions that take no such dimension get tables that have it, too.
+LAYOUTS: list[tuple[str, str, int | None]] = [
+    *(("bhs", "bs", 1), ("bsh", "bs", 2), ("bhs", "bs", -3), ("bsh", "bs", -2)),
+    *(("bhs", "1s", 1), ("bsh", "1s", 2), ("sh", "s", 1), ("hs", "s", 0), ("sh", "s", -2)),
+    *(("hs", "s", -3), ("bhs", "1s", -3), ("bsh", "1s", -2), ("bhs", "s", 0), ("bsh", "s", 1)),
+]
+INSERTED = [
+    *(("bhs", "b1s"), ("bhs", "11s"), ("bsh", "bs1"), ("bsh", "1s1"), ("bsh", "s1"), ("sh", "s1")),
+    *(("hs", "1s"), ("bhs", "hs"), ("bhs", "1hs"), ("bhs", "bhs"), ("bs", "bs"), ("bs", "1s")),
+    ("sbh", "s11"),
+]
 DIMS: list[int | None] = [1, -2, 2, None, -3, 0]
 # Ordered so that the first ones distinguish most rules.
 DTYPES = [
@@ -47,6 +59,14 @@ DTYPES = [
 ]
 DOUBLE = [(torch.bfloat16, torch.float64), (torch.float32, torch.float64)]
 PLAIN = (torch.float32, torch.float32)
+# Numerics, whether the dtype stays and whether tables are converted, of complex and real products.
+ROUNDINGS: tuple[list[tuple[Any, bool, bool]], ...] = (
+    [("float32_product", False, False), ("float64", True, False)],
+    [
+        *(("float32", False, False), ("float32_product", False, False), ("float32", True, False)),
+        *(("float64", True, False), ("float32", False, True)),
+    ],
+)
 FORMS: tuple[Form, ...] = ("pair", "complex", "matrices", "stacked", "joint", "angles")
 DIMENSIONS = (-2, -3, 1, 2)  # of heads or tokens, if a function takes one
 OPTIONS = 48  # combinations of options that are tried
@@ -199,8 +219,7 @@ def roles_with_attributes(function: Any) -> Iterator[Roles]:
     if 1 <= len(tensors) <= 3:
         for cos, *rest in itertools.permutations(function.attributes):
             sin = rest[0] if rest else None
-            roles = Roles(names, defaults, tensors, cos, sin, positions=positions)
-            yield from forms(roles)
+            yield Roles(names, defaults, tensors, cos, sin, positions=positions)
 
 
 def _numbers_of(function: Callable[..., Any]) -> set[str]:
@@ -209,12 +228,6 @@ def _numbers_of(function: Callable[..., Any]) -> set[str]:
     return {
         p.name for p in parameters if getattr(p.annotation, "__name__", p.annotation) in NUMBERS
     }
-
-
-def forms(roles: Roles) -> Iterator[Roles]:
-    """The roles with every form of tables."""
-    for form in ("separate",) if roles.sin else FORMS:
-        yield dataclasses.replace(roles, form=form)
 
 
 def other_options(function: Any, roles: Roles) -> Iterator[Roles]:
@@ -237,24 +250,14 @@ def other_options(function: Any, roles: Roles) -> Iterator[Roles]:
         yield dataclasses.replace(roles, options=tuple(changed))
 
 
-def roundings(rule: Rule) -> Iterator[Rule]:
-    """The rule with every way to round, most common first."""
-    once: tuple[Any, bool, bool] = ("float32_product", False, False)
-    wide: tuple[Any, bool, bool] = ("float64", True, False)
-    found = [once, wide]
-    if not rule.is_complex:
-        found = [("float32", False, False), once, ("float32", True, False), wide]
-        found.append(("float32", False, True))
-    for numerics, keeps, casts in found:
-        yield dataclasses.replace(rule, numerics=numerics, keeps_dtype=keeps, casts=casts)
+# -------------------------------------------------------------------------------------- samples
 
 
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    """Shapes of one call. ``heads`` is the dimension of heads in the tensors."""
+class Sample(NamedTuple):
+    """Shapes of one call: letters of ``LAYOUTS``, and what tensors have more or less of."""
 
-    tensors: tuple[int | str, ...]
-    table: tuple[int | str, ...]
+    tensors: str
+    table: str
     unsqueeze: int | None = None
     narrow: bool = False
     more: int = 0
@@ -266,68 +269,31 @@ class Sample:
         """Whether every component of every token has a table entry."""
         return not (self.narrow or self.more or self.fewer)
 
-
-def samples(inserted: bool) -> list[Sample]:
-    """Calls in every layout, with whole and narrow tables.
-
-    Args:
-        inserted: Whether the function takes the dimension to insert as an argument. Other functions
-            also get tables that already have it.
-    """
-    b, s = BATCH, TOKENS
-    layouts: list[tuple[tuple[int | str, ...], tuple[int | str, ...], int | None]] = [
-        ((b, "h", s), (b, s), 1),
-        ((b, s, "h"), (b, s), 2),
-        ((b, "h", s), (b, s), -3),
-        ((b, s, "h"), (b, s), -2),
-        ((b, "h", s), (1, s), 1),
-        ((b, s, "h"), (1, s), 2),
-        ((s, "h"), (s,), 1),
-        (("h", s), (s,), 0),
-        ((s, "h"), (s,), -2),
-        (("h", s), (s,), -3),
-        ((b, "h", s), (1, s), -3),
-        ((b, s, "h"), (1, s), -2),
-        ((b, "h", s), (s,), 0),
-        ((b, s, "h"), (s,), 1),
-    ]
-    if not inserted:
-        layouts = [(x, table, None) for x, table, _ in layouts]
-        layouts += [
-            ((b, "h", s), (b, 1, s), None),
-            ((b, "h", s), (1, 1, s), None),
-            ((b, s, "h"), (b, s, 1), None),
-            ((b, s, "h"), (1, s, 1), None),
-            ((b, s, "h"), (s, 1), None),
-            ((s, "h"), (s, 1), None),
-            (("h", s), (1, s), None),
-            ((b, "h", s), ("h", s), None),
-            ((b, "h", s), (1, "h", s), None),
-            ((b, "h", s), (b, "h", s), None),
-            ((b, s), (b, s), None),
-            ((b, s), (1, s), None),
-            ((s, b, "h"), (s, 1, 1), None),
-        ]
-    found = [Sample(*layout) for layout in layouts]
-    found += [dataclasses.replace(x, narrow=True) for x in found]
-    found += [Sample(*layout, more=3) for layout in layouts]
-    found += [Sample(*layout, fewer=2) for layout in layouts]
-    return found
+    def layout(self, rule: Rule) -> tuple[int, int, int | None]:
+        """The entry in ``Rule.layouts``."""
+        dim = rule.unsqueeze if self.unsqueeze is None else self.unsqueeze
+        if self.table == "s11":
+            dim = TOKENS_FIRST
+        elif dim is None and self.table not in ("hs", "1hs", self.tensors):
+            dim = -2 if self.tensors[-1] == "h" else -3
+        return len(self.tensors) + 1, len(self.table) + 1, dim
 
 
-class _Numbers:
-    """Random numbers that are the same in every call and do not use the global generator."""
+def _samples(roles: Roles) -> Iterator[Sample]:
+    """Calls in every layout, with whole and narrow tables, and with other numbers of tokens."""
+    layouts = list(LAYOUTS)
+    if roles.unsqueeze is None:
+        layouts = [(*x[:2], None) for x in (*LAYOUTS, *INSERTED)]  # type: ignore[misc]
+    every = (*DTYPES, *DOUBLE) if roles.form == "complex" else DTYPES
+    for change in ({}, {"narrow": True}, {"more": 3}, {"fewer": 2}):
+        for layout in layouts:
+            for dtypes in every if not change else (DTYPES[0], PLAIN):
+                yield Sample(*layout, dtypes=dtypes, **change)
 
-    def __init__(self) -> None:
-        self.generator = torch.Generator("cpu").manual_seed(7)
 
-    def __call__(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        numbers = torch.randn(shape, generator=self.generator, dtype=torch.float32, device="cpu")
-        return numbers.to(dtype)
-
-
-def _sizes(shape: tuple[int | str, ...], heads: int) -> tuple[int, ...]:
-    return tuple(heads if n == "h" else int(n) for n in shape)
+def _sizes(letters: str, heads: int = HEADS, tokens: int = TOKENS) -> tuple[int, ...]:
+    sizes = {"b": BATCH, "h": heads, "s": tokens, "1": 1}
+    return tuple(sizes[x] for x in letters)
 
 
 def _arguments(
@@ -349,14 +315,13 @@ def _arguments(
         arguments[roles.cos] = tables
     if roles.positions and (gathers or roles.positions not in roles.defaults):
         # Backwards, so that rows tell whether positions count.
-        sizes = _sizes(sample.table, HEADS)
+        sizes = _sizes(sample.table)
         backwards = -1 - torch.arange(torch.Size(sizes).numel(), device="cpu")
         arguments[roles.positions] = backwards.view(sizes) % (ROWS if gathers else TOKENS)
     for at, name in enumerate(roles.tensors):
         heads = KEY_HEADS if at and "h" not in sample.table else HEADS
         tokens = TOKENS + sample.more - (0 if at else sample.fewer)
-        shape = [heads if n == "h" else tokens if n == TOKENS else int(n) for n in sample.tensors]
-        arguments[name] = tensors((*shape, HEAD))
+        arguments[name] = tensors((*_sizes(sample.tensors, heads, tokens), HEAD))
     if roles.unsqueeze:
         arguments[roles.unsqueeze] = sample.unsqueeze
     return arguments
@@ -373,19 +338,12 @@ def _formed(form: Form, first: Tensor, second: Tensor) -> Any:
             wide = torch.cat((first, second), -1)  # of twice as many columns
             return wide.view(*first.shape[:-1], first.shape[-1] // 2, 2, 2)
         case "complex":
-            double = first.dtype == torch.float64
-            return (
-                torch.complex(first, second)
-                if double
-                else torch.complex(first.float(), second.float())
-            )
+            if first.dtype != torch.float64:
+                first, second = first.float(), second.float()
+            return torch.complex(first, second)
         case "angles":
             return first
     return first, second
-
-
-def _flat_tensors(result: Any) -> list[Any]:
-    return list(result) if isinstance(result, tuple) else [result]
 
 
 def _run(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
@@ -396,67 +354,42 @@ def _run(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     except Exception:  # a function that takes other arguments may raise anything
         return None
     kept = all(torch.equal(v, copies[k]) for k, v in arguments.items() if isinstance(v, Tensor))
-    return (
-        result
-        if kept and all(x is None or isinstance(x, Tensor) for x in _flat_tensors(result))
-        else None
-    )
-
-
-def _layout(rule: Rule, sample: Sample) -> tuple[int, int, int | None]:
-    """The sample's entry in ``Rule.layouts``."""
-    by_head = sample.table in (("h", TOKENS), (1, "h", TOKENS), sample.tensors)
-    dim = rule.unsqueeze if sample.unsqueeze is None else sample.unsqueeze
-    if sample.table == (TOKENS, 1, 1):
-        dim = TOKENS_FIRST
-    elif dim is None and not by_head:  # the head dimension of the tensors
-        dim = -2 if sample.tensors[-1] == "h" else -3
-    return len(sample.tensors) + 1, len(sample.table) + 1, dim
-
-
-@dataclasses.dataclass(frozen=True)
-class _Reading:
-    """What one run says: the rule, and the row of the tables that each token takes, if any."""
-
-    rule: Rule
-    rows: list[int | None]
+    known = all(x is None or isinstance(x, Tensor) for x in parts_of(result))
+    return result if kept and known else None
 
 
 class _Trial:
     """A function in some roles, and its results for the samples, each computed once."""
 
     def __init__(self, function: Callable[..., Any], roles: Roles) -> None:
-        self.function = function
-        self.roles = roles
+        self.function, self.roles = function, roles
         self.turns = False  # whether it was read to rotate
         self.wide = roles.form != "complex"  # whether tables have a value for each component
-        dtypes = (*DTYPES, *DOUBLE) if roles.form == "complex" else DTYPES
-        self.samples = [
-            dataclasses.replace(x, dtypes=kinds)
-            for x in samples(roles.unsqueeze is not None)
-            for kinds in (dtypes if x.is_whole else (DTYPES[0], PLAIN))
-        ]
+        self.samples = list(_samples(roles))
         self._arguments: dict[Any, dict[str, Any]] = {}
         self._results: dict[Any, Any] = {}
 
     def _shape(self, sample: Sample, gathers: bool) -> tuple[int, ...]:
         width = 8 if sample.narrow else HEAD
-        rows = (ROWS,) if gathers else _sizes(sample.table, HEADS)
+        rows = (ROWS,) if gathers else _sizes(sample.table)
         return (*rows, width if self.wide else width // 2)
 
     # ------------------------------------------------------------------------------------- reading
 
-    def read(self, sample: Sample, gathers: bool) -> _Reading | None:
-        """What unit vectors and numbered tables say of whole heads in a sample."""
+    def read(self, sample: Sample, gathers: bool) -> tuple[Rule, list[int | None]] | None:
+        """What unit vectors and numbered tables say of whole heads in a sample.
+
+        Returns:
+            The rule, and the row of the tables that each token takes, if any.
+        """
         shape, form = self._shape(sample, gathers), self.roles.form
         count = torch.Size(shape).numel()
         ids = torch.arange(2 * count, dtype=torch.float64, device="cpu").view(2, *shape)
+        given: Any = (0.2 + ids[0] / (2 * count)).float()
         if form == "angles":  # below a quarter of pi: no cosine is the sine of another
-            angles = (0.2 + ids[0] / (2 * count)).float()
-            given, values = angles, [angles.cos(), angles.sin()]
+            values = [given.cos(), given.sin()]
         else:
-            given = _formed(form, *(ids + FIRST))
-            values = list(ids + FIRST)
+            given, values = _formed(form, *(ids + FIRST)), list(ids + FIRST)
             if form in ("joint", "stacked", "matrices"):
                 values = [given.flatten(-1 - INNER.get(form, 0))]
         width = values[0].shape[-1]
@@ -466,27 +399,25 @@ class _Trial:
             for at, number in enumerate(x.flatten().tolist())
         }
         found = self._matrices(sample, given, gathers)
-        if found is None or "s" in sample.tensors:
+        if found is None:
             return None
-        axis = list(sample.tensors).index(TOKENS)
-        index = [0] * (found.dim() - 2)
+        # Of the first sequence and head.
+        index = [slice(None) if x == "s" else 0 for x in sample.tensors]
         rows: list[int | None] = []
-        rule: Rule | None = None
-        for token in range(found.shape[axis]):
-            index[axis] = token
-            matrix = found[tuple(index)]
+        rules: list[Rule] = []
+        for matrix in found[tuple(index)]:
             if torch.equal(matrix, torch.eye(HEAD, dtype=matrix.dtype, device="cpu")):
                 rows.append(None)
                 continue
             read = _rule_of(matrix, known, width, form == "complex")
-            if read is None or rule not in (None, read[0]):
+            if read is None or read[0] not in (rules or [read[0]]):
                 return None
-            rule, row = read
-            rows.append(row)
+            rules.append(read[0])
+            rows.append(read[1])
         order = [row for row in rows if row is not None]
-        if rule is None or order != sorted(order, reverse=gathers):
+        if not rules or order != sorted(order, reverse=gathers):
             return None
-        return _Reading(dataclasses.replace(rule, gathers=gathers), rows)
+        return dataclasses.replace(rules[0], roles=self.roles, gathers=gathers), rows
 
     def _matrices(self, sample: Sample, tables: Any, gathers: bool) -> Tensor | None:
         """[..., output, input]: what the function multiplies each component by."""
@@ -499,7 +430,7 @@ class _Trial:
                 return made
 
             given = _arguments(self.roles, sample, tables, gathers, unit)
-            found = _flat_tensors(_run(self.function, given))
+            found = parts_of(_run(self.function, given))
             first = given[self.roles.tensors[0]]
             if not isinstance(found[0], Tensor) or found[0].shape != first.shape:
                 return None
@@ -511,53 +442,68 @@ class _Trial:
     def structures(self) -> Iterator[tuple[Rule, bool]]:
         """Rules that hold up to rounding, and whether tables have a value for each component."""
         plain = [x for x in self.samples if x.dtypes == PLAIN]
-        whole = [x for x in plain if x.is_whole]
         for gathers in (False, True) if self.roles.positions else (False,):
             for wide in (False,) if self.roles.form == "complex" else (True, False):
                 self.wide = wide
-                read = next(filter(None, (self.read(x, gathers) for x in whole)), None)
-                if read is None or read.rule.window != "all":
+                whole = (self.read(x, gathers) for x in plain if x.is_whole)
+                rule, _ = next(filter(None, whole), (None, []))
+                if rule is None or rule.window != "all":
                     continue
-                rule = read.rule
                 if self.roles.form == "matrices" and rule.ratio != 4:
                     continue  # it views two columns a pair, and takes them in any form
                 for sample in plain:
                     part = None if sample.is_whole else self.read(sample, gathers)
-                    if part is None:
-                        continue
-                    if sample.narrow and rule.window == "all":
-                        rule = dataclasses.replace(rule, window=part.rule.window)
-                    elif not sample.narrow and rule.tokens == "all":
-                        rule = dataclasses.replace(rule, tokens=_tokens(sample, part.rows))
+                    if part is not None and sample.narrow and rule.window == "all":
+                        rule = dataclasses.replace(rule, window=part[0].window)
+                    elif part is not None and not sample.narrow and rule.tokens == "all":
+                        rule = dataclasses.replace(rule, tokens=_tokens(sample, part[1]))
                 self.turns = True
                 yield rule, wide
 
     # ------------------------------------------------------------------------------------ rounding
 
-    def arguments(self, rule: Rule, at: int) -> dict[str, Any]:
-        """The arguments of one sample, of random numbers."""
-        key = self.wide, rule.gathers, at
+    def arguments(self, gathers: bool, at: int) -> dict[str, Any]:
+        """The arguments of one sample, of random numbers that are the same in every call."""
+        key = self.wide, gathers, at
         if key not in self._arguments:
-            random, sample = _Numbers(), self.samples[at]
-            shape = self._shape(sample, rule.gathers)
+            generator, sample = torch.Generator("cpu").manual_seed(7), self.samples[at]
+
+            def random(shape: tuple[int, ...], dtype: torch.dtype = sample.dtypes[0]) -> Tensor:
+                made = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+                return made.to(dtype)
+
+            shape = self._shape(sample, gathers)
             first, second = (random(shape, sample.dtypes[1]) for _ in range(2))
             tables = _formed(self.roles.form, first, second)
-            self._arguments[key] = _arguments(
-                self.roles, sample, tables, rule.gathers, lambda x: random(x, sample.dtypes[0])
-            )
+            self._arguments[key] = _arguments(self.roles, sample, tables, gathers, random)
         return self._arguments[key]
 
-    def result(self, rule: Rule, at: int) -> Any:
+    def result(self, gathers: bool, at: int) -> Any:
         """The results of the function."""
-        key = self.wide, rule.gathers, at
+        key = self.wide, gathers, at
         if key not in self._results:
-            self._results[key] = _run(self.function, self.arguments(rule, at))
+            self._results[key] = _run(self.function, self.arguments(gathers, at))
         return self._results[key]
 
-    def given(self, rule: Rule, at: int) -> dict[str, Any]:
-        """All arguments of one sample."""
-        roles = self.roles
-        return {**dict.fromkeys(roles.names), **roles.defaults, **self.arguments(rule, at)}
+    def compared(
+        self, rule: Rule, changed: dict[str, None] | None = None
+    ) -> Iterator[tuple[int, dict[str, Any], Any, Any]]:
+        """Samples that a function and a rule take: place, arguments, and results of both.
+
+        Args:
+            rule: The rule.
+            changed: Other values of arguments.
+        """
+        roles = rule.roles
+        for at in range(len(self.samples)):
+            given = {**self.arguments(rule.gathers, at), **(changed or {})}
+            expected = _run(self.function, given) if changed else self.result(rule.gathers, at)
+            if expected is None:
+                continue
+            given = {**dict.fromkeys(roles.names), **roles.defaults, **given}
+            found = rule.rotate(given)
+            if found is not None:
+                yield at, given, found, expected
 
     def followed(self, rule: Rule, *, strict: bool) -> Rule | None:
         """The rule with the layouts in which it holds; None if any result differs.
@@ -566,43 +512,33 @@ class _Trial:
             rule: The rule.
             strict: Whether it has to hold for every dtype that the function takes.
         """
-        case = Case(self.roles, rule)
         layouts: set[tuple[int, int, int | None]] = set()
         foreign: set[tuple[int, int, int | None]] = set()
-        seen = dict.fromkeys(("narrow", "more", "fewer"), False)
+        seen: set[str] = set()
         dtypes: dict[tuple[torch.dtype, torch.dtype], tuple[torch.dtype, torch.dtype]] = {}
         others = set()
-        for at, sample in enumerate(self.samples):
-            expected = self.result(rule, at)
-            if expected is None:
-                continue
-            given = self.given(rule, at)
-            found = case.rotate(given)
-            if found is None:
-                continue
-            layout = _layout(rule, sample)
+        for at, given, found, expected in self.compared(rule):
+            sample = self.samples[at]
+            layout = sample.layout(rule)
             if not alike(found, expected):
                 if strict or not alike(found, expected, dtypes=False):
                     foreign.add(layout)
                 others.add(sample.dtypes)
                 continue
-            if not equal(found, expected, not rule.is_complex):
+            if not equal(found, expected, rule.cos is not None):
                 if strict or sample.dtypes[1] not in NARROW:
                     return None
                 others.add(sample.dtypes)
                 continue
             layouts.add(layout)
-            dtypes[sample.dtypes] = case.dtypes(given)
-            seen["narrow"] |= sample.narrow
-            seen["more"] |= sample.more > 0
-            seen["fewer"] |= sample.fewer > 0
-        needed = ["narrow"] * (rule.window != "all")
-        needed += {"all": [], "last": ["more"]}.get(rule.tokens, ["fewer"])
+            query = given[rule.roles.tensors[0]]
+            dtypes[sample.dtypes] = query.dtype, rule.tables(given, query)[0].dtype
+            seen |= {name for name in ("narrow", "more", "fewer") if getattr(sample, name)}
+        needed = {"narrow"} if rule.window != "all" else set()
+        needed |= {"all": set(), "last": {"more"}}.get(rule.tokens, {"fewer"})
         layouts -= foreign
-        if not all(seen[x] for x in needed) or not layouts:
-            return None
         every = set(DTYPES) <= set(dtypes)
-        if strict and not every:
+        if not needed <= seen or not layouts or (strict and not every):
             return None
         verified = None if every else frozenset(dtypes[x] for x in dtypes.keys() - others)
         if verified is not None and not verified:
@@ -614,24 +550,16 @@ class _Trial:
         number = len(self.roles.tensors)
         for least, lone in itertools.product(range(1, number), ("alone", "padded")):
             found = dataclasses.replace(rule, least=least, lone=lone)  # type: ignore[arg-type]
-            if all(self.holds(found, count) for count in range(least, number)):
+            for count in range(least, number):
+                missing = dict.fromkeys(self.roles.tensors[count:])
+                first = next(self.compared(found, missing), None)
+                if first is None or not alike(*first[2:]):
+                    break
+                if not equal(first[2], first[3], rule.cos is not None):
+                    break
+            else:
                 return found
         return rule
-
-    def holds(self, rule: Rule, count: int) -> bool:
-        """Whether a rule holds for the first tensors, in the first sample that both take."""
-        case = Case(self.roles, rule)
-        missing = dict.fromkeys(self.roles.tensors[count:])
-        for at in range(len(self.samples)):
-            given = {**self.arguments(rule, at), **missing}
-            expected = _run(self.function, given)
-            if expected is None:
-                continue
-            found = case.rotate({**dict.fromkeys(self.roles.names), **self.roles.defaults, **given})
-            if found is not None:
-                same = alike(found, expected)
-                return same and equal(found, expected, not rule.is_complex)
-        return False
 
     def packs(self, rule: Rule) -> bool:
         """Whether results are contiguous where tensors are not.
@@ -639,62 +567,58 @@ class _Trial:
         Attention in transformers gives the same bits in either order; other code may not.
         """
         for at, sample in enumerate(self.samples):
-            if len(sample.tensors) < 3 or self.result(rule, at) is None:
+            if len(sample.tensors) < 3 or self.result(rule.gathers, at) is None:
                 continue
-            given = dict(self.arguments(rule, at))
+            given = dict(self.arguments(rule.gathers, at))
             for name in self.roles.tensors:
                 given[name] = given[name].transpose(1, 2).contiguous().transpose(1, 2)
-            parts = _flat_tensors(_run(self.function, given))
+            parts = parts_of(_run(self.function, given))
             return all(x is None or x.is_contiguous() for x in parts)
         return False
 
-    def cases(self) -> list[Case]:
-        """What the function computes in these roles; none if unknown."""
+    def cases(self, *, packs: bool) -> list[Rule]:
+        """What the function computes in these roles; none if unknown.
+
+        Args:
+            packs: Whether results get the memory order of the function's.
+        """
         dims = [None] if self.roles.unsqueeze else DIMS
         structures = list(self.structures())
         for strict in (True, False):
             held: list[tuple[Rule, bool]] = []
             for structure, self.wide in structures:
-                for rule in roundings(structure):
-                    tried = [dataclasses.replace(rule, unsqueeze=dim) for dim in dims]
+                for numerics, keeps, casts in ROUNDINGS[structure.cos is not None]:
+                    ways = {"numerics": numerics, "keeps_dtype": keeps, "casts": casts}
+                    tried = [dataclasses.replace(structure, unsqueeze=dim, **ways) for dim in dims]
                     found = list(filter(None, (self.followed(x, strict=strict) for x in tried)))
                     held += [(x, self.wide) for x in found]
                     if found:
                         break
             if held:
                 rule, self.wide = max(held, key=lambda x: len(x[0].layouts or ()))
-                return [Case(self.roles, self.lone(rule))]
+                rule = self.lone(rule)
+                return [dataclasses.replace(rule, packs=packs and self.packs(rule))]
         return []
 
-    def positioned(self, cases: list[Case]) -> list[Case]:
+    def positioned(self, cases: list[Rule]) -> list[Rule]:
         """The cases, divided into calls with and without positions if these are optional."""
-        roles, rule = self.roles, cases[0].rule if cases else Rule()
-        if not cases or rule.gathers or roles.positions not in roles.defaults:
+        roles = self.roles
+        if not cases or cases[0].gathers or roles.positions not in roles.defaults:
             return cases
-        if self.ignores_positions(rule):
-            return cases
+        for at, sample in enumerate(self.samples):
+            expected = self.result(False, at)
+            if expected is not None and sample.is_whole:
+                positions = torch.zeros(_sizes(sample.table), dtype=torch.long)
+                given = {**self.arguments(False, at), roles.positions or "": positions}
+                found = _run(self.function, given)
+                if found is not None and alike(found, expected) and equal(found, expected, True):
+                    return cases  # positions change nothing
+                break
         needed = {k: v for k, v in roles.defaults.items() if k != roles.positions}
         other = _Trial(self.function, dataclasses.replace(roles, defaults=needed))
         without = dataclasses.replace(roles, positions=None)
-        gathering = [case for case in other.cases() if case.rule.gathers]
-        return [*[Case(without, case.rule) for case in cases], *gathering]
-
-    def ignores_positions(self, rule: Rule) -> bool:
-        """Whether positions change nothing, in the first sample that the function takes."""
-        for at, sample in enumerate(self.samples):
-            expected = self.result(rule, at)
-            if expected is not None and sample.is_whole:
-                positions = torch.zeros(_sizes(sample.table, HEADS), dtype=torch.long)
-                given = {**self.arguments(rule, at), self.roles.positions or "": positions}
-                found = _run(self.function, given)
-                return found is not None and alike(found, expected) and equal(found, expected, True)
-        return False
-
-    def exact_cases(self) -> list[Case]:
-        """The same, with results in the memory order of the function's."""
-        cases = self.cases()
-        packs = bool(cases) and self.packs(cases[0].rule)
-        return [Case(self.roles, dataclasses.replace(case.rule, packs=packs)) for case in cases]
+        gathering = [rule for rule in other.cases(packs=False) if rule.gathers]
+        return [*[dataclasses.replace(rule, roles=without) for rule in cases], *gathering]
 
     def equals(self, other: _Trial) -> bool:
         """Whether the function gives the same with other options, in all samples."""
@@ -704,7 +628,7 @@ class _Trial:
         try:
             for wide, at in itertools.product((True, False), range(len(self.samples))):
                 self.wide = other.wide = wide
-                found, expected = self.result(Rule(), at), other.result(Rule(), at)
+                found, expected = self.result(False, at), other.result(False, at)
                 if found is None and expected is None:
                     continue
                 if not alike(found, expected) or not equal(found, expected, True):
@@ -713,28 +637,20 @@ class _Trial:
             self.wide = other.wide = own
         return True
 
-    def repeat(self, case: Case) -> None:
-        """Runs the function again in all samples that the case gives, and without tokens."""
+    def repeat(self, rule: Rule) -> None:
+        """Runs the function again in all samples that the rule gives, and without tokens."""
         empty = False
-        for at in range(len(self.samples)):
-            expected = self.result(case.rule, at)
-            if expected is None:
+        for at, given, found, expected in self.compared(rule):
+            if not alike(found, expected):
                 continue
-            given = self.arguments(case.rule, at)
-            found = case.rotate(self.given(case.rule, at))
-            if found is None or not alike(found, expected):
-                continue
-            _run(self.function, given)
+            arguments = self.arguments(rule.gathers, at)
+            _run(self.function, arguments)
             for name in () if empty else self.roles.tensors:
-                axis = self.samples[at].tensors.index(TOKENS)
-                less = {**given, name: given[name].narrow(axis, 0, 0)}
-                if case.rotate({**self.given(case.rule, at), **less}) is None:  # own code
-                    _run(self.function, less)
+                axis = self.samples[at].tensors.index("s")
+                less = {name: arguments[name].narrow(axis, 0, 0)}
+                if rule.rotate({**given, **less}) is None:  # own code
+                    _run(self.function, {**arguments, **less})
             empty = True
-
-    def copies(self, cases: list[Case]) -> list[Case]:
-        """The same cases with this trial's options."""
-        return [Case(self.roles, case.rule) for case in cases]
 
 
 def _tokens(sample: Sample, rows: list[int | None]) -> Any:
@@ -752,62 +668,52 @@ def _rule_of(
     matrix: Tensor, known: dict[float, tuple[int, int, int]], width: int, is_complex: bool
 ) -> tuple[Rule, int] | None:
     """The rule that the matrix [output, input] of one token shows, and the row of its tables."""
-    turned, terms = [], []
-    for j in range(HEAD):
-        row: dict[int, tuple[int, tuple[int, int, int]]] = {}
-        for i in matrix[j].nonzero().flatten().tolist():
-            value = float(matrix[j, i])
-            element = known.get(round(abs(value), 5))
-            if element is not None:
-                row[i] = (1 if value > 0 else -1), element
-            elif value != 1.0 or i != j:
-                return None
-        if row:
-            turned.append(j)
-            terms.append(row)
-    start, count = (turned or [0])[0], len(turned)
-    if not turned or count % 2 or turned != list(range(start, start + count)):
+    terms: dict[int, dict[int, tuple[int, tuple[int, int, int]]]] = {}
+    for j, i in matrix.nonzero().tolist():
+        value = float(matrix[j, i])
+        element = known.get(round(abs(value), 5))
+        if element is not None:
+            terms.setdefault(j, {})[i] = (1 if value > 0 else -1), element
+        elif value != 1.0 or i != j:
+            return None
+    start, count = min(terms, default=0), len(terms)
+    if not terms or count % 2 or list(terms) != list(range(start, start + count)):
         return None
-    half = count // 2
-    read = [tuple(i - start for i in sorted(row)) for row in terms]
-    found: Any
-    for found, ends in {  # noqa: B007 (inputs and outputs of each pair)
-        "halves": [((j, j + half), (j, j + half)) for j in range(half)],
-        "adjacent": [((2 * j, 2 * j + 1), (2 * j, 2 * j + 1)) for j in range(half)],
-        "regrouped": [((2 * j, 2 * j + 1), (j, j + half)) for j in range(half)],
-    }.items():
-        if all(read[x] == inputs for inputs, outputs in ends for x in outputs):
+    half, end = count // 2, start + count
+    halves = [(j, j + half) for j in range(start, start + half)]
+    adjacent = [(j, j + 1) for j in range(start, end, 2)]
+    pairs: Any
+    for pairs, inputs, outputs in (  # noqa: B007
+        ("halves", halves, halves),
+        ("adjacent", adjacent, adjacent),
+        ("regrouped", adjacent, halves),
+    ):
+        ends = list(zip(inputs, outputs, strict=True))
+        if all(set(terms[x]) == set(read) for read, written in ends for x in written):
             break
     else:
         return None
-    pairs = found
     slices, signs, rows = [], [], set()
     for k in (0, 1):  # the first and the second component of each pair
-        own = [terms[outputs[k]][start + inputs[k]] for inputs, outputs in ends]
-        other = [terms[outputs[k]][start + inputs[1 - k]] for inputs, outputs in ends]
-        sign = {s for s, _ in other}
-        if {s for s, _ in own} != {1} or len(sign) != 1:
+        own = [terms[written[k]][read[k]] for read, written in ends]
+        other = [terms[written[k]][read[1 - k]] for read, written in ends]
+        if {s for s, _ in own} != {1} or len({s for s, _ in other}) != 1:
             return None
-        signs.append(sign.pop())
+        signs.append(other[0][0])
         rows |= {element[1] for _, element in (*own, *other)}
-        slices.append(tuple(_columns([e for _, e in x], width) for x in (own, other)))
+        slices.append([_columns([e for _, e in x], width) for x in (own, other)])
     if len(rows) != 1 or width % half or any(None in x for x in slices):
         return None
-    place: Any = "all" if count == HEAD else "first" if start == 0 else "last"
-    if count < HEAD and start not in (0, HEAD - count):
+    window: Any = "all" if count == HEAD else "first" if start == 0 else "last"
+    if window == "last" and end != HEAD:
         return None
-    rule = Rule(
-        pairs=pairs,
-        first=slices[0],  # type: ignore[arg-type]
-        second=slices[1],  # type: ignore[arg-type]
-        ratio=width // half,
-        signs=(signs[0], signs[1]),
-        window=place,
-    )
+    (cos, sin), ratio = zip(*slices, strict=True), width // half
+    places: Any = {"cos": cos, "sin": sin, "ratio": ratio, "signs": tuple(signs)}
+    rule = Rule(pairs=pairs, window=window, **places)
     if is_complex:
-        if rule.pairs != "adjacent" or not rule.is_plain:
+        if pairs != "adjacent" or not rule.is_plain:
             return None
-        rule = Rule(pairs="adjacent", window=place, numerics="float32_product")
+        rule = Rule(pairs="adjacent", window=window, numerics="float32_product")
     return rule, rows.pop()
 
 
@@ -844,10 +750,10 @@ def recognise(function: Callable[..., Any], *, owner: type | None = None) -> Rot
     named = roles_of(function)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trials: dict[_Trial, list[Case]] = {}
+        trials: dict[_Trial, list[Rule]] = {}
         if named:
             trial = _Trial(function, named)
-            trials[trial] = trial.positioned(trial.cases())
+            trials[trial] = trial.positioned(trial.cases(packs=False))
         if not any(trials.values()):
             trials |= _by_trial(function)
         return _checked(function, trials, gate.codes)
@@ -863,17 +769,17 @@ def recognise_method(method: types.FunctionType) -> Rotation | str:
         return gate.reason
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for roles in roles_with_attributes(function):
-            trial = _Trial(function, roles)
-            cases = trial.exact_cases()
+        every = (_trials(function, roles) for roles in roles_with_attributes(function))
+        for trial in itertools.chain.from_iterable(every):
+            cases = trial.cases(packs=True)
             if cases:
                 return _checked(function, {trial: trial.positioned(cases)}, gate.codes)
     return UNKNOWN
 
 
-def _checked(function: Any, trials: dict[_Trial, list[Case]], codes: Any) -> Rotation | str:
+def _checked(function: Any, trials: dict[_Trial, list[Rule]], codes: Any) -> Rotation | str:
     """The rotation of a function in all its roles, if gradients flow and no branch is unknown."""
-    cases = [case for found in trials.values() for case in found]
+    cases = [rule for found in trials.values() for rule in found]
     if not cases:
         if any(trial.turns for trial in trials):
             return ROUNDS
@@ -884,43 +790,48 @@ def _checked(function: Any, trials: dict[_Trial, list[Case]], codes: Any) -> Rot
     if branches:
         with branches:
             for trial, found in trials.items():
-                for case in found:
-                    trial.repeat(case)
+                for rule in found:
+                    trial.repeat(rule)
         if branches.unknown():
             return branches.unknown()
     return Rotation(function, tuple(cases))
 
 
-def _learns(function: Callable[..., Any], case: Case) -> bool:
+def _learns(function: Callable[..., Any], rule: Rule) -> bool:
     """Whether gradients flow through a function, in the first sample that it takes."""
-    trial = _Trial(function, case.roles)
+    trial = _Trial(function, rule.roles)
     for wide, at in itertools.product((True, False), range(len(trial.samples))):
         trial.wide = wide
-        given = dict(trial.arguments(case.rule, at))
-        for name in case.roles.tensors:
+        given = dict(trial.arguments(rule.gathers, at))
+        for name in rule.roles.tensors:
             given[name] = given[name].clone().requires_grad_()
         with torch.enable_grad():
             result = _run(function, given)
         if result is not None:
-            return all(x is None or x.requires_grad for x in _flat_tensors(result))
+            return all(x is None or x.requires_grad for x in parts_of(result))
     return False
 
 
-def _by_trial(function: Callable[..., Any]) -> dict[_Trial, list[Case]]:
+def _by_trial(function: Callable[..., Any]) -> dict[_Trial, list[Rule]]:
     """What a function computes, whatever its arguments are called, by roles."""
-    trials: dict[_Trial, list[Case]] = {}
+    trials: dict[_Trial, list[Rule]] = {}
     for roles in possible_roles(function):
-        known = {}
-        for form in forms(roles):
-            trial = _Trial(function, form)
-            known[trial] = trial.exact_cases()
+        known = {trial: trial.cases(packs=True) for trial in _trials(function, roles)}
         trials |= {trial: [] for trial in known if trial.turns}
         if not any(known.values()):
             continue
         for optional in other_options(function, roles):
-            for form in forms(optional):
-                trial = _Trial(function, form)
+            for trial in _trials(function, optional):
                 same = next((x for x in known if known[x] and trial.equals(x)), None)
-                known[trial] = trial.exact_cases() if same is None else trial.copies(known[same])
+                if same is None:
+                    known[trial] = trial.cases(packs=True)
+                else:
+                    known[trial] = [dataclasses.replace(x, roles=trial.roles) for x in known[same]]
         return known
     return trials
+
+
+def _trials(function: Callable[..., Any], roles: Roles) -> Iterator[_Trial]:
+    """The function in these roles, with every form of tables."""
+    for form in ("separate",) if roles.sin else FORMS:
+        yield _Trial(function, dataclasses.replace(roles, form=form))

@@ -17,13 +17,11 @@ from torch import Tensor
 
 from posembed import functional
 from posembed._build_info import build_info
-from posembed.functional import Layout
 from posembed.functional._rotary_tables import LAYOUTS, rotated_by_tables
 
 KERNEL_DEVICES = {"cpu", "meta"} | ({"cuda"} if build_info()["cuda_version"] else set())
-ROUNDED = (torch.float32, torch.bfloat16, torch.float16)
 NARROW = (torch.bfloat16, torch.float16)
-Numerics = Literal["float32", "float32_product"]
+ROUNDED = (torch.float32, *NARROW)
 Form = Literal["separate", "pair", "joint", "stacked", "matrices", "angles", "complex"]
 INNER = {"stacked": 1, "matrices": 2}  # dimensions of a pair's elements behind the pairs
 MAX_WIDTH = 1024  # rotated components that the kernel takes
@@ -32,6 +30,11 @@ ANGLES = "posembed_angles"  # of tables that carry the positions that they were 
 ATTACHED: weakref.WeakSet[Any] = weakref.WeakSet()  # rotary modules that make such tables
 OWN: list[None] = []  # has an element while all run the model's own code
 PLANS = 512  # a rotation clears its plans beyond this number: prompt lengths are unbounded
+WORDS = {
+    "halves": "half-split",
+    "adjacent": "interleaved",
+    "regrouped": "adjacent pairs to halves",
+}
 
 
 class Columns(NamedTuple):
@@ -56,125 +59,30 @@ class Columns(NamedTuple):
         return table[..., start : start + (pairs - 1) * self.step + 1 : self.step]
 
 
-@dataclasses.dataclass(frozen=True)
-class Rule:
-    """The rotation that a function computes.
+class Plan(NamedTuple):
+    """How to call ``rotary_tables`` for tensors of some shapes.
 
     Args:
-        pairs: "halves" are components i and i + n/2, "adjacent" are 2i and 2i + 1, and
-            "regrouped" reads adjacent pairs and writes halves.
-        first: Where the cosine and the sine of the first component of each pair are in the tables;
-            None for complex tables.
-        second: The same of the second component.
-        ratio: Columns of a table for each pair.
-        signs: The signs of the sine's products in the first and the second component.
-        numerics: "float32" rounds each product as PyTorch does, "float32_product" rounds once,
-            "float64" computes in float64.
-        keeps_dtype: Whether results keep the dtype of their tensors even if tables are wider.
-        window: Which components rotate: "all", the "first" or the "last" of the head.
-        unsqueeze: The head dimension that the function inserts into its tables; None if it inserts
-            none.
-        gathers: Whether tables are gathered by position.
-        tokens: Which tokens rotate: "all" have a row in the tables, only the "last" have one, or
-            the query uses the "table's last" or the "table's first" rows.
-        layouts: The layouts for which this is verified: rank of a tensor, rank of a table, and the
-            head dimension that the table has or that is inserted, if there is one. None: all.
-        casts: Whether tables are converted to the dtype of the tensors first.
-        dtypes: The dtypes of tensors and tables for which this is verified; None: all.
-        packs: Whether results are contiguous, whatever the memory order of the tensors.
-        least: How many tensors it needs, if it takes None for the others; 0: it needs all.
-        lone: What is returned without the others: the rest "alone" or "padded" with None.
+        squeeze: The dimension of size 1 to squeeze from tables; None if there is none.
+        heads: The head dimension, counted from the last.
+        rows: Number of tokens in the tables.
+        options: The operator's arguments after the tables: layout, interleaved, half_width, start
+            and numerics.
+        plain: Whether one call of the operator, with these options, is enough.
+        view: How each table row comes to belong to all heads of a token, or "". "by head" exchanges
+            batch and heads, for tables [heads, tokens, width]; "tokens first" moves tokens behind
+            batch and heads, for tables [tokens, 1, 1, width]; "flat" makes tokens of all dimensions
+            but the last, for tables as large as the tensors.
+        parts: In how many parts to split the last dimension, if it is too wide for the kernel.
     """
 
-    pairs: Literal["halves", "adjacent", "regrouped"] = "halves"
-    first: tuple[Columns, Columns] | None = None
-    second: tuple[Columns, Columns] | None = None
-    ratio: int = 1
-    signs: tuple[int, int] = (-1, 1)
-    numerics: Literal["float32", "float32_product", "float64"] = "float32"
-    keeps_dtype: bool = False
-    window: Literal["all", "first", "last"] = "all"
-    unsqueeze: int | None = None
-    gathers: bool = False
-    tokens: Literal["all", "last", "table's last", "table's first"] = "all"
-    layouts: frozenset[tuple[int, int, int | None]] | None = None
-    casts: bool = False
-    dtypes: frozenset[tuple[torch.dtype, torch.dtype]] | None = None
-    packs: bool = False
-    least: int = 0
-    lone: Literal["", "alone", "padded"] = ""
-
-    @property
-    def is_complex(self) -> bool:
-        """Whether the table is cos + i sin."""
-        return self.first is None
-
-    @property
-    def has_halves(self) -> bool:
-        """Whether what is read of the tables is one value for each pair."""
-        return not self.is_complex and self.first == self.second and sum(self.signs) == 0
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the kernel takes the two tables as they are."""
-        if self.is_complex:
-            return True
-        assert self.first is not None
-        as_is = all(self._is_whole(i) for i in (0, 1)) or (self.has_halves and self.ratio == 1)
-        return as_is and self.signs == (-1, 1) and self.first[0].table != self.first[1].table
-
-    def _is_whole(self, index: int) -> bool:
-        """Whether the cosines or the sines are a whole table, in the order of the components."""
-        assert self.first is not None
-        assert self.second is not None
-        first, second = self.first[index], self.second[index]
-        if self.pairs == "adjacent":
-            order = first[1:] == (0, 0, 2) and second[1:] == (0, 1, 2)
-        else:
-            order = first[1:] == (0, 0, 1) and second[1:] == (2, 0, 1)
-        return self.ratio == 2 and order and first.table == second.table
-
-    def of(self, tables: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Cosines and sines for the kernel, for each pair or for each component."""
-        return self._read(tables, 0, (1, 1)), self._read(tables, 1, (-self.signs[0], self.signs[1]))
-
-    def _read(self, tables: list[Tensor], index: int, signs: tuple[int, int]) -> Tensor:
-        assert self.first is not None
-        assert self.second is not None
-        first, second = self.first[index], self.second[index]
-        pairs = tables[first.table].shape[-1] // self.ratio
-        if self._is_whole(index) and signs[0] == signs[1]:
-            table = tables[first.table]
-            return table if signs[0] > 0 else -table
-        values = [c.of(tables, pairs) for c in (first, second)]
-        values = [x if sign > 0 else -x for x, sign in zip(values, signs, strict=True)]
-        if self.has_halves:
-            return values[0]
-        if self.pairs == "adjacent":
-            return torch.stack(values, -1).flatten(-2)
-        return torch.cat(values, -1)
-
-    def __str__(self) -> str:
-        words = {
-            "halves": "half-split",
-            "adjacent": "interleaved",
-            "regrouped": "adjacent pairs to halves",
-        }[self.pairs]
-        if self.first is None:
-            words += ", complex"
-        elif self.has_halves:
-            whole = self.ratio == 1 or self.first[0].step > 1
-            place = "" if whole else ("first ", "", "second ", "")[self.first[0].quarter]
-            words += f", {place}half tables"
-        if self.window != "all":
-            words += f", {self.window} part of the head"
-        if self.tokens != "all":
-            words += f", {self.tokens} tokens"
-        if self.signs == (1, -1):
-            words += ", backwards"
-        if self.numerics != "float32":
-            words += ", " + self.numerics.replace("_product", "")
-        return words
+    squeeze: int | None
+    heads: int
+    rows: int
+    options: tuple[str, bool, bool, int, Literal["float32", "float32_product"]]
+    plain: bool
+    view: str
+    parts: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,10 +103,10 @@ class Roles:
         options: Values of other arguments that are not their defaults.
     """
 
-    names: tuple[str, ...]
-    defaults: dict[str, Any]
-    tensors: tuple[str, ...]
-    cos: str
+    names: tuple[str, ...] = ()
+    defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
+    tensors: tuple[str, ...] = ()
+    cos: str = ""
     sin: str | None = None
     form: Form = "separate"
     unsqueeze: str | None = None
@@ -212,12 +120,7 @@ class Roles:
         return {name: values.get(name) for name in self.names if name not in known}
 
     def tables(self, given: dict[str, Any], *, once: bool = False) -> list[Tensor]:
-        """The tables among the arguments, with all that belongs to a token in one dimension.
-
-        Args:
-            given: The arguments.
-            once: Whether angles are read in float32.
-        """
+        """The tables, with all that belongs to a token in one dimension; angles once in float32."""
         table: Any = given[self.cos]
         match self.form:
             case "separate":
@@ -229,74 +132,406 @@ class Roles:
                 return [table.cos(), table.sin()]
         return [table.flatten(-1 - INNER.get(self.form, 0))]
 
-
-class Plan(NamedTuple):
-    """How to call ``rotary_tables`` for tensors of some shapes.
-
-    Args:
-        squeeze: The dimension of size 1 to squeeze from tables; None if there is none.
-        heads: The head dimension, counted from the last.
-        rows: Number of tokens in the tables.
-        options: The operator's arguments after the tables: layout, interleaved, half_width, start
-            and numerics.
-        plain: Whether one call of the operator, with these options, is enough.
-        rearrangement: How tables with a row for each head become tables without; None if they are.
-    """
-
-    squeeze: int | None
-    heads: int
-    rows: int
-    options: tuple[str, bool, bool, int, Numerics]
-    plain: bool
-    rearrangement: Rearrangement | None = None
+    def readable(self, given: dict[str, Any], gathers: bool) -> bool:
+        """Whether tables have the form that they are read in."""
+        table, second = given.get(self.cos), given.get(self.sin or "")
+        if self.form == "pair":
+            pair = isinstance(table, tuple | list) and len(table) == 2
+            return pair and all(isinstance(x, Tensor) for x in table or ())
+        if not isinstance(table, Tensor):
+            return False
+        if self.form == "separate" and not isinstance(second, Tensor):
+            return False
+        ends = (2,) * INNER.get(self.form, 0)
+        rank = table.dim() - len(ends)
+        if gathers and (rank != 2 or not isinstance(given.get(self.positions or ""), Tensor)):
+            return False
+        return rank > 0 and table.shape[rank:] == ends
 
 
-class Rearrangement(NamedTuple):
-    """Views of tensors and tables in which each table row belongs to all heads of a token.
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """The rotation that a function computes, by arguments in some roles.
 
     Args:
-        kind: "by head" exchanges batch and heads, for tables [heads, tokens, width]. "tokens first"
-            moves tokens behind batch and heads, for tables [tokens, 1, 1, width]. For a "flat" one,
-            tables are as large as the tensors: all dimensions but the last become tokens.
-        parts: In how many parts to split the last dimension, if it is too wide for the kernel.
+        roles: The roles.
+        pairs: "halves" are components i and i + n/2, "adjacent" are 2i and 2i + 1, and
+            "regrouped" reads adjacent pairs and writes halves.
+        cos: Where the cosines of the first and of the second component of each pair are in the
+            tables; None for complex tables.
+        sin: The same of the sines.
+        ratio: Columns of a table for each pair.
+        signs: The signs of the sine's products in the first and the second component.
+        numerics: "float32" rounds each product as PyTorch does, "float32_product" rounds once,
+            "float64" computes in float64.
+        keeps_dtype: Whether results keep the dtype of their tensors even if tables are wider.
+        window: Which components rotate: "all", the "first" or the "last" of the head.
+        unsqueeze: The head dimension that the function inserts into its tables; None if it inserts
+            none.
+        gathers: Whether tables are gathered by position.
+        tokens: Which tokens rotate: "all" have a row in the tables, only the "last" have one, or
+            the query uses the "table's last" or the "table's first" rows.
+        layouts: The layouts for which this is verified: rank of a tensor, rank of a table, and the
+            head dimension that the table has or that is inserted, if there is one. None: all.
+        casts: Whether tables are converted to the dtype of the tensors first.
+        dtypes: The dtypes of tensors and tables for which this is verified; None: all.
+        packs: Whether results are contiguous, whatever the memory order of the tensors.
+        least: How many tensors it needs, if it takes None for the others; 0: it needs all.
+        lone: What is returned without the others: the rest "alone" or "padded" with None.
     """
 
-    kind: Literal["by head", "tokens first", "flat"]
-    parts: int = 1
+    roles: Roles = Roles()
+    pairs: Literal["halves", "adjacent", "regrouped"] = "halves"
+    cos: tuple[Columns, Columns] | None = None
+    sin: tuple[Columns, Columns] | None = None
+    ratio: int = 1
+    signs: tuple[int, int] = (-1, 1)
+    numerics: Literal["float32", "float32_product", "float64"] = "float32"
+    keeps_dtype: bool = False
+    window: Literal["all", "first", "last"] = "all"
+    unsqueeze: int | None = None
+    gathers: bool = False
+    tokens: Literal["all", "last", "table's last", "table's first"] = "all"
+    layouts: frozenset[tuple[int, int, int | None]] | None = None
+    casts: bool = False
+    dtypes: frozenset[tuple[torch.dtype, torch.dtype]] | None = None
+    packs: bool = False
+    least: int = 0
+    lone: Literal["", "alone", "padded"] = ""
 
-    def of(self, x: Tensor) -> Tensor:
-        """A tensor to rotate, rearranged."""
-        if self.kind == "by head":
-            return x.transpose(0, 1)
-        if self.kind == "tokens first":
-            return x.movedim(0, -2)
-        return x.reshape(1, 1, -1, x.shape[-1] // self.parts)
+    @property
+    def has_halves(self) -> bool:
+        """Whether what is read of the tables is one value for each pair."""
+        same = all(x is not None and x[0] == x[1] for x in (self.cos, self.sin))
+        return same and sum(self.signs) == 0
 
-    def of_table(self, table: Tensor) -> Tensor:
-        """A table, rearranged."""
-        if self.kind == "by head":
-            return table.squeeze(0) if table.dim() == 4 else table
-        return table.reshape(-1, table.shape[-1] // self.parts)
+    @property
+    def is_plain(self) -> bool:
+        """Whether the kernel takes the two tables as they are."""
+        if self.cos is None or self.sin is None:
+            return True
+        whole = self._is_whole(self.cos) and self._is_whole(self.sin)
+        as_is = whole or (self.has_halves and self.ratio == 1)
+        return as_is and self.signs == (-1, 1) and self.cos[0].table != self.sin[0].table
 
-    def back(self, x: Tensor, shape: torch.Size) -> Tensor:
-        """A result in its first shape."""
-        if self.kind == "by head":
-            return x.transpose(0, 1)
-        return x.movedim(-2, 0) if self.kind == "tokens first" else x.view(shape)
+    def _is_whole(self, read: tuple[Columns, Columns]) -> bool:
+        """Whether cosines or sines are a whole table, in the order of the components."""
+        places = {"adjacent": ((0, 0, 2), (0, 1, 2))}.get(self.pairs, ((0, 0, 1), (2, 0, 1)))
+        same = read[0].table == read[1].table
+        return self.ratio == 2 and same and (read[0][1:], read[1][1:]) == places
+
+    def _read(
+        self, tables: list[Tensor], read: tuple[Columns, Columns], signs: tuple[int, int]
+    ) -> Tensor:
+        """Cosines or sines for the kernel, for each pair or for each component."""
+        table = tables[read[0].table]
+        if self._is_whole(read) and signs[0] == signs[1]:
+            return table if signs[0] > 0 else -table
+        values = [columns.of(tables, table.shape[-1] // self.ratio) for columns in read]
+        values = [x if sign > 0 else -x for x, sign in zip(values, signs, strict=True)]
+        if self.has_halves:
+            return values[0]
+        return (
+            torch.stack(values, -1).flatten(-2)
+            if self.pairs == "adjacent"
+            else torch.cat(values, -1)
+        )
+
+    def __str__(self) -> str:
+        words = WORDS[self.pairs]
+        if self.cos is None:
+            words += ", complex"
+        elif self.has_halves:
+            whole = self.ratio == 1 or self.cos[0].step > 1
+            place = "" if whole else ("first ", "", "second ", "")[self.cos[0].quarter]
+            words += f", {place}half tables"
+        words += f", {self.window} part of the head" if self.window != "all" else ""
+        words += f", {self.tokens} tokens" if self.tokens != "all" else ""
+        words += ", backwards" if self.signs == (1, -1) else ""
+        once = self.numerics.replace("_product", "")
+        return words if self.numerics == "float32" else f"{words}, {once}"
+
+    # ------------------------------------------------------------------------------------ planning
+
+    def plan(self, given: dict[str, Any]) -> Plan | None:
+        """How to rotate these arguments; None if the function itself has to run."""
+        roles, others = self.roles, self.roles.others()
+        if len(given) > len(roles.names):
+            return None
+        if any(not _same(given.get(name), value) for name, value in others.items()):
+            return None
+        slots = [given.get(name) for name in roles.tensors]
+        tensors = [x for x in slots if x is not None]
+        count = len(tensors)
+        if not all(isinstance(x, Tensor) for x in tensors) or not tensors:
+            return None
+        lone = 0 < self.least <= count and all(x is not None for x in slots[:count])
+        if (count < len(slots) and not lone) or not roles.readable(given, self.gathers):
+            return None
+        dim = given[roles.unsqueeze] if roles.unsqueeze else self.unsqueeze
+        if dim is not None and not isinstance(dim, int):
+            return None
+        cos, sin = self.tables(given, tensors[0])
+        if tensors[0].dim() not in (3, 4) or not self._takes_dtypes(tensors, cos, sin):
+            return None
+        found = _heads(cos, dim, tensors[0])
+        squeeze, heads = found or (None, -3)
+        view, parts = ("", 1) if found else self._view(tensors, cos, dim)
+        if found is None and (not view or self.tokens != "all"):
+            return None
+        inserted: int | None = heads if dim is None else dim
+        if view:  # tables have a row for each head, or tokens in their first dimension
+            inserted = TOKENS_FIRST if view == "tokens first" else None
+        if self.layouts is not None and (tensors[0].dim(), cos.dim(), inserted) not in self.layouts:
+            return None
+        tensors = [_viewed(x, view, parts) for x in tensors]
+        return self._plan(tensors, _table_viewed(cos, view, parts), squeeze, heads, view, parts)
+
+    def _plan(
+        self,
+        tensors: list[Tensor],
+        cos: Tensor,
+        squeeze: int | None,
+        heads: int,
+        view: str,
+        parts: int,
+    ) -> Plan | None:
+        """The plan for tensors and tables in their view, if the kernel takes their sizes."""
+        query, rows = tensors[0], cos.shape[-2 if squeeze != -2 else -3]
+        batch = cos.shape[0] if cos.dim() - (squeeze is not None) == 3 else 1
+        width, head = (
+            cos.shape[-1] * (2 if self.has_halves or self.cos is None else 1),
+            query.shape[-1],
+        )
+        if width > MAX_WIDTH or (width > head if self.window != "all" else width != head):
+            return None
+        for x in tensors:
+            if x.dim() != query.dim() or x.shape[-1] != head:
+                return None
+            if batch != 1 and (x.dim() != 4 or x.shape[0] != batch):
+                return None
+        lengths = [x.shape[-2 if heads == -3 else -3] for x in tensors]
+        less = self.tokens.startswith("table's") and lengths[0] <= rows
+        if self.tokens == "last":
+            if any(length < rows for length in lengths):
+                return None
+        elif any(length != rows for length in (lengths[1:] if less else lengths)):
+            return None
+        numerics = self.numerics
+        once = self.keeps_dtype and query.dtype in ROUNDED and cos.dtype == torch.float32
+        if once and numerics == "float32":  # dtypes are kept: the same bits, rounded earlier
+            numerics = "float32_product"
+        if numerics == "float64" or cos.dtype == torch.complex128:
+            numerics = "float32"
+        start = head - width if self.window == "last" else 0
+        layout = LAYOUTS[query.dim(), heads]
+        plain = len(tensors) <= 2 and self.pairs != "regrouped" and not view and layout != "htd"
+        plain = plain and not self._in_float64(cos) and all(length == rows for length in lengths)
+        stays = cos.is_complex() or torch.promote_types(query.dtype, cos.dtype) == query.dtype
+        plain = plain and (not self.keeps_dtype or stays)
+        options = layout, self.pairs == "adjacent", self.has_halves, start, numerics
+        return Plan(squeeze, heads, rows, options, plain, view, parts)
+
+    def _in_float64(self, cos: Tensor) -> bool:
+        return self.numerics == "float64" or cos.dtype == torch.complex128
+
+    def _takes_dtypes(self, tensors: list[Tensor], cos: Tensor, sin: Tensor | None) -> bool:
+        """Whether ``rotary_tables`` supports the dtypes and devices."""
+        query, once = tensors[0], self.numerics == "float32_product"
+        if cos.is_complex() != (self.cos is None):
+            return False
+        if self.dtypes is not None and (query.dtype, cos.dtype) not in self.dtypes:
+            return False
+        if once and cos.dtype not in (*ROUNDED, torch.complex64, torch.complex128):
+            return False
+        for x in tensors:
+            if x.device.type not in KERNEL_DEVICES or x.device != cos.device:
+                return False
+            if x.dtype != query.dtype or not x.is_floating_point():
+                return False
+            if once and x.dtype not in ROUNDED:
+                return False
+        return sin is None or (sin.shape, sin.dtype, sin.device) == (
+            cos.shape,
+            cos.dtype,
+            cos.device,
+        )
+
+    def _view(self, tensors: list[Tensor], cos: Tensor, dim: int | None) -> tuple[str, int]:
+        """``Plan.view`` and ``Plan.parts`` for such tables; "" if they have another shape."""
+        query, shape = tensors[0], cos.shape[:-1]
+        if dim is None and query.dim() == 4 and shape == (query.shape[0], 1, 1):
+            return "tokens first", 1
+        if dim is not None or not all(x.shape == query.shape for x in tensors):
+            return "", 1
+        if query.dim() == 4 and shape in (query.shape[1:-1], (1, *query.shape[1:-1])):
+            return "by head", 1
+        if shape != query.shape[:-1]:
+            return "", 1
+        width = query.shape[-1]
+        if width <= MAX_WIDTH or self.pairs != "adjacent" or self.window != "all":
+            return "flat", 1
+        parts = (n for n in range(2, width // 2 + 1) if width % (2 * n) == 0)
+        return "flat", next(n for n in parts if width // n <= MAX_WIDTH)
+
+    # ------------------------------------------------------------------------------------ rotating
+
+    def rotate(self, given: dict[str, Any]) -> Any:
+        """The result, or None if the function itself has to run."""
+        plan = self.plan(given)
+        return None if plan is None else self.run(given, plan)
+
+    def run(self, given: dict[str, Any], plan: Plan) -> Any:
+        """The result for arguments that the plan was made for."""
+        slots = [given[name] for name in self.roles.tensors]
+        tensors = [x for x in slots if x is not None]
+        cos, sin = self.tables(given, tensors[0])
+        if plan.squeeze is not None:
+            cos, sin = cos.squeeze(plan.squeeze), None if sin is None else sin.squeeze(plan.squeeze)
+        if not plan.plain:
+            return self.packed(tuple(self._turned(tensors, cos, sin, plan)), len(slots))
+        key = tensors[1] if len(tensors) > 1 else None
+        result = rotated_by_tables(tensors[0], key, None, cos, sin, *plan.options)
+        return self.packed(result, len(slots))
+
+    def tables(self, given: dict[str, Any], query: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The part of the tables that is read, gathered by position if necessary."""
+        tables = self.roles.tables(given, once=self.numerics == "float32_product")
+        cos: Tensor = tables[0]
+        sin: Tensor | None = None
+        if self.cos is not None and self.sin is not None:
+            cos = self._read(tables, self.cos, (1, 1))
+            sin = self._read(tables, self.sin, (-self.signs[0], self.signs[1]))
+        if self.gathers:
+            positions = given[self.roles.positions or ""]
+            cos, sin = cos[positions], None if sin is None else sin[positions]
+        if self.casts:
+            cos, sin = cos.to(query.dtype), None if sin is None else sin.to(query.dtype)
+        return cos, sin
+
+    def _turned(
+        self, tensors: list[Tensor], cos: Tensor, sin: Tensor | None, plan: Plan
+    ) -> list[Tensor]:
+        """Rotations that need more than one call: more tensors, other tokens, dtypes or views."""
+        _, interleaved, half_width, start, numerics = plan.options
+
+        def turn(tensors: list[Tensor], cos: Tensor, sin: Tensor | None) -> list[Tensor]:
+            rotated: list[Tensor] = []
+            for at in range(0, len(tensors), 2):
+                result = functional.rotary_tables(
+                    tensors[at],
+                    tensors[at + 1] if at + 1 < len(tensors) else None,
+                    cos,
+                    sin,
+                    interleaved=interleaved,
+                    half_width=half_width,
+                    unsqueeze_dim=plan.heads,
+                    start=start,
+                    numerics=numerics,
+                )
+                rotated.extend(result if isinstance(result, tuple) else (result,))
+            return rotated
+
+        shapes, dtype, rows = [x.shape for x in tensors], tensors[0].dtype, plan.rows
+        tensors = [_viewed(x, plan.view, plan.parts) for x in tensors]
+        cos = _table_viewed(cos, plan.view, plan.parts)
+        sin = None if sin is None else _table_viewed(sin, plan.view, plan.parts)
+        if self._in_float64(cos):
+            tensors = [x.double() for x in tensors]
+            cos = cos.to(torch.complex128 if cos.is_complex() else torch.float64)
+            sin = None if sin is None else sin.double()
+        if self.pairs == "regrouped":
+            tensors = [regrouped(x) for x in tensors]
+        axis = -2 if plan.heads == -3 else -3
+        first = tensors[0].shape[axis]
+        if self.tokens.startswith("table's") and first != rows:
+            begin = 0 if self.tokens == "table's first" else rows - first
+            some = [x if x is None else x.narrow(cos.dim() - 2, begin, first) for x in (cos, sin)]
+            assert some[0] is not None
+            rotated = turn(tensors[:1], some[0], some[1]) + turn(tensors[1:], cos, sin)
+        elif self.tokens == "last" and first != rows:
+            before = [x.narrow(axis, 0, x.shape[axis] - rows) for x in tensors]
+            after = [x.narrow(axis, x.shape[axis] - rows, rows) for x in tensors]
+            parts = zip(before, turn(after, cos, sin), strict=True)
+            rotated = [torch.cat(both, axis) for both in parts]
+        else:
+            rotated = turn(tensors, cos, sin)
+        if self.keeps_dtype or cos.is_complex():
+            rotated = [x.to(dtype) for x in rotated]
+        if plan.view == "by head":
+            return [x.transpose(0, 1) for x in rotated]
+        if plan.view == "tokens first":
+            return [x.movedim(-2, 0) for x in rotated]
+        return [x.view(y) for x, y in zip(rotated, shapes, strict=True)] if plan.view else rotated
+
+    def packed(self, result: Any, slots: int) -> Any:
+        """The result in the function's form, for this number of tensor arguments."""
+        result = _contiguous(result) if self.packs else result
+        rotated = result if isinstance(result, tuple) else (result,)
+        if len(rotated) < slots and self.lone == "padded":
+            return (*rotated, *[None] * (slots - len(rotated)))
+        if slots == 1 or (len(rotated) == 1 and self.lone == "alone"):
+            return rotated[0]
+        return rotated
+
+    def direct(self, plan: Plan, count: int) -> Callable[..., Any] | None:
+        """A function of this number of positional arguments that only calls the operator.
+
+        None if a plan needs more, or if not all tensors and tables are among them.
+        """
+        roles, options = self.roles, plan.options
+        needed = {*roles.tensors, roles.cos, roles.sin}
+        if not (plan.plain and self.is_plain) or plan.squeeze is not None:
+            return None
+        if self.gathers or self.casts or roles.form not in ("separate", "complex"):
+            return None
+        if not needed <= {*roles.names[:count], None}:
+            return None
+        q, k, c, s = (
+            roles.names.index(name) if name else -1
+            for name in (roles.tensors[0], (*roles.tensors, "")[1], roles.cos, roles.sin)
+        )
+        if self.cos is not None and self.cos[0].table == 1:
+            c, s = s, c
+        single = torch.ops.posembed.rotary_tables.default._op
+        pair = torch.ops.posembed.rotary_tables_pair.default._op
+        call: Callable[..., Any] = lambda *x: pair(x[q], x[k], x[c], x[s], *options)  # noqa: E731
+        if k < 0:
+            call = lambda *x: single(x[q], x[c], None if s < 0 else x[s], *options)  # noqa: E731
+        elif s < 0:
+            call = lambda *x: pair(x[q], x[k], x[c], None, *options)  # noqa: E731
+        return (lambda *x: _contiguous(call(*x))) if self.packs else call
 
 
-def _regroup(x: Tensor) -> Tensor:
+def _contiguous(result: Any) -> Any:
+    return (
+        tuple(x.contiguous() for x in result) if isinstance(result, tuple) else result.contiguous()
+    )
+
+
+def regrouped(x: Tensor) -> Tensor:
+    """The first components of all adjacent pairs before the second ones."""
     return torch.cat((x[..., ::2], x[..., 1::2]), -1)
 
 
-def _heads(table: Tensor, dim: int | None, query: Tensor) -> tuple[int | None, int] | None:
-    """The dimension to squeeze from a table, and the head dimension; None for other broadcasts.
+def _viewed(x: Tensor, view: str, parts: int) -> Tensor:
+    """A tensor to rotate in the view of a plan."""
+    if view == "by head":
+        return x.transpose(0, 1)
+    if view == "tokens first":
+        return x.movedim(0, -2)
+    return x.reshape(1, 1, -1, x.shape[-1] // parts) if view else x
 
-    Args:
-        table: Cosines.
-        dim: The dimension that the function inserts into them; None if it inserts none.
-        query: The tensor to rotate.
-    """
+
+def _table_viewed(table: Tensor, view: str, parts: int) -> Tensor:
+    """A table in the view of a plan."""
+    if view == "by head":
+        return table.squeeze(0) if table.dim() == 4 else table
+    return table.reshape(-1, table.shape[-1] // parts) if view else table
+
+
+def _heads(table: Tensor, dim: int | None, query: Tensor) -> tuple[int | None, int] | None:
+    """The dimension to squeeze from a table, and the head dimension; None for other broadcasts."""
     rank = table.dim()
     if dim is not None:
         heads = dim if dim < 0 else dim - rank - 1
@@ -310,399 +545,36 @@ def _heads(table: Tensor, dim: int | None, query: Tensor) -> tuple[int | None, i
     return (-2, -2) if table.shape[-2] == 1 and table.shape[-3] == query.shape[-3] else None
 
 
-def _tokens(x: Tensor, heads: int) -> int:
-    return x.shape[-2 if heads == -3 else -3]
-
-
-def kind_of(value: Any) -> Any:
-    """What a decision may depend on: the metadata of tensors, and other values themselves."""
-    if isinstance(value, Tensor):
-        return value.shape, value.dtype, value.device
-    return tuple(map(kind_of, value)) if isinstance(value, tuple | list) else value
-
-
-class Case:
-    """Calls ``rotary_tables`` for the arguments of a function, in the roles that they have."""
-
-    def __init__(self, roles: Roles, rule: Rule) -> None:
-        self.roles = roles
-        self.rule = rule
-        self.others = roles.others()
-        self.used = False
-
-    def rotate(self, given: dict[str, Any]) -> Any:
-        """The result, or None if the function itself has to run."""
-        plan = self.plan(given)
-        return None if plan is None else self.run(given, plan)
-
-    def run(self, given: dict[str, Any], plan: Plan) -> Any:
-        """The result for arguments that the plan was made for."""
-        slots = [given[name] for name in self.roles.tensors]
-        tensors = [x for x in slots if x is not None]
-        cos, sin = self._tables(given, tensors[0])
-        if plan.squeeze is not None:
-            cos, sin = cos.squeeze(plan.squeeze), None if sin is None else sin.squeeze(plan.squeeze)
-        if not plan.plain:
-            return self.packed(tuple(self._rearranged(tensors, cos, sin, plan)), len(slots))
-        key = tensors[1] if len(tensors) > 1 else None
-        result = rotated_by_tables(tensors[0], key, None, cos, sin, *plan.options)
-        return self.packed(result, len(slots))
-
-    def direct(self, plan: Plan, count: int) -> Callable[..., Any] | None:
-        """A function of this number of positional arguments that only calls the operator.
-
-        None if a plan needs more, or if not all tensors and tables are among them.
-        """
-        roles, rule = self.roles, self.rule
-        needed = {*roles.tensors, roles.cos, roles.sin}
-        if not (plan.plain and rule.is_plain) or plan.squeeze is not None:
-            return None
-        if rule.gathers or rule.casts or roles.form not in ("separate", "complex"):
-            return None
-        if not needed <= {*roles.names[:count], None}:
-            return None
-        query, key, first, second = (
-            roles.names.index(name) if name else None
-            for name in (roles.tensors[0], (*roles.tensors, None)[1], roles.cos, roles.sin)
-        )
-        if rule.first is not None and rule.first[0].table == 1:
-            first, second = second, first
-        call = _operator_call(query, key, first, second, plan.options)
-        return (lambda *x: _contiguous(call(*x))) if rule.packs else call
-
-    def plan(self, given: dict[str, Any]) -> Plan | None:
-        """The plan for these arguments; None if the function itself has to run."""
-        roles, rule = self.roles, self.rule
-        if len(given) > len(roles.names):
-            return None
-        if any(not _same(given.get(name), value) for name, value in self.others.items()):
-            return None
-        slots = [given.get(name) for name in roles.tensors]
-        tensors = [x for x in slots if x is not None]
-        if not all(isinstance(x, Tensor) for x in tensors) or not tensors:
-            return None
-        if len(tensors) < len(slots) and not self._takes_first(slots, len(tensors)):
-            return None
-        if not self._readable(given):
-            return None
-        cos, sin = self._tables(given, tensors[0])
-        dim = given[roles.unsqueeze] if roles.unsqueeze else rule.unsqueeze
-        return self._plan(tensors, cos, sin, dim) if dim is None or isinstance(dim, int) else None
-
-    def _takes_first(self, slots: list[Tensor | None], count: int) -> bool:
-        """Whether the first tensors are enough, and the others are None."""
-        return 0 < self.rule.least <= count and all(x is not None for x in slots[:count])
-
-    def _readable(self, given: dict[str, Any]) -> bool:
-        """Whether tables have the form that they are read in."""
-        roles, form = self.roles, self.roles.form
-        table = given.get(roles.cos)
-        if form == "pair":
-            return (
-                isinstance(table, tuple | list)
-                and len(table) == 2
-                and all(isinstance(x, Tensor) for x in table)
-            )
-        if not isinstance(table, Tensor):
-            return False
-        if form == "separate" and not isinstance(given.get(roles.sin or ""), Tensor):
-            return False
-        ends = {"stacked": (2,), "matrices": (2, 2)}.get(form, ())
-        if self.rule.gathers and not (
-            table.dim() == 2 + len(ends) and isinstance(given.get(roles.positions or ""), Tensor)
-        ):
-            return False
-        return table.dim() > len(ends) and table.shape[table.dim() - len(ends) :] == ends
-
-    def dtypes(self, given: dict[str, Any]) -> tuple[torch.dtype, torch.dtype]:
-        """The dtypes of tensors and of tables that are read."""
-        query = given[self.roles.tensors[0]]
-        return query.dtype, self._tables(given, query)[0].dtype
-
-    def tells(self, given: dict[str, Any], query: Tensor) -> bool:
-        """Whether tables have angles whose sign can be seen."""
-        cos, sin = self._tables(given, query)
-        sine = cos.imag if sin is None else sin
-        return bool((sine.abs() > 1e-3).any())
-
-    def _tables(self, given: dict[str, Any], query: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The part of the tables that is read, gathered by position if necessary."""
-        roles, rule = self.roles, self.rule
-        tables = roles.tables(given, once=rule.numerics == "float32_product")
-        cos, sin = (tables[0], None) if rule.is_complex else rule.of(tables)
-        if rule.gathers:
-            positions = given[roles.positions or ""]
-            cos, sin = cos[positions], None if sin is None else sin[positions]
-        if rule.casts:
-            cos, sin = cos.to(query.dtype), None if sin is None else sin.to(query.dtype)
-        return cos, sin
-
-    def _plan(
-        self, tensors: list[Tensor], cos: Tensor, sin: Tensor | None, dim: int | None
-    ) -> Plan | None:
-        rule, query = self.rule, tensors[0]
-        if query.dim() not in (3, 4) or not self._known(query, cos, sin):
-            return None
-        found = _heads(cos, dim, query)
-        rearrangement = None
-        if found is None:
-            rearrangement = self._rearrangement(tensors, cos, dim)
-            if rearrangement is None or rule.tokens != "all":
-                return None
-        squeeze, heads = found or (None, -3)
-        layout = (query.dim(), cos.dim(), self._layout_of(heads, dim, rearrangement))
-        if rule.layouts is not None and layout not in rule.layouts:
-            return None
-        if rearrangement is not None:
-            tensors, cos = list(map(rearrangement.of, tensors)), rearrangement.of_table(cos)
-            query = tensors[0]
-        batch = cos.shape[0] if cos.dim() - (squeeze is not None) == 3 else 1
-        rows = cos.shape[-2 if squeeze != -2 else -3]
-        if not all(self._takes(x, query, cos, batch) for x in tensors):
-            return None
-        lengths = [_tokens(x, heads) for x in tensors]
-        if not self._lengths_fit(lengths, rows):
-            return None
-        once = rule.keeps_dtype and query.dtype in ROUNDED and cos.dtype == torch.float32
-        numerics: Numerics = "float32"
-        if rule.numerics == "float32_product" or (once and rule.numerics == "float32"):
-            numerics = "float32_product"  # if dtypes are kept: the same bits, rounded earlier
-        if cos.dtype == torch.complex128:
-            numerics = "float32"
-        start = query.shape[-1] - self._width(cos) if rule.window == "last" else 0
-        half_width = rule.has_halves
-        options = (
-            LAYOUTS[query.dim(), heads],
-            rule.pairs == "adjacent",
-            half_width,
-            start,
-            numerics,
-        )
-        plain = len(tensors) <= 2 and rule.pairs != "regrouped" and rearrangement is None
-        plain = plain and not self._in_float64(cos)
-        plain = plain and all(length == rows for length in lengths)
-        plain = plain and options[0] != "htd" and (not rule.keeps_dtype or self._stays(query, cos))
-        return Plan(squeeze, heads, rows, options, plain, rearrangement)
-
-    def _in_float64(self, cos: Tensor) -> bool:
-        return self.rule.numerics == "float64" or cos.dtype == torch.complex128
-
-    @staticmethod
-    def _layout_of(heads: int, dim: int | None, rearrangement: Rearrangement | None) -> int | None:
-        """The head dimension that tables have or get; None if they have a row for each head.
-
-        TOKENS_FIRST stands for tables [tokens, 1, 1, width].
-        """
-        if rearrangement is not None:
-            return TOKENS_FIRST if rearrangement.kind == "tokens first" else None
-        return heads if dim is None else dim
-
-    def _rearrangement(
-        self, tensors: list[Tensor], cos: Tensor, dim: int | None
-    ) -> Rearrangement | None:
-        """How to rotate by tables with a row for each head, or tokens in the first dimension.
-
-        None if they have another shape.
-        """
-        query, shape = tensors[0], cos.shape[:-1]
-        if dim is None and query.dim() == 4 and shape == (query.shape[0], 1, 1):
-            return Rearrangement("tokens first")
-        if dim is not None or not all(x.shape == query.shape for x in tensors):
-            return None
-        if query.dim() == 4 and shape in (query.shape[1:-1], (1, *query.shape[1:-1])):
-            return Rearrangement("by head")
-        if shape != query.shape[:-1]:
-            return None
-        width = query.shape[-1]
-        if width <= MAX_WIDTH or self.rule.pairs != "adjacent" or self.rule.window != "all":
-            return Rearrangement("flat")
-        parts = (n for n in range(2, width // 2 + 1) if width % (2 * n) == 0)
-        return Rearrangement("flat", next(n for n in parts if width // n <= MAX_WIDTH))
-
-    @staticmethod
-    def _stays(query: Tensor, cos: Tensor) -> bool:
-        """Whether the operator's result has the dtype of the query."""
-        return cos.is_complex() or torch.promote_types(query.dtype, cos.dtype) == query.dtype
-
-    def _known(self, query: Tensor, cos: Tensor, sin: Tensor | None) -> bool:
-        """Whether ``rotary_tables`` supports these tables."""
-        rule = self.rule
-        if cos.is_complex() != (rule.is_complex):
-            return False
-        if rule.dtypes is not None and (query.dtype, cos.dtype) not in rule.dtypes:
-            return False
-        products = (*ROUNDED, torch.complex64, torch.complex128)
-        if rule.numerics == "float32_product" and cos.dtype not in products:
-            return False
-        if sin is None:
-            return True
-        return sin.shape == cos.shape and sin.dtype == cos.dtype and sin.device == cos.device
-
-    def _takes(self, x: Tensor, query: Tensor, cos: Tensor, batch: int) -> bool:
-        """Whether it supports this tensor with this query and tables of this batch size."""
-        rule = self.rule
-        if x.device.type not in KERNEL_DEVICES or x.device != cos.device:
-            return False
-        if x.dtype != query.dtype or not x.is_floating_point():
-            return False
-        if rule.numerics == "float32_product" and x.dtype not in ROUNDED:
-            return False
-        if x.dim() != query.dim() or x.shape[-1] != query.shape[-1]:
-            return False
-        if batch != 1 and (x.dim() != 4 or x.shape[0] != batch):
-            return False
-        width, head = self._width(cos), x.shape[-1]
-        if width > MAX_WIDTH:
-            return False
-        return bool(width <= head if rule.window != "all" else width == head)
-
-    def _lengths_fit(self, lengths: list[int], rows: int) -> bool:
-        if self.rule.tokens == "last":
-            return all(length >= rows for length in lengths)
-        if self.rule.tokens.startswith("table's"):
-            return bool(lengths[0] <= rows) and all(length == rows for length in lengths[1:])
-        return all(length == rows for length in lengths)
-
-    def _width(self, cos: Tensor) -> int:
-        rule = self.rule
-        return cos.shape[-1] * (2 if rule.has_halves or rule.is_complex else 1)
-
-    def _call(
-        self, query: Tensor, key: Tensor | None, cos: Tensor, sin: Tensor | None, plan: Plan
-    ) -> Any:
-        _, interleaved, half_width, start, numerics = plan.options
-        result = functional.rotary_tables(
-            query,
-            key,
-            cos,
-            sin,
-            interleaved=interleaved,
-            half_width=half_width,
-            unsqueeze_dim=plan.heads,
-            start=start,
-            numerics=numerics,
-        )
-        if not self.rule.keeps_dtype:
-            return result
-        if isinstance(result, Tensor):
-            return result.to(query.dtype)
-        return tuple(x.to(query.dtype) for x in result)
-
-    def _rearranged(
-        self, tensors: list[Tensor], cos: Tensor, sin: Tensor | None, plan: Plan
-    ) -> list[Tensor]:
-        """Rotations by tables that may have a row for each head."""
-        by_head = plan.rearrangement
-        if by_head is None:
-            return self._rotate_all(tensors, cos, sin, plan)
-        turned = self._rotate_all(
-            list(map(by_head.of, tensors)),
-            by_head.of_table(cos),
-            None if sin is None else by_head.of_table(sin),
-            plan,
-        )
-        return [by_head.back(x, y.shape) for x, y in zip(turned, tensors, strict=True)]
-
-    def _rotate_all(
-        self, tensors: list[Tensor], cos: Tensor, sin: Tensor | None, plan: Plan
-    ) -> list[Tensor]:
-        """Rotations that need more than one call: more tensors, other tokens, other dtypes."""
-        rule, rows, dtype = self.rule, plan.rows, tensors[0].dtype
-        if self._in_float64(cos):
-            tensors = [x.double() for x in tensors]
-            cos = cos.to(torch.complex128 if cos.is_complex() else torch.float64)
-            sin = None if sin is None else sin.double()
-        if rule.pairs == "regrouped":
-            tensors = [_regroup(x) for x in tensors]
-        first = _tokens(tensors[0], plan.heads)
-        if rule.tokens.startswith("table's") and first != rows:
-            axis, start = cos.dim() - 2, 0 if rule.tokens == "table's first" else rows - first
-            some_cos = cos.narrow(axis, start, first)
-            some_sin = None if sin is None else sin.narrow(axis, start, first)
-            rotated = [self._call(tensors[0], None, some_cos, some_sin, plan)]
-            rotated += [self._call(x, None, cos, sin, plan) for x in tensors[1:]]
-        elif rule.tokens == "last" and first != rows:
-            axis = -2 if plan.heads == -3 else -3
-            before = [x.narrow(axis, 0, x.shape[axis] - rows) for x in tensors]
-            turned = [x.narrow(axis, x.shape[axis] - rows, rows) for x in tensors]
-            turned = self._in_pairs(turned, cos, sin, plan)
-            rotated = [torch.cat(parts, axis) for parts in zip(before, turned, strict=True)]
-        else:
-            rotated = self._in_pairs(tensors, cos, sin, plan)
-        if rule.keeps_dtype or cos.is_complex():
-            return [x.to(dtype) for x in rotated]
-        return rotated
-
-    def _in_pairs(
-        self, tensors: list[Tensor], cos: Tensor, sin: Tensor | None, plan: Plan
-    ) -> list[Tensor]:
-        rotated: list[Tensor] = []
-        for at in range(0, len(tensors), 2):
-            key = tensors[at + 1] if at + 1 < len(tensors) else None
-            result = self._call(tensors[at], key, cos, sin, plan)
-            rotated.extend(result if isinstance(result, tuple) else (result,))
-        return rotated
-
-    def packed(self, result: Any, slots: int) -> Any:
-        """The result in the function's form, for this number of tensor arguments."""
-        rotated = result if isinstance(result, tuple) else (result,)
-        if self.rule.packs:
-            rotated = _contiguous(rotated)
-        if len(rotated) < slots and self.rule.lone == "padded":
-            return (*rotated, *[None] * (slots - len(rotated)))
-        if slots == 1 or (len(rotated) == 1 and self.rule.lone == "alone"):
-            return rotated[0]
-        return rotated
-
-
-def _operator_call(
-    query: Any, key: Any, cos: Any, sin: Any, options: tuple[Any, ...]
-) -> Callable[..., Any]:
-    """Calls the operator with arguments at these places; those at None are absent."""
-    single, pair = (
-        getattr(torch.ops.posembed, name).default._op
-        for name in ("rotary_tables", "rotary_tables_pair")
-    )
-    if key is None:
-        return lambda *x: single(x[query], x[cos], None if sin is None else x[sin], *options)
-    if sin is None:
-        return lambda *x: pair(x[query], x[key], x[cos], None, *options)
-    return lambda *x: pair(x[query], x[key], x[cos], x[sin], *options)
-
-
-def _contiguous(result: Any) -> Any:
-    if isinstance(result, Tensor):
-        return result.contiguous()
-    return tuple(x.contiguous() for x in result)
-
-
 def _same(value: Any, supported: Any) -> bool:
     """Whether an option has the supported value; tensors are not compared."""
     if value is supported:
         return True
     if isinstance(value, bool) or isinstance(supported, bool):
         return False
-    numbers = isinstance(value, int | float) and isinstance(supported, int | float)
-    texts = isinstance(value, str) and isinstance(supported, str)
-    return (numbers or texts) and value == supported
+    kinds = (int | float, str)
+    return (
+        any(isinstance(value, x) and isinstance(supported, x) for x in kinds) and value == supported
+    )
 
 
-def _flat(result: Any) -> list[Tensor | None] | None:
-    """The elements of a result; None if any is neither a tensor nor None."""
-    parts = list(result) if isinstance(result, tuple) else [result]
-    return parts if all(x is None or isinstance(x, Tensor) for x in parts) else None
+# --------------------------------------------------------------------------------------- comparing
+
+
+def parts_of(result: Any) -> list[Any]:
+    """The elements of a result."""
+    return list(result) if isinstance(result, tuple) else [result]
 
 
 def alike(first: Any, second: Any, *, dtypes: bool = True) -> bool:
     """Whether results have the same elements, shapes and, unless ignored, dtypes."""
-    parts, others = _flat(first), _flat(second)
-    if parts is None or others is None or isinstance(first, tuple) != isinstance(second, tuple):
+    if isinstance(first, tuple) != isinstance(second, tuple):
         return False
-
-    def kind(x: Tensor | None) -> Any:
-        return None if x is None else (x.shape, x.dtype if dtypes else None)
-
-    return list(map(kind, parts)) == list(map(kind, others))
+    kinds: list[Any] = []
+    for result in (first, second):
+        if not all(x is None or isinstance(x, Tensor) for x in parts_of(result)):
+            return False
+        kinds.append([x if x is None else (x.shape, dtypes and x.dtype) for x in parts_of(result)])
+    return bool(kinds[0] == kinds[1])
 
 
 def equal(first: Any, second: Any, exact: bool) -> bool:
@@ -711,7 +583,7 @@ def equal(first: Any, second: Any, exact: bool) -> bool:
     PyTorch's complex product rounds differently in the remainder of a SIMD vector, so its bits
     depend on shape and strides.
     """
-    for x, y in zip(_flat(first) or [], _flat(second) or [], strict=True):
+    for x, y in zip(parts_of(first), parts_of(second), strict=True):
         if x is None or y is None:
             continue
         step = max(1e-6, *(torch.finfo(z.dtype).eps for z in (x, y) if z.dtype in NARROW), 0.0)
@@ -721,7 +593,14 @@ def equal(first: Any, second: Any, exact: bool) -> bool:
     return True
 
 
-# ----------------------------------------------------------------------------------------- rotation
+def varies(x: Tensor) -> bool:
+    """Whether a tensor's numbers are finite, and more than one."""
+    return x.numel() > 0 and bool(x.isfinite().all()) and bool(x.min() < x.max())
+
+
+def described(tensors: Iterable[Tensor]) -> str:
+    """The dtypes and shapes of tensors, for a row."""
+    return " and ".join(f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}" for x in tensors)
 
 
 class Counter:
@@ -736,22 +615,6 @@ class Counter:
     def __init__(self) -> None:
         self.kernel = self.own = self.exact = 0
         self.difference = ""
-
-
-def _is_plain(x: Any) -> bool:
-    return type(x) is Tensor or type(x) is torch.nn.Parameter or hasattr(x, "_local_tensor")
-
-
-def _provable(values: Iterable[Any]) -> bool:
-    """Whether the model's own code may run beside the kernel, and its results may be compared."""
-    tensors = [x for x in values if isinstance(x, Tensor)]
-    return (
-        all(_is_plain(x) and not x.is_meta for x in tensors)
-        and torch._C._functorch.maybe_current_level() is None
-        and torch._C._len_torch_dispatch_stack() == 0
-        and not torch._C._is_tracing()
-        and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
-    )
 
 
 class Proofs(dict[Any, str]):
@@ -782,6 +645,22 @@ class Proofs(dict[Any, str]):
         return None if known is None else not known
 
 
+def _provable(values: Iterable[Any]) -> bool:
+    """Whether the model's own code may run beside the kernel, and its results may be compared."""
+    plain = (Tensor, torch.nn.Parameter)
+    return (
+        all(
+            (type(x) in plain or hasattr(x, "_local_tensor")) and not x.is_meta
+            for x in values
+            if isinstance(x, Tensor)
+        )
+        and torch._C._functorch.maybe_current_level() is None
+        and torch._C._len_torch_dispatch_stack() == 0
+        and not torch._C._is_tracing()
+        and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+    )
+
+
 def _copied(value: Any) -> Any:
     """An argument for the comparison: detached, and the local part of a distributed tensor."""
     if isinstance(value, tuple | list):
@@ -791,19 +670,15 @@ def _copied(value: Any) -> Any:
     return getattr(value, "_local_tensor", value).detach().clone()
 
 
-def autocast_state() -> Any:
-    """The dtypes of autocast, or False."""
-    if not torch._C._is_any_autocast_enabled():
-        return False
-    return tuple(
-        torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        for kind in ("cpu", "cuda")
-    )
-
-
 def modes() -> tuple[Any, ...]:
-    """Whether there are gradients, inference mode and autocast."""
-    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_state()
+    """Whether there are gradients and inference mode, and the dtypes of autocast or False."""
+    autocast: Any = False
+    if torch._C._is_any_autocast_enabled():
+        autocast = tuple(
+            torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+            for kind in ("cpu", "cuda")
+        )
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
 
 
 def signature(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -819,6 +694,16 @@ def signature(args: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
+def _metadata(value: Any) -> Any:
+    """What a decision may depend on: the metadata of tensors, and other values themselves."""
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype, value.device
+    return tuple(map(_metadata, value)) if isinstance(value, tuple | list) else value
+
+
+# ----------------------------------------------------------------------------------------- rotation
+
+
 class Rotation:
     """Calls ``rotary_tables`` in place of a model's function, or the function itself.
 
@@ -831,16 +716,14 @@ class Rotation:
         cases: What it computes, for different layouts of tables and for different options.
     """
 
-    def __init__(self, original: Callable[..., Any], cases: tuple[Case, ...]) -> None:
-        self.original = original
-        self.cases = cases
-        self.roles, self.rule = cases[0].roles, cases[0].rule
-        self.empty = {name: self.roles.defaults.get(name) for name in self.roles.names}
-        self.plans: dict[Any, tuple[Case, Plan] | None] = {}
+    def __init__(self, original: Callable[..., Any], cases: tuple[Rule, ...]) -> None:
+        self.original, self.cases, self.rule = original, cases, cases[0]
+        roles = self.rule.roles
+        self.empty = {name: roles.defaults.get(name) for name in roles.names}
+        self.plans: dict[Any, tuple[Rule, Plan] | None] = {}
         self.direct: dict[Any, Callable[..., Any]] = {}  # one operator call, by signature
-        self.proofs = Proofs()
-        self.counter = Counter()
-        self.__name__ = str(getattr(original, "__name__", type(original).__name__))
+        self.used: dict[int, Rule] = {}  # by identity
+        self.proofs, self.counter = Proofs(), Counter()
 
     def function(self, *, bound: bool = False) -> Callable[..., Any]:
         """A function that calls this, for the code that takes the place of the model's own.
@@ -850,7 +733,7 @@ class Rotation:
         """
         direct, counter, attached = self.direct, self.counter, ATTACHED
         key_of, is_compiling = signature, torch.compiler.is_compiling
-        at = self.roles.names.index(self.roles.cos)
+        at = self.rule.roles.names.index(self.rule.roles.cos)
 
         def rotate(*args: Any, **kwargs: Any) -> Any:
             if kwargs or is_compiling() or (attached and hasattr(args[at], ANGLES)):
@@ -877,30 +760,23 @@ class Rotation:
     def forms(self) -> str:
         """What it computes, by default and with other options; or what calls have used."""
         texts: dict[str, str] = {}
-        for case in [x for x in self.cases if x.used] or self.cases:
-            rule, options = str(case.rule), case.roles.options
-            given = ", ".join(f"{name}={value!r}" for name, value in options)
-            texts.setdefault(rule, f"{rule} with {given}" if given else rule)
+        for rule in self.used.values() or self.cases:
+            given = ", ".join(f"{name}={value!r}" for name, value in rule.roles.options)
+            texts.setdefault(str(rule), f"{rule} with {given}" if given else str(rule))
         return "; ".join(texts.values())
-
-    def state(self) -> str:
-        """Whether no comparison with the model's own code has been possible, or ''."""
-        return "" if self.proofs or not self.counter.kernel else "not proved yet"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Rotates like the model's function."""
         given = dict(self.empty)
-        given.update(zip(self.roles.names, args, strict=False))
+        given.update(zip(self.rule.roles.names, args, strict=False))
         given.update(kwargs)
         if torch.compiler.is_compiling():  # code is compiled again when a counter changes
             chosen = self._choose(given)
-            return (
-                self.original(*args, **kwargs)
-                if chosen is None
-                else chosen[0].run(given, chosen[1])
-            )
+            if chosen is None:
+                return self.original(*args, **kwargs)
+            return chosen[0].run(given, chosen[1])
         if ATTACHED:
-            table = given.get(self.roles.cos)
+            table = given.get(self.rule.roles.cos)
             table = table[0] if isinstance(table, tuple | list) and table else table
             angles = getattr(table, ANGLES, None)
             result = None if angles is None else angles.turned(self, given)
@@ -914,68 +790,69 @@ class Rotation:
             self.counter.own += 1
             return self.original(*args, **kwargs)
         self.counter.kernel += 1
-        case, plan = planned
-        case.used = True
-        if proved and not kwargs:
-            self._remember(args, case, plan)
-        return case.run(given, plan)
+        rule, plan = planned
+        self.used[id(rule)] = rule
+        kinds = (Tensor, int, float, bool, str, types.NoneType)
+        if proved and not kwargs and all(type(x) in kinds for x in args):
+            call = rule.direct(plan, len(args))
+            if call is not None:
+                self.direct[signature(args)] = call
+        return rule.run(given, plan)
 
     def _prove(self, given: dict[str, Any], plan: Plan, args: Any, kwargs: Any) -> bool | None:
         """Whether bits are those of the model's own code; None if that is not known yet."""
+        kind: list[Any] = list(modes())
+        for name, x in given.items():
+            if not isinstance(x, Tensor):
+                kind.append(_metadata(x))
+                continue
+            kept = x.dim() + plan.heads if name in self.rule.roles.tensors else -1
+            sizes = [  # lengths count by their powers of two
+                n if i in (kept, x.dim() - 1) else n.bit_length() for i, n in enumerate(x.shape)
+            ]
+            kind.append((*sizes, x.dtype, x.device, x.is_contiguous(), x.requires_grad))
 
         def difference() -> str | None:
             return self._difference(_copied(args), _copied(tuple(kwargs.items())))
 
-        proved = self.proofs.hold(self._kind(given, plan), given.values(), difference)
+        proved = self.proofs.hold(tuple(kind), given.values(), difference)
         if proved is False and not self.counter.difference:
             self.counter.difference = next(text for text in self.proofs.values() if text)
         return proved
-
-    def _kind(self, given: dict[str, Any], plan: Plan) -> tuple[Any, ...]:
-        """The kind of a call: lengths count by their powers of two."""
-        parts: list[Any] = list(modes())
-        for name, x in given.items():
-            if not isinstance(x, Tensor):
-                parts.append(kind_of(x))
-                continue
-            kept = x.dim() + plan.heads if name in self.roles.tensors else -1
-            sizes = [
-                n if i in (kept, x.dim() - 1) else n.bit_length() for i, n in enumerate(x.shape)
-            ]
-            facts = x.dtype, x.device, x.is_contiguous(), x.requires_grad
-            parts.append((*sizes, *facts))
-        return tuple(parts)
 
     def _difference(self, args: Any, named: Any) -> str | None:
         """How the kernel's bits differ from those of the model's own code; '' if they do not.
 
         None if these numbers cannot tell: identity angles, or values that are constant or NaN.
         """
-        kwargs = dict(named)
-        given = {**self.empty, **dict(zip(self.roles.names, args, strict=False)), **kwargs}
+        roles = self.rule.roles
+        given = {**self.empty, **dict(zip(roles.names, args, strict=False)), **dict(named)}
         chosen = self._choose(given)
         if chosen is None:  # parts of distributed tensors have other shapes
             return None
-        found = chosen[0].run(given, chosen[1])
-        tensors = [given[n].clone() for n in self.roles.tensors if given[n] is not None]
-        tells = chosen[0].tells(given, tensors[0])
+        rule, plan = chosen
+        found = rule.run(given, plan)
+        tensors = [given[n].clone() for n in roles.tensors if given[n] is not None]
+        cos, sin = rule.tables(given, tensors[0])
+        tells = bool(((cos.imag if sin is None else sin).abs() > 1e-3).any())
         try:
-            expected = self.original(*args, **kwargs)
+            expected = self.original(*args, **dict(named))
         except Exception as error:  # the user gets it from the model's own code
             memory = "allocate" in str(error)  # of PyTorch's allocators, on CPUs and GPUs
             return None if memory else f"it raises {type(error).__name__}"
         if not alike(found, expected):
             return f"other shapes or dtypes for {described(tensors)}"
-        if equal(found, expected, not chosen[0].rule.is_complex):
-            turned = any(not torch.equal(x, y) for x, y in zip(_flat(expected) or [], tensors))  # type: ignore[arg-type]  # noqa: B905
+        results = parts_of(expected)
+        if equal(found, expected, rule.cos is not None):
+            turned = any(not torch.equal(x, y) for x, y in zip(results, tensors, strict=False))
             return "" if tells and turned and all(map(varies, tensors)) else None
-        finite = all(x is None or bool(x.isfinite().all()) for x in _flat(expected) or [])
+        finite = all(x is None or bool(x.isfinite().all()) for x in results)
         return f"other bits for {described(tensors)}" if finite else None
 
-    def _planned(self, given: dict[str, Any]) -> tuple[Case, Plan] | None:
-        """The case and the plan for these arguments; None if the function itself has to run."""
+    def _planned(self, given: dict[str, Any]) -> tuple[Rule, Plan] | None:
+        """The rule and the plan for these arguments; None if the function itself has to run."""
         try:
-            key = tuple([kind_of(value) for value in given.values()])
+            key = tuple([_metadata(value) for value in given.values()])
             if key in self.plans:
                 return self.plans[key]
         except (KeyError, TypeError):  # another thread cleared it, or symbolic shapes
@@ -987,34 +864,9 @@ class Rotation:
         self.plans[key] = found
         return found
 
-    def _choose(self, given: dict[str, Any]) -> tuple[Case, Plan] | None:
-        for case in self.cases:
-            plan = case.plan(given)
+    def _choose(self, given: dict[str, Any]) -> tuple[Rule, Plan] | None:
+        for rule in self.cases:
+            plan = rule.plan(given)
             if plan is not None:
-                return case, plan
+                return rule, plan
         return None
-
-    def _remember(self, args: tuple[Any, ...], case: Case, plan: Plan) -> None:
-        """Keeps the operator call for arguments like these, if one is enough."""
-        kinds = (Tensor, int, float, bool, str, types.NoneType)
-        call = case.direct(plan, len(args)) if all(type(x) in kinds for x in args) else None
-        if call is not None:
-            self.direct[signature(args)] = call
-
-
-def varies(x: Tensor) -> bool:
-    """Whether a tensor's numbers are finite, and more than one."""
-    return x.numel() > 0 and bool(x.isfinite().all()) and bool(x.min() < x.max())
-
-
-def described(tensors: Iterable[Tensor]) -> str:
-    """The dtypes and shapes of tensors, for a row."""
-    return " and ".join(f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}" for x in tensors)
-
-
-def layout_of(dimension: int | None) -> Layout | None:
-    """The tensor layout if this is the head dimension inserted into [batch, tokens, width]."""
-    if dimension is None:
-        return None
-    places: dict[int, Layout] = {-3: "bhsd", -2: "bshd"}
-    return places.get(dimension if dimension < 0 else dimension - 4)
