@@ -21,11 +21,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from posembed.integrations.huggingface._gate import codes_in, subtracts
+from posembed.integrations.huggingface._gate import arithmetic, codes_in, contents
 from posembed.integrations.huggingface._reading import (
     COS,
     SIN,
-    contents,
     plain,
     recognise,
     recognise_method,
@@ -83,10 +82,9 @@ class Place(NamedTuple):
     def name(self) -> str:
         """The qualified name of the function."""
         if not isinstance(self.function, types.FunctionType):
-            names = (getattr(self.function, name, "") for name in ("name", "__name__"))
-            return next(
-                (x for x in names if x and isinstance(x, str)), type(self.function).__name__
-            )
+            names = [getattr(self.function, name, "") for name in ("name", "__name__")]
+            names.append(type(self.function).__name__)
+            return next(x for x in names if x and isinstance(x, str))
         inner = f"{self.function.__qualname__}.<locals>.{self.code.co_name}"
         return inner if self.path else self.function.__qualname__
 
@@ -94,7 +92,7 @@ class Place(NamedTuple):
 class Found(NamedTuple):
     """What a place does: a rotation, or why the code stays; ``rotates`` if it looks like one."""
 
-    rotation: Rotation | None
+    rotation: Rotation | None = None
     reason: str = ""
     rotates: bool = True
 
@@ -127,32 +125,30 @@ def parts_of(model: nn.Module) -> Iterator[Any]:
 
 def own_of(function: types.FunctionType) -> types.FunctionType:
     """A function with the model's own code, whatever the function runs now."""
-    code, closure = _own.get(function, function.__code__), function.__closure__
-    made = types.FunctionType(
-        code, function.__globals__, function.__name__, function.__defaults__, closure
-    )
-    made.__kwdefaults__, made.__module__ = function.__kwdefaults__, function.__module__
-    made.__qualname__, made.__doc__ = function.__qualname__, function.__doc__
-    made.__annotations__ = function.__annotations__
+    code, space = _own.get(function, function.__code__), function.__globals__
+    made = types.FunctionType(code, space, None, function.__defaults__, function.__closure__)
+    functools.update_wrapper(made, function)
+    vars(made).pop("__wrapped__")
     vars(made).update(vars(function))
+    made.__kwdefaults__ = function.__kwdefaults__
     return made
 
 
 def functions_behind(value: Any, names: Any = None) -> Iterator[types.FunctionType]:
     """The functions behind a value; of a class, only members with these names."""
     value = plain(value)
-    if isinstance(value, staticmethod | classmethod):
+    if isinstance(value, staticmethod | classmethod | types.MethodType):
         yield from functions_behind(value.__func__)
+    elif isinstance(value, functools.partial):
+        yield from functions_behind(value.func)
     elif isinstance(value, property):
         for part in (value.fget, value.fset, value.fdel):
             yield from functions_behind(part)
-    elif isinstance(value, functools.partial):
-        yield from functions_behind(value.func)
-    elif isinstance(value, types.MethodType):
-        yield from functions_behind(value.__func__)
     elif isinstance(value, types.FunctionType):
         yield value
-    elif isinstance(value, types.ModuleType | type) and names and not issubclass_module(value):
+    elif names and isinstance(value, types.ModuleType | type):
+        if isinstance(value, type) and issubclass(value, nn.Module):
+            return  # its instances are parts of the model themselves
         module = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
         members = vars(value) if worth(module) else {}
         for name in names & members.keys():
@@ -160,63 +156,44 @@ def functions_behind(value: Any, names: Any = None) -> Iterator[types.FunctionTy
                 yield from functions_behind(members[name])
 
 
-def issubclass_module(value: Any) -> bool:
-    """Whether a value is a class of modules, whose instances are parts of the model themselves."""
-    return isinstance(value, type) and issubclass(value, nn.Module)
-
-
 def _used(function: types.FunctionType) -> Iterator[tuple[str, Any, Any]]:
     """What a function's code names, imports, or has in its closure: name, value, names it reads."""
     space, code = function.__globals__, _own.get(function, function.__code__)
     for part in codes_in(code):
-        names = set(part.co_names)
+        names, before = set(part.co_names), [None, None]
         yield from ((name, space[name], names) for name in part.co_names if name in space)
-        for level, sources, source in _imports(part):
-            package = space.get("__package__") or ""
-            try:
-                where = (
-                    importlib.util.resolve_name("." * level + source, package) if level else source
-                )
-            except ImportError:
-                continue
-            if worth(where):
-                members = vars(sys.modules[where])
-                yield from ((n, members[n], names) for n in sources or () if n in members)
+        imports = dis.opmap["IMPORT_NAME"] in part.co_code[::2]
+        for x in dis.get_instructions(part) if imports else ():
+            if x.opname == "IMPORT_NAME" and isinstance(before[1], tuple):
+                level, where = before[0] or 0, x.argval
+                with contextlib.suppress(ImportError):
+                    package = space.get("__package__") or ""
+                    where = importlib.util.resolve_name("." * level + where, package)
+                    members = vars(sys.modules[where]) if worth(where) else {}
+                    yield from ((n, members[n], names) for n in before[1] if n in members)
+            before = [before[1], x.argval]
     yield from (("", value, None) for value in contents(function))
-
-
-def _imports(code: types.CodeType) -> Iterator[tuple[int, tuple[str, ...], str]]:
-    """What a function imports from modules: level, names, and the module."""
-    before: list[Any] = []
-    for x in dis.get_instructions(code) if "IMPORT_NAME" in _operations(code) else ():
-        if x.opname == "IMPORT_NAME" and isinstance(before[-1], tuple):
-            yield before[-2], before[-1], x.argval
-        before = [*before[-1:], x.argval]
-
-
-def _operations(code: types.CodeType) -> set[str]:
-    return {dis.opname[x] for x in code.co_code[::2]}
 
 
 def _members(part: Any) -> Iterator[tuple[types.FunctionType, type | None, bool]]:
     """Functions that an object's class has, and that itself holds: with owner, whether bound."""
     taken: set[str] = set()
     for base in type(part).__mro__:
-        if worth(base.__module__):
-            for name, value in list(vars(base).items()):
-                if name not in taken and not isinstance(value, type):
-                    bound = isinstance(value, types.FunctionType)
-                    yield from ((f, base, bound) for f in functions_behind(value))
-        taken |= {name for name, x in vars(base).items() if not _calls_super(x)}
+        members = {name: (x, list(functions_behind(x))) for name, x in list(vars(base).items())}
+        for name, (value, functions) in members.items() if worth(base.__module__) else ():
+            if name not in taken and not isinstance(value, type):
+                yield from ((f, base, isinstance(value, types.FunctionType)) for f in functions)
+        # A member that calls super() also runs that of the class's bases.
+        supers = {n for n, x in members.items() if any(_calls_super(f) for f in x[1])}
+        taken |= members.keys() - supers
     for value in list(vars(part).values()):
         function = value.func if isinstance(value, functools.partial) else value
         if isinstance(function, types.FunctionType):
             yield function, None, False
 
 
-def _calls_super(member: Any) -> bool:
-    """Whether a member of a class also runs that of the class's bases."""
-    return any("__class__" in f.__code__.co_freevars for f in functions_behind(member))
+def _calls_super(function: types.FunctionType) -> bool:
+    return "__class__" in function.__code__.co_freevars
 
 
 def reach(part: Any) -> dict[Place, Found]:
@@ -235,112 +212,95 @@ def reach(part: Any) -> dict[Place, Found]:
         if examined.rotation is not None:
             found[place] = examined
             continue
-        inner = list(_inner(function))
-        found |= {inside: x for inside, x in inner if x.rotation or x.reason}
+        inner = dict(_inner(function, code, ()))
+        found |= {inside: x for inside, x in inner.items() if x.rotation or x.reason}
         for name, value, names in _used(function):
             behind = list(functions_behind(value, names))
             pending += [(f, None, False) for f in behind]
-            if not behind and _is_other(name, value):
-                found[Place(value)] = Found(
-                    None, f"it is no function, but of the type {type(value).__name__}"
-                )
-        if examined.reason and not any(x.rotation for _, x in inner):
+            if behind or not callable(value) or isinstance(value, type | nn.Module):
+                continue
+            if ROTATES.match(name) or (worth(type(value).__module__) and roles_of(value)):
+                kind = type(value).__name__
+                found[Place(value)] = Found(None, f"it is no function, but of the type {kind}")
+        if examined.reason and not any(x.rotation for x in inner.values()):
             found[place] = examined
     return {place: x for place, x in found.items() if not _composes(place, x, found)}
 
 
-def _is_other(name: str, value: Any) -> bool:
-    """Whether something callable that is no function looks like a rotation."""
-    if not callable(value) or isinstance(value, type | nn.Module):
-        return False
-    return bool(ROTATES.match(name) or (worth(type(value).__module__) and roles_of(value)))
-
-
 def _composes(place: Place, found: Found, others: dict[Place, Found]) -> bool:
     """Whether code that looks like a rotation only calls others that have a place of their own."""
-    if (
-        found.rotation is not None
-        or place.path
-        or not isinstance(place.function, types.FunctionType)
-    ):
+    other = not isinstance(place.function, types.FunctionType)
+    if found.rotation is not None or place.path or other:
         return False
     called = {name for part in codes_in(place.code) for name in part.co_names}
     inner = [Place(f) for value in contents(place.function) for f in functions_behind(value)]
     kinds = [x for x, y in others.items() if x != place and (y.rotation or not found.rotates)]
-    names = {x.name.rpartition(".")[2] for x in kinds}
-    return not names.isdisjoint(called) or any(x in inner for x in kinds)
+    return any(x in inner or x.name.rpartition(".")[2] in called for x in kinds)
 
 
 def _examined(function: types.FunctionType, owner: type | None, bound: bool) -> Found:
     """What a function does."""
-    own = own_of(function)
+    own, name = own_of(function), function.__name__
     result: Rotation | str = ""
-    if bound and function.__name__ == "forward":
-        made = subtracts(own) and issubclass(owner or object, nn.Module)
-        result = recognise_method(own) if made else ""
-    elif bound and not function.__name__.startswith("__"):
-        instance = _bare(owner)
+    if bound and name == "forward":
+        if not {"-", "-="}.isdisjoint(arithmetic(own.__code__)) and issubclass(
+            owner or object, nn.Module
+        ):
+            result = recognise_method(own)
+    elif bound and not name.startswith("__"):
+        # A method that runs with an instance without attributes does not depend on any.
+        instance: Any = None
+        with contextlib.suppress(TypeError):  # abstract classes, and those of dictionaries
+            instance = object.__new__(owner)  # type: ignore[arg-type]
         if instance is not None:
             result = recognise(types.MethodType(own, instance), owner=owner)
     elif not bound:
         result = recognise(own, owner=owner)
     if isinstance(result, Rotation):
         return Found(result)
-    if BIASES.match(function.__name__):
+    if BIASES.match(name):
         return Found(None, BIAS, rotates=False)
-    named = ROTATES.match(function.__name__) is not None or result.startswith("it rotates")
+    named = ROTATES.match(name) is not None or result.startswith("it rotates")
     code = getattr(inspect.unwrap(function), "__code__", function.__code__)
     if named or (not bound and code.co_varnames[:1] != ("self",) and roles_of(own)):
         return Found(None, result or INLINE)
-    if bound and turns_inline(own):
+    if bound and turns_inline(own.__code__):
         return Found(None, INLINE, rotates=False)
-    return Found(None)
+    return Found()
 
 
-def _bare(cls: Any) -> Any:
-    """An instance without attributes: a method that runs with it does not depend on any."""
-    try:
-        return object.__new__(cls)
-    except TypeError:  # abstract classes, and those of dictionaries
-        return None
-
-
-def _inner(function: types.FunctionType) -> Iterator[tuple[Place, Found]]:
+def _inner(
+    function: types.FunctionType, code: types.CodeType, path: Path
+) -> Iterator[tuple[Place, Found]]:
     """Functions that a function's code defines, without variables around them."""
-
-    def walk(code: types.CodeType, path: tuple[int, ...]) -> Iterator[tuple[Place, types.CodeType]]:
-        for at, x in enumerate(code.co_consts):
-            if not isinstance(x, types.CodeType) or x.co_name.startswith("<"):
-                continue
-            if x.co_flags & inspect.CO_OPTIMIZED and not x.co_freevars:
-                yield Place(function, (*path, at)), x
-                yield from walk(x, (*path, at))
-
-    for place, code in walk(_own.get(function, function.__code__), ()):
-        key = code, id(function.__globals__)
+    for at, x in enumerate(code.co_consts):
+        if not isinstance(x, types.CodeType) or x.co_name.startswith("<"):
+            continue
+        if not x.co_flags & inspect.CO_OPTIMIZED or x.co_freevars:
+            continue
+        key = x, id(function.__globals__)
         if key not in _inside:
-            made = types.FunctionType(code, function.__globals__, code.co_name)
+            made = types.FunctionType(x, function.__globals__, x.co_name)
             result = recognise(made)
             if isinstance(result, str) and not result.startswith("it rotates"):
-                named = ROTATES.match(code.co_name) or roles_of(made)
-                result = result if named else ""
+                result = result if ROTATES.match(x.co_name) or roles_of(made) else ""
             _inside[key] = function.__globals__, result
         result = _inside[key][1]
-        yield place, Found(result) if isinstance(result, Rotation) else Found(None, result)
+        found = Found(result) if isinstance(result, Rotation) else Found(None, result)
+        yield Place(function, (*path, at)), found
+        yield from _inner(function, x, (*path, at))
 
 
-def turns_inline(function: types.FunctionType) -> bool:
+def turns_inline(code: types.CodeType) -> bool:
     """Whether a method's code looks as if it rotated: it multiplies by variables cos and sin."""
-    code = function.__code__
     variables, names = (*code.co_varnames, *code.co_cellvars), set(code.co_names)
     if {"view_as_complex", "view_as_real"} <= names:
         return True
     both = any(map(COS.match, variables)) and any(map(SIN.match, variables))
     both = both and not {"cos", "sin"} <= names  # otherwise it makes tables
-    kinds = [x.argrepr if x.opname == "BINARY_OP" else x.opname for x in dis.get_instructions(code)]
-    turned = any(kind in ("-", "UNARY_NEGATIVE", "BINARY_SUBTRACT") for kind in kinds)
-    turned = turned or any("rotate" in name for name in names)
-    return both and turned and sum(kind in ("*", "BINARY_MULTIPLY") for kind in kinds) >= 2
+    operators = arithmetic(code)
+    turned = "-" in operators or any("rotate" in name for name in names)
+    return both and turned and operators.count("*") >= 2
 
 
 # ----------------------------------------------------------------------------------------- swapping
@@ -370,31 +330,25 @@ def _calling(place: Place, rotation: Rotation) -> types.CodeType:
     The rotation is a global while the code is there. A thread that is in the code when it is
     exchanged finds it in ``CALLS``.
     """
-    own, function = place.code, place.function
+    own, called = place.code, rotation.original
     name = re.sub(r"\W", "_", f"posembed_{own.co_name}_{len(CALLS)}")  # or a lambda
-    called = rotation.original
     bound = isinstance(called, types.MethodType) or hasattr(called, "attributes")
     made: Any = rotation.function(bound=bound)
     if isinstance(called, types.MethodType):
-        made = _guarded(made, own_of(function), type(called.__self__))
+        made = _guarded(made, own_of(place.function), type(called.__self__))
     CALLS[name] = made
-    count, alone = own.co_argcount, own.co_kwonlyargcount
-    names = list(own.co_varnames)
-    heads, only = names[:count], names[count : count + alone]
-    rest = names[count + alone :]
-    some = [f"*{rest.pop(0)}"] if own.co_flags & inspect.CO_VARARGS else []
-    more = [f"**{rest.pop(0)}"] if own.co_flags & inspect.CO_VARKEYWORDS else []
-    star = some or (["*"] if only else [])
-    positional = heads[: own.co_posonlyargcount]
-    given = [*positional, *["/"] * bool(positional), *heads[len(positional) :], *star, *only, *more]
-    passed = [*heads, *some, *(f"{x}={x}" for x in only), *more]
-    text = f"""def function({", ".join(given)}):
+    cells = tuple(types.CellType() for _ in own.co_freevars)
+    signature = inspect.signature(types.FunctionType(own, {}, closure=cells))
+    forms = {"VAR_POSITIONAL": "*{0}", "VAR_KEYWORD": "**{0}", "KEYWORD_ONLY": "{0}={0}"}
+    every = signature.parameters.values()
+    passed = ", ".join(forms.get(x.kind.name, "{0}").format(x.name) for x in every)
+    text = f"""def function{signature}:
     try:
         call = {name}
     except NameError:
         from {__name__} import CALLS
         call = CALLS[{name!r}]
-    return call({", ".join(passed)})
+    return call({passed})
 """
     space: dict[str, Any] = {}
     exec(compile(text, own.co_filename, "exec"), space)

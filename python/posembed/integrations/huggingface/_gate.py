@@ -7,14 +7,15 @@ of one list. Anything else may have an effect, or depend on values, and the func
 from __future__ import annotations
 
 import builtins
+import contextlib
 import dis
 import inspect
 import itertools
 import math
 import sys
 import types
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,6 +49,9 @@ PRODUCTS = {"mul", "multiply", "mul_", "addcmul", "addcmul_", "einsum", "matmul"
 CHANGES = {"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "YIELD_FROM"}
 PLAIN = (int, float, str, torch.dtype, type(None))
 CONTAINERS = (dict, list, set)
+UNKNOWN = "computes no known rotation"
+FOREIGN = "it uses {}, which is not known to be linear and free of effects"
+SYMBOLS = {"BINARY_MULTIPLY": "*", "BINARY_SUBTRACT": "-", "UNARY_NEGATIVE": "-"}  # in Python 3.10
 
 
 def plain_function(function: Any, *, attributes: Collection[str] = (), owner: Any = None) -> Gate:
@@ -64,11 +68,13 @@ def plain_function(function: Any, *, attributes: Collection[str] = (), owner: An
         return gate
     function = inspect.unwrap(function)
     if not isinstance(function, types.FunctionType) or function.__code__.co_argcount < 2:
-        gate.reason = "computes no known rotation"
-    else:
-        gate.reason = gate.effect(function)
-        if not gate.reason and not any(map(_multiplies, gate.codes)):
-            gate.reason = "computes no known rotation"
+        gate.reason = UNKNOWN
+        return gate
+    gate.reason = gate.effect(function)
+    for code in gate.codes:
+        if not PRODUCTS.isdisjoint(code.co_names) or not {"*", "*="}.isdisjoint(arithmetic(code)):
+            return gate
+    gate.reason = gate.reason or UNKNOWN
     return gate
 
 
@@ -108,7 +114,7 @@ class Gate:
     def effect(self, function: types.FunctionType) -> str:
         """What a function does beside arithmetic, or ''."""
         defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-        held = [cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell)]
+        held = contents(function)
         if any(isinstance(x, CONTAINERS) for x in (*defaults, *held)):
             return "it holds a list or a dictionary that it may change"
         for value in held:
@@ -122,9 +128,10 @@ class Gate:
         return ""
 
     def _of_code(self, code: types.CodeType, space: dict[str, Any]) -> str:
-        writes = any(x.opname == "STORE_SUBSCR" for x in dis.get_instructions(code))
+        steps = list(dis.get_instructions(code))
+        writes = any(x.opname == "STORE_SUBSCR" for x in steps)
         chain: tuple[str, Any] | None = None
-        for x in itertools.chain(dis.get_instructions(code), [None]):
+        for x in (*steps, None):
             load = x is not None and x.opname in ("LOAD_ATTR", "LOAD_METHOD")
             if chain is not None and load:
                 assert x is not None
@@ -146,26 +153,22 @@ class Gate:
                 if x.argval not in space and not hasattr(builtins, x.argval):
                     return f"it uses {x.argval}, which is not defined"
                 chain = x.argval, space.get(x.argval, getattr(builtins, x.argval, None))
-            elif load and x.argval not in self.known and (effect := self._method(x.argval)):
-                return effect
+            elif load and x.argval not in self.known:  # a pure method of the class, or nothing
+                value = inspect.getattr_static(self.owner, x.argval, None) if self.owner else None
+                value = value.__func__ if isinstance(value, staticmethod) else value
+                if not isinstance(value, types.FunctionType):
+                    return FOREIGN.format(x.argval)
+                if effect := self.effect(value):
+                    return effect
         return ""
-
-    def _method(self, name: str) -> str:
-        """Why a method may not be called: it is no pure one of the class."""
-        value = inspect.getattr_static(self.owner, name, None) if self.owner else None
-        value = value.__func__ if isinstance(value, staticmethod) else value
-        if isinstance(value, types.FunctionType):
-            return self.effect(value)
-        return f"it uses {name}, which is not known to be linear and free of effects"
 
     def _use(self, name: str, value: Any) -> str:
         """Why a value may not be used, or ''."""
-        unknown = f"it uses {name}, which is not known to be linear and free of effects"
+        last, unknown = name.rpartition(".")[2], FOREIGN.format(name)
         if isinstance(value, (*PLAIN, *CONTAINERS, tuple, frozenset)) or value is Tensor:
             return ""
         if isinstance(value, types.ModuleType):
             return unknown
-        last = name.rpartition(".")[2]
         if getattr(builtins, last, None) is value:
             error = isinstance(value, type) and issubclass(value, Exception)
             return "" if error or last in BUILTINS or last in self.known else unknown
@@ -189,17 +192,20 @@ def _attribute(chain: tuple[str, Any], name: str) -> tuple[str, Any] | None:
         return (path, getattr(value, name)) if known else None
     if isinstance(value, PLAIN) or callable(value):
         return path, inspect.getattr_static(value, name, None)
-    if type(value) is dict and name in READS:
-        return path, value
-    return None
+    return (path, value) if type(value) is dict and name in READS else None
 
 
-def _is_empty(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return True
-    return False
+# ------------------------------------------------------------------------------------------- code
+
+
+def contents(function: Callable[..., Any]) -> list[Any]:
+    """The values in a function's closure; None for an empty cell."""
+    found: list[Any] = []
+    for cell in getattr(function, "__closure__", None) or ():
+        found.append(None)
+        with contextlib.suppress(ValueError):
+            found[-1] = cell.cell_contents
+    return found
 
 
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -208,6 +214,12 @@ def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from codes_in(constant)
+
+
+def arithmetic(code: types.CodeType) -> list[str]:
+    """The operators in some code, as "*", "-" and "-="."""
+    steps = dis.get_instructions(code)
+    return [x.argrepr if x.opname == "BINARY_OP" else SYMBOLS.get(x.opname, "") for x in steps]
 
 
 def compared(function: Any) -> list[Any]:
@@ -224,24 +236,28 @@ def compared(function: Any) -> list[Any]:
     )
 
 
-def _multiplies(code: types.CodeType) -> bool:
-    return not PRODUCTS.isdisjoint(code.co_names) or any(
-        x.opname in ("BINARY_MULTIPLY", "INPLACE_MULTIPLY")
-        or (x.opname == "BINARY_OP" and x.argrepr in ("*", "*="))
-        for x in dis.get_instructions(code)
-    )
-
-
-def subtracts(function: types.FunctionType) -> bool:
-    """Whether a function's own code has a difference or a change of sign, as a rotation has."""
-    return any(
-        x.opname in ("UNARY_NEGATIVE", "BINARY_SUBTRACT") or x.argrepr in ("-", "-=")
-        for x in dis.get_instructions(function.__code__)
-        if x.opname.startswith(("BINARY_", "UNARY_"))
-    )
-
-
 # ---------------------------------------------------------------------------------------- branches
+
+
+class Jump(NamedTuple):
+    """A conditional jump.
+
+    Args:
+        ends: The offsets after it and at its target.
+        names: What its condition reads.
+        options: Variables that decide it alone.
+        kinds: Types of variables that are options of a call.
+    """
+
+    ends: tuple[int, int]
+    names: str
+    options: list[str]
+    kinds: tuple[type, ...]
+
+    def is_option(self, values: dict[str, Any]) -> bool:
+        """Whether the condition only reads arguments that are booleans, texts or None, or sets."""
+        kinds = (isinstance(values.get(name), self.kinds) for name in self.options)
+        return bool(self.options) and all(kinds)
 
 
 class Branches:
@@ -254,15 +270,11 @@ class Branches:
 
     def __init__(self, codes: Collection[types.CodeType]) -> None:
         self.jumps = {code: dict(_jumps(code)) for code in codes}
-        self.taken: set[tuple[types.CodeType, int, bool]] = set()
+        self.taken: set[tuple[types.CodeType, int, int]] = set()
         self.optional: set[tuple[types.CodeType, int]] = set()
 
     def __bool__(self) -> bool:
         return any(self.jumps.values())
-
-    def _all(self) -> Iterator[_Jump]:
-        for jumps in self.jumps.values():
-            yield from jumps.values()
 
     def __call__(self, frame: types.FrameType, event: str, argument: Any) -> Any:
         """Traces a frame, for ``sys.settrace``."""
@@ -275,7 +287,8 @@ class Branches:
             nonlocal before
             if event == "opcode":
                 if before in jumps:
-                    self.taken.add((frame.f_code, before, frame.f_lasti == jumps[before].next))
+                    side = frame.f_lasti != jumps[before].ends[0]
+                    self.taken.add((frame.f_code, before, side))
                 before = frame.f_lasti
                 if before in jumps and jumps[before].is_option(frame.f_locals):
                     self.optional.add((frame.f_code, before))
@@ -295,53 +308,40 @@ class Branches:
 
     def first(self) -> str:
         """What the first jump depends on."""
-        return next(f"it branches on {x.names}" for x in self._all())
+        every = (jump for jumps in self.jumps.values() for jump in jumps.values())
+        return f"it branches on {next(every).names}"
 
     def unknown(self) -> str:
         """What a jump depends on of which one side has not run, or ''."""
         for code, jumps in self.jumps.items():
             for offset, jump in jumps.items():
-                sides = [(code, offset, side) in self.taken for side in (True, False)]
-                if any(sides) and not all(sides) and (code, offset) not in self.optional:
-                    missing = [
-                        where for ran, where in zip(sides, jump.ends, strict=True) if not ran
-                    ]
-                    if not all(_raises(code, where) for where in missing):
-                        return f"it branches on {jump.names}"
+                ran = [side for side in (0, 1) if (code, offset, side) in self.taken]
+                one = len(ran) == 1 and (code, offset) not in self.optional
+                if one and not _raises(code, jump.ends[1 - ran[0]]):
+                    return f"it branches on {jump.names}"
         return ""
 
 
-class _Jump:
-    """A conditional jump: the offsets after it, and what its condition reads."""
-
-    def __init__(self, code: types.CodeType, condition: list[dis.Instruction], following: int):
-        self.next = following
-        self.ends = following, int(condition[-1].argval)
-        names = [x.argval for x in condition if x.opname.startswith("LOAD_FAST")]
-        self.read = [n for name in names for n in (name if isinstance(name, tuple) else (name,))]
-        facts = [x.argval for x in condition if x.opname in ("LOAD_ATTR", "LOAD_METHOD")]
-        self.names = ", ".join(map(str, facts or self.read)) or "a value"
-        given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        self.is_plain = not facts and bool(self.read)
-        self.of_arguments = set(self.read) <= set(given)
-
-    def is_option(self, values: dict[str, Any]) -> bool:
-        """Whether the condition only reads arguments that are booleans, texts or None, or sets."""
-        kinds = (bool, str, type(None)) if self.of_arguments else (set, frozenset)
-        return self.is_plain and all(isinstance(values.get(n), kinds) for n in self.read)
-
-
-def _jumps(code: types.CodeType) -> Iterator[tuple[int, _Jump]]:
+def _jumps(code: types.CodeType) -> Iterator[tuple[int, Jump]]:
+    """The jumps that count, by offset."""
     condition: list[dis.Instruction] = []
     steps = list(dis.get_instructions(code))
-    for x, after in zip(steps, [*steps[1:], None], strict=True):
+    given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    for x, after in itertools.pairwise(steps):
         condition = [x] if x.starts_line else [*condition, x]
-        if "JUMP" not in x.opname or "_IF_" not in x.opname or after is None:
+        if "JUMP" not in x.opname or "_IF_" not in x.opname:
             continue
         opposite = "NONE" in x.opname or any(y.opname == "IS_OP" for y in condition)
-        kinds = any(y.argval in ("isinstance", "is_tensor", "is_complex") for y in condition)
-        if not opposite and not kinds and not any(y.argval == "device" for y in condition):
-            yield x.offset, _Jump(code, condition, after.offset)
+        kinds = {"isinstance", "is_tensor", "is_complex", "device"}
+        if not opposite and not any(
+            isinstance(y.argval, str) and y.argval in kinds for y in condition
+        ):
+            loads = [y.argval for y in condition if y.opname.startswith("LOAD_FAST")]
+            read = [n for name in loads for n in (name if isinstance(name, tuple) else (name,))]
+            facts = [y.argval for y in condition if y.opname in ("LOAD_ATTR", "LOAD_METHOD")]
+            names = ", ".join(map(str, facts or read)) or "a value"
+            options = (bool, str, type(None)) if set(read) <= set(given) else (set, frozenset)
+            yield x.offset, Jump((after.offset, x.argval), names, [] if facts else read, options)
         condition = []
 
 

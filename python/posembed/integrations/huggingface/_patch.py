@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import html
 import importlib.metadata
+import itertools
 import os
 import sys
 import textwrap
@@ -299,6 +300,7 @@ def patch(
     if tables not in ("stay", "host"):
         raise ValueError(f"tables: expected 'stay' or 'host', got {tables!r}")
     parts = [part for one in models for part in _door.parts_of(one)]
+    counts = collections.Counter(_instances.original_of(type(part)) for part in parts)
     users: dict[_door.Place, tuple[_door.Found, dict[type, None]]] = {}
     reached: set[type] = set()
     for part in parts:
@@ -308,22 +310,59 @@ def patch(
             reached.add(cls)
             for place, found in _door.reach(part).items():
                 users.setdefault(place, (found, {}))[1][cls] = None
-    for place, (found, _) in users.items():
+    for (place, (found, _)), one in itertools.product(users.items(), models):
         if found.rotation is not None:
-            for one in models:
-                _door.swap(place, found.rotation, one)
-    rows: list[Row] = []
+            _door.swap(place, found.rotation, one)
     kept = [row for one in models for row in _instances.place(one, tables)]
-    positions = [row for one in models for row in _exact(one, numerics)]
-    exact = any(not reason for _, _, reason in positions)
-    counts = collections.Counter(_instances.original_of(type(part)) for part in parts)
+    positions: list[tuple[Any, int, str]] = []
+    for one in models:
+        if numerics == "exact":
+            positions += _instances.attach(one)
+        for module in one.modules() if numerics == "model" else ():
+            if isinstance(module, _instances.WithPositions):
+                _instances.restore(module)
+    exact, rows = any(not reason for _, _, reason in positions), []
     for place, (found, classes) in sorted(users.items(), key=lambda x: x[0].name):
-        rows.append(_row(place, found, classes, counts, exact))
+        count, rotation = sum(counts[cls] for cls in classes), found.rotation
+        counter = None if rotation is None else rotation.counter
+        row = _row(place.name, place.location, classes, count, found.reason, counter)
+        row = dataclasses.replace(row, rotates=found.rotates, _rotation=rotation)
+        rows.append(dataclasses.replace(row, exact=exact and rotation is not None))
     for cls, count, reason in kept:
-        rows.append(_table_row(cls, count, reason))
-    rows += [_exact_row(cls, count, reason) for cls, count, reason in positions if reason]
-    rows += _programs(parts)
-    return Report(tuple(rows), tuple(_notes(counts)))
+        kind = _instances.ScaledTable if issubclass(cls, nn.Embedding) else _instances.NgramTable
+        counter = None if reason else _instances.class_of(cls, kind).posembed_counter
+        where = _door.Place(cls.forward).location
+        rows.append(_row("forward", where, [cls], count, reason or TABLE, counter))
+    for cls, count, reason in positions:
+        if reason:
+            text = f"its tables are used, without positions: {reason}"
+            where = _door.Place(cls.forward).location
+            rows.append(_row("forward", where, [cls], count, text))
+    programs = (torch.jit.ScriptModule, torch.fx.GraphModule)
+    for cls, count in collections.Counter(
+        type(x) for x in parts if isinstance(x, programs)
+    ).items():
+        rows.append(_row("forward", repr(cls), [cls], count, PROGRAM))
+    roots, notes = {cls.__module__.partition(".")[0] for cls in counts}, []
+    for library in TESTED.keys() & roots:
+        version, tested = importlib.metadata.version(library), " and ".join(TESTED[library])
+        notes.append(f"{library} {version} (posembed is tested with {tested})")
+    return Report(tuple(rows), tuple(sorted(notes)))
+
+
+def _row(
+    function: str,
+    location: str,
+    classes: Iterable[type],
+    count: int,
+    reason: str,
+    counter: Counter | None = None,
+) -> Row:
+    """The row of what is patched if it has a counter."""
+    names, made = tuple(cls.__name__ for cls in classes), counter or Counter()
+    before = made.kernel, made.own, made.exact
+    facts = function, location, names, count, counter is not None, reason
+    return Row(*facts, False, _counter=made, _before=before)
 
 
 def unpatch(model: Any) -> None:
@@ -354,64 +393,3 @@ def _models(model: Any) -> list[nn.Module]:
         expected = "a torch.nn.Module or a pipeline of them"
         raise TypeError(f"model must be {expected}, got {type(model).__name__}")
     return found
-
-
-def _exact(model: nn.Module, numerics: str) -> Iterable[tuple[Any, int, str]]:
-    """Makes rotary modules keep positions, or no longer."""
-    if numerics == "exact":
-        return _instances.attach(model)
-    for module in model.modules():
-        if isinstance(module, _instances.WithPositions):
-            _instances.restore(module)
-    return ()
-
-
-def _row(
-    place: _door.Place,
-    found: _door.Found,
-    classes: Iterable[type],
-    counts: dict[type, int],
-    exact: bool,
-) -> Row:
-    names, modules = tuple(cls.__name__ for cls in classes), sum(counts[cls] for cls in classes)
-    rotation, facts = found.rotation, (place.name, place.location)
-    if rotation is None:
-        return Row(*facts, names, modules, False, found.reason, found.rotates)
-    counter = rotation.counter
-    before = counter.kernel, counter.own, counter.exact
-    return Row(*facts, names, modules, True, "", True, exact, rotation, counter, before)
-
-
-def _location(function: Any) -> str:
-    code = getattr(function, "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(type(function))
-
-
-def _table_row(cls: Any, count: int, reason: str) -> Row:
-    kind: Any = _instances.kind_of(cls)
-    counter = _instances.class_of(cls, kind).posembed_counter
-    before = counter.kernel, counter.own, counter.exact
-    facts = "forward", _location(cls.forward), (cls.__name__,), count, not reason
-    return Row(*facts, reason or TABLE, False, False, None, counter, before)
-
-
-def _exact_row(cls: Any, count: int, reason: str) -> Row:
-    text = f"its tables are used, without positions: {reason}"
-    return Row("forward", _location(cls.forward), (cls.__name__,), count, False, text, False)
-
-
-def _programs(parts: list[Any]) -> Iterator[Row]:
-    """Rows of parts of a model that cannot follow."""
-    kinds = torch.jit.ScriptModule, torch.fx.GraphModule
-    found = collections.Counter(type(part) for part in parts if isinstance(part, kinds))
-    for cls, count in found.items():
-        yield Row("forward", repr(cls), (cls.__name__,), count, False, PROGRAM, False)
-
-
-def _notes(classes: Iterable[type]) -> Iterator[str]:
-    """The versions of the libraries that a model's classes are from."""
-    roots = {cls.__module__.partition(".")[0] for cls in classes}
-    for library, tested in TESTED.items():
-        if library in roots:
-            version = importlib.metadata.version(library)
-            yield f"{library} {version} (posembed is tested with {' and '.join(tested)})"

@@ -20,7 +20,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from posembed.integrations.huggingface._gate import Branches, compared, plain_function
+from posembed.integrations.huggingface._gate import (
+    UNKNOWN,
+    Branches,
+    compared,
+    contents,
+    plain_function,
+)
 from posembed.integrations.huggingface._rotation import (
     INNER,
     NARROW,
@@ -75,22 +81,10 @@ ARGUMENTS = 8  # functions with more are no rotations
 COS, SIN = re.compile(r"cos(_|$|ine)"), re.compile(r"sin(_|$|e$)")
 JOINT, COMPLEX = re.compile("sinusoid"), re.compile("freqs?_(ci|complex)")
 OPTIONAL = re.compile("(k|key|v|value)(_|$)")
-UNKNOWN = "computes no known rotation"
 ROUNDS = "it rotates, but rounds its products in a way that the kernel has not"
 DETACHED = "it rotates, but its results have no gradients"
 MAKES = "it makes its cosines and sines itself, from positions or frequencies"
 FIRST = 16  # of the numbers in tables; below are the factors 0 and 1
-
-
-def contents(function: Callable[..., Any]) -> list[Any]:
-    """The values in a function's closure; None for an empty cell."""
-    found: list[Any] = []
-    for cell in getattr(function, "__closure__", None) or ():
-        try:
-            found.append(cell.cell_contents)
-        except ValueError:
-            found.append(None)
-    return found
 
 
 def wrapped(kind: type) -> Any:

@@ -446,9 +446,9 @@ class Rule:
         first = tensors[0].shape[axis]
         if self.tokens.startswith("table's") and first != rows:
             begin = 0 if self.tokens == "table's first" else rows - first
-            some = [x if x is None else x.narrow(cos.dim() - 2, begin, first) for x in (cos, sin)]
-            assert some[0] is not None
-            rotated = turn(tensors[:1], some[0], some[1]) + turn(tensors[1:], cos, sin)
+            rest = cos.dim() - 2, begin, first
+            last = cos.narrow(*rest), None if sin is None else sin.narrow(*rest)
+            rotated = turn(tensors[:1], *last) + turn(tensors[1:], cos, sin)
         elif self.tokens == "last" and first != rows:
             before = [x.narrow(axis, 0, x.shape[axis] - rows) for x in tensors]
             after = [x.narrow(axis, x.shape[axis] - rows, rows) for x in tensors]
@@ -755,7 +755,9 @@ class Rotation:
         def holder(instance: Any, *args: Any, **kwargs: Any) -> Any:
             return self(*args, **kwargs, **{name: getattr(instance, name) for name in held})
 
-        return holder if held else method if bound else rotate
+        made: Any = holder if held else method if bound else rotate
+        made.rule = self.rule
+        return made  # type: ignore[no-any-return]
 
     def forms(self) -> str:
         """What it computes, by default and with other options; or what calls have used."""
@@ -779,7 +781,7 @@ class Rotation:
             table = given.get(self.rule.roles.cos)
             table = table[0] if isinstance(table, tuple | list) and table else table
             angles = getattr(table, ANGLES, None)
-            result = None if angles is None else angles.turned(self, given)
+            result = None if angles is None else angles(self, given)
             if result is not None:
                 self.counter.kernel += 1
                 self.counter.exact += 1
