@@ -19,7 +19,6 @@ from transformers.models.llama import modeling_llama  # noqa: E402
 EXACT = "; exact angles"
 # Their tables are not made by a module from positions alone, or their code moves them.
 TABLES = {"gptj", "codegen", "roformer", "deepseek_v2", "llama4"}
-EOS = {"pad_token_id": 0, "eos_token_id": None, "do_sample": False}
 SCALED = {
     "linear": {"rope_type": "linear", "factor": 4.0},
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
@@ -28,6 +27,13 @@ SCALED = {
         "factor": 8.0,
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
         "original_max_position_embeddings": 32,
     },
 }
@@ -114,38 +120,19 @@ def test_bfloat16(name: str) -> None:
 
 @pytest.mark.parametrize("scaling", SCALED)
 def test_scalings(scaling: str) -> None:
+    """Frequencies that depend on the length keep their tables."""
     parameters = {"rope_theta": 10000.0, **SCALED[scaling]}
     model = small_model("llama", rope_parameters=parameters)
     expected = logits(model)
     report = patch(model, numerics="exact")
-    assert near(logits(model), expected)
-    assert exactly(report) == [(2, 2)]
-
-
-@pytest.mark.parametrize(
-    ("model", "parameters"),
-    [
-        ("llama", {"rope_type": "dynamic", "factor": 2.0}),
-        (
-            "llama",
-            {
-                "rope_type": "longrope",
-                "short_factor": [1.0] * 4,
-                "long_factor": [2.0] * 4,
-                "original_max_position_embeddings": 32,
-            },
-        ),
-    ],
-    ids=["dynamic", "longrope"],
-)
-def test_frequencies_that_depend_on_the_length(model: str, parameters: dict[str, Any]) -> None:
-    parameters = {"rope_theta": 10000.0, **parameters}
-    made = small_model(model, rope_parameters=parameters)
-    expected = logits(made)
-    report = patch(made, numerics="exact")
-    assert any("depend on the length" in row.action for row in report.left)
-    assert torch.equal(logits(made), expected)
-    assert exactly(report)[0][0] == 0
+    found = logits(model)
+    if scaling in ("dynamic", "longrope"):
+        assert any("depend on the length" in row.action for row in report.left)
+        assert torch.equal(found, expected)
+        assert exactly(report) == [(0, 2)]
+    else:
+        assert near(found, expected)
+        assert exactly(report) == [(2, 2)]
 
 
 def rotated(model: Any, position: int, query: Tensor) -> Tensor:
@@ -182,23 +169,6 @@ def test_gradients() -> None:
     model.train().gradient_checkpointing_enable()
     for found, theirs in zip(gradients(model), plain, strict=True):
         torch.testing.assert_close(found, theirs, rtol=1e-5, atol=1e-8)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"cache_implementation": "static"},
-        {"num_beams": 3},
-        {"attention_mask": torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7])},
-    ],
-    ids=["dynamic", "static", "beams", "left padding"],
-)
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_generation(name: str, options: dict[str, Any]) -> None:
-    given = {"input_ids": ids(), "max_new_tokens": 6, **EOS, **options}
-    expected = small_model(name).generate(**given)
-    assert torch.equal(patched(name).generate(**given), expected)
 
 
 def moved(tables: Any) -> Any:

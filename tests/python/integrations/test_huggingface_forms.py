@@ -15,6 +15,8 @@ from posembed.integrations.huggingface._door import own_code
 from torch import Tensor, nn
 
 BATCH, HEADS, TOKENS, HEAD = 2, 3, 7, 8
+SHAPE = (BATCH, HEADS, TOKENS, HEAD)
+Pair = tuple[Tensor, Tensor]
 
 
 def half(x: Tensor) -> Tensor:
@@ -38,7 +40,7 @@ def sine_before_cosine(x: Tensor, sin_emb: Tensor, emb: Tensor) -> Tensor:
     return (x * emb + half(x) * sin_emb).to(x.dtype)
 
 
-def pair_of_tables(q: Tensor, k: Tensor, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def pair_of_tables(q: Tensor, k: Tensor, tables: Pair) -> Pair:
     c, s = tables
     return q * c + half(q) * s, k * c + half(k) * s
 
@@ -62,9 +64,25 @@ def angles(theta: Tensor, x: Tensor) -> Tensor:
     return torch.cat((turned, rest), -1).type(x.dtype)
 
 
+def angles_of_neighbours(x: Tensor, angles: Tensor) -> Tensor:
+    c, s = angles[..., ::2].cos(), angles[..., 1::2].sin()
+    first, second = x[..., ::2], x[..., 1::2]
+    return torch.stack((first * c - second * s, second * c + first * s), -1).flatten(-2)
+
+
 def matrices(x: Tensor, pe: Tensor) -> Tensor:
     parts = x.float().unflatten(-1, (-1, 1, 2))
     return (pe[..., 0] * parts[..., 0] + pe[..., 1] * parts[..., 1]).reshape(x.shape).type_as(x)
+
+
+def transposed(x: Tensor, turns: Tensor) -> Tensor:
+    parts, columns = x.unflatten(-1, (-1, 1, 2)), turns.mT
+    return (columns[..., 0] * parts[..., 0] + columns[..., 1] * parts[..., 1]).flatten(-2)
+
+
+def first_columns(x: Tensor, turns: Tensor) -> Tensor:
+    c, s, (first, second) = turns[..., 0, 0], turns[..., 1, 0], x.chunk(2, -1)
+    return torch.cat((first * c - second * s, second * c + first * s), -1)
 
 
 def sums_of_matrices(x: Tensor, pe: Tensor) -> Tensor:
@@ -104,62 +122,115 @@ def own_variable(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
     return torch.cat((turned * c + half(turned) * s, rest), -1)
 
 
+def contiguous(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    """Its result is contiguous, whatever the memory order of x."""
+    return (x * c + half(x) * s).contiguous()
+
+
+def second_halves(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    """Reads one of the two values, in a generator expression."""
+    c, s = (torch.cat((t.chunk(2, -1)[1],) * 2, -1) for t in (c, s))
+    return x * c + half(x) * s
+
+
+def exchanged(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    """Turns each component by the sine of the other."""
+    return x * c + half(x * s)
+
+
+def one_half(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    """Reads a value for each component of one table, and for each pair of the other."""
+    first, _ = s.chunk(2, -1)
+    return x * c + half(x) * torch.cat((first, first), -1)
+
+
+def by_position(x: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor | None = None) -> Tensor:
+    """Gathers rows only if there are positions."""
+    if position_ids is not None:
+        cos, sin = cos[position_ids].unsqueeze(1), sin[position_ids].unsqueeze(1)
+    return x * cos + half(x) * sin
+
+
+def backwards(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    return x * c - half(x) * s
+
+
+def reads_half(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    """As GLM's: of tables that repeat each value, it reads the first half."""
+    width = c.shape[-1] // 2
+    c, s = c[..., :width].repeat_interleave(2, -1), s[..., :width].repeat_interleave(2, -1)
+    return x * c + swapped(x) * s
+
+
+def tokens_first(t: Tensor, freqs: Tensor, mscale: float = 1.0) -> Tensor:
+    """As megatron-core's: [tokens, batch, heads, width], and angles [tokens, 1, 1, width]."""
+    turned, rest = t[..., : freqs.shape[-1]], t[..., freqs.shape[-1] :]
+    cos, sin = (freqs.cos() * mscale).to(t.dtype), (freqs.sin() * mscale).to(t.dtype)
+    return torch.cat((turned * cos + half(turned) * sin, rest), -1)
+
+
+def both_orders(x: Tensor, c: Tensor, s: Tensor, seq_dim: int = -2) -> Tensor:
+    """Its option is a dimension, which its code compares with nothing."""
+    shape = [-1, *[1] * (-2 - seq_dim), c.shape[-1]]
+    return x * c.view(shape) + half(x) * s.view(shape)
+
+
 class Model(nn.Module):
-    """Rotates by every function of this module."""
+    """Rotates by every function above."""
 
     def forward(self, form: str, *given: Any, **options: Any) -> Any:
-        forms = {
-            "short_names": short_names,
-            "other_names": other_names,
-            "sine_before_cosine": sine_before_cosine,
-            "pair_of_tables": pair_of_tables,
-            "side_by_side": side_by_side,
-            "stacked": stacked,
-            "angles": angles,
-            "matrices": matrices,
-            "sums_of_matrices": sums_of_matrices,
-            "complex_numbers": complex_numbers,
-            "two_products": two_products,
-            "tables_in_the_dtype_of_data": tables_in_the_dtype_of_data,
-            "with_options": with_options,
-            "own_variable": own_variable,
-        }
-        return forms[form](*given, **options)
+        every = (
+            *(short_names, other_names, sine_before_cosine, pair_of_tables, side_by_side, stacked),
+            *(angles, angles_of_neighbours, matrices, transposed, first_columns, sums_of_matrices),
+            *(complex_numbers, two_products, tables_in_the_dtype_of_data, with_options, one_half),
+            *(own_variable, contiguous, second_halves, exchanged, by_position, backwards),
+            *(reads_half, tokens_first, both_orders),
+        )
+        return {function.__name__: function for function in every}[form](*given, **options)
 
 
-def tables(form: str, leading: tuple[int, ...] = (TOKENS,)) -> tuple[Any, ...]:
-    """The tables that a form takes."""
+FORMS = (
+    *("short_names", "other_names", "sine_before_cosine", "pair_of_tables", "side_by_side"),
+    *("stacked", "angles", "matrices", "sums_of_matrices", "complex_numbers", "two_products"),
+    *("tables_in_the_dtype_of_data", "with_options", "own_variable", "backwards", "reads_half"),
+)
+# Of which both values for a pair count, or one of two.
+APART = (
+    *("short_names", "contiguous", "pair_of_tables", "side_by_side", "angles", "by_position"),
+    *("matrices", "transposed", "other_names", "second_halves", "exchanged", "one_half"),
+    *("first_columns", "angles_of_neighbours"),
+)
+
+
+def tables(form: str, leading: tuple[int, ...] = (TOKENS,), apart: bool = False) -> tuple[Any, ...]:
+    """The tables that a form takes; ``apart``: with two values for each pair."""
     theta = 6 * torch.rand(*leading, HEAD // 2)
-    repeated = {"other_names", "two_products"}
-    whole = theta.repeat_interleave(2, -1) if form in repeated else torch.cat((theta, theta), -1)
+    other = 6 * torch.rand(*leading, HEAD // 2) if apart else theta
+    whole = torch.cat((theta, other), -1)
+    if form in ("other_names", "two_products", "angles_of_neighbours"):
+        whole = torch.stack((theta, other), -1).flatten(-2)
     cos, sin, c, s = whole.cos(), whole.sin(), theta.cos(), theta.sin()
+    turns = torch.stack((c, -s, other.sin(), other.cos()), -1).unflatten(-1, (2, 2))
     return {
         "sine_before_cosine": (sin, cos),
         "pair_of_tables": ((cos, sin),),
         "side_by_side": (torch.cat((cos, sin), -1),),
         "stacked": (torch.stack((c, s), -1),),
-        "angles": (torch.cat((theta[..., :2],) * 2, -1),),
-        "matrices": (torch.stack((c, -s, s, c), -1).unflatten(-1, (2, 2)),),
-        "sums_of_matrices": (torch.stack((c, -s, s, c), -1).unflatten(-1, (2, 2)),),
+        "angles": (torch.cat((theta[..., :2], other[..., :2]), -1),),
+        "angles_of_neighbours": (whole,),
+        **dict.fromkeys(("matrices", "transposed", "first_columns", "sums_of_matrices"), (turns,)),
         "complex_numbers": (torch.polar(torch.ones_like(theta).double(), theta.double()),),
         "tables_in_the_dtype_of_data": (c, s),
         "own_variable": (torch.cat((c[..., :2],) * 2, -1), torch.cat((s[..., :2],) * 2, -1)),
+        "by_position": (cos, sin, torch.arange(TOKENS)[None]),
     }.get(form, (cos, sin))
 
 
-FORMS = [
-    *("short_names", "other_names", "sine_before_cosine", "pair_of_tables", "side_by_side"),
-    *("stacked", "angles", "matrices", "sums_of_matrices", "complex_numbers", "two_products"),
-    *("tables_in_the_dtype_of_data", "with_options", "own_variable"),
-]
-
-
-def arguments(form: str, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Any, ...]:
-    x = torch.randn(shape, dtype=dtype)
-    rest = tables(form)
+def arguments(form: str, dtype: torch.dtype = torch.float32, apart: bool = False) -> list[Any]:
+    x, rest = torch.randn(SHAPE, dtype=dtype), tables(form, apart=apart)
     if form == "pair_of_tables":
-        return x, torch.randn(shape, dtype=dtype), *rest
-    return (*rest, x) if form == "angles" else (x, *rest)
+        return [x, torch.randn(SHAPE, dtype=dtype), *rest]
+    return [*rest, x] if form == "angles" else [x, *rest]
 
 
 def own(function: Any, *given: Any, **options: Any) -> Any:
@@ -174,6 +245,12 @@ def equal(found: Any, expected: Any) -> bool:
     return found.dtype == expected.dtype and torch.equal(found, expected)
 
 
+def calls_of(report: Any) -> dict[str, tuple[int, int]]:
+    """Calls of the kernel, and of own code, by function; those without any are left out."""
+    calls = {each.function: (each.kernel, each.own) for each in report.calls()}
+    return {name: counts for name, counts in calls.items() if counts != (0, 0)}
+
+
 @pytest.fixture(scope="module")
 def model() -> Model:
     return Model()
@@ -182,14 +259,60 @@ def model() -> Model:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(form: str, dtype: torch.dtype, model: Model) -> None:
-    given = arguments(form, dtype, (BATCH, HEADS, TOKENS, HEAD))
-    unpatch(model)
+    given = arguments(form, dtype)
     expected = model(form, *given)
     report = patch(model)
     for _ in range(2):  # decided at the first call, remembered at the second
         assert equal(model(form, *given), expected)
-    calls = {each.function: (each.kernel, each.own) for each in report.calls()}
-    assert calls[form] == (2, 0)
+    assert calls_of(report) == {form: (2, 0)}
+    other = arguments(form, dtype), arguments(form, torch.bfloat16), arguments(form)
+    for given in other:  # what is remembered is that of these dtypes alone
+        assert equal(model(form, *given), own(getattr(sys.modules[__name__], form), *given))
+
+
+@pytest.mark.parametrize("mode", ["eager", "inference mode", "compiled"])
+@pytest.mark.parametrize("form", APART)
+def test_values_of_a_pair_that_are_equal_or_not(form: str, mode: str, model: Model) -> None:
+    """Tables of the same shape may repeat each value in one call, and not in another."""
+    torch._dynamo.reset()
+    report = patch(model)
+    operators: list[str] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        operators.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    run = torch.compile(model, backend=backend, fullgraph=True) if mode == "compiled" else model
+    with torch.inference_mode(mode == "inference mode"):
+        for apart in (False, True, False, True):
+            given = arguments(form, apart=apart)
+            found = run(form, *given)
+            assert equal(found, own(model, form, *given))
+    assert calls_of(report) == ({} if mode == "compiled" else {form: (4, 0)})
+    rotations = [name for name in operators if name.startswith("posembed.rotary_tables")]
+    assert bool(rotations) == (mode == "compiled")
+
+
+def test_only_one_of_the_tables_repeats_values(model: Model) -> None:
+    report = patch(model)
+    for dtype in (torch.float32, torch.bfloat16):
+        x, cos, sin = (x.to(dtype) for x in arguments("short_names"))
+        _, other_cos, other_sin = (x.to(dtype) for x in arguments("short_names", apart=True))
+        for given in ((x, cos, other_sin), (x, other_cos, sin)):
+            assert equal(model("short_names", *given), own(short_names, *given))
+    assert calls_of(report) == {"short_names": (4, 0)}
+
+
+def test_tables_that_change_in_place(model: Model) -> None:
+    patch(model)
+    for named in (False, True):
+        x, c, s = arguments("short_names")
+        given: Any = ((x,), {"c": c, "s": s}) if named else ((x, c, s), {})
+        for change in (0, 1, 0):
+            c[..., :2] += change
+            for _ in range(2):
+                found = model("short_names", *given[0], **given[1])
+                assert equal(found, own(short_names, *given[0], **given[1]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
@@ -204,64 +327,88 @@ def test_tables_of_other_dtypes(dtype: torch.dtype, model: Model) -> None:
     patch(model)
     for form in FORMS:
         for other in (torch.float32, torch.bfloat16, torch.float64):
-            given = list(arguments(form, other, (BATCH, HEADS, TOKENS, HEAD)))
             tensors = {"pair_of_tables": (0, 1), "angles": (1,)}.get(form, (0,))
+            given = arguments(form, other)
             given = [x if i in tensors else converted(x) for i, x in enumerate(given)]
             assert equal(model(form, *given), own(getattr(sys.modules[__name__], form), *given))
 
 
-def test_options_by_their_values(model: Model) -> None:
+def layouts() -> dict[str, tuple[str, tuple[int, int], list[tuple[Any, ...]]]]:
+    """Other shapes: the form, calls of the kernel and of own code, and arguments with options."""
+    x, y = torch.randn(SHAPE), torch.randn(BATCH, HEADS, TOKENS + 1, HEAD)
+    cos, sin = tables("short_names")
+    wide = torch.rand(BATCH, TOKENS, 1200).repeat_interleave(2, -1)
+    each = torch.rand(TOKENS + 1, HEAD)
+    adjacent = tables("other_names")
+    positions = torch.randint(TOKENS, (BATCH, TOKENS))
+    first = [torch.randn(TOKENS, batch, HEADS, HEAD) for batch in (1, BATCH)]
+    turns = torch.rand(TOKENS, 1, 1, HEAD // 4).repeat(1, 1, 1, 2)
+    leading = (HEADS, TOKENS), (1, HEADS, TOKENS), (BATCH, HEADS, TOKENS)
+    return {
+        "a row for each head": (
+            *("short_names", (3, 0)),
+            [(x, *tables("short_names", lead), {}) for lead in leading],
+        ),
+        # As in LTX-Video: wider than the kernel takes, which rotates parts.
+        "heads in the last dimension": (
+            *("other_names", (1, 0)),
+            [(torch.randn(BATCH, TOKENS, 2400), wide.cos(), wide.sin(), {})],
+        ),
+        "a value for each component": ("short_names", (1, 0), [(y, each.cos(), each.sin(), {})]),
+        "and of neighbours": ("other_names", (1, 0), [(y, each.cos(), each.sin(), {})]),
+        "no rotations": ("matrices", (1, 0), [(x, torch.rand(TOKENS, HEAD // 2, 2, 2), {})]),
+        "tokens first": (
+            *("tokens_first", (4, 0)),
+            [(t.to(kind), turns, {}) for t in first for kind in (torch.float32, torch.bfloat16)],
+        ),
+        "positions only if given": (
+            *("by_position", (3, 0)),
+            [(x, cos, sin, *p, {}) for p in ((), (positions,), (positions.flip(-1),))],
+        ),
+        "options that are dimensions": (
+            *("both_orders", (2, 0)),
+            [(x, cos, sin, {}), (x.transpose(1, 2), cos, sin, {"seq_dim": -3})],
+        ),
+        "options by their values": (
+            *("with_options", (2, 1)),
+            [(x, cos, sin, {}), (x, *adjacent, {"adjacent": True}), (x, cos, sin, {"mode": "off"})],
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", layouts())
+def test_layouts_and_options(name: str, model: Model) -> None:
+    form, calls, every = layouts()[name]
     report = patch(model)
-    x, cos, sin = arguments("with_options", torch.float32, (BATCH, HEADS, TOKENS, HEAD))
-    angle = torch.rand(TOKENS, HEAD // 2).repeat_interleave(2, -1)
-    for given, options in [
-        ((x, cos, sin), {}),
-        ((x, angle.cos(), angle.sin()), {"adjacent": True}),
-        ((x, cos, sin), {"mode": "off"}),
-    ]:
-        assert equal(model("with_options", *given, **options), own(with_options, *given, **options))
-    (calls,) = [each for each in report.calls() if each.function == "with_options"]
-    assert (calls.kernel, calls.own) == (2, 1)
+    for *given, options in every:
+        expected = own(getattr(sys.modules[__name__], form), *given, **options)
+        assert equal(model(form, *given, **options), expected)
+    assert calls_of(report) == {form: calls}
     with pytest.raises(ValueError, match="other"):
-        model("with_options", x, cos, sin, mode="other")
+        model("with_options", *arguments("with_options"), mode="other")
 
 
-@pytest.mark.parametrize(
-    "leading",
-    [(HEADS, TOKENS), (1, HEADS, TOKENS), (BATCH, HEADS, TOKENS)],
-    ids=["heads", "one batch", "batch"],
-)
-def test_tables_with_a_row_for_each_head(leading: tuple[int, ...], model: Model) -> None:
+@pytest.mark.parametrize("form", ["short_names", "contiguous"])
+def test_results_have_the_functions_memory_order(form: str, model: Model) -> None:
+    x = torch.randn(BATCH, TOKENS, HEADS, HEAD).transpose(1, 2)
+    given = x, *tables("short_names")
+    expected = model(form, *given)
+    patch(model)
+    for _ in range(2):
+        found = model(form, *given)
+        assert equal(found, expected)
+        assert found.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("form", ["backwards", "reads_half"])
+def test_other_calls_of_the_same_shapes(form: str, model: Model) -> None:
+    """The operator call that a rotation remembers is that of these dtypes and shapes alone."""
     report = patch(model)
-    x = torch.randn(BATCH, HEADS, TOKENS, HEAD)
-    given = tables("short_names", leading)
-    assert equal(model("short_names", x, *given), own(short_names, x, *given))
-    (calls,) = [each for each in report.calls() if each.function == "short_names"]
-    assert (calls.kernel, calls.own) == (1, 0)
-
-
-def test_heads_in_the_last_dimension(model: Model) -> None:
-    """As in LTX-Video: wider than the kernel takes, which rotates parts."""
-    report = patch(model)
-    x, theta = torch.randn(BATCH, TOKENS, 2400), torch.rand(BATCH, TOKENS, 1200)
-    theta = theta.repeat_interleave(2, -1)
-    given = x, theta.cos(), theta.sin()
-    assert equal(model("other_names", *given), own(other_names, *given))
-    (calls,) = [each for each in report.calls() if each.function == "other_names"]
-    assert (calls.kernel, calls.own) == (1, 0)
-
-
-def test_tables_that_turn_components_of_a_pair_apart(model: Model) -> None:
-    report = patch(model)
-    x, theta = torch.randn(BATCH, HEADS, TOKENS + 1, HEAD), torch.rand(TOKENS + 1, HEAD)
-    for form in ("short_names", "other_names"):
-        given = x, theta.cos(), theta.sin()
-        assert equal(model(form, *given), own(getattr(sys.modules[__name__], form), *given))
-    y = torch.randn(BATCH, HEADS, TOKENS + 2, HEAD)
-    scaled = torch.rand(TOKENS + 2, HEAD // 2, 2, 2)  # no rotations
-    assert equal(model("matrices", y, scaled), own(matrices, y, scaled))
-    calls = {each.function: (each.kernel, each.own) for each in report.calls()}
-    assert all(calls[form] == (1, 0) for form in ("short_names", "other_names", "matrices"))
+    for dtype in (torch.float32, torch.bfloat16, torch.float32):
+        for tokens in (TOKENS, TOKENS + 1, TOKENS):
+            given = torch.randn(BATCH, HEADS, tokens, HEAD).to(dtype), *tables(form, (tokens,))
+            assert equal(model(form, *given), own(getattr(sys.modules[__name__], form), *given))
+    assert calls_of(report) == {form: (9, 0)}
 
 
 class Processor:
@@ -327,7 +474,7 @@ _module_to_import_from()
 
 def test_wherever_the_function_is_defined() -> None:
     attention, backwards = Attention(), Backwards()
-    given = torch.randn(BATCH, HEADS, TOKENS, HEAD), *tables("short_names")
+    given = arguments("short_names")
     expected = attention(*given), backwards(*given)
     report = patch(attention)
     assert equal(attention(*given), expected[0])
@@ -359,11 +506,6 @@ def fused(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
     return torch.addcmul(x * c, half(x), s)
 
 
-def contiguous(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
-    """Its result is contiguous, whatever the memory order of x."""
-    return (x * c + half(x) * s).contiguous()
-
-
 class Effects:
     calls = 0
 
@@ -386,21 +528,8 @@ class Calls(nn.Module):
     """Calls a function of this file."""
 
     def forward(self, form: str, *given: Tensor) -> Tensor:
-        forms = {"short_names": short_names, "contiguous": contiguous, "fused": fused}
-        forms |= {"counts": counts, "noisy": noisy, "sets": sets}
+        forms = {"fused": fused, "counts": counts, "noisy": noisy, "sets": sets}
         return forms[form](*given)
-
-
-@pytest.mark.parametrize("form", ["short_names", "contiguous"])
-def test_results_have_the_functions_memory_order(form: str) -> None:
-    x = torch.randn(BATCH, TOKENS, HEADS, HEAD).transpose(1, 2)
-    calls, given = Calls(), (x, *tables("short_names"))
-    expected = calls(form, *given)
-    patch(calls)
-    for _ in range(2):
-        found = calls(form, *given)
-        assert equal(found, expected)
-        assert found.stride() == expected.stride()
 
 
 def test_functions_with_effects_are_not_run() -> None:
@@ -427,7 +556,7 @@ class Scripted(nn.Module):
 
 
 def test_a_patched_model_is_scripted_as_the_models_own_code() -> None:
-    given = torch.randn(BATCH, HEADS, TOKENS, HEAD), *tables("short_names")
+    given = arguments("short_names")
     model = Scripted()
     expected = model(*given)
     report = patch(model)
@@ -502,37 +631,6 @@ def test_modules_that_hold_their_tables() -> None:
     assert not hasattr(counts, "calls")
 
 
-def tokens_first(t: Tensor, freqs: Tensor, mscale: float = 1.0) -> Tensor:
-    """As megatron-core's: [tokens, batch, heads, width], and angles [tokens, 1, 1, width]."""
-    turned, rest = t[..., : freqs.shape[-1]], t[..., freqs.shape[-1] :]
-    cos, sin = (freqs.cos() * mscale).to(t.dtype), (freqs.sin() * mscale).to(t.dtype)
-    return torch.cat((turned * cos + half(turned) * sin, rest), -1)
-
-
-def by_position(x: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor | None = None) -> Tensor:
-    """Gathers rows only if there are positions."""
-    if position_ids is not None:
-        cos, sin = cos[position_ids].unsqueeze(1), sin[position_ids].unsqueeze(1)
-    return x * cos + half(x) * sin
-
-
-def both_orders(x: Tensor, c: Tensor, s: Tensor, seq_dim: int = -2) -> Tensor:
-    """Its option is a dimension, which its code compares with nothing."""
-    shape = [-1, *[1] * (-2 - seq_dim), c.shape[-1]]
-    return x * c.view(shape) + half(x) * s.view(shape)
-
-
-def backwards(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
-    return x * c - half(x) * s
-
-
-def reads_half(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
-    """As GLM's: of tables that repeat each value, it reads the first half."""
-    width = c.shape[-1] // 2
-    c, s = c[..., :width].repeat_interleave(2, -1), s[..., :width].repeat_interleave(2, -1)
-    return x * c + swapped(x) * s
-
-
 def lazily(function: Any) -> Any:
     """As moshi's torch_compile_lazy: the first call compiles."""
 
@@ -547,30 +645,11 @@ def lazily(function: Any) -> Any:
 wrapped = lazily(short_names)
 
 
-class More(nn.Module):
+class Wrapped(nn.Module):
     """Calls a function of this file."""
 
-    def forward(self, form: str, *given: Any, **options: Any) -> Tensor:
-        forms = {"tokens_first": tokens_first, "by_position": by_position}
-        forms |= {"both_orders": both_orders, "backwards": backwards, "reads_half": reads_half}
-        forms |= {"wrapped": wrapped}
-        return forms[form](*given, **options)
-
-
-@pytest.mark.parametrize("form", ["backwards", "reads_half"])
-def test_other_calls_of_the_same_shapes(form: str) -> None:
-    """The operator call that a rotation remembers is that of these dtypes and shapes alone."""
-    model, function = More(), getattr(sys.modules[__name__], form)
-    report = patch(model)
-    count = 0
-    for dtype in (torch.float32, torch.bfloat16, torch.float32):
-        for tokens in (TOKENS, TOKENS + 1, TOKENS):
-            theta = torch.rand(tokens, HEAD // 2).repeat(1, 2)
-            given = torch.randn(BATCH, HEADS, tokens, HEAD).to(dtype), theta.cos(), theta.sin()
-            assert equal(model(form, *given), own(function, *given))
-            count += 1
-    (calls,) = [each for each in report.calls() if each.function == form]
-    assert (calls.kernel, calls.own) == (count, 0)
+    def forward(self, *given: Any) -> Any:
+        return wrapped(*given)
 
 
 class Layer(nn.Module):
@@ -588,45 +667,11 @@ def test_a_decorated_method_is_no_function() -> None:
 
 def test_wrappers_of_other_libraries_are_not_run() -> None:
     before = Effects.calls
-    model, given = More(), (torch.randn(BATCH, HEADS, TOKENS, HEAD), *tables("short_names"))
+    model, given = Wrapped(), arguments("short_names")
     assert "short_names" in {row.function for row in patch(model).patched}
     assert Effects.calls == before
-    model("wrapped", *given)
+    model(*given)
     assert Effects.calls == before + 1
-
-
-@pytest.mark.parametrize("batch", [1, BATCH])
-def test_tokens_in_the_first_dimension(batch: int) -> None:
-    x, theta = torch.randn(TOKENS, batch, HEADS, HEAD), torch.rand(TOKENS, 1, 1, HEAD // 4)
-    theta, model = torch.cat((theta, theta), -1), More()
-    report = patch(model)
-    for dtype in (torch.float32, torch.bfloat16):
-        assert equal(
-            model("tokens_first", x.to(dtype), theta), own(tokens_first, x.to(dtype), theta)
-        )
-    (calls,) = [each for each in report.calls() if each.function == "tokens_first"]
-    assert (calls.kernel, calls.own) == (2, 0)
-
-
-def test_positions_are_used_only_if_given() -> None:
-    x, (cos, sin), model = torch.randn(BATCH, HEADS, TOKENS, HEAD), tables("short_names"), More()
-    positions = torch.randint(TOKENS, (BATCH, TOKENS))
-    report = patch(model)
-    for given in ((x, cos, sin), (x, cos, sin, positions), (x, cos, sin, positions.flip(-1))):
-        assert equal(model("by_position", *given), own(by_position, *given))
-    (calls,) = [each for each in report.calls() if each.function == "by_position"]
-    assert (calls.kernel, calls.own) == (3, 0)
-
-
-def test_options_that_are_dimensions() -> None:
-    x, given, model = torch.randn(BATCH, HEADS, TOKENS, HEAD), tables("short_names"), More()
-    report = patch(model)
-    for y, options in ((x, {}), (x.transpose(1, 2), {"seq_dim": -3})):
-        assert equal(
-            model("both_orders", y, *given, **options), own(both_orders, y, *given, **options)
-        )
-    (calls,) = [each for each in report.calls() if each.function == "both_orders"]
-    assert (calls.kernel, calls.own) == (2, 0)
 
 
 def apply_rope(q: Tensor, k: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
