@@ -19,9 +19,9 @@ compares both, and another compares every model type of transformers with its ow
 
 A configuration file gives base, widths and scaling. It does not say which components form a pair,
 which way they turn, and which axis of a position turns them. posembed knows that for each
-`model_type`, and what its configuration class adds to a file. An unknown type raises: describe its
-rotation with `RotarySpec(...)`. A known type that does not rotate raises, too, and the message says
-what it has instead.
+`model_type`, and what its configuration class adds to a file. An unknown type raises: pass
+`read_module=True`, or describe its rotation with `RotarySpec(...)`. A known type that does not
+rotate raises, too, and the message says what it has instead.
 
 ```python
 import posembed as pe
@@ -47,10 +47,10 @@ print(spec.explain(), spec.diff(local), sep="\\n\\n")
 A published file leaves out what the model's configuration class adds: layers of different kinds,
 second bases, widths, defaults. `python/posembed/models/catalogue.json` has that as data, read off
 the classes of transformers {version} by `scripts/catalogue.py`: a file is read alike whether
-transformers is installed or not, nothing is downloaded, and a file runs no model's code. Of an
-object, its own configuration class is asked for its keys. Families whose code is in
-their own repositories are in `python/posembed/models/models.json`, with the lines of vLLM that say
-how they rotate.
+transformers is installed or not, nothing is downloaded, and without `read_module=True` no model's
+code runs. Of an object, its own configuration class is asked for its keys. Families whose code is
+in their own repositories are in `python/posembed/models/models.json`, with the lines of vLLM that
+say how they rotate.
 
 A key that concerns positions is read, or known to the class; any other raises until `ignore=` has
 it. So do two keys that contradict each other, and an argument that has no effect.

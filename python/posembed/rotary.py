@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, overload
 
 import torch
@@ -23,6 +23,7 @@ from posembed.functional import Device, Layout
 from posembed.functional._offset import LAYOUTS, of_layout
 from posembed.functional._options import rotary_text
 from posembed.functional._rotary import ROTARY, ROTARY_PAIR, rotated, rotated_in_place
+from posembed.models.options import READING, Reading
 from posembed.scaling import DynamicNtkScaling, LongRopeScaling
 from posembed.sharding import set_values
 from posembed.specification import Numerics, RotaryFields, RotarySpec
@@ -75,6 +76,10 @@ class ModuleOptions(TypedDict, total=False):
     key_heads: int | None
     device: Device | None
     dtype: torch.dtype | None
+
+
+class FromConfig(Reading, ModuleOptions, total=False):
+    """Options of :meth:`RotaryEmbedding.from_config`."""
 
 
 class SizedOptions(ModuleOptions, RotaryFields, total=False):
@@ -285,25 +290,19 @@ class RotaryEmbedding(Leaf, nn.Module):
         config: Any,
         layer_type: str | None = None,
         *,
-        part: str | None = None,
-        interleaved: bool | None = None,
-        base: float | None = None,
-        ignore: Iterable[str] = (),
         numerics: Numerics | None = None,
-        **options: Unpack[ModuleOptions],
+        **options: Unpack[FromConfig],
     ) -> Self:
         """Builds the module from a model's configuration; see :meth:`RotarySpec.from_huggingface`.
 
         Args:
             config: A dict, a ``PretrainedConfig``, or the path of a config.json or of its folder.
             layer_type: Needed if layers differ: "full_attention", "sliding_attention", and so on.
-            part: As in :meth:`RotarySpec.from_huggingface`.
-            interleaved: As in :meth:`RotarySpec.from_huggingface`.
-            base: As in :meth:`RotarySpec.from_huggingface`.
-            ignore: As in :meth:`RotarySpec.from_huggingface`.
             numerics: As in the module.
-            **options: ``layout``, ``learned_frequencies``, ``device`` and ``dtype``. transformers'
-                models have the layout "bhsd". ``heads`` and ``key_heads`` are the configuration's,
+            **options: ``part``, ``interleaved``, ``base``, ``ignore``, ``read_module`` and
+                ``trust_remote_code`` of :meth:`RotarySpec.from_huggingface`; ``layout``,
+                ``learned_frequencies``, ``device`` and ``dtype``. transformers' models have the
+                layout "bhsd". ``heads`` and ``key_heads`` are the configuration's,
                 if it states them; ``heads=None``: any number.
 
         Examples:
@@ -313,17 +312,17 @@ class RotaryEmbedding(Leaf, nn.Module):
             >>> rope = pe.RotaryEmbedding.from_config(config, layout="bhsd")
             >>> query, key = rope(torch.randn(1, 8, 5, 64), torch.randn(1, 2, 5, 64))
         """
-        check_options("RotaryEmbedding.from_config", options, ModuleOptions.__annotations__)
-        if "heads" not in options:
+        check_options("RotaryEmbedding.from_config", options, FromConfig.__annotations__)
+        given: Any = dict(options)
+        facts = {name: given.pop(name) for name in READING if name in given}
+        if "heads" not in given:
             from posembed.models import reading
 
-            sizes = reading.sizes_of(config, part)
-            options["heads"] = sizes.heads
-            options.setdefault("key_heads", None if sizes.heads is None else sizes.key_heads)
-        spec = RotarySpec.from_huggingface(
-            config, layer_type, part=part, interleaved=interleaved, base=base, ignore=ignore
-        )
-        return cls(spec, numerics=numerics, **options)
+            sizes = reading.sizes_of(config, facts.get("part"))
+            given["heads"] = sizes.heads
+            given.setdefault("key_heads", None if sizes.heads is None else sizes.key_heads)
+        spec = RotarySpec.from_huggingface(config, layer_type, **facts)
+        return cls(spec, numerics=numerics, **given)
 
     def spec_for(self, seq_len: int | None) -> RotarySpec:
         """The specification, resolved if its frequencies depend on the length.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
+from posembed._other_names import check_options
 from posembed._validation import convert_fields
+from posembed.models.options import READING, Reading
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,26 +72,19 @@ class ScoreScale:
     def for_layers(
         cls,
         config: Any,
-        *,
-        part: str | None = None,
-        interleaved: bool | None = None,
-        base: float | None = None,
-        ignore: Iterable[str] = (),
+        **reading: Unpack[Reading],
     ) -> list[ScoreScale | None]:
         """Reads one scale per layer, None for 1; also of layers that do not rotate (Llama 4).
 
         Args:
             config: As in :meth:`posembed.RotarySpec.from_huggingface`.
-            part: As there.
-            interleaved: As there.
-            base: As there.
-            ignore: As there.
+            **reading: ``part``, ``interleaved``, ``base``, ``ignore``, ``read_module`` and
+                ``trust_remote_code``, as there.
 
         Raises:
             ValueError, TypeError: As in :meth:`posembed.RotarySpec.for_layers`.
         """
-        from posembed.models import reading
+        from posembed.models.reading import score_scales
 
-        return reading.score_scales(
-            config, part=part, interleaved=interleaved, base=base, ignore=ignore
-        )
+        check_options("ScoreScale.for_layers", reading, READING)
+        return score_scales(config, **reading)

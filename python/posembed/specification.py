@@ -14,9 +14,12 @@ from typing import Any, Literal, NamedTuple, TypedDict
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
+from typing_extensions import Unpack
 
 from posembed import _gguf
+from posembed._other_names import check_options
 from posembed._validation import convert_fields, fields_of, positive, shown, whole
+from posembed.models.options import READING, Reading
 from posembed.scaling import RotaryScaling, Scaling, XPosScaling, meant_by
 from posembed.score_scale import ScoreScale
 
@@ -215,6 +218,8 @@ class RotarySpec:
     max_positions: int | None = dataclasses.field(
         default=None, init=False, repr=False, compare=False
     )
+    # "read from the module", unless rules gave it.
+    source: str = dataclasses.field(default="", init=False, repr=False, compare=False)
     text: str = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -287,6 +292,8 @@ class RotarySpec:
         interleaved: bool | None = None,
         base: float | None = None,
         ignore: Iterable[str] = (),
+        read_module: bool = False,
+        trust_remote_code: bool = False,
     ) -> RotarySpec:
         """Reads a model's specification from its configuration.
 
@@ -309,6 +316,13 @@ class RotarySpec:
                 layer_rope_theta has several.
             ignore: Keys to ignore: posembed does not know them, and they do not affect the
                 rotation.
+            read_module: Where there is no rule for the model, or for a key, build the model of the
+                installed transformers, without memory for its weights, and read the rotation of a
+                text model off what its attention gets. ``spec.source`` is then "read from the
+                module". Frequencies that depend on the length are refused; ``score_scale`` is read
+                where the model calls torch's attention function.
+            trust_remote_code: Also run the code in the folder ``config``, of models that are not in
+                transformers.
 
         Raises:
             ValueError: The model type is unknown or does not rotate; a key is missing, not
@@ -332,6 +346,8 @@ class RotarySpec:
             interleaved=interleaved,
             base=base,
             ignore=ignore,
+            read_module=read_module,
+            trust_remote_code=trust_remote_code,
         )
 
     @classmethod
@@ -436,20 +452,14 @@ class RotarySpec:
     def for_layers(
         cls,
         config: Any,
-        *,
-        part: str | None = None,
-        interleaved: bool | None = None,
-        base: float | None = None,
-        ignore: Iterable[str] = (),
+        **reading: Unpack[Reading],
     ) -> list[RotarySpec | None]:
         """Reads one specification per layer; None for a layer that does not rotate.
 
         Args:
             config: As in :meth:`from_huggingface`.
-            part: As in :meth:`from_huggingface`.
-            interleaved: As in :meth:`from_huggingface`.
-            base: As in :meth:`from_huggingface`.
-            ignore: As in :meth:`from_huggingface`.
+            **reading: ``part``, ``interleaved``, ``base``, ``ignore``, ``read_module`` and
+                ``trust_remote_code``, as there.
 
         Returns:
             A list with an entry for each layer, in the model's order.
@@ -466,11 +476,10 @@ class RotarySpec:
             >>> [spec is not None for spec in pe.RotarySpec.for_layers(config)]
             [True, True, True, False]
         """
-        from posembed.models import reading
+        from posembed.models.reading import rotary_layers
 
-        return reading.rotary_layers(
-            config, part=part, interleaved=interleaved, base=base, ignore=ignore
-        )
+        check_options("RotarySpec.for_layers", reading, READING)
+        return rotary_layers(config, **reading)
 
     def resolve(self, seq_len: int) -> RotarySpec:
         """The specification with the frequencies for one sequence length.
@@ -543,7 +552,9 @@ class RotarySpec:
             ValueError: ``seq_len`` is not a positive whole number.
         """
         length = None if seq_len is None else positive("seq_len", seq_len)
-        return torch.ops.posembed.rotary_explanation.default(self.text, length, self.max_positions)  # type: ignore[no-any-return]
+        explanation = torch.ops.posembed.rotary_explanation.default
+        explained: str = explanation(self.text, length, self.max_positions)
+        return f"{explained}\n{self.source}" if self.source else explained
 
     def float32_error(self, length: int) -> AngleError:
         """See :func:`posembed.analysis.float32_error`."""
@@ -823,6 +834,8 @@ class MropeRule:
     @classmethod
     def from_huggingface(cls, config: Any) -> MropeRule:
         """The rule of a model type, with the token ids and merge sizes of a configuration.
+
+        HY-V4-VL has a token at the end of each row: pass grids that are ``spatial_merge`` wider.
 
         Args:
             config: A dict, a ``PretrainedConfig``, or the path of a config.json or of its folder:

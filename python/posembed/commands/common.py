@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from posembed.models import reading
 from posembed.models.files import file_of
+from posembed.models.options import READING
 from posembed.specification import RotarySpec
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ ARGUMENTS = {
     "pass ignore=": "pass --ignore with each of ",
     "layer_type: expected": "--layer-type: expected",
     "part: expected": "--part: expected",
+    "pass read_module=True": "pass --read-module",
+    "with trust_remote_code=True": "with --trust-remote-code",
 }
 
 
@@ -101,6 +104,14 @@ def add_rotation_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="an unknown key that does not concern positions; may be repeated",
     )
+    parser.add_argument(
+        "--read-module",
+        action="store_true",
+        help="run transformers' model where there is no rule, and read what its attention gets",
+    )
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="the code in the model's folder, too"
+    )
 
 
 def add_rotary_options(parser: argparse.ArgumentParser) -> None:
@@ -123,14 +134,10 @@ def only_with(arguments: argparse.Namespace, wanted: str, *options: str) -> None
             raise ValueError(f"{option}: expected {wanted} only")
 
 
-def _options_of(arguments: argparse.Namespace) -> dict[str, Any]:
+def options_of(arguments: argparse.Namespace) -> Any:
     """What readers of configurations take besides the kind of layers."""
-    return {
-        "part": getattr(arguments, "part", None),
-        "interleaved": arguments.interleaved,
-        "base": arguments.base,
-        "ignore": arguments.ignore,
-    }
+    given = vars(arguments)
+    return {name: given[name] for name in READING if name in given}
 
 
 def read_spec(path: str, arguments: argparse.Namespace, *, compared: bool = False) -> RotarySpec:
@@ -141,7 +148,7 @@ def read_spec(path: str, arguments: argparse.Namespace, *, compared: bool = Fals
     file = file_of(path)
 
     def read(layer_type: str | None) -> RotarySpec:
-        return RotarySpec.from_huggingface(file, layer_type, **_options_of(arguments))
+        return RotarySpec.from_huggingface(file, layer_type, **options_of(arguments))
 
     try:
         try:
@@ -165,7 +172,7 @@ def read_kinds(
         if arguments.layer_type is not None or ": --layer-type: " not in str(error):
             raise
         try:
-            layers = reading.layers(file_of(path), **_options_of(arguments))
+            layers = reading.layers(file_of(path), **options_of(arguments))
         except ValueError:  # the configuration does not list them
             raise error from None
     found: dict[str, RotarySpec] = {}
@@ -192,7 +199,7 @@ def specs_of(paths: Sequence[str], arguments: argparse.Namespace) -> dict[str, R
         several = len(paths) > 1
         specs = {path: read_spec(path, arguments, compared=several) for path in paths}
     else:
-        only_with(arguments, "with CONFIG", "--layer-type", "--part", "--ignore")
+        only_with(arguments, "with CONFIG", "--layer-type", "--part", "--ignore", "--read-module")
         spec = spec_from_numbers(arguments)
         specs = {f"head_dim {spec.describe()}": spec}
     if arguments.seq_len is None:

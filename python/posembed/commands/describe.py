@@ -30,12 +30,7 @@ def add(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints the document."""
     try:
-        found = describe(
-            arguments.config,
-            interleaved=arguments.interleaved,
-            base=arguments.base,
-            ignore=arguments.ignore,
-        )
+        found = describe(arguments.config, **common.options_of(arguments))
     except ValueError as error:
         message = common.in_options(str(error)).removeprefix(f"{arguments.config}: ")
         raise ValueError(f"{arguments.config}: {message}") from error

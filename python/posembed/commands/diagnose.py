@@ -56,14 +56,11 @@ def run(arguments: argparse.Namespace) -> int:
             file,
             layer_type=arguments.layer_type,
             layer=arguments.layer,
-            part=arguments.part,
             max_position=arguments.max_position,
             heads=arguments.heads,
             dtype=DTYPES[arguments.dtype],
             device=arguments.device,
-            interleaved=arguments.interleaved,
-            base=arguments.base,
-            ignore=arguments.ignore,
+            **common.options_of(arguments),
         )
     except ValueError as error:
         raise ValueError(common.in_options(str(error))) from error

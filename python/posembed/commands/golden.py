@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError("expected CONFIG or --all")
     if arguments.all:
         return _write_all(Path(arguments.output), arguments)
-    options = {name: getattr(arguments, name) for name in ("interleaved", "base", "ignore")}
+    options = common.options_of(arguments)
     try:
         found = golden(arguments.config, max_position=arguments.max_position, **options)
     except ValueError as error:

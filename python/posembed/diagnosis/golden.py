@@ -6,13 +6,14 @@ docs/guide/diagnose.md describes the file.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from posembed import functional
+from posembed._other_names import check_options
 from posembed.diagnosis.observation import (
     RANDOM,
     axes_of,
@@ -25,7 +26,8 @@ from posembed.diagnosis.rotation import FLOAT32_ROUNDOFF, Call, Rotation
 from posembed.diagnosis.truth import kinds_of, source_of
 from posembed.models import description, reading
 from posembed.models.fields import as_fields
-from posembed.models.files import load
+from posembed.models.files import load, read_once
+from posembed.models.options import Facts
 from posembed.specification import RotarySpec
 
 FORMAT = "posembed.golden"
@@ -70,9 +72,7 @@ def golden(
     config: Any,
     *,
     max_position: int | None = None,
-    interleaved: bool | None = None,
-    base: float | None = None,
-    ignore: Iterable[str] = (),
+    **facts: Unpack[Facts],
 ) -> Golden:
     """Inputs and right outputs of each kind of layers of a model, and of its parts.
 
@@ -85,9 +85,7 @@ def golden(
     Args:
         config: As in :meth:`posembed.RotarySpec.from_huggingface`.
         max_position: The last position; default: that of the configuration.
-        interleaved: As in :meth:`posembed.RotarySpec.from_huggingface`.
-        base: As there.
-        ignore: As there.
+        **facts: As in :func:`posembed.describe`.
 
     Raises:
         ValueError: No part of the model has a rotation that can be read.
@@ -99,9 +97,10 @@ def golden(
         ['full_attention.output', 'sliding_attention.output']
     """
     loaded = load(config)
-    source = config if hasattr(config, "to_dict") else loaded
+    check_options("golden", facts, Facts.__annotations__)
+    source = read_once(config, loaded, facts.get("trust_remote_code", False))
     fields = as_fields(loaded)
-    options = {"interleaved": interleaved, "base": base, "ignore": tuple(ignore)}
+    options = {**facts, "ignore": tuple(facts.get("ignore", ()))}
     tensors: dict[str, Tensor] = {}
     entries: dict[str, Any] = {}
     refused: list[ValueError] = []
@@ -127,7 +126,7 @@ def golden(
                     "layer_type": kind or None,
                     "length": length,
                     "specification": json.loads(spec.resolve(length).to_json()),
-                    "source": source_of(fields, part),
+                    "source": spec.source or source_of(fields, part),
                 }
     if not entries:
         raise refused[0] if refused else ValueError("config: the model does not rotate")

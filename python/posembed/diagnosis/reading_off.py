@@ -21,7 +21,7 @@ class Sight(NamedTuple):
     read: Read = Read()
 
 
-def _pairs_in(images: Tensor, roundoff: float) -> list[tuple[int, int]]:
+def pairs_in(images: Tensor, roundoff: float) -> list[tuple[int, int]]:
     """Components that turn into one another, for images [tokens, out, in]."""
     off = images.abs().amax(0)
     off.fill_diagonal_(0)
@@ -30,12 +30,11 @@ def _pairs_in(images: Tensor, roundoff: float) -> list[tuple[int, int]]:
     return [(a, b) for a, b in enumerate(partner.tolist()) if a < b and int(partner[b]) == a]
 
 
-def _frequencies(call: Call, angles: Tensor) -> Tensor:
+def frequencies(places: list[int], angles: Tensor) -> Tensor:
     """Radians per position [pairs], from angles [tokens, pairs] at 0 and at powers of two.
 
     The angle of 2p is twice that of p, up to whole turns, so each power adds a bit.
     """
-    places = call.positions[0].tolist()
     begin, turn = angles[places.index(0)], torch.zeros(angles.shape[-1], dtype=torch.float64)
     power = 1
     while power in places:
@@ -56,7 +55,8 @@ def _is_linear(observed: Observed, units: Call, images: Tensor) -> bool:
     return bool(((output - expected).abs() <= loose).all())
 
 
-def _form(pairs: list[tuple[int, int]]) -> str:
+def form(pairs: list[tuple[int, int]]) -> str:
+    """How pairs lie, in words."""
     gaps = {b - a for a, b in pairs}
     if gaps == {1}:
         return "interleaved"
@@ -83,7 +83,7 @@ def see(observed: Observed, spec: RotarySpec) -> Sight:
         return Sight({})
     call = observed.units[-1]
     images = call.output[0].permute(1, 2, 0)  # [tokens, out, in]
-    pairs = _pairs_in(images, observed.roundoff)
+    pairs = pairs_in(images, observed.roundoff)
     facts: dict[str, Any] = {}
     if not _is_linear(observed, call, images):
         facts["read"] = "outputs for random vectors are not sums of those for unit vectors"
@@ -93,11 +93,11 @@ def see(observed: Observed, spec: RotarySpec) -> Sight:
     cosines, sines = images[:, first, first], images[:, second, first]
     sizes = torch.hypot(cosines, sines)
     facts["read pairs"] = (
-        f"{len(pairs)} {_form(pairs)}, components {int(first.min())} to {int(second.max())}"
+        f"{len(pairs)} {form(pairs)}, components {int(first.min())} to {int(second.max())}"
     )
     facts["read amplitude"] = f"{float(sizes.min()):.6g} to {float(sizes.max()):.6g}"
     if axes_of(spec) > 1:
         return Sight(facts)
-    turns = _frequencies(call, torch.atan2(sines, cosines))
+    turns = frequencies(call.positions[0].tolist(), torch.atan2(sines, cosines))
     facts["read radians per position"] = ", ".join(f"{turn:.6g}" for turn in turns[:4].tolist())
     return Sight(facts, _suggested(turns.abs(), spec, call.length))

@@ -9,7 +9,7 @@ from typing import Any
 from posembed.models import catalogue, diffusers, gguf, params, parts, reading
 from posembed.models.data import table
 from posembed.models.fields import Fields, as_fields, shown, text_of
-from posembed.models.files import load
+from posembed.models.files import load, read_once
 from posembed.scaling import XPosScaling
 from posembed.specification import RotarySpec
 
@@ -75,7 +75,7 @@ def _chosen(config: Any, layer: int | None, layer_type: str | None, options: Fie
         raise ValueError(f"layer: expected 0 to {len(layers) - 1}, got {layer}")
     others = {str(each.kind): each.rotary for each in layers if each.rotary not in (None, spec)}
     alike = {k: v for k, v in others.items() if v is not None and v.head_dim == spec.head_dim}
-    stated = reading.sizes_of(config, options["part"])
+    stated = reading.sizes_of(config, options.get("part"))
     return Truth(spec, "", alike, stated.heads or 2, stated.max_positions)
 
 
@@ -85,18 +85,18 @@ def truth_of(config: Any, layer_type: str | None, layer: int | None, **options: 
         raise ValueError("layer: expected none beside layer_type")
     if isinstance(config, RotarySpec):
         for name, value in {"layer_type": layer_type, "layer": layer, **options}.items():
-            if value not in (None, ()):
+            if value not in (None, (), False):
                 raise ValueError(f"{name}: expected none beside a RotarySpec, got {value!r}")
         source = f"the RotarySpec given: {config.describe()}"
         found = Truth(config, source, longest=config.max_positions)
     else:
         loaded = load(config)
-        source = source_of(as_fields(loaded), options["part"])
+        source = source_of(as_fields(loaded), options.get("part"))
         if isinstance(config, (str, os.PathLike)):
             source = f"{os.fspath(config)}: {source}"
-        given = config if hasattr(config, "to_dict") else loaded
+        given = read_once(config, loaded, options.get("trust_remote_code", False))
         found = _chosen(given, layer, layer_type, options)
-        source = f"{source}: head_dim {found.spec.describe()}"
+        source = f"{found.spec.source or source}: head_dim {found.spec.describe()}"
         found = dataclasses.replace(found, source=source)
     if not found.spec.rotary_dim:
         raise ValueError("config: the model does not rotate")

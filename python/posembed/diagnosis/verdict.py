@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
+from posembed._other_names import check_options
 from posembed._validation import positive
 from posembed.diagnosis import programs
 from posembed.diagnosis.mistakes import Mistake, made, mistakes_of, together
@@ -32,6 +34,7 @@ from posembed.diagnosis.observation import (
 from posembed.diagnosis.reading_off import Sight, see
 from posembed.diagnosis.rotation import Call, Rotation
 from posembed.diagnosis.truth import truth_of
+from posembed.models.options import READING, Reading
 from posembed.specification import RotarySpec
 
 
@@ -363,14 +366,11 @@ def diagnose(
     *,
     layer_type: str | None = None,
     layer: int | None = None,
-    part: str | None = None,
     max_position: int | None = None,
     heads: int | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-    interleaved: bool | None = None,
-    base: float | None = None,
-    ignore: Iterable[str] = (),
+    **reading: Unpack[Reading],
 ) -> Diagnosis:
     """Names what a program's rotation does wrong, beside what its model's file says.
 
@@ -387,14 +387,12 @@ def diagnose(
         config: As in :meth:`posembed.RotarySpec.from_huggingface`, or a specification.
         layer_type: As there.
         layer: The index of a layer, instead.
-        part: As there.
         max_position: The last position to test; default: that of the configuration.
         heads: Heads of x; default: as many as the configuration says, or two.
         dtype: Of x.
         device: Of x and positions.
-        interleaved: As in :meth:`posembed.RotarySpec.from_huggingface`.
-        base: As there.
-        ignore: As there.
+        **reading: ``part``, ``interleaved``, ``base``, ``ignore``, ``read_module`` and
+            ``trust_remote_code`` of :meth:`posembed.RotarySpec.from_huggingface`.
 
     Raises:
         ValueError: The configuration is refused, layers of this kind do not rotate, or the program
@@ -416,9 +414,8 @@ def diagnose(
     """
     if not dtype.is_floating_point:
         raise TypeError(f"dtype: expected a floating-point dtype, got {dtype}")
-    truth = truth_of(
-        config, layer_type, layer, part=part, interleaved=interleaved, base=base, ignore=ignore
-    )
+    check_options("diagnose", reading, READING)
+    truth = truth_of(config, layer_type, layer, **reading)
     if isinstance(program, (str, os.PathLike)):
         program = programs.load(program, truth.spec, config, layer_type)
     if not callable(program):

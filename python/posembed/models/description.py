@@ -9,10 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import Unpack
+
+from posembed._other_names import check_options
 from posembed.models import (
     alibi,
     catalogue,
@@ -25,7 +28,8 @@ from posembed.models import (
     reading,
 )
 from posembed.models.fields import Fields, as_fields, text_of
-from posembed.models.files import load
+from posembed.models.files import load, read_once
+from posembed.models.options import Facts
 from posembed.score_scale import ScoreScale
 from posembed.specification import RotarySpec
 
@@ -57,7 +61,9 @@ class _Shared:
 def _rotation(spec: RotarySpec) -> Fields:
     """A specification, with the numbers by which a program can check its own."""
     alone = dataclasses.replace(spec, score_scale=None)
+    source = {"source": spec.source} if spec.source else {}
     return {
+        **source,
         "specification": json.loads(alone.to_json()),
         "frequencies": alone.frequencies().tolist(),
         "attention_factor": alone.attention_factor,
@@ -146,17 +152,11 @@ def _nested(fields: Fields, before: str = "") -> list[str]:
 
 def for_part(name: str, options: Fields) -> Fields:
     """The caller's options that concern a part: its pairing, and a tower's base, are its own."""
-    kept = ("ignore",) if parts.layer_part(name) is None else ("base", "ignore")
-    return {key: options[key] for key in kept}
+    own = ("interleaved",) if parts.layer_part(name) else ("interleaved", "base")
+    return {key: value for key, value in options.items() if key not in own}
 
 
-def describe(
-    config: Any,
-    *,
-    interleaved: bool | None = None,
-    base: float | None = None,
-    ignore: Iterable[str] = (),
-) -> dict[str, Any]:
+def describe(config: Any, **facts: Unpack[Facts]) -> dict[str, Any]:
     """All that a program has to know about a model's positions, as a JSON object.
 
     ``python -m posembed describe MODEL > positions.json`` writes it, and C++ programs read it
@@ -168,9 +168,8 @@ def describe(
 
     Args:
         config: As in :meth:`posembed.RotarySpec.from_huggingface`.
-        interleaved: As there.
-        base: As there.
-        ignore: As there.
+        **facts: ``interleaved``, ``base``, ``ignore``, ``read_module`` and ``trust_remote_code``,
+            as there.
 
     Raises:
         ValueError: Nothing about the model's positions can be read; the message is that of
@@ -187,8 +186,9 @@ def describe(
     """
     loaded = load(config)
     fields = as_fields(loaded)
-    source = config if hasattr(config, "to_dict") else loaded
-    options: Fields = {"interleaved": interleaved, "base": base, "ignore": tuple(ignore)}
+    check_options("describe", facts, Facts.__annotations__)
+    source = read_once(config, loaded, facts.get("trust_remote_code", False))
+    options: Fields = {**facts, "ignore": tuple(facts.get("ignore", ()))}
     whole = _described(source, **options)
     biases, input_ = _alibi(source, fields), _input(config, fields)
     described = {

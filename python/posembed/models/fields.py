@@ -160,6 +160,13 @@ def same(key: str, values: Iterable[Any]) -> Any:
     return given[0] if given else None
 
 
+class NoRuleError(ValueError):
+    """There is no rule for a model, or for a key; its module may tell."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{why}; or pass read_module=True, which runs transformers' model")
+
+
 def check_effect(name: str, value: Any, why: str) -> None:
     """Rejects an argument that would have no effect."""
     if value is not None:

@@ -34,6 +34,11 @@ def load(config: Any) -> Fields:
     return json_file(path)
 
 
+def read_once(config: Any, loaded: Fields, trust_remote_code: bool = False) -> Any:
+    """What to read again: the loaded file, unless an object or a folder's code says more."""
+    return config if trust_remote_code or hasattr(config, "to_dict") else loaded
+
+
 def file_of(path: str | os.PathLike[str]) -> Path:
     """The configuration file at a path, or in a model folder."""
     if not Path(path).is_dir():

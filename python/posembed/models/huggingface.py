@@ -11,6 +11,7 @@ from posembed.models.data import table, words
 from posembed.models.fields import (
     Fields,
     Keys,
+    NoRuleError,
     base_number,
     real,
     reals,
@@ -321,7 +322,7 @@ def _rules_of(fields: Fields, part: str | None) -> Fields:
     if "parts" in rules and rules.keys().isdisjoint(("pairing", "unrotated")):
         raise ValueError(f"{name} is made of parts: pass part= of {shown(sorted(rules['parts']))}")
     if "pairing" not in rules and "unrotated" not in rules:
-        raise ValueError(
+        raise NoRuleError(
             f"{name} is not known: describe its rotation in full with RotarySpec, from the model's "
             "code: head_dim, base, rotary_dim, pairing (interleaved), scaling and sections, one "
             "for each kind of layer, and which layers rotate"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from posembed.models import catalogue
 from posembed.models.fields import Fields, check_number, real, text_of, whole
 from posembed.specification import MropeRule
 
@@ -103,7 +104,7 @@ def has_rule(fields: Fields) -> bool:
     """Whether a configuration's model type numbers images among text."""
     from posembed import positions
 
-    return _name(fields) in positions.rules()
+    return _name(fields) in positions.rules() or "mrope" in catalogue.of(fields)
 
 
 def _name(fields: Fields) -> str:
@@ -112,7 +113,8 @@ def _name(fields: Fields) -> str:
 
 def read(config: Fields) -> MropeRule:
     """See :meth:`posembed.MropeRule.from_huggingface`."""
-    rule = MropeRule.from_json(_name(config))
+    own = catalogue.of(config).get("mrope")
+    rule = MropeRule(**own) if own else MropeRule.from_json(_name(config))
     # The part with the tokens' ids: the thinker of an Omni model.
     fields = _block(config, "thinker_config") or config
     changes: dict[str, Any] = {}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from typing import TypedDict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,6 +16,29 @@ class Options:
     interleaved: bool | None = None
     base: float | None = None
     ignore: Collection[str] = ()
+    read_module: bool = False
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ignore", tuple(str(key) for key in self.ignore))
+        if self.trust_remote_code and not self.read_module:
+            raise ValueError("trust_remote_code: expected False without read_module=True, got True")
+
+
+class Facts(TypedDict, total=False):
+    """What a caller says of a whole model; see :meth:`posembed.RotarySpec.from_huggingface`."""
+
+    interleaved: bool | None
+    base: float | None
+    ignore: Iterable[str]
+    read_module: bool
+    trust_remote_code: bool
+
+
+class Reading(Facts, total=False):
+    """The same of a part."""
+
+    part: str | None
+
+
+READING = (*Reading.__annotations__,)

@@ -23,9 +23,9 @@ from posembed.models import (
     score_scale,
     sizes,
 )
-from posembed.models.fields import Fields, as_fields, check_effect
+from posembed.models.fields import Fields, NoRuleError, as_fields, check_effect, same, shown
 from posembed.models.files import load
-from posembed.models.layers import every_layer, every_list_place
+from posembed.models.layers import check_type, every_layer, every_list_place
 from posembed.models.options import Options
 from posembed.score_scale import ScoreScale
 from posembed.specification import MropeRule, RotarySpec, SinusoidalSpec
@@ -96,9 +96,39 @@ def _opened(config: Any, options: Options) -> tuple[Fields, Part]:
     return fields, _part_of(config, fields, options)
 
 
-def rotary(config: Any, **options: Any) -> RotarySpec:
+def rotary(config: Any, layer_type: str | None = None, **options: Any) -> RotarySpec:
     """See :meth:`posembed.RotarySpec.from_huggingface`."""
-    stated = Options(**options)
+    stated = Options(layer_type, **options)
+    try:
+        return _by_rules(config, stated)
+    except NoRuleError as error:
+        found = _off_module(config, stated, error)
+    if layer_type is not None:
+        check_type([str(layer.kind) for layer in found], layer_type)
+        found = [layer for layer in found if layer.kind == layer_type]
+    kinds = sorted({str(layer.kind) for layer in found if layer.rotary is not None})
+    specs = list(dict.fromkeys(layer.rotary for layer in found if layer.rotary is not None))
+    if len(specs) == 1:
+        return specs[0]
+    why = f"expected one of {kinds}, got {shown(layer_type)}" if specs else "none of them rotates"
+    raise ValueError(f"layer_type: {why}; RotarySpec.for_layers reads all layers")
+
+
+def _off_module(config: Any, stated: Options, error: NoRuleError) -> list[LayerPositions]:
+    """What each layer computes, where there is no rule, if the caller allows it."""
+    if not stated.read_module or parts.layer_part(stated.part) is not None:
+        raise error
+    from posembed.models import module
+
+    check_effect("base", stated.base, "the module is read")
+    found = module.read(config, load(config), stated.part, stated.trust_remote_code)
+    for layer in found:
+        if layer.rotary is not None:
+            same("interleaved", (stated.interleaved, layer.rotary.interleaved))
+    return found
+
+
+def _by_rules(config: Any, stated: Options) -> RotarySpec:
     fields, part = _opened(config, stated)
     if diffusers.is_configuration(fields):
         spec = diffusers.read(fields, stated)
@@ -131,7 +161,7 @@ def _with_scale(spec: RotarySpec, fields: Fields, kind: str | None) -> RotarySpe
 
 def rotary_layers(config: Any, **options: Any) -> Specs:
     """See :meth:`posembed.RotarySpec.for_layers`."""
-    return _layers(config, Options(**options))[1]
+    return [layer.rotary for layer in layers(config, **options)]
 
 
 def _layers(config: Any, stated: Options) -> tuple[Part, Specs]:
@@ -173,7 +203,10 @@ class LayerPositions(NamedTuple):
 def layers(config: Any, **options: Any) -> list[LayerPositions]:
     """The layers of a model, or of a part."""
     stated = Options(**options)
-    part, specs = _layers(config, stated)
+    try:
+        part, specs = _layers(config, stated)
+    except NoRuleError as error:
+        return _off_module(config, stated, error)
     kinds = _kinds_of(part.fields, stated, len(specs))
     scales = [
         score_scale.without_rotation(part.fields, huggingface.kind_of(part.fields, place))

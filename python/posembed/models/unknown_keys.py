@@ -13,7 +13,7 @@ from typing import Any
 
 from posembed.models import catalogue
 from posembed.models.data import table, words
-from posembed.models.fields import Keys, shown, text_of
+from posembed.models.fields import Keys, NoRuleError, shown, text_of
 
 # What position_embedding_type says of a model that rotates.
 ROTATIONS = {"rope", "rope_gptj", "rotary"}
@@ -76,7 +76,7 @@ def check_understood(
         and _concerns_positions(key, keys.fields[key], parts)
     ]
     if unknown:
-        raise ValueError(
+        raise NoRuleError(
             f"{keys.where}: keys that are not understood: {shown(unknown)}: pass "
             f"ignore={shown(unknown)} if they do not concern rotary positions"
         )

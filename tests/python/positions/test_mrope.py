@@ -312,3 +312,20 @@ def test_numbers_of_a_configuration() -> None:
         (lambda: pe.positions.MropeRule.from_huggingface({"model_type": "qwen2_vl", "image_token_id": "<image>"}), ValueError, "image_token_id: expected a number"),
         (lambda: pe.positions.MropeRule.from_huggingface({"model_type": "llama"}), ValueError, "rule: expected one of"),
     )  # fmt: skip
+
+
+def test_rows_of_hy_v4_vl() -> None:
+    """The numbers in its get_rope_index of transformers 5.24: two frames of 2 rows of 3 tokens."""
+    config = {"model_type": "hy_v4_vl", "video_token_id": 7, "vision_config": {"spatial_merge_size": 2}}  # fmt: skip
+    rule = pe.positions.MropeRule.from_huggingface(config)
+    assert pe.describe(config)["mrope"]["separate_frames"] is True
+    ids = torch.tensor([[7] * 12 + [1]])
+    found, _ = pe.positions.mrope(ids, rule=rule, video_grids=torch.tensor([[2, 4, 4 + 2]]))
+    expected = [
+        [0, 0, 0, 0, 0, 0, 3, 3, 3, 3, 3, 3, 6],
+        [0, 0, 0, 1, 1, 1, 3, 3, 3, 4, 4, 4, 6],
+        [0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5, 6],
+    ]
+    assert found[:, 0].tolist() == expected
+    with pytest.raises(ValueError, match="video_grids"):  # not widened
+        pe.positions.mrope(ids, rule=rule, video_grids=torch.tensor([[2, 4, 4]]))

@@ -91,7 +91,7 @@ CLAIMS = {
 }
 FORMS = (
     r"models/[\w/]+\.py:\d+",  # in transformers
-    r"vLLM \d+\.\d+\.\d+, [\w/]+\.py:\d+",
+    r"(vLLM|transformers) \d+\.\d+\.\d+, [\w/]+\.py:\d+",
     r"[\w-]+/[\w.-]+, \w+\.(py|json): .+",  # in a model's own repository
 )
 
@@ -269,6 +269,8 @@ def test_linear_layers_of_ling() -> None:
 def test_indexers(model_type: str) -> None:
     """Against the function that the indexer of transformers calls, on the window that it takes."""
     transformers = pytest.importorskip("transformers", minversion="5.0")
+    if model_type not in transformers.CONFIG_MAPPING:
+        pytest.skip("a newer transformers has it")
     config = transformers.CONFIG_MAPPING[model_type]()
     fields: dict[str, Any] = {"model_type": model_type}
     kinds = TYPES[model_type]["layer_parts"]["indexer"].get("kinds", [None])
