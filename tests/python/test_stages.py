@@ -55,6 +55,15 @@ def test_a_stage_that_failed_runs_again(repository: Path) -> None:
     assert stages.run("noted", always=True)[0] == "passed"
 
 
+def test_a_stage_that_writes_an_input_fails(repository: Path) -> None:
+    """As the documentation's does, if a page or a notebook is stale."""
+    makefile = repository / "Makefile"
+    makefile.write_text(makefile.read_text() + "\techo 2 > input.h\n")
+    assert stages.run("noted", always=False)[0] == "failed"
+    assert stages.run("noted", always=False)[0] == "passed"
+    assert stages.run("noted", always=False)[0] == "unchanged"
+
+
 def test_versions_of_tools_are_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = stages.STAGES["machine-code"]
     without = dataclasses.replace(stage, tools=())
