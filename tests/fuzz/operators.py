@@ -42,13 +42,9 @@ EXTREMES = (-(2**63), -(2**31) - 1, -2, -1, 0, 1, 2, 7, 2**31 - 1, 2**31, 2**62,
 FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-300, 1e300, float("inf"), -float("inf"), float("nan"))
 TEXTS = (
     *("", "bshd", "bhsd", "thd", "rows", "dense", "mean", "max", "{}", "[]", "é" * 10_000),
-    *(
-        '{"head_dim":8}',
-        '{"head_dim":4611686018427387904}',
-        '{"head_dim":8,"%s":1}' % ("a" * 10_000),
-    ),
+    *('{"head_dim":8}', '{"head_dim":4611686018427387904}', '{"head_dim":8,"%s":1}' % ("a" * 10_000)),
     *('{"embedding_dim":4611686018427387904}', '{"embedding_dim":1099511627776}'),
-)
+)  # fmt: skip
 EXPECTED = (MemoryError, ValueError, TypeError, IndexError, NotImplementedError, RuntimeError)
 GUARD = 64
 MEMORY = 8 << 30

@@ -69,10 +69,7 @@ def test_every_function_of_tensors_is_tried() -> None:
         (lambda: pe.RotaryEmbedding(4)(None), "query: expected a Tensor, got None"),
         (lambda: pe.RotaryEmbedding(4)(None, HEADS), "query: expected a Tensor, got none"),
         (lambda: pe.RotaryEmbedding(4)(HEADS, inverse="no"), "inverse: expected a bool, got a str"),
-        (
-            lambda: functional.rotary(HEADS, spec=SPEC, layout=None),
-            "layout: expected a str, got None",
-        ),
+        (lambda: functional.rotary(HEADS, spec=SPEC, layout=None), "layout: expected a str, got None"),
         (lambda: pe.LearnedPositionalEmbedding(5, 4)(ROWS, [0, 1, 2]), "positions: expected a Ten"),
         (lambda: pe.SinusoidalPositionalEmbedding(4)([1.0]), "x: expected a Tensor, got a list"),
         (lambda: pe.SinusoidalPositionalEmbedding(4)(ROWS, offset=0.5), "offset: expected an int"),
@@ -85,12 +82,9 @@ def test_every_function_of_tensors_is_tried() -> None:
         (lambda: pe.ALiBi(2).add_([1.0]), "scores: expected a Tensor, got a list"),
         (lambda: pe.RelativePositionBias(2)(4.0), "query_length: expected an int, got a float"),
         (lambda: pe.permute_rotary_weight([1], 1, to="interleaved"), "weight: expected a Tensor"),
-        (
-            lambda: functional.sinusoidal_shift_matrix("3", spec=WAVES),
-            "distance: expected a float, got a s",
-        ),
+        (lambda: functional.sinusoidal_shift_matrix("3", spec=WAVES), "distance: expected a float, got a s"),
     ],
-)
+)  # fmt: skip
 def test_modules_name_the_argument(call: Callable[[], object], message: str) -> None:
     with pytest.raises(TypeError, match="^" + re.escape(message)) as caught:
         call()

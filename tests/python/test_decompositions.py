@@ -86,29 +86,12 @@ SECTIONS = pe.RotarySpec(8, sections=pe.Sections((1, 2, 1)))
 ALIKE = ("token-rows", "token-max-norm", "rotary", "input-roberta", "rotary-yarn")
 PROGRAMS: dict[str, Row] = {
     **{name: row for name, row in MODULES.items() if name not in ALIKE},
-    "sinusoidal-far": Row(
-        lambda: pe.SinusoidalPositionalEmbedding(8), lambda b, s: (*vectors(b, s), far(b, s))
-    ),
+    "sinusoidal-far": Row(lambda: pe.SinusoidalPositionalEmbedding(8), lambda b, s: (*vectors(b, s), far(b, s))),
     "rotary-far": Row(lambda: pe.RotaryEmbedding(8), lambda b, s: (*heads(b, s), far(b, s))),
-    "rotary-yarn": Row(
-        lambda: pe.RotaryEmbedding(PARTIAL),
-        lambda b, s: (torch.randn(b, s, 4, 64), None, far(b, s)),
-    ),
-    "rotary-sections": Row(
-        lambda: pe.RotaryEmbedding(SECTIONS), lambda b, s: (*heads(b, s), far(3, b, s))
-    ),
-    "rotary-half": Row(
-        lambda: pe.RotaryEmbedding(8), lambda b, s: tuple(x.half() for x in heads(b, s))
-    ),
-    "norm_rotary": Row(
-        lambda: Call(
-            pe.RotaryEmbedding(8),
-            lambda rope, q, k: pe.functional.norm_rotary(
-                q, k, torch.ones(8), torch.ones(8), spec=rope.spec
-            ),
-        ),
-        heads,
-    ),
+    "rotary-yarn": Row(lambda: pe.RotaryEmbedding(PARTIAL), lambda b, s: (torch.randn(b, s, 4, 64), None, far(b, s))),
+    "rotary-sections": Row(lambda: pe.RotaryEmbedding(SECTIONS), lambda b, s: (*heads(b, s), far(3, b, s))),
+    "rotary-half": Row(lambda: pe.RotaryEmbedding(8), lambda b, s: tuple(x.half() for x in heads(b, s))),
+    "norm_rotary": Row(lambda: Call(pe.RotaryEmbedding(8), lambda rope, q, k: pe.functional.norm_rotary(q, k, torch.ones(8), torch.ones(8), spec=rope.spec)), heads),
     "rotary_tables": Row(
         lambda: Call(
             nn.Identity(), lambda _, q, k, cos, sin: pe.functional.rotary_tables(q, k, cos, sin)
@@ -122,10 +105,7 @@ PROGRAMS: dict[str, Row] = {
         lambda: Call(pe.ALiBi(4), lambda alibi, x, m: alibi.softmax(x, attention_mask=m)),
         lambda b, s: (torch.randn(b, 4, s, s), torch.ones(b, s, dtype=torch.int64)),
     ),
-    "alibi-offsets": Row(
-        lambda: Call(pe.ALiBi(4), lambda alibi, x, o: alibi.softmax(x, query_offset=o)),
-        lambda b, s: (torch.randn(b, 4, s, s), torch.arange(b)),
-    ),
+    "alibi-offsets": Row(lambda: Call(pe.ALiBi(4), lambda alibi, x, o: alibi.softmax(x, query_offset=o)), lambda b, s: (torch.randn(b, 4, s, s), torch.arange(b))),
     "alibi-placed-mask": Row(
         lambda: Call(
             pe.ALiBi(4),
@@ -133,7 +113,7 @@ PROGRAMS: dict[str, Row] = {
         ),
         lambda b, s: (torch.randn(b, 4, s, s), torch.arange(s).expand(b, s) % 3, far(b, s) % 9),
     ),
-}
+}  # fmt: skip
 modules = pytest.mark.parametrize("name", PROGRAMS)
 
 

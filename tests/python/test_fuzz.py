@@ -68,54 +68,17 @@ def test_the_order_of_a_derivative_is_bounded() -> None:
 
 WIDE = 2**41 + 1  # times 2^21 rows of float32, this is 2^64 bytes and 8 MiB
 TOO_LARGE: dict[str, tuple[str, Callable[[torch.device], object]]] = {
-    "embedding_backward": (
-        "num_embeddings",
-        lambda device: OPS.embedding_backward(wide(1, device), 2**21, ids(device)),
-    ),
-    "embedding_backward_rows": (
-        "num_embeddings",
-        lambda device: OPS.embedding_backward_rows(wide(1, device), 2**21, ids(device)),
-    ),
-    "token_bag_backward": (
-        "num_embeddings",
-        lambda device: OPS.token_bag_backward(wide(1, device), 2**21, ids(device).view(1, 1)),
-    ),
-    "learned_backward": (
-        "num_rows",
-        lambda device: OPS.learned_backward(wide(1, device)[None], 2**21),
-    ),
-    "learned_extend": (
-        "max_positions",
-        lambda device: OPS.learned_extend(torch.ones(1, 8, device=device), 2**58),
-    ),
-    "embedding_resize": (
-        "num_embeddings",
-        lambda device: OPS.embedding_resize(torch.ones(1, 8, device=device), 2**58),
-    ),
-    "alibi_bias": (
-        "key_length",
-        lambda device: OPS.alibi_bias(torch.ones(2, device=device), 2**31 - 1, 2**31 - 1),
-    ),
-    "relative_bias": (
-        "query_length",
-        lambda device: OPS.relative_bias(torch.ones(8, 2, device=device), 2**31 - 1, 2**31 - 1),
-    ),
-    "learned_resample": (
-        "new_grid",
-        lambda device: OPS.learned_resample(torch.ones(4, 8, device=device), [2, 2], [2**58, 1]),
-    ),
-    "relative_window_bias": (
-        "window",
-        lambda device: OPS.relative_window_bias(
-            torch.ones(1, 1, device=device).expand(2**32 - 1, 1), [2**31, 1]
-        ),
-    ),
-    "sinusoidal_grid_positions": (
-        "grid",
-        lambda device: OPS.sinusoidal_grid_positions(
-            torch.ones(1, device=device), '{"embedding_dim":8,"preset":"mae"}', [2**31, 2**31]
-        ),
-    ),
+    "embedding_backward": ("num_embeddings", lambda device: OPS.embedding_backward(wide(1, device), 2**21, ids(device))),
+    "embedding_backward_rows": ("num_embeddings", lambda device: OPS.embedding_backward_rows(wide(1, device), 2**21, ids(device))),
+    "token_bag_backward": ("num_embeddings", lambda device: OPS.token_bag_backward(wide(1, device), 2**21, ids(device).view(1, 1))),
+    "learned_backward": ("num_rows", lambda device: OPS.learned_backward(wide(1, device)[None], 2**21)),
+    "learned_extend": ("max_positions", lambda device: OPS.learned_extend(torch.ones(1, 8, device=device), 2**58)),
+    "embedding_resize": ("num_embeddings", lambda device: OPS.embedding_resize(torch.ones(1, 8, device=device), 2**58)),
+    "alibi_bias": ("key_length", lambda device: OPS.alibi_bias(torch.ones(2, device=device), 2**31 - 1, 2**31 - 1)),
+    "relative_bias": ("query_length", lambda device: OPS.relative_bias(torch.ones(8, 2, device=device), 2**31 - 1, 2**31 - 1)),
+    "learned_resample": ("new_grid", lambda device: OPS.learned_resample(torch.ones(4, 8, device=device), [2, 2], [2**58, 1])),
+    "relative_window_bias": ("window", lambda device: OPS.relative_window_bias(torch.ones(1, 1, device=device).expand(2**32 - 1, 1), [2**31, 1])),
+    "sinusoidal_grid_positions": ("grid", lambda device: OPS.sinusoidal_grid_positions(torch.ones(1, device=device), '{"embedding_dim":8,"preset":"mae"}', [2**31, 2**31])),
     "fourier_features": (
         "frequencies",
         lambda device: OPS.fourier_features(
@@ -124,13 +87,8 @@ TOO_LARGE: dict[str, tuple[str, Callable[[torch.device], object]]] = {
             order="fwa",
         ),
     ),
-    "rotary": (
-        "result",
-        lambda device: OPS.rotary(
-            torch.ones(1, 1, 1, 8, device=device).expand(2**29, 2**29, 1, 8), '{"head_dim":8}'
-        ),
-    ),
-}
+    "rotary": ("result", lambda device: OPS.rotary(torch.ones(1, 1, 1, 8, device=device).expand(2**29, 2**29, 1, 8), '{"head_dim":8}')),
+}  # fmt: skip
 OPS = torch.ops.posembed
 
 

@@ -50,17 +50,12 @@ LLAMA3 = {"base": 500000.0, "scaling": pe.Llama3Scaling(8.0, 1.0, 4.0, 8192), "i
 @pytest.mark.parametrize(
     ("path", "name", "options", "ours"),
     [
-        (
-            "modules",
-            "RotaryPositionalEmbeddings",
-            {"base": 500},
-            {"base": 500.0, "interleaved": True},
-        ),
+        ("modules", "RotaryPositionalEmbeddings", {"base": 500}, {"base": 500.0, "interleaved": True}),
         ("models.llama3_1", "Llama3ScaledRoPE", {"base": 500_000}, LLAMA3),
         ("models.qwen2", "Qwen2RotaryPositionalEmbeddings", {}, {"base": 1e6}),
         ("models.phi3", "Phi3RotaryPositionalEmbeddings", {}, {}),
     ],
-)
+)  # fmt: skip
 def test_torchtune(path: str, name: str, options: dict, ours: dict) -> None:
     assert_same(tune(path, name, options, ours))
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from support.case import as_tuple, assert_close, same_for_any_thread_count
-from support.modules import MODULES, made
+from support.modules import MODULES, cells, made
 from torch import Tensor, nn
 from torch.package import PackageExporter, PackageImporter
 
@@ -159,7 +159,7 @@ def test_holds_nothing_that_can_rot(name: str) -> None:
 
 @every
 def test_same_bits_for_any_thread_count(name: str) -> None:
-    module, given = made(name, 4, 600 if name != "learned-grid" else 40)
+    module, given = made(name, 4, 40 if MODULES[name].inputs is cells else 600)
     same_for_any_thread_count(lambda: gradients(module, given))
 
 

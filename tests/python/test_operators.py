@@ -589,34 +589,15 @@ def test_meta_raises_what_the_cpu_raises(case: OperatorCase) -> None:
 
 
 CALLS_WITHOUT_VALUES: dict[str, Callable[[Any], Any]] = {
-    "rotary, no boundaries": lambda to: pe.RotaryEmbedding(8)(
-        to(torch.ones(1, 3, 1, 8)), cu_seqlens=to(torch.ones(0).int())
-    ),
-    "ngram_ids, no boundaries": lambda to: pe.functional.ngram_ids(
-        to(torch.ones(1, 3).int()),
-        multipliers=(3, 5),
-        moduli=((7,),),
-        cu_seqlens=to(torch.ones(0).int()),
-    ),
-    "ALiBi, no boundaries": lambda to: pe.functional.alibi_add(
-        to(torch.ones(1, 2, 3, 3)), to(torch.ones(2)), cu_seqlens=to(torch.ones(0).int())
-    ),
-    "ALiBi, a distant query": lambda to: pe.functional.alibi_bias(
-        to(torch.ones(2)), 3, 3, query_offset=2**31
-    ),
-    "ALiBi, distant keys": lambda to: pe.functional.alibi_softmax(
-        to(torch.ones(1, 2, 3, 3)), to(torch.ones(2)), query_offset=2**31 - 1
-    ),
-    "learned positions past the table": lambda to: pe.functional.learned_add(
-        to(torch.ones(1, 3, 4)), to(torch.ones(5, 4)), offset=3
-    ),
-    "positions of the input past the table": lambda to: pe.functional.input_embedding(
-        to(torch.zeros(1, 3).int()), to(torch.ones(5, 4)), position=to(torch.ones(5, 4)), offset=3
-    ),
-    "the gradient of positions past the table": lambda to: torch.ops.posembed.learned_backward(
-        to(torch.ones(1, 3, 4)), num_rows=5, offset=3
-    ),
-}
+    "rotary, no boundaries": lambda to: pe.RotaryEmbedding(8)(to(torch.ones(1, 3, 1, 8)), cu_seqlens=to(torch.ones(0).int())),
+    "ngram_ids, no boundaries": lambda to: pe.functional.ngram_ids(to(torch.ones(1, 3).int()), multipliers=(3, 5), moduli=((7,),), cu_seqlens=to(torch.ones(0).int())),
+    "ALiBi, no boundaries": lambda to: pe.functional.alibi_add(to(torch.ones(1, 2, 3, 3)), to(torch.ones(2)), cu_seqlens=to(torch.ones(0).int())),
+    "ALiBi, a distant query": lambda to: pe.functional.alibi_bias(to(torch.ones(2)), 3, 3, query_offset=2**31),
+    "ALiBi, distant keys": lambda to: pe.functional.alibi_softmax(to(torch.ones(1, 2, 3, 3)), to(torch.ones(2)), query_offset=2**31 - 1),
+    "learned positions past the table": lambda to: pe.functional.learned_add(to(torch.ones(1, 3, 4)), to(torch.ones(5, 4)), offset=3),
+    "positions of the input past the table": lambda to: pe.functional.input_embedding(to(torch.zeros(1, 3).int()), to(torch.ones(5, 4)), position=to(torch.ones(5, 4)), offset=3),
+    "the gradient of positions past the table": lambda to: torch.ops.posembed.learned_backward(to(torch.ones(1, 3, 4)), num_rows=5, offset=3),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CALLS_WITHOUT_VALUES)

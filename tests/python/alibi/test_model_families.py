@@ -197,44 +197,20 @@ def jais_config(**changed: object) -> dict[str, object]:
     ("config", "same"),
     [
         (BloomConfig(n_head=12), pe.ALiBi.from_preset("bloom", 12)),
-        (
-            MptConfig(n_heads=12, attn_config={"alibi": True, "alibi_bias_max": 6}),
-            pe.ALiBi.from_preset("mpt", 12, max_bias=6),
-        ),
-        (
-            FalconConfig(alibi=True, num_attention_heads=12, hidden_size=768),
-            pe.ALiBi.from_preset("falcon", 12, head_dim=64),
-        ),
-        (
-            {"model_type": "baichuan", "num_attention_heads": 40, "model_max_length": 4096},
-            pe.ALiBi.from_preset("baichuan", 40),
-        ),
+        (MptConfig(n_heads=12, attn_config={"alibi": True, "alibi_bias_max": 6}), pe.ALiBi.from_preset("mpt", 12, max_bias=6)),
+        (FalconConfig(alibi=True, num_attention_heads=12, hidden_size=768), pe.ALiBi.from_preset("falcon", 12, head_dim=64)),
+        ({"model_type": "baichuan", "num_attention_heads": 40, "model_max_length": 4096}, pe.ALiBi.from_preset("baichuan", 40)),
         (jais_config(), pe.ALiBi.from_preset("jais", 12)),
-        (
-            jais_config(alibi_scaling={"type": "linear", "factor": 2.5}),
-            pe.ALiBi.from_preset("jais", 12, factor=2.5),
-        ),
-        (
-            jais_config(alibi_scaling={"type": "linear", "train_seq_len": 8}),
-            pe.ALiBi.from_preset("jais", 12, train_length=8),
-        ),
-        (
-            jais_config(model_type="btlm", mup_scale_qk_dot_by_d=True),
-            pe.ALiBi.from_preset("btlm", 12),
-        ),
-        (
-            jais_config(model_type="btlm", alibi_scaling={"type": "linear", "factor": 2.0}),
-            pe.ALiBi.from_preset("btlm", 12, factor=2.0),
-        ),
+        (jais_config(alibi_scaling={"type": "linear", "factor": 2.5}), pe.ALiBi.from_preset("jais", 12, factor=2.5)),
+        (jais_config(alibi_scaling={"type": "linear", "train_seq_len": 8}), pe.ALiBi.from_preset("jais", 12, train_length=8)),
+        (jais_config(model_type="btlm", mup_scale_qk_dot_by_d=True), pe.ALiBi.from_preset("btlm", 12)),
+        (jais_config(model_type="btlm", alibi_scaling={"type": "linear", "factor": 2.0}), pe.ALiBi.from_preset("btlm", 12, factor=2.0)),
         ({"model_type": "gpt_refact", "n_head": 32}, pe.ALiBi.from_preset("refact", 32)),
         (JINA, pe.ALiBi.from_preset("jina", 12)),
-        (
-            {"model_type": "bert", "num_attention_heads": 12, "alibi_starting_size": 512},
-            pe.ALiBi.from_preset("mosaicbert", 12),
-        ),
+        ({"model_type": "bert", "num_attention_heads": 12, "alibi_starting_size": 512}, pe.ALiBi.from_preset("mosaicbert", 12)),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_from_config(config: object, same: pe.ALiBi) -> None:
     alibi = pe.ALiBi.from_config(config)
     assert str(alibi) == str(same)

@@ -8,6 +8,7 @@ import posembed as pe
 import pytest
 import torch
 from support.case import FLOATING
+from support.refusals import refused
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
@@ -175,17 +176,15 @@ TWO = torch.tensor([[1.0, 1.0], [2.0, 2.0]])
 def test_two_rows_are_not_two_samples(modules: Any) -> None:
     """[2, heads] are slopes left and right of the query, of which a causal bias has no right."""
     scores = torch.zeros(2, 2, 3, 3)
-    with pytest.raises(ValueError, match=r"slopes: expected \[2\] with causal=True.*sample_slopes"):
-        modules.ALiBi(2, slopes=TWO)
+    refused((lambda: modules.ALiBi(2, slopes=TWO), ValueError, "slopes: expected [2] with causal=True.*sample_slopes"))  # fmt: skip
     with pytest.raises(ValueError, match=r"sample_slopes: expected .* with causal=True|slopes: ex"):
         modules.ALiBi(2).softmax(scores, sample_slopes=TWO.repeat(2, 1, 1))
     for slopes in (torch.ones(2, 3), torch.ones(2), torch.ones(2, 3, 2)):
-        with pytest.raises(ValueError, match=r"sample_slopes: expected \[batch, 2\] or"):
-            modules.ALiBi(2).softmax(scores, sample_slopes=slopes)
-    with pytest.raises(ValueError, match="slopes: expected batch 2, got 3"):
-        modules.ALiBi(2).softmax(scores, sample_slopes=torch.ones(3, 2))
-    with pytest.raises(ValueError, match=r"scores: expected \[batch, heads.*slopes of each sample"):
-        modules.ALiBi(2).softmax(scores[0], sample_slopes=TWO)
+        refused((lambda: modules.ALiBi(2).softmax(scores, sample_slopes=slopes), ValueError, "sample_slopes: expected [batch, 2] or"))  # fmt: skip
+    refused(
+        (lambda: modules.ALiBi(2).softmax(scores, sample_slopes=torch.ones(3, 2)), ValueError, "slopes: expected batch 2, got 3"),
+        (lambda: modules.ALiBi(2).softmax(scores[0], sample_slopes=TWO), ValueError, "scores: expected [batch, heads.*slopes of each sample"),
+    )  # fmt: skip
     assert modules.ALiBi(2, slopes=TWO, causal=False).softmax(scores).isfinite().all()
 
 
@@ -198,33 +197,19 @@ def test_functions_refuse_what_means_two_things() -> None:
         lambda: functional.alibi_add(scores, TWO),
         lambda: functional.alibi_attention(scores, scores, scores, TWO),
     ):
-        with pytest.raises(
-            ValueError, match=r"slopes: expected \[heads\] with causal=True.*\[2, 2\]"
-        ):
-            call()
-    with pytest.raises(ValueError, match=r"slopes: expected .*\[batch, 1 or 2, heads\] for each"):
-        functional.alibi_softmax(scores, torch.ones(2, 3, 2))
+        refused((call, ValueError, "slopes: expected [heads] with causal=True.*[2, 2]"))
+    refused((lambda: functional.alibi_softmax(scores, torch.ones(2, 3, 2)), ValueError, "slopes: expected .*[batch, 1 or 2, heads] for each"))  # fmt: skip
 
 
 @pytest.mark.parametrize("modules", [pe, pe.cpp], ids=["python", "cpp"])
 def test_offsets_of_each_sample_are_checked(modules: Any) -> None:
     alibi, scores = modules.ALiBi(2), torch.zeros(2, 2, 3, 3)
     offsets = torch.tensor([1, 0])
-    with pytest.raises(TypeError, match="query_offset: expected int32 or int64, got float32"):
-        alibi.softmax(scores, query_offset=offsets.float())
-    with pytest.raises(
-        ValueError, match=r"query_offset: expected a number or \[batch\] with batch 2"
-    ):
-        alibi.softmax(scores, query_offset=torch.tensor([1, 2, 3]))
-    with pytest.raises(ValueError, match="attention_mask: expected"):
-        alibi.softmax(
-            torch.zeros(2, 2, 3, 3),
-            query_offset=offsets,
-            attention_mask=torch.ones(3, 3, dtype=torch.bool),
-        )
-    with pytest.raises(ValueError, match="query_offset: expected a number beside cu_seqlens"):
-        alibi.softmax(scores, query_offset=offsets, cu_seqlens=torch.tensor([0, 3]))
-    with pytest.raises(ValueError, match="query_offset: expected none beside query_positions"):
-        alibi.softmax(scores, query_offset=offsets, query_positions=torch.arange(3))
-    with pytest.raises(ValueError, match="query_offset: expected a number where there is no batch"):
-        alibi.softmax(scores[0], query_offset=offsets)
+    refused(
+        (lambda: alibi.softmax(scores, query_offset=offsets.float()), TypeError, "query_offset: expected int32 or int64, got float32"),
+        (lambda: alibi.softmax(scores, query_offset=torch.tensor([1, 2, 3])), ValueError, "query_offset: expected a number or [batch] with batch 2"),
+        (lambda: alibi.softmax(torch.zeros(2, 2, 3, 3), query_offset=offsets, attention_mask=torch.ones(3, 3, dtype=torch.bool)), ValueError, "attention_mask: expected"),
+        (lambda: alibi.softmax(scores, query_offset=offsets, cu_seqlens=torch.tensor([0, 3])), ValueError, "query_offset: expected a number beside cu_seqlens"),
+        (lambda: alibi.softmax(scores, query_offset=offsets, query_positions=torch.arange(3)), ValueError, "query_offset: expected none beside query_positions"),
+        (lambda: alibi.softmax(scores[0], query_offset=offsets), ValueError, "query_offset: expected a number where there is no batch"),
+    )  # fmt: skip

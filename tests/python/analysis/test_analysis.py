@@ -408,60 +408,20 @@ def test_modules_are_computed_as_their_specifications() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (
-            lambda: pe.analysis.wavelengths(64),
-            TypeError,
-            "spec: expected a RotarySpec or RotaryEmbedding, got an int",
-        ),
+        (lambda: pe.analysis.wavelengths(64), TypeError, "spec: expected a RotarySpec or RotaryEmbedding, got an int"),
         (lambda: pe.analysis.component_scores(64), TypeError, "spec: expected a RotarySpec"),
         (lambda: pe.analysis.scores_by_distance(64), TypeError, "spec: expected a RotarySpec"),
-        (
-            lambda: pe.analysis.angle_error(pe.SinusoidalSpec(8)),
-            TypeError,
-            "spec: expected a RotarySpec",
-        ),
-        (
-            lambda: pe.analysis.heat_map(pe.RotarySpec(8)),
-            TypeError,
-            "spec: expected a SinusoidalSpec or",
-        ),
-        (
-            lambda: pe.analysis.similarity(64, 3),
-            TypeError,
-            "embedding: expected a Tensor or a module with encode, got an int",
-        ),
-        (
-            lambda: pe.analysis.similarity_map(64, (4, 4)),
-            TypeError,
-            "embedding: expected a RotarySpec",
-        ),
-        (
-            lambda: pe.analysis.angle_error(pe.RotarySpec(8), [1, 2]),
-            TypeError,
-            "positions: expected a Tensor, got a list; torch.tensor.positions.",
-        ),
-        (
-            lambda: pe.analysis.scores_by_distance(pe.RotarySpec(8), query=[1.0]),
-            TypeError,
-            "query: expected a Tensor, got a list",
-        ),
-        (
-            lambda: pe.analysis.most_similar([[1.0]], 0),
-            TypeError,
-            "table: expected a Tensor, got a list",
-        ),
-        (
-            lambda: pe.analysis.tf_idf("one text"),
-            TypeError,
-            "documents: expected several texts, got one str",
-        ),
-        (
-            lambda: pe.analysis.wavelengths(pe.RotaryEmbedding(8, learned_frequencies=True)),
-            ValueError,
-            "spec: expected frequencies that are not learned",
-        ),
+        (lambda: pe.analysis.angle_error(pe.SinusoidalSpec(8)), TypeError, "spec: expected a RotarySpec"),
+        (lambda: pe.analysis.heat_map(pe.RotarySpec(8)), TypeError, "spec: expected a SinusoidalSpec or"),
+        (lambda: pe.analysis.similarity(64, 3), TypeError, "embedding: expected a Tensor or a module with encode, got an int"),
+        (lambda: pe.analysis.similarity_map(64, (4, 4)), TypeError, "embedding: expected a RotarySpec"),
+        (lambda: pe.analysis.angle_error(pe.RotarySpec(8), [1, 2]), TypeError, "positions: expected a Tensor, got a list; torch.tensor.positions."),
+        (lambda: pe.analysis.scores_by_distance(pe.RotarySpec(8), query=[1.0]), TypeError, "query: expected a Tensor, got a list"),
+        (lambda: pe.analysis.most_similar([[1.0]], 0), TypeError, "table: expected a Tensor, got a list"),
+        (lambda: pe.analysis.tf_idf("one text"), TypeError, "documents: expected several texts, got one str"),
+        (lambda: pe.analysis.wavelengths(pe.RotaryEmbedding(8, learned_frequencies=True)), ValueError, "spec: expected frequencies that are not learned"),
     ],
-)
+)  # fmt: skip
 def test_errors_name_the_argument(call: Callable[[], object], error: type, message: str) -> None:
     with pytest.raises(error, match="^" + message):
         call()

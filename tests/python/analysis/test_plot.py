@@ -220,25 +220,13 @@ def test_modules_are_drawn_as_their_specifications() -> None:
         (lambda: pe.plot.heat_map(pe.RotarySpec(8)), TypeError, "spec: expected a SinusoidalSpec"),
         (lambda: pe.plot.alibi_bias(8, 32), TypeError, "alibi: expected an ALiBi, got an int$"),
         (lambda: pe.plot.alibi_bias(pe.ALiBi(8), 4, head=9), IndexError, "head: expected 0 to 7"),
-        (
-            lambda: pe.plot.angle_error(pe.RotarySpec(8), [1]),
-            TypeError,
-            "positions: expected a Tensor, got a list",
-        ),
+        (lambda: pe.plot.angle_error(pe.RotarySpec(8), [1]), TypeError, "positions: expected a Tensor, got a list"),
         (lambda: pe.plot.grid([1]), TypeError, "positions: expected a Tensor, got a list"),
-        (
-            lambda: pe.plot.component_scores(pe.RotarySpec(8), components=[8]),
-            IndexError,
-            "components: expected 0 to 7, got 8",
-        ),
+        (lambda: pe.plot.component_scores(pe.RotarySpec(8), components=[8]), IndexError, "components: expected 0 to 7, got 8"),
         (lambda: pe.plot.losses([1.0]), TypeError, "curves: expected a dict, got a list$"),
-        (
-            lambda: pe.plot.extrapolation([1.0], [8]),
-            TypeError,
-            "losses: expected a dict, got a list$",
-        ),
+        (lambda: pe.plot.extrapolation([1.0], [8]), TypeError, "losses: expected a dict, got a list$"),
     ],
-)
+)  # fmt: skip
 def test_errors_name_the_argument(draw: Callable[[], Axes], error: type, message: str) -> None:
     with pytest.raises(error, match="^" + message):
         draw()
@@ -324,10 +312,7 @@ def test_losses_of_one_list_are_no_curve() -> None:
 
 def test_a_grid_is_of_one_frame() -> None:
     video = pe.positions.grid(2, 3, 4)
-    with pytest.raises(
-        ValueError, match="positions: expected the cells of one frame, got 2 frames"
-    ):
-        pe.plot.grid(video)
+    refused((lambda: pe.plot.grid(video), ValueError, "positions: expected the cells of one frame, got 2 frames"))  # fmt: skip
     assert len(pe.plot.grid(video[:, video[0] == 1]).texts) == 12
 
 

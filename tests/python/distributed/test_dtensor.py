@@ -169,9 +169,7 @@ MASK = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0]])
 CASES: dict[str, Callable[[], Case]] = {
     "rotary batch": lambda: rotation("bshd", Shard(0), positions=OF_SAMPLES),
     "rotary sequence, uneven": lambda: rotation("bshd", Shard(1), positions=POSITIONS),
-    "rotary query by heads, key whole": lambda: rotation(
-        "bshd", Shard(2), WHOLE, frequencies=randn(4).abs()
-    ),
+    "rotary query by heads, key whole": lambda: rotation("bshd", Shard(2), WHOLE, frequencies=randn(4).abs()),
     "rotary whole": lambda: rotation("bshd", WHOLE, frequencies=randn(4).abs()),
     "mla_rotary heads, key with one": lambda: latent("BHSD", Shard(1), WHOLE, inverse=True),
     "mla_rotary sequence, key with a head": lambda: latent("SBHD", Shard(0), Shard(0)),
@@ -199,14 +197,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "token_bag columns": lambda: bags({"weight": Shard(1)}, weights=randn(3, 3), padding_idx=-3),
     "token_bag bags, plain table": lambda: bags({"ids": Shard(0)}, mode="mean", padding_idx=2),
     "token_bag maxima of columns": lambda: bags({"weight": Shard(1)}, mode="max"),
-    "token_bag with offsets": lambda: bags(
-        {"weight": Shard(1)},
-        ids=torch.tensor([0, 4, 3, 6]),
-        offsets=torch.tensor([0, 1, 1, 4]),
-        include_last_offset=True,
-    ),
+    "token_bag with offsets": lambda: bags({"weight": Shard(1)}, ids=torch.tensor([0, 4, 3, 6]), offsets=torch.tensor([0, 1, 1, 4]), include_last_offset=True),
     "embedding whole": lambda: table(WHOLE, scale_grad_by_freq=True),
-}
+}  # fmt: skip
 
 
 def generated() -> dict[str, Callable[[], Case]]:
@@ -561,51 +554,37 @@ def errors() -> dict[str, str]:
 
 FIT = "redistribute it before the call"
 RAISED = {
-    "component": "query: expected Shard(0) or Shard(1) or Shard(2) or Replicate(), got "
-    f"Shard(dim=3); {FIT}",
+    "component": "query: expected Shard(0) or Shard(1) or Shard(2) or Replicate(), got " f"Shard(dim=3); {FIT}",
     "sum": f"query: expected Shard(0) or Shard(1) or Shard(2) or Replicate(), got Partial(sum); {FIT}",
     "documents": "cu_seqlens: expected positions instead where the sequence is split",
-    "unlike": "query, key: expected mesh dimension 0 to split one dimension of the call, got query "
-    "Shard(dim=0), key Shard(dim=1)",
-    "tables": "cos: expected no gradient where query and key are split differently, got query "
-    "(Shard(dim=2),), key (Replicate(),)",
+    "unlike": "query, key: expected mesh dimension 0 to split one dimension of the call, got query " "Shard(dim=0), key Shard(dim=1)",
+    "tables": "cos: expected no gradient where query and key are split differently, got query " "(Shard(dim=2),), key (Replicate(),)",
     "plain": "key: expected a DTensor beside other DTensors, got a Tensor",
     "layout": "layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got 'hbsd'",
     "dimensions": "query: expected 4 dimensions, got 3",
-    "positions": "positions: expected placements (Shard(dim=1),), as other arguments are split, got "
-    f"(Shard(dim=0),); {FIT}",
+    "positions": "positions: expected placements (Shard(dim=1),), as other arguments are split, got " f"(Shard(dim=0),); {FIT}",
     "id": "ids: expected 0 to 7, a row of the token table of 8, got 8 at index 1",
-    "ids": "ids, weight: expected mesh dimension 0 to split one dimension of the call, got ids "
-    "Shard(dim=1), weight Shard(dim=0)",
+    "ids": "ids, weight: expected mesh dimension 0 to split one dimension of the call, got ids " "Shard(dim=1), weight Shard(dim=0)",
     "vocabulary": "vocabulary_start: expected none for DTensors, got 4",
     "rows": "gradient: expected 'dense', as a DTensor has no sparse parts, got 'rows'",
-    "counts": "scale_grad_by_freq: expected ids that are not split, because each process counts its "
-    "own, got (Shard(dim=1),)",
-    "table": "weight: expected placements (Replicate(),), as other arguments are split, got "
-    f"(Shard(dim=0),); {FIT}",
+    "counts": "scale_grad_by_freq: expected ids that are not split, because each process counts its " "own, got (Shard(dim=1),)",
+    "table": "weight: expected placements (Replicate(),), as other arguments are split, got " f"(Shard(dim=0),); {FIT}",
     "x": "x: expected a DTensor beside other DTensors, got a Tensor",
     "keys": f"key: expected Shard(0) or Shard(1) or Replicate(), got Shard(dim=2); {FIT}",
-    "whole keys": "key: expected placements (Shard(dim=1),), as other arguments are split, got "
-    f"(Replicate(),); {FIT}",
+    "whole keys": "key: expected placements (Shard(dim=1),), as other arguments are split, got " f"(Replicate(),); {FIT}",
     "out": "Operator posembed.rotary_out.default does not have a sharding strategy registered.",
     "bag of rows": f"weight: expected Shard(1) or Replicate(), got Shard(dim=0); {FIT}",
     "bag of one split": f"ids: expected Replicate(), got Shard(dim=0); {FIT}",
     "bag gradient": "gradient: expected 'dense', as a DTensor has no sparse parts, got 'rows'",
-    "shared key": "query, key_rope: expected mesh dimension 0 to split one dimension of the call, "
-    "got query Shard(dim=2), key_rope Shard(dim=1)",
+    "shared key": "query, key_rope: expected mesh dimension 0 to split one dimension of the call, " "got query Shard(dim=2), key_rope Shard(dim=1)",
     "plain key": "key_rope: expected a DTensor beside other DTensors, got a Tensor",
-    "cache": "query: expected a Tensor, got a DTensor placed (Shard(dim=1),); pass this process's "
-    "part, to_local()",
-    "latent cache": "cache: expected a Tensor, got a DTensor placed (Replicate(),); pass this "
-    "process's part, to_local()",
-    "moved keys": "key: expected a Tensor, got a DTensor placed (Shard(dim=2),); pass this process's "
-    "part, to_local()",
-    "resize": "weight: expected Replicate(), got Shard(dim=0); change the number of rows before the "
-    "table is sharded, or redistribute it",
-    "extend": "weight: expected Replicate(), got Shard(dim=1); change the number of rows before the "
-    "table is sharded, or redistribute it",
+    "cache": "query: expected a Tensor, got a DTensor placed (Shard(dim=1),); pass this process's " "part, to_local()",
+    "latent cache": "cache: expected a Tensor, got a DTensor placed (Replicate(),); pass this " "process's part, to_local()",
+    "moved keys": "key: expected a Tensor, got a DTensor placed (Shard(dim=2),); pass this process's " "part, to_local()",
+    "resize": "weight: expected Replicate(), got Shard(dim=0); change the number of rows before the " "table is sharded, or redistribute it",
+    "extend": "weight: expected Replicate(), got Shard(dim=1); change the number of rows before the " "table is sharded, or redistribute it",
     "dropout": "dropout: expected 0 for DTensors, got 0.5",
-}
+}  # fmt: skip
 
 
 def test_what_cannot_work_is_named(two: Processes) -> None:

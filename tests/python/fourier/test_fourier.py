@@ -336,7 +336,7 @@ def test_refusals() -> None:
     points, rates = torch.rand(4, 2), torch.rand(2, 3)
     make = pe.FourierFeatures
     refused(
-        (lambda: make(), ValueError, "frequencies: expected one of frequencies, octaves, bands and random, got \\[\\]"),
+        (make, ValueError, "frequencies: expected one of frequencies, octaves, bands and random, got \\[\\]"),
         (lambda: make(rates, octaves=3), ValueError, "frequencies: expected one of frequencies, octaves, bands and random, got \\['frequencies', 'octaves'\\]"),
         (lambda: make(preset="ner"), ValueError, "preset: expected one of 'nerf', 'perceiver', 'sam', 'gaussian', 'time2vec', got 'ner'"),
         (lambda: make(octaves=51), ValueError, "octaves: expected 1 to 50, got 51"),

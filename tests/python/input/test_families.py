@@ -58,28 +58,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "electra": ("Electra", {**SMALL, "embedding_size": 16}),
     "electra-one-size": ("Electra", {**SMALL, "embedding_size": 32}),
     "albert": ("Albert", {**SMALL, "embedding_size": 16}),
-    "distilbert": (
-        "DistilBert",
-        {
-            "vocab_size": ROWS,
-            "dim": 32,
-            "n_layers": 1,
-            "n_heads": 2,
-            "hidden_dim": 16,
-            "max_position_embeddings": 24,
-        },
-    ),
-    "gpt2": (
-        "GPT2",
-        {"vocab_size": ROWS, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 24},
-    ),
+    "distilbert": ("DistilBert", {"vocab_size": ROWS, "dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 16, "max_position_embeddings": 24}),
+    "gpt2": ("GPT2", {"vocab_size": ROWS, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 24}),
     "opt": ("OPT", {**OPT, "word_embed_proj_dim": 32}),
     "opt-projected": ("OPT", {**OPT, "word_embed_proj_dim": 16}),
     "m2m_100": ("M2M100", {**FAIRSEQ, "vocab_size": ROWS}),
     "m2m_100-unscaled": ("M2M100", {**FAIRSEQ, "vocab_size": ROWS, "scale_embedding": False}),
     "nllb-moe": ("NllbMoe", {**FAIRSEQ, "vocab_size": ROWS, "num_experts": 2}),
     "fsmt": ("FSMT", {**FAIRSEQ, "src_vocab_size": ROWS, "tgt_vocab_size": 31}),
-}
+}  # fmt: skip
 
 
 def small(name: str) -> nn.Module:

@@ -37,29 +37,15 @@ CASES: dict[str, dict[str, Any]] = {
     "history": {**PRODUCTS, "boundary": 2, "history": torch.tensor([[4, 2], [3, 1]])},
     "one history": {**PRODUCTS, "history": torch.tensor([[4, 2]], dtype=torch.int32)},
     "documents": {**PRODUCTS, "boundary": 2, "cu_seqlens": torch.tensor([0, 3, 3, 4, 9])},
-    "documents, history": {
-        **PRODUCTS,
-        "cu_seqlens": torch.tensor([0, 3, 9], dtype=torch.int32),
-        "history": torch.arange(8).view(4, 2),
-    },
+    "documents, history": {**PRODUCTS, "cu_seqlens": torch.tensor([0, 3, 9], dtype=torch.int32), "history": torch.arange(8).view(4, 2)},
     "mask": {**PRODUCTS, "boundary": 2, "mask": TEXT},
-    "mask of bool, history": {
-        **PRODUCTS,
-        "boundary": 2,
-        "history": torch.tensor([[4, 2], [3, 1]]),
-        "mask": TEXT.bool(),
-    },
-    "mask, documents, history": {
-        **PRODUCTS,
-        "cu_seqlens": torch.tensor([0, 3, 3, 9]),
-        "history": torch.arange(12).view(6, 2),
-        "mask": TEXT.int(),
-    },
+    "mask of bool, history": {**PRODUCTS, "boundary": 2, "history": torch.tensor([[4, 2], [3, 1]]), "mask": TEXT.bool()},
+    "mask, documents, history": {**PRODUCTS, "cu_seqlens": torch.tensor([0, 3, 3, 9]), "history": torch.arange(12).view(6, 2), "mask": TEXT.int()},
     "rolling, mask": {**ROLLING, "padding": -7, "mask": TEXT},
     "rolling": ROLLING,
     "rolling, history": {**ROLLING, "history": torch.arange(6).view(1, 6), "boundary": 2},
     "single tokens": {"multipliers": (5,), "moduli": ((3, 7),), "sizes": (1,)},
-}
+}  # fmt: skip
 every = pytest.mark.parametrize("name", CASES)
 
 

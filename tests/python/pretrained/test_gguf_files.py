@@ -249,6 +249,5 @@ def test_a_header_has_a_limit(tmp_path: Path) -> None:
     path.write_bytes(header(keys=1, rest=rest))
     os.truncate(path, 200_000_000)
     begin = time.process_time()
-    with pytest.raises(pe.FileFormatError, match=r"values in a header of which 999999.. bytes"):
-        pe.RotarySpec.from_gguf(path)
+    refused((lambda: pe.RotarySpec.from_gguf(path), pe.FileFormatError, "values in a header of which .* bytes"))  # fmt: skip
     assert time.process_time() - begin < 1

@@ -430,28 +430,14 @@ LONG_CONFIGURATIONS: dict[str, dict[str, object]] = {
     "text for a number": {**LLAMA, "model_type": "llama", "head_dim": LONG},
     "list for a number": {**LLAMA, "model_type": "llama", "head_dim": [1] * 300_000},
     "number": {**LLAMA, "model_type": "llama", "head_dim": 10**4000},
-    "rope_type": {
-        **LLAMA,
-        "model_type": "llama",
-        "rope_scaling": {"rope_type": LONG, "factor": 2.0},
-    },
+    "rope_type": {**LLAMA, "model_type": "llama", "rope_scaling": {"rope_type": LONG, "factor": 2.0}},
     "many keys": {**LLAMA, "model_type": "llama", **{f"rope_x{i}": i for i in range(5000)}},
     "architecture": {"general.architecture": LONG, f"{LONG}.rope.freq_base": 1e4},
-    "key of GGUF": {
-        "general.architecture": "llama",
-        f"llama.rope.{LONG}": 1,
-        "llama.attention.head_count": 8,
-        "llama.embedding_length": 64,
-        "llama.rope.freq_base": 1e4,
-    },
+    "key of GGUF": {"general.architecture": "llama", f"llama.rope.{LONG}": 1, "llama.attention.head_count": 8, "llama.embedding_length": 64, "llama.rope.freq_base": 1e4},
     "params": {"dim": 64, "n_heads": 8, "rope_theta": 1e4, f"rope_{LONG}": 1},
-    "alibi": {
-        "model_type": "mpt",
-        "attn_config": {"alibi": True, f"alibi_{LONG}": 1},
-        "n_heads": 8,
-    },
+    "alibi": {"model_type": "mpt", "attn_config": {"alibi": True, f"alibi_{LONG}": 1}, "n_heads": 8},
     "ALiBi of no model": {"model_type": LONG, "n_heads": 8},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", LONG_CONFIGURATIONS)

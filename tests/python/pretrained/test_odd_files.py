@@ -154,8 +154,7 @@ def test_one_tensor_needs_one_shard(tmp_path: Path) -> None:
     assert token.weight.tolist() == [[1.0, 2.0]]
     assert torch.equal(pe.cpp.TokenEmbedding.from_file(index, tensor="wte").weight, token.weight)
     assert open_vectors(index).names == ["wpe", "wte"]
-    with pytest.raises(pe.FileFormatError, match=r"'wpe': shard 'b.safetensors': No such file"):
-        open_vectors(index).tensor("wpe")
+    refused((lambda: open_vectors(index).tensor("wpe"), pe.FileFormatError, "'wpe': shard 'b.safetensors': No such file"))  # fmt: skip
     with pytest.raises(pe.FileFormatError, match=r"'wpe': shard 'b.safetensors': No such file"):
         open_vectors(index).table()  # which one is the only table, none but all shards can tell
 

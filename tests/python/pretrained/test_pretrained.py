@@ -383,7 +383,7 @@ def test_a_table_that_is_not_floating_is_read_by_name_only(
     file = open_vectors(path, words=["cat", "the"])
     message = f"tensor: expected a name, as .* no table of floating-point .*: 't' of {dtype}"
     for call in (file.table, lambda: file.rows(["cat"])):
-        refused((lambda: call(), ValueError, message))
+        refused((call, ValueError, message))
     assert file.table("t").dtype == read
 
 

@@ -62,17 +62,9 @@ def rotated_units(
 
 SPECS = [
     *((pe.RotarySpec(HEAD_DIM, base=base), functools.partial(geometric, base)) for base in BASES),
-    (
-        pe.RotarySpec(HEAD_DIM, scaling=pe.DynamicNtkScaling(2.0, 2048)).resolve(9000),
-        functools.partial(dynamic_ntk, 2, 2048, 9000),
-    ),
-    (
-        pe.RotarySpec(
-            HEAD_DIM, scaling=pe.YarnScaling(4.0, 4096, truncate=False, attention_factor=1.0)
-        ),
-        functools.partial(yarn, 4, 4096),
-    ),
-]
+    (pe.RotarySpec(HEAD_DIM, scaling=pe.DynamicNtkScaling(2.0, 2048)).resolve(9000), functools.partial(dynamic_ntk, 2, 2048, 9000)),
+    (pe.RotarySpec(HEAD_DIM, scaling=pe.YarnScaling(4.0, 4096, truncate=False, attention_factor=1.0)), functools.partial(yarn, 4, 4096)),
+]  # fmt: skip
 EACH = pytest.mark.parametrize(
     ("spec", "frequencies"), SPECS, ids=[*map(str, BASES), "dynamic NTK", "YaRN"]
 )

@@ -9,6 +9,7 @@ import pytest
 import torch
 from published.vllm import FAMILIES, Turn, llama
 from support.catalogue import TYPES
+from support.refusals import refused
 
 
 @pytest.mark.parametrize(("model_type", "fields", "turns"), FAMILIES)
@@ -51,5 +52,4 @@ def test_every_family_of_vllm_has_a_row() -> None:
     ],
 )  # fmt: skip
 def test_refusals(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        pe.RotarySpec.for_layers({**llama(4096, 32), **fields})
+    refused((lambda: pe.RotarySpec.for_layers({**llama(4096, 32), **fields}), ValueError, message))

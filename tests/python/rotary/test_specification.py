@@ -235,126 +235,41 @@ def test_eva_tower_in_a_larger_grid() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: pe.RotarySpec(8, scaling=pe.LinearScaling(0)),
-            "LinearScaling.factor: expected a finite positive",
-        ),
+        (lambda: pe.RotarySpec(8, scaling=pe.LinearScaling(0)), "LinearScaling.factor: expected a finite positive"),
         (lambda: pe.LinearScaling(math.nan), "factor: expected a finite number"),
-        (
-            lambda: pe.RotarySpec(2, scaling=pe.NtkScaling(2)),
-            "NtkScaling: expected rotary_dim over 2",
-        ),
-        (
-            lambda: pe.RotarySpec(8, scaling=pe.DynamicNtkScaling(0.5, 64)),
-            "DynamicNtkScaling.factor",
-        ),
-        (
-            lambda: pe.RotarySpec(8, scaling=pe.YarnScaling(2, 0)),
-            "YarnScaling.original_max_positions",
-        ),
-        (
-            lambda: pe.RotarySpec(8, scaling=pe.YarnScaling(2, 64, beta_fast=1, beta_slow=2)),
-            "YarnScaling.beta_fast",
-        ),
-        (
-            lambda: pe.RotarySpec(8, scaling=pe.Llama3Scaling(8, 4, 1, 64)),
-            "Llama3Scaling.high_freq_factor",
-        ),
-        (
-            lambda: pe.RotarySpec(8, scaling=pe.ProportionalScaling(1.5)),
-            "ProportionalScaling.proportion: expected 0 to 1",
-        ),
-        (
-            lambda: pe.RotarySpec(8, scaling=pe.LongRopeScaling([1] * 3, [1] * 4, 64)),
-            "LongRopeScaling.short_factor: expected rotary_dim / 2 = 4 numbers, got 3",
-        ),
-        (
-            lambda: pe.RotarySpec(8, sections=pe.Sections((1, 1))),
-            "sections: expected an axis for each of rotary_dim / 2 = 4 pairs, got 2",
-        ),
-        (
-            lambda: pe.RotarySpec(8, sections=pe.Sections(axis_of_pair=(0, 1, 2, 9))),
-            "sections: expected axes 0 to 3, got 9",
-        ),
+        (lambda: pe.RotarySpec(2, scaling=pe.NtkScaling(2)), "NtkScaling: expected rotary_dim over 2"),
+        (lambda: pe.RotarySpec(8, scaling=pe.DynamicNtkScaling(0.5, 64)), "DynamicNtkScaling.factor"),
+        (lambda: pe.RotarySpec(8, scaling=pe.YarnScaling(2, 0)), "YarnScaling.original_max_positions"),
+        (lambda: pe.RotarySpec(8, scaling=pe.YarnScaling(2, 64, beta_fast=1, beta_slow=2)), "YarnScaling.beta_fast"),
+        (lambda: pe.RotarySpec(8, scaling=pe.Llama3Scaling(8, 4, 1, 64)), "Llama3Scaling.high_freq_factor"),
+        (lambda: pe.RotarySpec(8, scaling=pe.ProportionalScaling(1.5)), "ProportionalScaling.proportion: expected 0 to 1"),
+        (lambda: pe.RotarySpec(8, scaling=pe.LongRopeScaling([1] * 3, [1] * 4, 64)), "LongRopeScaling.short_factor: expected rotary_dim / 2 = 4 numbers, got 3"),
+        (lambda: pe.RotarySpec(8, sections=pe.Sections((1, 1))), "sections: expected an axis for each of rotary_dim / 2 = 4 pairs, got 2"),
+        (lambda: pe.RotarySpec(8, sections=pe.Sections(axis_of_pair=(0, 1, 2, 9))), "sections: expected axes 0 to 3, got 9"),
         (lambda: pe.Sections((1,), axis_of_pair=(0,)), "expected either sizes or axis_of_pair"),
         (lambda: pe.Sections((1,), axes=2), "axes: expected none beside sizes, got 2"),
-        (
-            lambda: pe.Sections(axis_of_pair=(0,), axes=1.5),
-            "axes: expected a whole number, got 1.5",
-        ),
-        (
-            lambda: pe.RotarySpec(2, sections=pe.Sections((1, 0, 0, 0, 0))),
-            "sections: expected axes of positions, 1 to 4, got 5",
-        ),
-        (
-            lambda: pe.RotarySpec(4, sections=pe.Sections(axis_of_pair=(0, 2), axes=2)),
-            "sections: expected axes of positions, 3 to 4, got 2",
-        ),
-        (
-            lambda: pe.RotarySpec.from_json(
-                '{"head_dim":2,"sections":{"axis_of_pair":[0],"axes":1.5}}'
-            ),
-            "sections: axes: expected a whole number, got 1.5",
-        ),
-        (
-            lambda: pe.RotarySpec(8, custom_frequencies=[1.0]),
-            "custom_frequencies: expected rotary_dim / 2 = 4 numbers, got 1",
-        ),
-        (
-            lambda: pe.RotarySpec(2, custom_frequencies=[1.0], scaling=pe.LinearScaling(2)),
-            "scaling: expected none beside custom_frequencies",
-        ),
-        (
-            lambda: pe.RotarySpec.from_json('{"head_dim":8,"scaling":{"type":"magic"}}'),
-            "scaling.type: expected 'linear'",
-        ),
-        (
-            lambda: pe.RotarySpec.from_json('{"head_dim":8,"scaling":{"type":"linear","fctor":2}}'),
-            "unknown key 'fctor'; known are: type, factor",
-        ),
+        (lambda: pe.Sections(axis_of_pair=(0,), axes=1.5), "axes: expected a whole number, got 1.5"),
+        (lambda: pe.RotarySpec(2, sections=pe.Sections((1, 0, 0, 0, 0))), "sections: expected axes of positions, 1 to 4, got 5"),
+        (lambda: pe.RotarySpec(4, sections=pe.Sections(axis_of_pair=(0, 2), axes=2)), "sections: expected axes of positions, 3 to 4, got 2"),
+        (lambda: pe.RotarySpec.from_json('{"head_dim":2,"sections":{"axis_of_pair":[0],"axes":1.5}}'), "sections: axes: expected a whole number, got 1.5"),
+        (lambda: pe.RotarySpec(8, custom_frequencies=[1.0]), "custom_frequencies: expected rotary_dim / 2 = 4 numbers, got 1"),
+        (lambda: pe.RotarySpec(2, custom_frequencies=[1.0], scaling=pe.LinearScaling(2)), "scaling: expected none beside custom_frequencies"),
+        (lambda: pe.RotarySpec.from_json('{"head_dim":8,"scaling":{"type":"magic"}}'), "scaling.type: expected 'linear'"),
+        (lambda: pe.RotarySpec.from_json('{"head_dim":8,"scaling":{"type":"linear","fctor":2}}'), "unknown key 'fctor'; known are: type, factor"),
         (lambda: pe.RotarySpec(None), "head_dim: expected a whole number, got None"),
         (lambda: pe.RotarySpec(8, base=None), "base: expected a number, got None"),
-        (
-            lambda: pe.RotarySpec(8, interleaved="no"),
-            "interleaved: expected True or False, got 'no'",
-        ),
-        (
-            lambda: pe.RotarySpec(8, custom_frequencies=5),
-            "custom_frequencies: expected numbers, got 5",
-        ),
+        (lambda: pe.RotarySpec(8, interleaved="no"), "interleaved: expected True or False, got 'no'"),
+        (lambda: pe.RotarySpec(8, custom_frequencies=5), "custom_frequencies: expected numbers, got 5"),
         (lambda: pe.LinearScaling("2x"), "factor: expected a number, got '2x'"),
         (lambda: pe.LinearScaling(None), "factor: expected a number, got None"),
-        (
-            lambda: pe.YarnScaling(4, 4096.5),
-            "original_max_positions: expected a whole number, got 4096.5",
-        ),
-        (
-            lambda: pe.YarnScaling(4, 64, truncate="no"),
-            "truncate: expected True or False, got 'no'",
-        ),
+        (lambda: pe.YarnScaling(4, 4096.5), "original_max_positions: expected a whole number, got 4096.5"),
+        (lambda: pe.YarnScaling(4, 64, truncate="no"), "truncate: expected True or False, got 'no'"),
         (lambda: pe.Sections((1.5, 2)), "sizes: expected a whole number, got 1.5"),
-        (
-            lambda: pe.Sections(axis_of_pair=(0.5,)),
-            "axis_of_pair: expected a whole number, got 0.5",
-        ),
-        (
-            lambda: pe.RotarySpec.from_json('{"head_dim":8.5}'),
-            "RotarySpec: head_dim: expected a whole number, got 8.5",
-        ),
-        (
-            lambda: pe.RotarySpec.from_json("[" * 100_000 + "]" * 100_000),
-            "RotarySpec: expected JSON of at most 64 levels",
-        ),
-        (
-            lambda: pe.RotarySpec.from_json('{"head_dim":8,"base":null}'),
-            "RotarySpec: base: expected a number, got null",
-        ),
-        (
-            lambda: pe.RotarySpec.from_json(
-                '{"head_dim":2,"sections":{"axis_of_pair":[0.5],"restart":false}}'
-            ),
-            "sections: axis_of_pair: expected whole numbers, got [0.5]",
-        ),
+        (lambda: pe.Sections(axis_of_pair=(0.5,)), "axis_of_pair: expected a whole number, got 0.5"),
+        (lambda: pe.RotarySpec.from_json('{"head_dim":8.5}'), "RotarySpec: head_dim: expected a whole number, got 8.5"),
+        (lambda: pe.RotarySpec.from_json("[" * 100_000 + "]" * 100_000), "RotarySpec: expected JSON of at most 64 levels"),
+        (lambda: pe.RotarySpec.from_json('{"head_dim":8,"base":null}'), "RotarySpec: base: expected a number, got null"),
+        (lambda: pe.RotarySpec.from_json('{"head_dim":2,"sections":{"axis_of_pair":[0.5],"restart":false}}'), "sections: axis_of_pair: expected whole numbers, got [0.5]"),
         (
             lambda: pe.RotarySpec.from_json(
                 '{"head_dim":8,"scaling":{"type":"yarn","original_max_positions":"64"}}'
@@ -362,7 +277,7 @@ def test_eva_tower_in_a_larger_grid() -> None:
             'yarn: original_max_positions: expected a whole number, got "64"',
         ),
     ],
-)
+)  # fmt: skip
 def test_refusals(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         make()

@@ -9,10 +9,9 @@ from typing import Any
 import posembed as pe
 import pytest
 import torch
-import torch._dynamo.testing
 from support.case import FLOATING, TOLERANCE, assert_close
 from support.refusals import refused
-from torch import Tensor, nn
+from torch import Tensor
 
 DIM = 48
 EXACT = 1e-13  # the programs round in float64, at angles up to 100
@@ -142,40 +141,6 @@ def test_the_addition_rounds_once(dtype: torch.dtype, device: torch.device) -> N
         alone = pe.functional.sinusoidal(x[..., column:end], cells[axis], spec=block)
         assert torch.equal(found[..., column:end], alone)
         column = end
-
-
-class Pictures(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.position = pe.SinusoidalPositionalEmbedding(8, preset="detr", learned_scale=True)
-
-    def forward(self, picture: Tensor, mask: Tensor | None = None) -> Tensor:
-        grid = (picture.shape[1], picture.shape[2])
-        return self.position(picture.flatten(1, 2), grid=grid, mask=mask)
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_compiles_and_exports_for_every_grid(masked: bool) -> None:
-    model = Pictures()
-
-    def inputs(rows: int, columns: int) -> tuple[Tensor, ...]:
-        picture = torch.randn(3, rows, columns, 8)
-        return (picture, padding(3, rows, columns)) if masked else (picture,)
-
-    graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(model, backend=graphs, fullgraph=True, dynamic=True)
-    for grid in ((6, 7), (9, 8), (5, 11)):
-        given = inputs(*grid)
-        assert torch.equal(compiled(*given), model(*given))
-    assert graphs.frame_count == 1
-    sizes = {1: torch.export.Dim("rows", min=3), 2: torch.export.Dim("columns", min=5)}
-    given = inputs(6, 7)
-    program = torch.export.export(model, given, dynamic_shapes=(sizes,) * len(given))
-    other = inputs(9, 8)
-    assert torch.equal(program.module()(*other), model(*other))
-    plain = pe.decompose(program)
-    assert not any("posembed" in str(node.target) for node in plain.graph.nodes)
-    assert_close(plain.module()(*other), model(*other), TOLERANCE[torch.float32])
 
 
 def test_specifications_of_axes_inside_a_compiled_function() -> None:

@@ -223,35 +223,20 @@ CASES = [
     case("alibi_bias_out", bias_out_sample, mutates=True),
     case("alibi_bias-positions", placed_bias_sample),
     case("alibi_bias_backward", grad_sample(causal=False), bias_backward),
-    case(
-        "alibi_bias_backward-two-sided",
-        grad_sample(two_sided=True, causal=False, query_offset=2),
-        bias_backward,
-    ),
+    case("alibi_bias_backward-two-sided", grad_sample(two_sided=True, causal=False, query_offset=2), bias_backward),
     case("alibi_bias_backward-samples", grad_sample(by_sample=True, causal=False), bias_backward),
     *cases_of_scores("alibi_add"),
     *cases_of_scores("alibi_softmax"),
     case("alibi_softmax_backward", softmax_grad_sample(causal=False, scale=0.5), softmax_backward),
-    case(
-        "alibi_softmax_backward-two-sided",
-        softmax_grad_sample(causal=False, sides=2),
-        softmax_backward,
-    ),
-    case(
-        "alibi_softmax_backward-samples",
-        softmax_grad_sample(causal=False, by_sample=True),
-        softmax_backward,
-    ),
+    case("alibi_softmax_backward-two-sided", softmax_grad_sample(causal=False, sides=2), softmax_backward),
+    case("alibi_softmax_backward-samples", softmax_grad_sample(causal=False, by_sample=True), softmax_backward),
     case(
         "alibi_softmax_backward-hidden",
         softmax_grad_sample(sides=0),
         softmax_backward,
         differentiable=False,  # not by weights of hidden keys, which are 0
     ),
-    *(
-        case(f"alibi_lse_correction-{form}", lse_sample(form), lse_correction)
-        for form in ("distance", "key")
-    ),
+    *(case(f"alibi_lse_correction-{form}", lse_sample(form), lse_correction) for form in ("distance", "key")),
     case("alibi_add_", scores_sample((2,), causal=False), mutates=True),
     case("alibi_softmax_", scores_sample((), scale=0.5), mutates=True),
-]
+]  # fmt: skip

@@ -110,28 +110,13 @@ CASES = in_schema_order(
         case("token_bag", Maker().pool),
         case("token_bag-weights", Maker(weights=True, padding_idx=2).pool),
         case("token_bag-offsets", Maker(offsets=True, weights=True).pool),
-        case(
-            "token_bag-mean",
-            Maker(offsets=True, index=torch.int32, mode="mean", padding_idx=1).pool,
-        ),
+        case("token_bag-mean", Maker(offsets=True, index=torch.int32, mode="mean", padding_idx=1).pool),
         case("token_bag-max", Maker(offsets=True, mode="max", padding_idx=1).pool),
         case("token_bag_max", Maker(padding_idx=1).pool_max, reference_max),
-        case(
-            "token_bag_backward",
-            Maker(weights=True, mode="sum", padding_idx=2).backward,
-            reference_backward,
-        ),
-        case(
-            "token_bag_backward-mean",
-            Maker(offsets=True, mode="mean", padding_idx=2).backward,
-            reference_backward,
-        ),
+        case("token_bag_backward", Maker(weights=True, mode="sum", padding_idx=2).backward, reference_backward),
+        case("token_bag_backward-mean", Maker(offsets=True, mode="mean", padding_idx=2).backward, reference_backward),
         case("token_bag_backward-max", Maker(mode="max").backward, reference_backward),
-        case(
-            "token_bag_weights_backward",
-            Maker(offsets=True, padding_idx=2).weights_backward,
-            reference_weights_backward,
-        ),
+        case("token_bag_weights_backward", Maker(offsets=True, padding_idx=2).weights_backward, reference_weights_backward),
     ],
     "gradient",
     "weight",
@@ -139,4 +124,4 @@ CASES = in_schema_order(
     "offsets",
     "weights",
     "maxima",
-)
+)  # fmt: skip

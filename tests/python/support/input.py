@@ -103,19 +103,10 @@ def reference_dropout(x: Tensor, seed: Tensor, probability: float) -> Tensor:
 CASES = [
     case("token", scale=3.0, index=torch.int32),
     case("learned", learned=True, types=True, first_row=2, offset=3),
-    case(
-        "bert",
-        learned=True,
-        types=True,
-        weight=True,
-        bias=True,
-        norm="layer",
-        eps=1e-12,
-        dropout=0.3,
-    ),
+    case("bert", learned=True, types=True, weight=True, bias=True, norm="layer", eps=1e-12, dropout=0.3),
     case("rms", learned=True, given=True, weight=True, norm="rms", scale=2.0, index=torch.int32),
     case("plain-norm-dropout", types=False, norm="layer", dropout=0.5),
     case("sinusoidal", sinusoid=SINUSOID, norm="rms", weight=True, offset=2),
     case("sinusoidal-positions", sinusoid=SINUSOID, given=True),
     case_of("input_dropout", dropout_sample, reference_dropout),
-]
+]  # fmt: skip

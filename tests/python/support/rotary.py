@@ -156,71 +156,23 @@ CASES = in_schema_order(
         case("rotary_pair", sample((4, 1), spec=PARTIAL, offset=5, inverse=True)),
         case("rotary_pair-thd", sample((2, 2), spec=PLAIN, layout="thd")),
         case("rotary_pair-window", sample((3, 1), positions=True, window_only=True, spec=PARTIAL)),
-        case(
-            "rotary_pair-window-documents",
-            sample(
-                (3, 1), learned=True, documents=True, window_only=True, spec=PARTIAL, layout="thd"
-            ),
-        ),
+        case("rotary_pair-window-documents", sample((3, 1), learned=True, documents=True, window_only=True, spec=PARTIAL, layout="thd")),
         case("rotary_pair-sections", sample((2, 1), positions=True, axes=3, spec=SECTIONS)),
-        case(
-            "rotary-sections-thd", sample((2,), positions=True, axes=3, spec=SECTIONS, layout="thd")
-        ),
+        case("rotary-sections-thd", sample((2,), positions=True, axes=3, spec=SECTIONS, layout="thd")),
         case("rotary_", sample((3,), spec=PLAIN, layout="sbhd"), mutates=True),
         case("rotary_pair_", sample((4, 2), positions=True, spec=PARTIAL), mutates=True),
-        case(
-            "rotary-documents", sample((2,), documents=True, spec=PARTIAL, layout="thd", offset=7)
-        ),
-        case(
-            "rotary-learned", sample((3,), positions=True, learned=True, spec=PARTIAL, inverse=True)
-        ),
-        case(
-            "rotary_pair-learned-documents",
-            sample((2, 1), learned=True, documents=True, spec=PLAIN, layout="thd"),
-        ),
-        case(
-            "rotary_pair-learned-sections",
-            sample((2, 1), positions=True, axes=3, learned=True, spec=SECTIONS),
-        ),
-        case(
-            "rotary_pair-within-axes",
-            sample((3, 1), positions=True, axes=3, learned=True, window_only=True, spec=WITHIN),
-        ),
-        case(
-            "rotary_pair-by-head-sections",
-            sample((3, 3), positions=True, axes=3, learned=True, by_head=True, spec=WITHIN),
-        ),
-        case(
-            "rotary-by-head",
-            sample((3,), learned=True, by_head=True, spec=PARTIAL, layout="sbhd", offset=3),
-        ),
-        case(
-            "rotary_pair-mixed",
-            sample((2, 2), positions=True, axes=2, learned=True, mixed=True, spec=PARTIAL),
-        ),
-        case(
-            "rotary-mixed-thd",
-            sample(
-                (3,), positions=True, axes=3, learned=True, mixed=True, spec=PLAIN, layout="thd"
-            ),
-        ),
-        case(
-            "rotary_-mixed",
-            sample(
-                (2,), positions=True, axes=2, learned=True, mixed=True, spec=PLAIN, layout="bhsd"
-            ),
-            mutates=True,
-        ),
-        case(
-            "rotary_tangent-mixed",
-            sample((2,), positions=True, axes=3, learned=True, mixed=True, spec=PARTIAL),
-            reference_tangent,
-        ),
-        case(
-            "rotary_tangent-within-axes",
-            sample((2,), positions=True, axes=3, learned=True, by_head=True, spec=WITHIN),
-            reference_tangent,
-        ),
+        case("rotary-documents", sample((2,), documents=True, spec=PARTIAL, layout="thd", offset=7)),
+        case("rotary-learned", sample((3,), positions=True, learned=True, spec=PARTIAL, inverse=True)),
+        case("rotary_pair-learned-documents", sample((2, 1), learned=True, documents=True, spec=PLAIN, layout="thd")),
+        case("rotary_pair-learned-sections", sample((2, 1), positions=True, axes=3, learned=True, spec=SECTIONS)),
+        case("rotary_pair-within-axes", sample((3, 1), positions=True, axes=3, learned=True, window_only=True, spec=WITHIN)),
+        case("rotary_pair-by-head-sections", sample((3, 3), positions=True, axes=3, learned=True, by_head=True, spec=WITHIN)),
+        case("rotary-by-head", sample((3,), learned=True, by_head=True, spec=PARTIAL, layout="sbhd", offset=3)),
+        case("rotary_pair-mixed", sample((2, 2), positions=True, axes=2, learned=True, mixed=True, spec=PARTIAL)),
+        case("rotary-mixed-thd", sample((3,), positions=True, axes=3, learned=True, mixed=True, spec=PLAIN, layout="thd")),
+        case("rotary_-mixed", sample((2,), positions=True, axes=2, learned=True, mixed=True, spec=PLAIN, layout="bhsd"), mutates=True),
+        case("rotary_tangent-mixed", sample((2,), positions=True, axes=3, learned=True, mixed=True, spec=PARTIAL), reference_tangent),
+        case("rotary_tangent-within-axes", sample((2,), positions=True, axes=3, learned=True, by_head=True, spec=WITHIN), reference_tangent),
         case(
             "rotary_frequencies_backward-mixed",
             sample((2, 2), positions=True, axes=3, learned=True, mixed=True, spec=PARTIAL),
@@ -233,60 +185,19 @@ CASES = in_schema_order(
             reference_frequencies_backward,
             differentiable=False,  # as above
         ),
-        case(
-            "rotary_-learned-documents",
-            sample((2,), learned=True, documents=True, spec=PARTIAL, layout="thd"),
-            mutates=True,
-        ),
-        case(
-            "rotary_tangent",
-            sample((3,), positions=True, learned=True, spec=PARTIAL),
-            reference_tangent,
-        ),
-        case(
-            "rotary_tangent-documents",
-            sample((2,), learned=True, documents=True, spec=PLAIN, layout="thd", transpose=True),
-            reference_tangent,
-        ),
-        case(
-            "rotary_frequencies_backward",
-            sample((2, 2), positions=True, spec=PARTIAL, layout="bhsd"),
-            reference_frequencies_backward,
-        ),
-        case(
-            "rotary_frequencies_backward-sections",
-            sample((2, 2), positions=True, axes=3, spec=SECTIONS, transpose=True),
-            reference_frequencies_backward,
-        ),
-        case(
-            "rotary_frequencies_backward-documents",
-            sample((3, 3), documents=True, spec=PLAIN, layout="thd", offset=3),
-            reference_frequencies_backward,
-        ),
-        case(
-            "rotary_out", sample((3, 3), positions=True, spec=PARTIAL, layout="bhsd"), mutates=True
-        ),
+        case("rotary_-learned-documents", sample((2,), learned=True, documents=True, spec=PARTIAL, layout="thd"), mutates=True),
+        case("rotary_tangent", sample((3,), positions=True, learned=True, spec=PARTIAL), reference_tangent),
+        case("rotary_tangent-documents", sample((2,), learned=True, documents=True, spec=PLAIN, layout="thd", transpose=True), reference_tangent),
+        case("rotary_frequencies_backward", sample((2, 2), positions=True, spec=PARTIAL, layout="bhsd"), reference_frequencies_backward),
+        case("rotary_frequencies_backward-sections", sample((2, 2), positions=True, axes=3, spec=SECTIONS, transpose=True), reference_frequencies_backward),
+        case("rotary_frequencies_backward-documents", sample((3, 3), documents=True, spec=PLAIN, layout="thd", offset=3), reference_frequencies_backward),
+        case("rotary_out", sample((3, 3), positions=True, spec=PARTIAL, layout="bhsd"), mutates=True),
         case("rotary_pair_out", sample((4, 2, 4, 2), spec=PLAIN, layout="thd"), mutates=True),
         case("rotary-xpos", sample((3,), positions=True, spec=XPOS)),
         case("rotary_pair-xpos", sample((4, 2), spec=XPOS, layout="bhsd", inverse=True)),
-        case(
-            "rotary-float32",
-            sample((3,), positions=True, spec=FLOAT32),
-            float32_program("rotary"),
-            dtypes=WIDE,
-        ),
-        case(
-            "rotary_pair-float32_product",
-            sample((2, 2), spec=STEPS, layout="sbhd", offset=3),
-            float32_program("rotary_pair"),
-            dtypes=WIDE,
-        ),
-        case(
-            "rotary-float32-documents",
-            sample((2,), documents=True, spec=FLOAT32, layout="thd", offset=7),
-            float32_program("rotary"),
-            dtypes=WIDE,
-        ),
+        case("rotary-float32", sample((3,), positions=True, spec=FLOAT32), float32_program("rotary"), dtypes=WIDE),
+        case("rotary_pair-float32_product", sample((2, 2), spec=STEPS, layout="sbhd", offset=3), float32_program("rotary_pair"), dtypes=WIDE),
+        case("rotary-float32-documents", sample((2,), documents=True, spec=FLOAT32, layout="thd", offset=7), float32_program("rotary"), dtypes=WIDE),
         case(
             "rotary_permute_weight",
             weight_sample,
@@ -307,4 +218,4 @@ CASES = in_schema_order(
     "positions",
     "frequencies",
     "cu_seqlens",
-)
+)  # fmt: skip

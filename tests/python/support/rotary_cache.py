@@ -171,14 +171,7 @@ def case(name: str, **options: Any) -> OperatorCase:
 CASES = in_schema_order(
     [
         case("", spec=PLAIN),
-        case(
-            "-partial",
-            spec=PARTIAL,
-            positions=True,
-            rotate_key=True,
-            value_dim=6,
-            index=torch.int32,
-        ),
+        case("-partial", spec=PARTIAL, positions=True, rotate_key=True, value_dim=6, index=torch.int32),
         case("-hnd", spec=PARTIAL, positions=True, layout="bhsd", cache_layout="hnd"),
         case("-sbhd", spec=PLAIN, layout="sbhd", offset=7, rotate_key=True),
         case_of("mla_rotary", mla_sample),
@@ -195,4 +188,4 @@ CASES = in_schema_order(
     "slot_mapping",
     "positions",
     "query_out",
-)
+)  # fmt: skip

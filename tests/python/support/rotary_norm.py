@@ -71,16 +71,8 @@ CASES = in_schema_order(
         case("-all-layer", spec=PARTIAL, all_heads=True, centred=True, biased=True, layout="thd"),
         case("-tables", spec=PLAIN, width=8, numerics="float32_product", layout="bhsd"),
         case("-half-tables", spec=PARTIAL, width=5, numerics="float32_product", all_heads=True),
-        case_of(
-            "norm_rotary_",
-            sample(spec=PARTIAL, layout="sbhd", offset=5, weight_offset=0.5),
-            mutates=True,
-        ),
-        case_of(
-            "norm_rotary_-all-heads",
-            sample(spec=PARTIAL, layout="sbhd", all_heads=True, centred=True),
-            mutates=True,
-        ),
+        case_of("norm_rotary_", sample(spec=PARTIAL, layout="sbhd", offset=5, weight_offset=0.5), mutates=True),
+        case_of("norm_rotary_-all-heads", sample(spec=PARTIAL, layout="sbhd", all_heads=True, centred=True), mutates=True),
     ],
     "query",
     "key",
@@ -91,4 +83,4 @@ CASES = in_schema_order(
     "key_bias",
     "cos",
     "sin",
-)
+)  # fmt: skip

@@ -60,63 +60,20 @@ PRODUCT = "float32_product"
 CASES = [
     case("rotary_tables-float32", sample((3,), by_batch=True), dtypes=WIDE),
     case("rotary_tables-apart", sample((3,), by_batch=True, apart=True, start=1, numerics=PRODUCT)),
-    case(
-        "rotary_tables_pair-apart",
-        sample((3, 2), apart=True, interleaved=True, layout="bshd"),
-        dtypes=WIDE,
-    ),
-    case(
-        "rotary_tables_pair-apart-transposed",
-        sample((3, 2), apart=True, transpose=True, layout="sbhd", numerics=PRODUCT),
-    ),
-    case(
-        "rotary_tables_pair-apart-heads-shared",
-        sample((3, 3), apart=True, table_heads=3, layout="bshd", numerics=PRODUCT),
-    ),
-    case(
-        "rotary_tables-apart-heads",
-        sample((3,), by_batch=True, apart=True, table_heads=3, interleaved=True, numerics=PRODUCT),
-    ),
-    case(
-        "rotary_tables-half_width",
-        sample((3,), start=1, half_width=True, numerics=PRODUCT, layout="bshd"),
-    ),
-    case(
-        "rotary_tables-interleaved",
-        sample((2,), by_batch=None, layout="thd", interleaved=True, numerics=PRODUCT),
-    ),
-    case(
-        "rotary_tables-complex",
-        sample((2,), by_batch=None, complex_table=True, interleaved=True, layout="bshd"),
-    ),
-    case(
-        "rotary_tables_pair",
-        sample((3, 2), pairs=5, by_batch=True, half_width=True, numerics=PRODUCT),
-    ),
-    case(
-        "rotary_tables_pair-sbhd",
-        sample((3, 2), half_width=True, interleaved=True, transpose=True, layout="sbhd"),
-        dtypes=WIDE,
-    ),
-    case(
-        "rotary_tables_pair-heads",
-        sample((3, 3), by_batch=True, table_heads=3, half_width=True, layout="sbhd"),
-        dtypes=WIDE,
-    ),
-    case(
-        "rotary_tables-heads-thd",
-        sample((2,), table_heads=2, layout="thd", interleaved=True, numerics=PRODUCT),
-    ),
-    case(
-        "rotary_tables_pair-one-head",
-        sample((3, 2), by_batch=True, table_heads=1, complex_table=True, interleaved=True),
-    ),
+    case("rotary_tables_pair-apart", sample((3, 2), apart=True, interleaved=True, layout="bshd"), dtypes=WIDE),
+    case("rotary_tables_pair-apart-transposed", sample((3, 2), apart=True, transpose=True, layout="sbhd", numerics=PRODUCT)),
+    case("rotary_tables_pair-apart-heads-shared", sample((3, 3), apart=True, table_heads=3, layout="bshd", numerics=PRODUCT)),
+    case("rotary_tables-apart-heads", sample((3,), by_batch=True, apart=True, table_heads=3, interleaved=True, numerics=PRODUCT)),
+    case("rotary_tables-half_width", sample((3,), start=1, half_width=True, numerics=PRODUCT, layout="bshd")),
+    case("rotary_tables-interleaved", sample((2,), by_batch=None, layout="thd", interleaved=True, numerics=PRODUCT)),
+    case("rotary_tables-complex", sample((2,), by_batch=None, complex_table=True, interleaved=True, layout="bshd")),
+    case("rotary_tables_pair", sample((3, 2), pairs=5, by_batch=True, half_width=True, numerics=PRODUCT)),
+    case("rotary_tables_pair-sbhd", sample((3, 2), half_width=True, interleaved=True, transpose=True, layout="sbhd"), dtypes=WIDE),
+    case("rotary_tables_pair-heads", sample((3, 3), by_batch=True, table_heads=3, half_width=True, layout="sbhd"), dtypes=WIDE),
+    case("rotary_tables-heads-thd", sample((2,), table_heads=2, layout="thd", interleaved=True, numerics=PRODUCT)),
+    case("rotary_tables_pair-one-head", sample((3, 2), by_batch=True, table_heads=1, complex_table=True, interleaved=True)),
     case("rotary_tables_", sample((3,), start=2, numerics=PRODUCT), mutates=True),
     case("rotary_tables_pair_", sample((3, 2), layout="bshd", numerics=PRODUCT), mutates=True),
     case("rotary_tables_out", sample((3, 3), numerics=PRODUCT, interleaved=True), mutates=True),
-    case(
-        "rotary_tables_pair_out",
-        sample((3, 2, 3, 2), by_batch=None, layout="thd", numerics=PRODUCT),
-        mutates=True,
-    ),
-]
+    case("rotary_tables_pair_out", sample((3, 2, 3, 2), by_batch=None, layout="thd", numerics=PRODUCT), mutates=True),
+]  # fmt: skip

@@ -98,37 +98,19 @@ CASES = in_schema_order(
         case("embedding", sample()),
         case("embedding-scale-int32", sample(torch.int32, scale=2.5)),
         case("embedding-padding", sample(padding_idx=2), reference, conventional=True),
-        case(
-            "embedding-frequency",
-            sample(scale_grad_by_freq=True, scale=0.5),
-            reference,
-            conventional=True,
-        ),
-        case(
-            "embedding-part",
-            sample(scale=2.5, vocabulary_start=20, padding_idx=22),
-            reference,
-            conventional=True,
-        ),
+        case("embedding-frequency", sample(scale_grad_by_freq=True, scale=0.5), reference, conventional=True),
+        case("embedding-part", sample(scale=2.5, vocabulary_start=20, padding_idx=22), reference, conventional=True),
         # Only dense gradients are differentiable for torch; tests/python/token tests the sparse ones.
         case("embedding-rows", sample(gradient="rows"), differentiable=False),
         case("embedding_backward", backward_sample(scale=0.5), reference_backward),
         case("embedding_backward-padding", backward_sample(padding_idx=2), reference_backward),
-        case(
-            "embedding_backward-frequency",
-            backward_sample(scale_grad_by_freq=True),
-            reference_backward,
-        ),
-        case(
-            "embedding_backward-part",
-            backward_sample(vocabulary_start=20, padding_idx=22),
-            reference_backward,
-        ),
+        case("embedding_backward-frequency", backward_sample(scale_grad_by_freq=True), reference_backward),
+        case("embedding_backward-part", backward_sample(vocabulary_start=20, padding_idx=22), reference_backward),
     ],
     "gradient",
     "weight",
     "ids",
-)
+)  # fmt: skip
 CASES += [
     case("embedding_with_features", features_sample(True, scale=2.5)),
     case("embedding_with_features-places", features_sample(False)),

@@ -18,29 +18,18 @@ ROTARY_KEY = re.compile("rope|rotary|theta")
 # Keys that default configurations lack for transformers' code to run and rotate, with the values of
 # published checkpoints.
 COMPLETED: dict[str, dict[str, Any]] = {
-    "cohere_compass_text": {
-        "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": theta}
-            for kind, theta in (("full_attention", 1e6), ("sliding_attention", 1e4))
-        }
-    },
-    **{
-        key: {"position_embeddings_type": "rotary"}
-        for key in ("seamless_m4t", "wav2vec2-bert", "wav2vec2-conformer")
-    },
+    "cohere_compass_text": {"rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in (("full_attention", 1e6), ("sliding_attention", 1e4))}},
+    **{key: {"position_embeddings_type": "rotary"} for key in ("seamless_m4t", "wav2vec2-bert", "wav2vec2-conformer")},
     "esm": {"position_embedding_type": "rotary"},
     "glm4v_moe_text": {"head_dim": 128},
     "glm4v_text": {"partial_rotary_factor": 0.5},
     "glm_image_text": {"partial_rotary_factor": 0.5},
     "bamba": {"attn_layer_indices": [9, 18, 27]},  # all layers are Mamba by default
-    "granitemoehybrid": {
-        "position_embedding_type": "rope",
-        "layer_types": ["full_attention"] * 32,
-    },
+    "granitemoehybrid": {"position_embedding_type": "rope", "layer_types": ["full_attention"] * 32},
     "minimax_m3_vl_text": {"partial_rotary_factor": 0.5},
     "qwen3_omni_moe_text": {"head_dim": 128},
     "zamba2": {"use_mem_rope": True},
-}
+}  # fmt: skip
 # Two composite configurations that have no default.
 WITHOUT_DEFAULT = {"gemma4_assistant", "nougat"}
 ROTARY_CLASS = re.compile(r"Rotary\w*Embedding$")

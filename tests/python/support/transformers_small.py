@@ -42,32 +42,16 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gptj": ("GPTJForCausalLM", "GPTJConfig", {"rotary_dim": 4}),
     "codegen": ("CodeGenForCausalLM", "CodeGenConfig", {"rotary_dim": 4}),
     "deepseek_v3": ("DeepseekV3ForCausalLM", "DeepseekV3Config", LATENT),
-    "deepseek_v2": (
-        "DeepseekV2ForCausalLM",
-        "DeepseekV2Config",
-        {**LATENT, "topk_method": "greedy", "routed_scaling_factor": 1.0},
-    ),
-    "llama4": (
-        "Llama4ForCausalLM",
-        "Llama4TextConfig",
-        {"head_dim": 8, "num_local_experts": 2, "intermediate_size_mlp": 32},
-    ),
+    "deepseek_v2": ("DeepseekV2ForCausalLM", "DeepseekV2Config", {**LATENT, "topk_method": "greedy", "routed_scaling_factor": 1.0}),
+    "llama4": ("Llama4ForCausalLM", "Llama4TextConfig", {"head_dim": 8, "num_local_experts": 2, "intermediate_size_mlp": 32}),
     "nanochat": ("NanoChatForCausalLM", "NanoChatConfig", {}),
     "cohere": ("CohereForCausalLM", "CohereConfig", {}),
     "glm": ("GlmForCausalLM", "GlmConfig", {"head_dim": 8}),
-    "gpt_oss": (
-        "GptOssForCausalLM",
-        "GptOssConfig",
-        {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1},
-    ),
-    "modernbert": (
-        "ModernBertForMaskedLM",
-        "ModernBertConfig",
-        {"cls_token_id": 1, "sep_token_id": 2},
-    ),
+    "gpt_oss": ("GptOssForCausalLM", "GptOssConfig", {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}),
+    "modernbert": ("ModernBertForMaskedLM", "ModernBertConfig", {"cls_token_id": 1, "sep_token_id": 2}),
     "roformer": ("RoFormerForMaskedLM", "RoFormerConfig", {}),
     "esm": ("EsmForMaskedLM", "EsmConfig", {"position_embedding_type": "rotary"}),
-}
+}  # fmt: skip
 CAUSAL = [name for name, (cls, *_) in MODELS.items() if cls.endswith("CausalLM")]
 
 
