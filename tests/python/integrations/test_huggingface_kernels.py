@@ -22,6 +22,7 @@ from posembed.integrations.huggingface import (  # noqa: E402
     apply_rotary_pos_emb,
     patch,
     register_kernels,
+    unpatch,
     unregister_kernels,
 )
 from support.transformers_small import ids, small_model  # noqa: E402
@@ -272,13 +273,15 @@ def test_a_function_that_is_not_recognised_stays() -> None:
 
 @needs_kernels
 @pytest.mark.usefixtures("registered")
-def test_a_patched_model_keeps_its_own() -> None:
+def test_a_patched_model_is_recognised_by_its_own_code() -> None:
     model = made("nanochat")
     expected = logits(model)
     patch(model)
     kernelize(model)
     assert torch.equal(logits(model), expected)
-    assert not hasattr(type(functions(model)[0]), "_posembed")
+    assert str(type(functions(model)[0])._posembed.rule) == "half-split, backwards"
+    unpatch(model)
+    assert torch.equal(logits(model), expected)
 
 
 @needs_kernels

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from posembed import functional
+from posembed.integrations.huggingface._door import own_of
 from posembed.integrations.huggingface._reading import recognise, wrapped
 from posembed.integrations.huggingface._rotation import KERNEL_DEVICES, Rotation
 
@@ -118,7 +119,7 @@ def _function(kind: type[nn.Module]) -> Callable[..., Any] | None:
         return None
     # A new thread has none of this thread's modes: no autocast, tracing or transforms.
     with ThreadPoolExecutor(1) as thread:
-        found = thread.submit(recognise, function).result()
+        found = thread.submit(recognise, own_of(function)).result()  # whether patched or not
     return found.function() if isinstance(found, Rotation) else None
 
 
