@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 import inspect
 import math
 import os
@@ -144,10 +143,6 @@ def _made(config: Any) -> Any:
         if type(config) in mapping:
             found: Any = mapping[type(config)]
             return (found[0] if isinstance(found, tuple) else found)._from_config(config)
-    code = importlib.import_module(type(config).__module__.replace("configuration_", "modeling_"))
-    for found in vars(code).values():
-        if inspect.isclass(found) and getattr(found, "config_class", None) is type(config):
-            return found._from_config(config)  # type: ignore[attr-defined]
     raise UnreadableError(f"transformers has no model of {type(config).__name__} alone")
 
 
@@ -168,7 +163,6 @@ class _Model:
         except Exception as error:  # the model's code may raise anything
             raise UnreadableError(f"it cannot be built: {_brief(error)}") from error
         self.fields = dict(own.to_dict())
-        self.kinds = self.fields.get("layer_types") or []
         count = layers.count_of_layers(self.fields)
         lists = [x for x in self.model.modules() if isinstance(x, nn.ModuleList)]
         self.layers = next((x for x in lists if len(x) == count), None)
@@ -176,18 +170,14 @@ class _Model:
             raise UnreadableError(f"{type(self.model).__name__} has no list of {count} layers")
         most = getattr(own, "max_position_embeddings", None) or 4096
         self.bits = max(FEW_BITS, min(MOST_BITS, int(most).bit_length() - 1))
+        self.kinds = self.fields.get("layer_types") or [None] * len(self.layers)
         self.axes = 3
-        places = (place for place in range(len(self.layers)) if self._has_attention(place))
+        others = words("without_attention")
+        places = (place for place, kind in enumerate(self.kinds) if kind not in others)
         with contextlib.suppress(Exception):  # a model with one axis may raise anything
             if self.seen(next(places), 0)[1].shape[0] == BATCH:
                 return
         self.axes = 1
-
-    def _kind(self, layer: int) -> str | None:
-        return self.kinds[layer] if layer < len(self.kinds) else None
-
-    def _has_attention(self, layer: int) -> bool:
-        return self._kind(layer) not in words("without_attention")
 
     def positions(self, bits: int) -> Tensor:
         """0, then the powers of two on each axis alone: [axes, tokens]."""
@@ -247,10 +237,8 @@ class _Model:
         """All layers; those that compute the same are read once."""
         known: list[tuple[Tensor, Any, LayerPositions]] = []
         found = []
-        assert self.layers is not None
-        for place in range(len(self.layers)):
-            kind = self._kind(place)
-            seen = self.seen(place, 0) if self._has_attention(place) else ()
+        for place, kind in enumerate(self.kinds):
+            seen = () if kind in words("without_attention") else self.seen(place, 0)
             if not seen:
                 found.append(LayerPositions(kind, None, None))
                 continue
@@ -380,17 +368,14 @@ class _Model:
 
 
 def read(config: Any, fields: Fields, part: str | None, trust: bool) -> list[LayerPositions]:
-    """What each layer of a model, or of its part, does.
+    """What each layer of a model, or of its part, does; raises ValueError with the reason.
 
-    Args:
-        config: A configuration object of transformers, a dict, or a path.
-        fields: What it says.
-        part: As in :meth:`posembed.RotarySpec.from_huggingface`.
-        trust: Whether the model's own code may run.
-
-    Raises:
-        UnreadableError: There is no such model, or what it computes has no specification.
+    ``config`` is an object, a dict or a path; ``fields``: what it says; ``trust``: whether the code
+    in its folder may run.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return _Model(config, fields, part, trust).read()
+        try:
+            return _Model(config, fields, part, trust).read()
+        except UnreadableError as error:
+            raise ValueError(str(error)) from error

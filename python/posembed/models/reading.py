@@ -117,7 +117,7 @@ def rotary(config: Any, layer_type: str | None = None, **options: Any) -> Rotary
 def _off_module(config: Any, stated: Options, error: NoRuleError) -> list[LayerPositions]:
     """What each layer computes, where there is no rule, if the caller allows it."""
     if not stated.read_module or parts.layer_part(stated.part) is not None:
-        raise error
+        raise ValueError(str(error)) from None
     from posembed.models import module
 
     check_effect("base", stated.base, "the module is read")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import inspect
 import json
 import re
 import warnings
@@ -238,6 +240,35 @@ def test_models_that_do_not_rotate(model_type: str, instead: str) -> None:
     for read in (pe.RotarySpec.from_huggingface, pe.RotarySpec.for_layers):
         refused((lambda: read({"model_type": model_type, "hidden_size": 64, "num_attention_heads": 4}), ValueError, message))  # fmt: skip
     refused((lambda: pe.RotaryEmbedding.from_config({"model_type": model_type}), ValueError, message))  # fmt: skip
+
+
+ROTATES = re.compile(r"Rotary|Ro[Pp][Ee][A-Z]|apply_rotary|freqs_cis")
+
+
+def rotary_modules(model_type: str) -> set[str]:
+    """Classes of rotary modules in the models of a configuration class of transformers."""
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    kind = transformers.CONFIG_MAPPING[model_type]
+    found: set[str] = set()
+    for file in Path(inspect.getfile(kind)).parent.glob("modeling_*.py"):
+        if not ROTATES.search(file.read_text(encoding="utf-8")):
+            continue
+        code = importlib.import_module(f"{kind.__module__.rpartition('.')[0]}.{file.stem}")
+        for model in vars(code).values():
+            if inspect.isclass(model) and getattr(model, "config_class", None) is kind:
+                with contextlib.suppress(Exception), torch.device("meta"):  # a base, or no default
+                    names = [type(each).__name__ for each in model(kind()).modules()]
+                    found |= {name for name in names if ROTATES.search(name)}
+    return found
+
+
+def test_models_said_not_to_rotate_have_no_rotary_module() -> None:
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    without = [name for name, own in TYPES.items() if own.get("instead")]
+    known = [name for name in without if name in transformers.CONFIG_MAPPING]
+    rotating = {name: rotary_modules(name) for name in known}
+    assert {name: found for name, found in rotating.items() if found} == {}
+    assert rotary_modules("t5gemma")  # of parts that rotate
 
 
 def test_no_message_advises_half_a_description() -> None:
