@@ -120,9 +120,6 @@ def test_a_folder_runs_no_code(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **fields}))
     assert pe.RotarySpec.from_huggingface(tmp_path) == pe.RotarySpec(8)
     pe.describe(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mine", **fields}))
-    with pytest.raises(ValueError, match="model_type 'mine' is not known"):
-        pe.RotarySpec.from_huggingface(tmp_path)
     assert not told.exists()
 
 
