@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import posembed as pe
 import pytest
 import torch
 from posembed._decompositions import decompositions, replacements
+from posembed._decompositions.shared import TARGET, exact_cosines_and_sines
 from support.case import TOLERANCE, OperatorCase, as_tuple, assert_close
 from support.families import cases
 from support.modules import MODULES, Row, heads, vectors
@@ -49,6 +51,43 @@ def test_against_float64(case: OperatorCase, device: torch.device) -> None:
         for result, wanted, own in zip(results, case.expected(sample), dtypes, strict=True):
             assert result.dtype == own
             assert_close(result, wanted, tolerance)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if "rotary" in case.name], ids=lambda case: case.name
+)
+def test_rotations_of_onnx(case: OperatorCase, device: torch.device) -> None:
+    """Layouts, windows, axes and rows of each head, around ONNX's own rotation."""
+    torch.manual_seed(0)
+    sample = case.sample(2, 3, device, torch.float32)
+    before = TARGET.set("onnx")
+    try:
+        results = as_tuple(TABLE[case.operator](*sample.args, **sample.kwargs))
+    finally:
+        TARGET.reset(before)
+    for result, wanted in zip(results, case.expected(sample), strict=True):
+        assert_close(result, wanted, 1e-5)
+
+
+@pytest.mark.parametrize("target", [None, "onnx"])
+@pytest.mark.parametrize("pairs", [1, 64, 1024])
+def test_angles_without_float64(pairs: int, target: str | None) -> None:
+    """Digits of positions have no maximum and lose nothing, however many digits there are."""
+    turns = 10000.0 ** -(torch.arange(pairs, dtype=torch.float64) / pairs) / (2 * math.pi)
+    places = torch.cat([torch.randint(0, 2**24, (61,)), torch.tensor([0, 2**24, 2**31 - 1, -7])])
+    before = TARGET.set(target)
+    try:
+        found = exact_cosines_and_sines(places, turns, torch.float32, True)
+        halves = exact_cosines_and_sines(torch.tensor([-2.25, 70.5]), turns, torch.float32, True)
+    finally:
+        TARGET.reset(before)
+    for positions, results in ((places, found), (torch.tensor([-2.25, 70.5]), halves)):
+        angles = positions.double().unsqueeze(-1) * turns * (2 * math.pi)
+        for result, wanted in zip(results, (angles.cos(), angles.sin()), strict=True):
+            assert result.dtype == torch.float32
+            far = positions.abs() > 2**24  # where float64 angles are off by 5e-7 themselves
+            assert (result - wanted).abs()[~far].max() <= 5e-7
+            assert (result - wanted).abs().max() <= 2e-6
 
 
 def test_every_operator_of_inference_is_replaced() -> None:
@@ -118,7 +157,9 @@ modules = pytest.mark.parametrize("name", PROGRAMS)
 
 
 @functools.cache
-def exported(name: str) -> tuple[nn.Module, tuple[Tensor, ...], torch.export.ExportedProgram]:
+def exported(
+    name: str, target: str | None = None
+) -> tuple[nn.Module, tuple[Tensor, ...], torch.export.ExportedProgram]:
     """A module, its arguments of other sizes, and its decomposed program."""
     make, inputs = PROGRAMS[name]
     torch.manual_seed(0)
@@ -131,32 +172,42 @@ def exported(name: str) -> tuple[nn.Module, tuple[Tensor, ...], torch.export.Exp
     )
     shapes = (dynamic,) if isinstance(module, Call) else dynamic
     program = torch.export.export(module.eval(), given, dynamic_shapes=shapes)
-    return module, others, pe.decompose(program)
+    return module, others, pe.decompose(program, target=target)
 
 
 def tolerance_of(results: tuple[Tensor, ...]) -> float:
     return 2e-3 if results[0].dtype == torch.float16 else 4e-6
 
 
+# Their angles are of frequencies that may be inputs, or of coordinates.
+WITH_FLOAT64 = {"fourier", "fourier-time2vec", "rotary-learned"}
+
+
 @modules
 def test_programs_have_pytorchs_operators_alone(name: str) -> None:
     module, given, program = exported(name)
     assert not any("posembed" in str(node.target) for node in program.graph.nodes)
+    steps = [node.meta.get("val") for node in program.graph.nodes if node.op == "call_function"]
+    dtypes = {value.dtype for value in steps if isinstance(value, Tensor)}
+    assert (torch.float64 in dtypes) == (name in WITH_FLOAT64)
     expected = as_tuple(module(*given))
     for result, wanted in zip(as_tuple(program.module()(*given)), expected, strict=True):
         assert_close(result, wanted, tolerance_of(expected))
 
 
-@modules
-def test_onnx_runtime(name: str) -> None:
+ROTATED = [name for name in PROGRAMS if "rotary" in name]
+
+
+@pytest.mark.parametrize(
+    ("name", "opset"), [*((name, 20) for name in PROGRAMS), *((name, 23) for name in ROTATED)]
+)
+def test_onnx_runtime(name: str, opset: int) -> None:
     """Runs with another batch and length than those of the export."""
-    if name == "quantized":
-        pytest.skip("ONNX Runtime refuses to stack unpacked codes of 4 bits")
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
-    module, given, program = exported(name)
+    module, given, program = exported(name, "onnx" if opset == 23 else None)
     file = io.BytesIO()
-    torch.onnx.export(program, dynamo=True, verbose=False).save(file)
+    torch.onnx.export(program, dynamo=True, verbose=False, opset_version=opset).save(file)
     session = runtime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
     tensors = [x for x in given if isinstance(x, Tensor)]
@@ -203,6 +254,44 @@ def test_encodings_of_integers_are_float32() -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert found.dtype == encode(torch.arange(3), '{"embedding_dim":6}').dtype == torch.float32
+
+
+class Twice(nn.Module):
+    """Two layers' rotations, and a cache that the program writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ropes = nn.ModuleList([pe.RotaryEmbedding(64), pe.RotaryEmbedding(64)])
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(1)
+        for rope in self.ropes:
+            x = rope(x)
+        return x * (self.count * 2)
+
+
+@pytest.mark.parametrize("target", [None, "onnx"])
+def test_layers_share_constants_and_steps(target: str | None) -> None:
+    """And what a program writes is no constant."""
+    module, x = Twice(), torch.randn(3, 7, 2, 64)
+    sizes = {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}
+    program = pe.decompose(
+        torch.export.export(module, (x,), dynamic_shapes=(sizes,)), target=target
+    )
+    kept = {name: value for name, value in program.constants.items() if value.numel() > 1}
+    assert len(kept) == (5 if target else 6)
+    names = [str(node.target) for node in program.graph.nodes]
+    assert names.count("aten.embedding.default") == (1 if target else 6)
+    assert names.count("onnx.RotaryEmbedding.opset23") == (4 if target else 0)
+    own, run, other = Twice(), program.module(), torch.randn(5, 11, 2, 64)
+    for _ in range(2):
+        assert_close(run(other), own(other), 4e-6)
+
+
+def test_unknown_targets_are_refused() -> None:
+    program = torch.export.export(pe.RotaryEmbedding(8), (torch.randn(1, 5, 2, 8),))
+    refused((lambda: pe.decompose(program, target="tflite"), ValueError, "target: .*'tflite'"))
 
 
 def test_operators_that_write_are_refused() -> None:

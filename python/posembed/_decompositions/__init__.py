@@ -16,6 +16,9 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from posembed._decompositions.shared import TARGET
+from posembed._decompositions.simplification import simplify
+
 
 @functools.cache
 def replacements() -> dict[str, Callable[..., Any]]:
@@ -53,19 +56,24 @@ def with_every_argument(operator: Any, function: Callable[..., Any]) -> Callable
     return call
 
 
-def decompose(program: ExportedProgram) -> ExportedProgram:
+def decompose(program: ExportedProgram, *, target: str | None = None) -> ExportedProgram:
     """Replaces posembed's operators in a program with PyTorch's own.
 
     The result runs without posembed: pass it to ``torch.onnx.export``, or lower it with ExecuTorch
-    or Core ML. Results differ from posembed's by rounding errors: exact angles are reduced to one
-    turn in float64, and their cosines and sines are computed in float32.
+    or Core ML. Results differ from posembed's by rounding errors. Exact angles need no float64:
+    their cosines and sines are products of rows of float32 tables, for positions below 2^31. Steps
+    that depend on no input become constants, and equal steps are shared.
 
     Args:
         program: The result of ``torch.export.export`` for a model in eval mode.
+        target: None: for any runtime. ``"onnx"``: rotations call
+            ``torch.onnx.ops.rotary_embedding``, which is one node; export the result with
+            ``opset_version=23`` or higher.
 
     Raises:
-        ValueError: The program has a posembed operator that writes in place, such as those for
-            paged caches, computes a gradient, or draws a dropout mask. The message names it.
+        ValueError: ``target`` is unknown; or the program has a posembed operator that writes in
+            place, such as those for paged caches, computes a gradient, or draws a dropout mask. The
+            message names it.
 
     Examples:
         >>> import torch, posembed as pe
@@ -75,8 +83,15 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
         >>> any("posembed" in str(node.target) for node in program.graph.nodes)
         False
     """
-    with torch.no_grad():
-        result: ExportedProgram = program.run_decompositions(decompositions())
+    if target not in (None, "onnx"):
+        raise ValueError(f"target: expected None or 'onnx', got {target!r}")
+    before = TARGET.set(target)
+    try:
+        with torch.no_grad():
+            result: ExportedProgram = program.run_decompositions(decompositions())
+            simplify(result)
+    finally:
+        TARGET.reset(before)
     remaining = sorted(
         {
             name

@@ -36,17 +36,19 @@ def input_embedding(
             "decompose: expected dropout 0, whose mask only posembed draws; export in eval mode"
         )
     dtype = wide(token.dtype)
-    x = torch.nn.functional.embedding(ids, token).to(dtype) * scale
+    x = torch.nn.functional.embedding(ids, token).to(dtype)
+    x = x if scale == 1 else x * scale
     if token_type is not None:
         if types is None:
             types = torch.zeros_like(ids)
         x = x + torch.nn.functional.embedding(types, token_type)
+    signed = positions is not None
     if positions is None:
         positions = consecutive(ids.shape[1], offset, ids.device)
     if position is not None:
         x = x + learned_encode(position, positions, first_row)
     if sinusoid:
-        x = x + encodings(positions, sinusoid, 0, dtype)
+        x = x + encodings(positions, sinusoid, 0, dtype, signed)
     return normed(x, norm, eps, norm_weight, norm_bias).to(token.dtype)
 
 
@@ -56,5 +58,5 @@ def normed(x: Tensor, norm: str, eps: float, weight: Tensor | None, bias: Tensor
         bias = None if bias is None else bias.to(x.dtype)
         return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
     if norm == "rms":
-        x = rms(x, eps)
+        return rms(x, eps, weight)
     return x if weight is None else x * weight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -12,57 +13,93 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from posembed._decompositions.shared import (
+    TARGET,
     consecutive,
     cosines_and_sines,
+    exact_cosines_and_sines,
     fields,
     frequencies_of,
+    product,
     scalar,
+    whole_numbers,
     wide,
 )
 
 
 def rotary_cosines_and_sines(
-    places: Tensor,
+    positions: Tensor,
     numbers: dict[str, Any],
     spec: str,
     frequencies: Tensor | None,
     dtype: torch.dtype,
+    axis_of_pair: list[int] | None,
+    signed: bool,
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines [..., pairs]; with float32 angles if the specification says so."""
-    device = places.device
-    if frequencies is not None and frequencies.dim() > 1:
-        return cosines_and_sines(turns_by_head(places, frequencies), dtype)
+    device = positions.device
     if frequencies is None:
         operator = torch.ops.posembed.rotary_frequencies.default
         turns = frequencies_of(operator, spec, device)
     else:
         turns = frequencies.double() * scalar(0.5 / math.pi, device)
-    if numbers["numerics"] == "exact":
-        return cosines_and_sines(places.double() * turns, dtype)
-    angles = places.float() * (turns * scalar(2 * math.pi, device)).float()
-    return angles.cos(), angles.sin()
+    if turns.dim() > 1:
+        return cosines_and_sines(turns_by_head(positions, turns, axis_of_pair), dtype)
+
+    def of(positions: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
+        if numbers["numerics"] != "exact":
+            radians = turns * scalar(2 * math.pi, device)
+            angles = positions.float().unsqueeze(-1) * radians.float()
+            return angles.cos(), angles.sin()
+        if frequencies is not None:
+            return cosines_and_sines(positions.double().unsqueeze(-1) * turns, dtype)
+        return exact_cosines_and_sines(positions, turns, dtype, signed)
+
+    if axis_of_pair is None:
+        return of(positions, turns)
+    order = sorted(range(len(axis_of_pair)), key=axis_of_pair.__getitem__)
+    parts = [
+        of(positions[axis], turns.index_select(0, whole_numbers(list(pairs), device)))
+        for axis, pairs in itertools.groupby(order, axis_of_pair.__getitem__)
+    ]
+    cosines, sines = (torch.cat(part, -1) for part in zip(*parts, strict=True))
+    if order == sorted(order):
+        return cosines, sines
+    places = whole_numbers(sorted(order, key=order.__getitem__), device)
+    return cosines.index_select(-1, places), sines.index_select(-1, places)
 
 
-def turns_by_head(places: Tensor, frequencies: Tensor) -> Tensor:
-    """Turns [(batch,) seq, heads, pairs] for frequencies [heads, pairs] or [axes, heads, pairs]."""
-    turns = frequencies.double() * scalar(0.5 / math.pi, places.device)
-    if frequencies.dim() == 2:
-        return places.double().unsqueeze(-2) * turns
-    axes = (places[..., axis, None, None].double() * turns[axis] for axis in range(len(turns)))
-    return sum(axes, torch.zeros((), dtype=torch.float64, device=places.device))
+def turns_by_head(positions: Tensor, turns: Tensor, axis_of_pair: list[int] | None) -> Tensor:
+    """Turns [(batch,) seq, heads, pairs] for ``turns`` [heads, pairs] or [axes, heads, pairs]."""
+    places = positions.double()
+    if turns.dim() == 3:
+        each = (places[axis, ..., None, None] * turns[axis] for axis in range(turns.shape[0]))
+        return functools.reduce(torch.add, each)
+    return by_pair(places, axis_of_pair).unsqueeze(-2) * turns
 
 
-def amplitude(positions: Tensor, numbers: dict[str, Any], is_key: bool) -> Tensor | float:
+def by_pair(positions: Tensor, axis_of_pair: list[int] | None) -> Tensor:
+    """Positions [..., pairs], or [..., 1] if they have no axes."""
+    if axis_of_pair is None:
+        return positions.unsqueeze(-1)
+    return torch.stack([positions[axis] for axis in axis_of_pair], -1)
+
+
+def amplitude(
+    positions: Tensor,
+    axis_of_pair: list[int] | None,
+    numbers: dict[str, Any],
+    is_key: bool,
+    dtype: torch.dtype,
+) -> Tensor | float:
     """The factor of rotated pairs: xPos's, by position, or the same for all."""
     scaling = numbers["scaling"]
     if scaling is None or scaling["type"] != "xpos":
         return 1.0
     dim = numbers["rotary_dim"]
-    device = positions.device
-    steps = torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim
-    zeta = (steps + scalar(0.4, device)) / scalar(1.4, device)
-    distance = (positions.double() - scaling["center"]) / scaling["scale_base"]
-    return torch.pow(zeta, -distance if is_key else distance)
+    steps = torch.arange(0, dim, 2, dtype=torch.float64, device=positions.device) / dim
+    decay = ((steps + 0.4) / 1.4).log() / scaling["scale_base"]
+    distance = (by_pair(positions, axis_of_pair) - scaling["center"]).to(dtype)
+    return torch.exp((-distance if is_key else distance) * decay.to(dtype))
 
 
 def of_tokens(table: Tensor, layout: str, by_head: bool = False) -> Tensor:
@@ -125,9 +162,39 @@ def turn(
         return torch.cat(
             [x[..., :start], *(t.to(x.dtype) for t in turned), x[..., start + dim :]], -1
         )
-    first, second = components(window, interleaved)
-    halves = (first * cosines - second * sines, second * cosines + first * sines)
-    return placed(joined(*halves, interleaved).to(x.dtype), x, start)
+    if TARGET.get() == "onnx" and cosines.dtype == torch.float32:
+        rotated = turn_by_onnx(window, cosines, sines, interleaved)
+    else:
+        rotated = joined(*product(*components(window, interleaved), cosines, sines), interleaved)
+    return placed(rotated.to(x.dtype), x, start)
+
+
+def turn_by_onnx(x: Tensor, cosines: Tensor, sines: Tensor, interleaved: bool) -> Tensor:
+    """The same by ONNX's rotation of [batch, heads, seq, dim] or [batch, seq, heads * dim].
+
+    Tables broadcast with ``x``; a dimension of one says where the heads are.
+    """
+    sizes = cosines.shape
+    tables = [cosines, sines]
+    if x.dim() == 4 and (len(sizes) == 2 or (len(sizes) == 4 and is_one(sizes[1]))):
+        heads, rows, of_tokens = x.shape[1], x, (x.shape[0], x.shape[2])
+        tables = [table.squeeze(1) if len(sizes) == 4 else table for table in tables]
+    elif is_one(sizes[-2]):
+        heads, rows, of_tokens = x.shape[-2], x.flatten(-2), x.shape[:-2]
+        tables = [table.squeeze(-2) for table in tables]
+    else:  # each head has its own rows
+        heads, rows, of_tokens = 1, x.flatten(0, -2), x.shape[:-1]
+    tables = [table.expand(*of_tokens, sizes[-1]) for table in tables]
+    if rows.dim() == 2:
+        rows, tables = rows.unsqueeze(0), [table.flatten(0, -2).unsqueeze(0) for table in tables]
+    turned = torch.onnx.ops.rotary_embedding(
+        rows, *tables, interleaved=interleaved, num_heads=heads
+    )
+    return turned.reshape(x.shape)
+
+
+def is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1
 
 
 def windows_of(numbers: dict[str, Any]) -> list[int]:
@@ -155,45 +222,40 @@ def rotate(
     transpose: bool,
 ) -> Tensor:
     numbers = fields(torch.ops.posembed.rotary_specification.default, spec)
+    all_turn = positions is None or positions.is_floating_point()
     if positions is None:
         positions = consecutive(tokens_in(x, layout), offset, x.device)
     if cu_seqlens is not None:
         index = consecutive(tokens_in(x, layout), 0, x.device).unsqueeze(-1)
         document = (index >= cu_seqlens[1:-1]).sum(-1)
         positions = positions - cu_seqlens[document]
-    of_axes = numbers["sections"] is not None and positions.dim() == (2 if layout == "thd" else 3)
+    sections = numbers["sections"]
+    of_axes = sections is not None and positions.dim() == (2 if layout == "thd" else 3)
+    axis_of_pair = sections["axis_of_pair"] if of_axes else None
     mixed = frequencies is not None and frequencies.dim() == 3
-    # [(batch,) seq, pairs or 1], or axes where they are summed
-    if mixed:
-        places = positions.movedim(0, -1)
-        untouched = (places < 0).all(-1, keepdim=True)
-    elif of_axes:
-        axes = positions.unbind(0)
-        places = torch.stack([axes[axis] for axis in numbers["sections"]["axis_of_pair"]], -1)
-        untouched = (positions < 0).all(0).unsqueeze(-1)
-    else:
-        places = positions.unsqueeze(-1)
-        untouched = places < 0
     dtype = wide(x.dtype)
-    cosines, sines = rotary_cosines_and_sines(places, numbers, spec, frequencies, dtype)
-    with _disable_current_modes():
-        factor = torch.ops.posembed.rotary_attention_factor.default(spec)
+    signed = of_axes or positions.is_floating_point()
+    cosines, sines = rotary_cosines_and_sines(
+        positions, numbers, spec, frequencies, dtype, axis_of_pair, signed
+    )
     by_head = frequencies is not None and frequencies.dim() > 1
-    size = 1 / factor if inverse else factor
-    if not by_head:
-        size = amplitude(places, numbers, is_key != inverse) * size
     if (inverse != transpose) != numbers["reverse"]:
         sines = -sines
-    cosines, sines = (
-        of_tokens((table * size).to(dtype), layout, by_head) for table in (cosines, sines)
-    )
+    size = amplitude(positions, axis_of_pair, numbers, is_key != inverse, dtype)
+    with _disable_current_modes():
+        factor = torch.ops.posembed.rotary_attention_factor.default(spec)
+    size = size * (1 / factor if inverse else factor)
+    if isinstance(size, Tensor) or size != 1:
+        cosines, sines = cosines * size, sines * size
+    if not all_turn:
+        untouched = (positions < 0).all(0) if of_axes or mixed else positions < 0
+        untouched = untouched[(..., *(None,) * (cosines.dim() - untouched.dim()))]
+        cosines, sines = torch.where(untouched, 1.0, cosines), torch.where(untouched, 0.0, sines)
+    cosines, sines = (of_tokens(table.to(dtype), layout, by_head) for table in (cosines, sines))
     start, dim = numbers["rotary_start"], numbers["rotary_dim"]
     if x.shape[-1] != numbers["head_dim"]:  # only the window
         start = 0
-    rotated = turn(x, cosines, sines, start, dim, numbers["interleaved"], windows_of(numbers))
-    if positions.is_floating_point():
-        return rotated
-    return torch.where(of_tokens(untouched, layout), x, rotated)
+    return turn(x, cosines, sines, start, dim, numbers["interleaved"], windows_of(numbers))
 
 
 def rotary(query: Tensor, *given: Any) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posembed._decompositions.rotary import rotate
 from posembed._decompositions.rotary_tables import rotary_tables
-from posembed._decompositions.shared import fields, wide
+from posembed._decompositions.shared import fields, rms, wide
 
 
 def norm_rotary(
@@ -34,16 +34,21 @@ def norm_rotary(
 ) -> tuple[Tensor, Tensor]:
     def normed(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         dtype, heads = wide(x.dtype), 1 if layout in ("bhsd", "thd") else 2
+        rounded = cos is not None and numerics == "float32" and round_before_weight
         rows = x.to(dtype)
         if all_heads:
             rows = rows.movedim(heads, -2).flatten(-2)
-        if centred:
-            rows = rows - rows.mean(-1, keepdim=True)
-        rows = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + eps)
-        if cos is not None and numerics == "float32" and round_before_weight:
-            rows = rows.to(x.dtype).to(dtype)
         if weight is not None:
-            rows = rows * (weight.to(dtype) + weight_offset)
+            weight = weight.to(dtype)
+            weight = weight + weight_offset if weight_offset else weight
+        scale = None if rounded else weight
+        if centred:
+            rows = torch.nn.functional.layer_norm(rows, rows.shape[-1:], scale, None, eps)
+        else:
+            rows = rms(rows, eps, scale)
+        if rounded:
+            rows = rows.to(x.dtype).to(dtype)
+            rows = rows if weight is None else rows * weight
         if bias is not None:
             rows = rows + bias.to(dtype)
         if all_heads:

@@ -11,15 +11,20 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from posembed._decompositions.shared import (
     consecutive,
-    cosines_and_sines,
+    exact_cosines_and_sines,
     fields,
     frequencies_of,
     wide,
 )
 
 
-def encodings(positions: Tensor, spec: str, order: int, dtype: torch.dtype) -> Tensor:
-    """Sinusoidal encodings of a specification, with its scale: [..., embedding_dim]."""
+def encodings(
+    positions: Tensor, spec: str, order: int, dtype: torch.dtype, signed: bool = True
+) -> Tensor:
+    """Sinusoidal encodings of a specification, with its scale: [..., embedding_dim].
+
+    Not ``signed``: positions are known not to be negative.
+    """
     numbers = fields(torch.ops.posembed.sinusoidal_specification.default, spec)
     dim, preset = numbers["embedding_dim"], numbers["preset"]
     operator = torch.ops.posembed.sinusoidal_frequencies.default
@@ -27,9 +32,9 @@ def encodings(positions: Tensor, spec: str, order: int, dtype: torch.dtype) -> T
     padding = numbers["padding_idx"]
     if padding is None:
         padding = 1 if preset == "fairseq" else -1
-    places = positions.double().unsqueeze(-1)
-    turns = (places + padding + 1) * frequencies + order / 4
-    cosines, sines = cosines_and_sines(turns, dtype)
+    cosines, sines = exact_cosines_and_sines(positions + (padding + 1), frequencies, dtype, signed)
+    for _ in range(order % 4):
+        cosines, sines = -sines, cosines
     if order:
         factor = ((frequencies * (2 * math.pi)) ** order).to(dtype)
         cosines, sines = cosines * factor, sines * factor
@@ -38,8 +43,12 @@ def encodings(positions: Tensor, spec: str, order: int, dtype: torch.dtype) -> T
     columns = torch.stack(pairs, -1).flatten(-2) if interleaved else torch.cat(pairs, -1)
     if columns.shape[-1] < dim:
         columns = torch.nn.functional.pad(columns, (0, dim - columns.shape[-1]))
-    columns = columns[..., :dim] * numbers["scale"]
-    return columns if padding < 0 else torch.where(places == -1, 0.0, columns)
+    columns = columns[..., :dim]
+    if numbers["scale"] != 1:
+        columns = columns * numbers["scale"]
+    if padding < 0 or not signed:
+        return columns
+    return torch.where((positions == -1).unsqueeze(-1), 0.0, columns)
 
 
 def sinusoidal_encode(
@@ -62,6 +71,7 @@ def sinusoidal_add(
     offset: Any,
     scale: Tensor | None,
 ) -> Tensor:
+    signed = positions is not None
     if positions is None:
         positions = consecutive(x.shape[-2], offset, x.device)
     with _disable_current_modes():
@@ -70,7 +80,7 @@ def sinusoidal_add(
         positions = positions.unsqueeze(0)
     added = torch.cat(
         [
-            encodings(positions[axis], block, 0, wide(x.dtype))
+            encodings(positions[axis], block, 0, wide(x.dtype), signed)
             for axis, block in zip(axes, blocks, strict=True)
         ],
         -1,

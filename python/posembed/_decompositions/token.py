@@ -53,18 +53,23 @@ def embedding_quantized(
     scale: float,
     dtype: torch.dtype | None,
 ) -> Tensor:
-    rows = codes[ids]  # [..., columns]
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    if codes.dtype == torch.uint8:
-        rows = torch.stack([rows & 15, rows >> 4], -1).flatten(-2)
+    if codes.dtype.itemsize == 1 and codes.is_floating_point():  # runtimes lack rows of float8
+        numbers = torch.arange(256, dtype=torch.uint8, device=codes.device).view(codes.dtype)
+        rows = numbers.to(wide)[codes.view(torch.uint8)[ids].long()]
+    else:
+        rows = codes[ids].to(wide)  # [..., columns]
+    if codes.dtype == torch.uint8:  # two codes in a byte; runtimes lack the operators of bits
+        high = (rows / 16).floor()
+        rows = torch.stack([rows - 16 * high, high], -1).flatten(-2)
     dim = rows.shape[-1]
     block = block_columns or dim // scales.shape[1]
 
     def of_columns(values: Tensor) -> Tensor:
-        found = values[ids // block_rows].to(wide)
+        found = values.to(wide)[ids // block_rows]
         return found.repeat_interleave(block, -1)[..., :dim]
 
-    numbers = rows.to(wide) * of_columns(scales)
+    numbers = rows * of_columns(scales)
     if biases is not None:
         numbers = numbers + of_columns(biases)
     return (numbers * scale).to(dtype or torch.float32)
