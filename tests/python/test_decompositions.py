@@ -179,8 +179,9 @@ def tolerance_of(results: tuple[Tensor, ...]) -> float:
     return 2e-3 if results[0].dtype == torch.float16 else 4e-6
 
 
-# Their angles are of frequencies that may be inputs, or of coordinates.
-WITH_FLOAT64 = {"fourier", "fourier-time2vec", "rotary-learned"}
+# Coordinates and learned frequencies; positions and slopes that the operators compute in float64.
+WITH_FLOAT64 = {"fourier", "fourier-time2vec", "rotary-learned", "sinusoidal-grid"}
+WITH_FLOAT64 |= {"alibi-attention", "relative-logits"}
 
 
 @modules

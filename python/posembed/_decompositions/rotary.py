@@ -176,6 +176,7 @@ def turn_by_onnx(x: Tensor, cosines: Tensor, sines: Tensor, interleaved: bool) -
     """
     sizes = cosines.shape
     tables = [cosines, sines]
+    of_tokens: Sequence[Any]
     if x.dim() == 4 and (len(sizes) == 2 or (len(sizes) == 4 and is_one(sizes[1]))):
         heads, rows, of_tokens = x.shape[1], x, (x.shape[0], x.shape[2])
         tables = [table.squeeze(1) if len(sizes) == 4 else table for table in tables]

@@ -64,7 +64,7 @@ def exact_cosines_and_sines(
     In float32, each is a product of rows for the position's digits. Only the digits' tables, which
     ``decompose`` computes, need float64. Not ``signed``: results of negative ones do not matter.
     """
-    if dtype == torch.float64:
+    if torch.float64 in (dtype, positions.dtype):
         return cosines_and_sines(positions.double().unsqueeze(-1) * turns, dtype)
     size = positions.abs()
     if not positions.is_floating_point():
@@ -91,15 +91,17 @@ def of_digits(positions: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
     digits.append(positions)
     tables = []
     for place in range(0, bits * count, bits):
-        rows = torch.arange(2 ** min(bits, POSITION_BITS - place), device=turns.device)
-        angles = (rows.double() * 2.0**place).unsqueeze(-1) * turns
+        values = torch.arange(2 ** min(bits, POSITION_BITS - place), device=turns.device)
+        angles = (values.double() * 2.0**place).unsqueeze(-1) * turns
         cosines, sines = cosines_and_sines(angles, torch.float64)
         tables.append((cosines.float(), sines.float()))
     if TARGET.get() == "onnx":
         return joined_by_onnx(digits, tables)
     rows_of = torch.nn.functional.embedding
-    pairs = [tuple(rows_of(d, t) for t in table) for d, table in zip(digits, tables, strict=True)]
-    return functools.reduce(lambda found, row: product(*found, *row), reversed(pairs))
+    rows = [
+        (rows_of(d, cos), rows_of(d, sin)) for d, (cos, sin) in zip(digits, tables, strict=True)
+    ]
+    return functools.reduce(lambda found, row: product(*found, *row), reversed(rows))
 
 
 def joined_by_onnx(

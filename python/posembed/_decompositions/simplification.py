@@ -106,7 +106,7 @@ def add_constant(program: ExportedProgram, value: Tensor, like: Node) -> Node:
     name = unused_name(program)
     before = [node for node in graph.nodes if node.op == "placeholder"][place:]
     with graph.inserting_before(before[0] if before else next(iter(graph.nodes))):
-        node = graph.placeholder(name)
+        node: Node = graph.placeholder(name)
     node.meta["val"] = like.meta["val"].detach()
     spec = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(node.name), name)
     signature.input_specs.insert(place, spec)

@@ -32,7 +32,8 @@ def encodings(
     padding = numbers["padding_idx"]
     if padding is None:
         padding = 1 if preset == "fairseq" else -1
-    cosines, sines = exact_cosines_and_sines(positions + (padding + 1), frequencies, dtype, signed)
+    places = positions if padding < 0 else positions + (padding + 1)
+    cosines, sines = exact_cosines_and_sines(places, frequencies, dtype, signed)
     for _ in range(order % 4):
         cosines, sines = -sines, cosines
     if order:
