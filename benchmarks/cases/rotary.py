@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import posembed as pe
 import torch
@@ -163,6 +163,34 @@ def backward(name: str, size: tuple[int, int, torch.dtype], setting: Setting) ->
     return Case(name, candidates, limit, goals)
 
 
+def packed_backward(name: str, size: tuple[int, int, torch.dtype], setting: Setting) -> Case:
+    """The gradient of a packed projection from those of query, key and value."""
+    batch, seq, dtype = size
+    counts = (QUERY_HEADS, KEY_HEADS, KEY_HEADS)
+    shape = (batch, seq, sum(counts) * HEAD_DIM)
+    qkv = torch.randn(shape, device=setting.device).to(dtype).requires_grad_()
+    rope = pe.RotaryEmbedding(HEAD_DIM, heads=QUERY_HEADS, key_heads=KEY_HEADS)
+    gradients = [torch.randn_like(x) for x in rope.rotate_packed(qkv.detach())]
+
+    def separate(rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> list[Tensor]:
+        query, key, value = qkv.unflatten(-1, (-1, HEAD_DIM)).split(counts, 2)
+        return [*rotate(query, key), value]
+
+    def step(results: Sequence[Tensor]) -> peers.Call:
+        return lambda: torch.autograd.grad(results, qkv, gradients, retain_graph=True)
+
+    joined = "posembed, three tensors that torch joins"
+    with torch.enable_grad():
+        candidates = {
+            "posembed": step(rope.rotate_packed(qkv)),
+            "posembed, groups": step(rope.rotate_packed(qkv, order="groups")),
+            joined: step(separate(rope)),
+        }
+    out = torch.empty_like(qkv)
+    candidates |= bandwidth_limits.copy((qkv.detach(), out))
+    return Case(name, candidates, joined, (Goal("posembed", joined, 2.0),))
+
+
 def forwards(
     size: tuple[int, int, torch.dtype], setting: Setting, goals: tuple[Goal, ...] = ()
 ) -> Iterator[Plan]:
@@ -194,3 +222,6 @@ def plans(setting: Setting) -> Iterator[Plan]:
     for dtype in (bfloat16, float32):
         size = (4, 2048, dtype)
         yield plan(f"rotary forward and backward {sizes(*size)}", backward, size, setting)
+        size = (1, 2048, dtype)
+        title = f"rotary packed backward {sizes(*size)}".replace("+8,", "+8+8,")
+        yield plan(title, packed_backward, size, setting)

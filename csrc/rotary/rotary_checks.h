@@ -120,6 +120,9 @@ Arguments arguments(const Job& job, const Inputs& inputs, const Rotation& rotati
 /// Runs the rotation kernel on the device of `query`, one of the tensors that `call` rotates.
 void launch_rotation(Arguments& call, const Tensor& query);
 
+/// Rotates the tensors of a job, which has been checked.
+void rotate(const Job& job, const Rotation& rotation, const Specification& spec);
+
 /// Throws c10::ValueError for xPos and for numerics other than exact. For operators whose kernels
 /// compute only exact angles.
 void check_exact_angles(const Specification& spec, const char* operator_name);

@@ -26,6 +26,8 @@ const char* name(Layout layout) {
   }
 }
 
+const char* name(PackedOrder order) { return order == PackedOrder::blocks ? "blocks" : "groups"; }
+
 torch::Tensor RotarySpec::frequencies(std::optional<int64_t> seq_len) const {
   const RotarySpec& spec = *this;
   return rotary::rotary_frequencies((seq_len ? resolve(*seq_len) : spec).to_json(), std::nullopt);
@@ -46,6 +48,18 @@ RotaryCall with_positions(RotaryCall call, const torch::Tensor& query) {
   call.positions(positions_of(call, query, restarts ? call.cu_seqlens() : std::nullopt));
   if (restarts) call.cu_seqlens(std::nullopt);
   return call.offset(call.offset().number());
+}
+
+/// The arguments of a call for a projection, which has its heads by token.
+PackedRotation packed_call(const Tensor& qkv, const Packing& packing, Text spec, RotaryCall call) {
+  const auto layout = call.layout();
+  if (layout == Layout::bhsd) call.layout(Layout::bshd);
+  call = with_positions(std::move(call), qkv);
+  call.layout(layout);
+  return {packing.heads(),
+          packing.key_heads().value_or(packing.heads()),
+          packing.order(),
+          {spec, std::move(call)}};
 }
 
 Two choose(const Tensor& condition, const Two& a, const Two& b) {
@@ -151,6 +165,18 @@ std::tuple<torch::Tensor, torch::Tensor> functional::rotary_out(
   rotary::rotary_pair_out(query_out, key_out, query, key,
                           {spec.to_json(), rotary::with_positions(call, query)});
   return {query_out, key_out};
+}
+
+std::tuple<torch::Tensor, torch::Tensor, torch::Tensor> functional::rotary_packed(
+    const torch::Tensor& qkv, const Packing& packing, const RotarySpec& spec,
+    const RotaryCall& call) {
+  return rotary::rotary_packed(qkv, rotary::packed_call(qkv, packing, spec.to_json(), call));
+}
+
+torch::Tensor functional::rotary_packed_(const torch::Tensor& qkv, const Packing& packing,
+                                         const RotarySpec& spec, const RotaryCall& call) {
+  rotary::rotary_packed_(qkv, rotary::packed_call(qkv, packing, spec.to_json(), call));
+  return qkv;
 }
 
 RotaryOptions::RotaryOptions(int64_t head_dim) : head_dim_(head_dim) {}
@@ -286,6 +312,17 @@ std::tuple<torch::Tensor, torch::Tensor> RotaryEmbeddingImpl::rotate_(const torc
                                                                       const RotaryCall& call) {
   rotary::rotary_pair_(query, key, {text_, own_call(call, query)});
   return {query, key};
+}
+
+std::tuple<torch::Tensor, torch::Tensor, torch::Tensor> RotaryEmbeddingImpl::rotate_packed(
+    const torch::Tensor& qkv, const Packing& packing, const RotaryCall& call) {
+  return rotary::rotary_packed(qkv, rotary::packed_call(qkv, packing, text_, own_options(call)));
+}
+
+torch::Tensor RotaryEmbeddingImpl::rotate_packed_(const torch::Tensor& qkv, const Packing& packing,
+                                                  const RotaryCall& call) {
+  rotary::rotary_packed_(qkv, rotary::packed_call(qkv, packing, text_, own_options(call)));
+  return qkv;
 }
 
 torch::Tensor RotaryEmbeddingImpl::rerotate_(const torch::Tensor& key,

@@ -22,7 +22,6 @@
 #include "rotary/rotary_specification.h"
 
 namespace posembed::rotary {
-namespace {
 
 void rotate(const Job& job, const Rotation& rotation, const Specification& spec) {
   const int64_t tokens = job.in[0]->size(dimensions(rotation.call.layout()).seq);
@@ -32,6 +31,8 @@ void rotate(const Job& job, const Rotation& rotation, const Specification& spec)
   if (spec.spec.numerics != Numerics::exact) tables = use_tables(spec, *job.in[0], inputs, &call);
   launch_rotation(call, *job.in[0]);
 }
+
+namespace {
 
 /// The specification of a rotation, and memory for its results.
 template <typename Result>
@@ -534,6 +535,12 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
   define(m, "rotary_out(Tensor(a!) out, Tensor query, " + rotation + ") -> ()");
   define(m, "rotary_pair_out(Tensor(a!) query_out, Tensor(b!) key_out, Tensor query, Tensor key, " +
                 rotation + ") -> ()");
+  const std::string packed = "int heads, int key_heads, str order, " + rotation;
+  define(m, "rotary_packed(Tensor qkv, " + packed + ") -> (Tensor, Tensor, Tensor)");
+  define(m, "rotary_packed_pair(Tensor qkv, " + packed + ") -> (Tensor, Tensor)");
+  define(m, "rotary_packed_(Tensor(a!) qkv, " + packed + ") -> ()");
+  define(m, "rotary_packed_backward(Tensor query, Tensor key, Tensor value, " + packed +
+                ") -> Tensor");
   define(m, "rotary_tangent(Tensor rotated, " + rotation + ") -> Tensor");
   define(m,
          "rotary_frequencies_backward(Tensor gradient, Tensor query, " + rotation + ") -> Tensor");

@@ -28,6 +28,12 @@ struct EnumArgument<Numerics> {
                                         Numerics::float32_polar};
 };
 
+template <>
+struct EnumArgument<PackedOrder> {
+  static constexpr const char* argument = "order";
+  static constexpr PackedOrder values[] = {PackedOrder::blocks, PackedOrder::groups};
+};
+
 }  // namespace posembed::dispatcher
 
 namespace posembed::rotary {
@@ -73,6 +79,37 @@ inline const Operator<Tensor, const Tensor&> rotary_tangent{"rotary_tangent"};
 /// query.
 inline const Operator<Tensor, const Tensor&, const Tensor&> rotary_frequencies_backward{
     "rotary_frequencies_backward"};
+
+/// Arguments of the operators on packed projections, after the tensors. Refers to the text.
+struct PackedRotation {
+  int64_t heads = 0, key_heads = 0;
+  PackedOrder order = PackedOrder::blocks;
+  Rotation rotation;
+
+  POSEMBED_FIELDS(self.heads, self.key_heads, self.order, self.rotation.spec,
+                  self.rotation.call.positions(), self.rotation.call.layout(),
+                  self.rotation.call.offset(), self.rotation.call.inverse(),
+                  self.rotation.call.cu_seqlens(), self.rotation.call.frequencies(),
+                  self.rotation.transpose)
+};
+
+using Three = std::tuple<Tensor, Tensor, Tensor>;
+
+template <typename Result, typename... Tensors>
+using PackedOperator = dispatcher::Operator<Result(Tensors...), PackedRotation>;
+
+/// Rotated query and key of a packed projection, and a view of its value.
+inline const PackedOperator<Three, const Tensor&> rotary_packed{"rotary_packed"};
+
+/// Without the value.
+inline const PackedOperator<Two, const Tensor&> rotary_packed_pair{"rotary_packed_pair"};
+
+/// In place.
+inline const PackedOperator<void, const Tensor&> rotary_packed_{"rotary_packed_"};
+
+/// The gradient of a packed projection from those of query, key and value.
+inline const PackedOperator<Tensor, const Tensor&, const Tensor&, const Tensor&>
+    rotary_packed_backward{"rotary_packed_backward"};
 
 /// Moves rotated keys in place: key, old and new positions, the specification, the new one if it
 /// differs, the layout, and frequencies.

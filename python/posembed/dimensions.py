@@ -44,7 +44,8 @@ class Dimensions(NamedTuple):
         if layout not in LAYOUTS:
             raise ValueError(f"layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got {layout!r}")
         leading = {name: _arranged(letters, layout) for name, letters in self.leading.items()}
-        return self._replace(leading=leading)
+        results = tuple(r if r in leading else _arranged(r, layout) for r in self.results)
+        return self._replace(leading=leading, results=results)
 
     def with_whole_heads(self) -> Dimensions:
         """The same for a call that sums over heads, which can neither be split nor take copies."""
@@ -117,6 +118,11 @@ TABLE = {
     ),
     "rotary": Dimensions({"query": "bsh."}, _ROTATION, ("query",)),
     "rotary_pair": Dimensions({"query": "bsh.", "key": "bsk."}, _ROTATION, ("query", "key")),
+    "rotary_packed": Dimensions({"qkv": "bs."}, _ROTATION, ("bsh.", "bsk.", "bsk.")),
+    "rotary_packed_pair": Dimensions({"qkv": "bs."}, _ROTATION, ("bsh.", "bsk.")),
+    "rotary_packed_backward": Dimensions(
+        {"query": "bsh.", "key": "bsk.", "value": "bsk."}, _ROTATION, ("bs.",)
+    ),
     "rotary_tangent": Dimensions({"rotated": "bsh."}, _ROTATION, ("rotated",)),
     "mla_rotary": Dimensions(
         {"query": "bsh.", "key_rope": "bsh?./h"}, {"positions": ".?b?s"}, ("query", "key_rope")

@@ -19,10 +19,11 @@ from posembed import functional
 from posembed._leaf import Leaf
 from posembed._other_names import check_options
 from posembed._validation import flag, positive, whole
-from posembed.functional import Device, Layout
+from posembed.functional import Device, Layout, PackedOrder
 from posembed.functional._offset import LAYOUTS, of_layout
 from posembed.functional._options import rotary_text
 from posembed.functional._rotary import ROTARY, ROTARY_PAIR, rotated, rotated_in_place
+from posembed.functional._rotary_packed import rotated_packed, rotated_packed_in_place
 from posembed.models.options import READING, Reading
 from posembed.scaling import DynamicNtkScaling, LongRopeScaling
 from posembed.sharding import set_values
@@ -578,6 +579,64 @@ class RotaryEmbedding(Leaf, nn.Module):
             self._frequencies(),
             cu_seqlens,
         )
+
+    def rotate_packed(
+        self,
+        qkv: Tensor,
+        positions: Tensor | None = None,
+        *,
+        heads: int | None = None,
+        key_heads: int | None = None,
+        order: PackedOrder = "blocks",
+        offset: int | Tensor = 0,
+        cu_seqlens: Tensor | None = None,
+        inverse: bool = False,
+        seq_len: int | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated query and key of a packed projection, and its value, with one gradient for it.
+
+        See :func:`posembed.functional.rotary_packed`. ``heads`` and ``key_heads`` are the module's
+        by default.
+        """
+        given = (positions, order, self.layout, offset, cu_seqlens, self._frequencies(), inverse)
+        text = self._packed_text(qkv, seq_len, positions, offset, cu_seqlens)
+        return rotated_packed(qkv, text, *self._packing(heads, key_heads), *given)
+
+    def rotate_packed_(
+        self,
+        qkv: Tensor,
+        positions: Tensor | None = None,
+        *,
+        heads: int | None = None,
+        key_heads: int | None = None,
+        order: PackedOrder = "blocks",
+        offset: int | Tensor = 0,
+        cu_seqlens: Tensor | None = None,
+        inverse: bool = False,
+        seq_len: int | None = None,
+    ) -> Tensor:
+        """In-place :meth:`rotate_packed` for inference; returns ``qkv``.
+
+        See :func:`posembed.functional.rotary_packed_`.
+        """
+        given = (positions, order, self.layout, offset, cu_seqlens, self._frequencies(), inverse)
+        text = self._packed_text(qkv, seq_len, positions, offset, cu_seqlens)
+        return rotated_packed_in_place(qkv, text, *self._packing(heads, key_heads), *given)
+
+    def _packing(self, heads: int | None, key_heads: int | None) -> tuple[int, int | None]:
+        """The heads of a packed projection: those given, or the module's."""
+        if heads is not None:
+            return heads, key_heads
+        if self.heads is None:
+            raise ValueError("heads: expected a number, because the module has none, got None")
+        return self.heads, self.key_heads if key_heads is None else key_heads
+
+    def _packed_text(self, qkv: Tensor, seq_len: int | None, *where: Any) -> str:
+        """The text of the specification for a projection, [batch, seq, width] for "bhsd"."""
+        if seq_len is not None:
+            by_layout = qkv.unsqueeze(1) if self.layout == "bhsd" else qkv
+            self._check_length(seq_len, by_layout, *where)
+        return self._with_heads(self.spec_for(seq_len).text)
 
     def rerotate_(
         self,

@@ -93,7 +93,7 @@ def test_return_what_they_write(name: str, compiled: bool) -> None:
 @pytest.mark.parametrize("sizes", [(0, 3, 2), (2, 0, 2), (2, 3, 0)], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_take_tensors_without_elements(name: str, sizes: tuple[int, int, int]) -> None:
-    if sizes[2] == 0 and ("alibi" in name.lower() or "cache" in name):
+    if sizes[2] == 0 and any(each in name.lower() for each in ("alibi", "cache", "packed")):
         pytest.skip("needs heads")
     call, given, names = call_of(name, *sizes)
     given = {

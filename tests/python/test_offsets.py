@@ -135,6 +135,13 @@ def functional(name: str, layout: str = "thd") -> Any:
     return call
 
 
+def in_pack(x: Tensor, **options: Any) -> Tensor:
+    """The query of a projection that holds x three times."""
+    layout = "thd" if x.dim() == 3 else "bshd"
+    qkv = torch.cat([x, x, x], -2).flatten(-2)
+    return pe.functional.rotary_packed(qkv, x.shape[-2], spec=SPEC, layout=layout, **options)[0]
+
+
 def learned_module(modules: Any) -> Any:
     torch.manual_seed(0)
     return modules.LearnedPositionalEmbedding(30, 8)
@@ -162,6 +169,7 @@ FORMS: dict[str, tuple[Any, tuple[int, ...], int]] = {
     "rotary": (functional("rotary"), (TOKENS, 2), 0),
     "rotary_": (functional("rotary_"), (TOKENS, 2), 0),
     "rotate_": (lambda x, **options: pe.RotaryEmbedding(8, layout="thd").rotate_(x.clone(), **options), (TOKENS, 2), 0),
+    "rotary_packed": (in_pack, (TOKENS, 2), 0),
     "norm_rotary": (functional("norm_rotary"), (TOKENS, 2), 0),
     "norm_rotary_": (functional("norm_rotary_"), (TOKENS, 2), 0),
     "mla_rotary": (functional("mla_rotary"), (TOKENS, 2), 0),
@@ -212,6 +220,7 @@ def test_each_document_begins_at_its_own(form: str, device: torch.device) -> Non
 SAMPLES: dict[str, Any] = {
     "rotary": (functional("rotary", "bshd"), (3, 5, 2)),
     "rotary_": (functional("rotary_", "bshd"), (3, 5, 2)),
+    "rotary_packed": (in_pack, (3, 5, 2)),
     "norm_rotary": (functional("norm_rotary", "bshd"), (3, 5, 2)),
     "norm_rotary_": (functional("norm_rotary_", "bshd"), (3, 5, 2)),
     "learned_add": (FORMS["learned_add"][0], (3, 5)),

@@ -60,6 +60,7 @@ WITHOUT_CASE = {
     "packed_positions": "from integers to integers; positions/test_positions.py",
     "document_positions": "from integers to integers; positions/test_positions.py",
     "zigzag_positions": "from integers to integers; positions/test_positions.py",
+    "rotary_packed": "rotary_packed_pair with a view; rotary/test_packed.py",
     "rotary_rerotate_": "rotary_ twice, on a copy; rotary/test_conversion.py",
     "embedding_quantized": "of codes; token/test_quantized.py",
     "quantize_rows": "gives codes; token/test_quantized.py",

@@ -35,6 +35,15 @@ enum class Layout {
 /// "bshd", "bhsd", "sbhd" or "thd".
 POSEMBED_API const char* name(Layout layout);
 
+/// How heads follow one another in a packed projection.
+enum class PackedOrder {
+  blocks,  ///< all heads of the query, all of the key, all of the value: Phi-3
+  groups,  ///< for each key head: its query heads, the key, the value: Megatron-LM, GPT-NeoX
+};
+
+/// "blocks" or "groups".
+POSEMBED_API const char* name(PackedOrder order);
+
 /// Which components form a pair.
 enum class Pairing {
   half_split,   ///< (i, i + rotary_dim / 2): GPT-NeoX, Llama in transformers
@@ -98,6 +107,17 @@ struct POSEMBED_API RotaryCall {
   TORCH_ARG(std::optional<torch::Tensor>, seq_len) = std::nullopt;
 };
 
+/// The heads of a packed projection: Packing(32).key_heads(8).
+struct POSEMBED_API Packing {
+  /* implicit */ Packing(int64_t heads) : heads_(heads) {}
+
+  /// Query heads.
+  TORCH_ARG(int64_t, heads);
+  /// Key heads, a divisor of `heads`; the value has as many. Default: `heads`.
+  TORCH_ARG(std::optional<int64_t>, key_heads) = std::nullopt;
+  TORCH_ARG(PackedOrder, order) = PackedOrder::blocks;
+};
+
 namespace functional {
 
 /// Rotates `query`; gradients flow. Each call serialises `spec`; a RotaryEmbedding does so once.
@@ -133,6 +153,23 @@ POSEMBED_API torch::Tensor rotary_out(const torch::Tensor& out, const torch::Ten
 POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> rotary_out(
     const torch::Tensor& query_out, const torch::Tensor& key_out, const torch::Tensor& query,
     const torch::Tensor& key, const RotarySpec& spec, const RotaryCall& call = {});
+
+/// Rotates query and key of a packed projection into new tensors; the value is a view of it. One
+/// gradient flows to it, into which those of query and key are rotated.
+///
+///     auto [query, key, value] = posembed::functional::rotary_packed(
+///         qkv, posembed::Packing(32).key_heads(8), spec);
+///
+/// @param qkv  [batch, seq, (heads + 2 * key_heads) * head_dim], [seq, batch, …] for Layout::sbhd
+///     or [tokens, …] for Layout::thd; Layout::bhsd gives views with heads first
+/// @throws as rotary()
+POSEMBED_API std::tuple<torch::Tensor, torch::Tensor, torch::Tensor> rotary_packed(
+    const torch::Tensor& qkv, const Packing& packing, const RotarySpec& spec,
+    const RotaryCall& call = {});
+
+/// rotary_packed() in place; returns `qkv`. For inference: raises if a gradient would be lost.
+POSEMBED_API torch::Tensor rotary_packed_(const torch::Tensor& qkv, const Packing& packing,
+                                          const RotarySpec& spec, const RotaryCall& call = {});
 
 /// Moves cached keys to other positions, or to another specification, in place; returns `key`. The
 /// result equals a new rotation of the original keys, up to one rounding to their dtype. Computes
@@ -224,6 +261,12 @@ class POSEMBED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbed
   std::tuple<torch::Tensor, torch::Tensor> rotate_(const torch::Tensor& query,
                                                    const torch::Tensor& key,
                                                    const RotaryCall& call = {});
+
+  /// Query, key and value of a packed projection. See functional::rotary_packed.
+  std::tuple<torch::Tensor, torch::Tensor, torch::Tensor> rotate_packed(
+      const torch::Tensor& qkv, const Packing& packing, const RotaryCall& call = {});
+  torch::Tensor rotate_packed_(const torch::Tensor& qkv, const Packing& packing,
+                               const RotaryCall& call = {});
 
   /// Learned frequencies stay in float32 or float64 when the module is cast, because positions
   /// would multiply the rounding error of a 16-bit type.

@@ -265,3 +265,16 @@ def rotary(query: Tensor, *given: Any) -> Tensor:
 
 def rotary_pair(query: Tensor, key: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
     return rotate(query, False, *given), rotate(key, True, *given)
+
+
+def rotary_packed_pair(
+    qkv: Tensor, heads: int, key_heads: int, order: str, *given: Any
+) -> tuple[Tensor, Tensor]:
+    groups = key_heads if order == "groups" else 1
+    queries, keys = heads // groups, key_heads // groups
+    rows = torch.unflatten(qkv, -1, (groups, queries + 2 * keys, -1))
+    parts = rows.split_with_sizes((queries, keys, keys), -2)
+    query, key, _ = (part.flatten(-3, -2) for part in parts)
+    if given[2] == "bhsd":
+        query, key = query.transpose(1, 2), key.transpose(1, 2)
+    return rotary_pair(query, key, *given)

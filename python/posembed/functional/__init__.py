@@ -71,6 +71,7 @@ from posembed.functional._relative_logits import (
 from posembed.functional._rotary import rerotate_, rotary, rotary_
 from posembed.functional._rotary_cache import mla_rotary, mla_rotary_cache_, rotary_cache_
 from posembed.functional._rotary_norm import norm_rotary, norm_rotary_
+from posembed.functional._rotary_packed import PackedOrder, rotary_packed, rotary_packed_
 from posembed.functional._rotary_tables import rotary_tables, rotary_tables_
 from posembed.functional._sinusoidal import (
     sinusoidal,
@@ -92,6 +93,7 @@ __all__ = [
     "Initialization",
     "Layout",
     "NgramRule",
+    "PackedOrder",
     "RelativeBuckets",
     "RelativeMlp",
     "ResamplingMethod",
@@ -141,6 +143,8 @@ __all__ = [
     "rotary",
     "rotary_",
     "rotary_cache_",
+    "rotary_packed",
+    "rotary_packed_",
     "rotary_tables",
     "rotary_tables_",
     "sinusoidal",

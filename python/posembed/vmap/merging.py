@@ -37,7 +37,9 @@ class Merging:
         known = TABLE[name].arranged(given.get("layout", names.get("layout")))
         order = ORDER
         if given.get("all_heads"):
-            known, order = known.with_whole_heads(), order.replace("s", "")
+            known = known.with_whole_heads()
+        if given.get("all_heads") or "order" in names:  # tokens of copies would be counted on
+            order = order.replace("s", "")
         self.letters = {each: _together(given) for each, given in known.letters().items()}
         self.results = [_together(given) for given in known.results_letters()]
         self.leading = known.leading

@@ -1,5 +1,6 @@
 // Tests RotaryEmbedding as C++ programs use it: options, gradients, copies, printed form, errors.
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -8,6 +9,7 @@
 #include <torch/optim/sgd.h>
 
 #include <string>
+#include <vector>
 
 #include "posembed/rotary.h"
 
@@ -40,6 +42,52 @@ TEST(RotaryModule, GradientsFlowWithoutPython) {
   // A rotation keeps lengths, so the gradient of the squared length is twice the tensor.
   EXPECT_TRUE(torch::allclose(query.grad(), 2 * query, 1e-5, 1e-6));
   EXPECT_TRUE(torch::allclose(key.grad(), 2 * key, 1e-5, 1e-6));
+}
+
+TEST(RotaryModule, PackedProjections) {
+  using posembed::PackedOrder;
+  using posembed::Packing;
+  const RotarySpec spec(8);
+  RotaryEmbedding rope(RotaryOptions(spec).layout(Layout::bhsd));
+  const torch::Tensor qkv = torch::randn({2, 3, 8 * 8}, torch::requires_grad());
+  for (const PackedOrder order : {PackedOrder::blocks, PackedOrder::groups}) {
+    const Packing packing = Packing(4).key_heads(2).order(order);
+    const bool blocks = order == PackedOrder::blocks;
+    // [batch, heads, seq, head_dim]; groups have two query heads, a key and a value
+    const torch::Tensor heads = qkv.view({2, 3, 8, 8}).transpose(1, 2);
+    const auto of = [&](const std::vector<int64_t>& places) {
+      return heads.index_select(1, torch::tensor(places));
+    };
+    const torch::Tensor query = blocks ? of({0, 1, 2, 3}) : of({0, 1, 4, 5});
+    const torch::Tensor key = blocks ? of({4, 5}) : of({2, 6});
+    const torch::Tensor value = blocks ? of({6, 7}) : of({3, 7});
+    const torch::Tensor offsets = torch::tensor({3, 9}, torch::kLong);
+    const RotaryCall call = RotaryCall().offset(offsets);
+    const auto [query_wanted, key_wanted] = rope->forward(query, key, call);
+    const auto [query_found, key_found, value_found] = rope->rotate_packed(qkv, packing, call);
+    EXPECT_TRUE(torch::equal(query_found, query_wanted));
+    EXPECT_TRUE(torch::equal(key_found, key_wanted));
+    EXPECT_TRUE(torch::equal(value_found, value));
+    EXPECT_TRUE(value_found.is_alias_of(qkv));
+    EXPECT_EQ(query_found.grad_fn(), value_found.grad_fn());
+    const auto gradient = [&](const torch::Tensor& a, const torch::Tensor& b,
+                              const torch::Tensor& c) {
+      const torch::Tensor total = a.sin().sum() + b.cos().sum() + c.exp().sum();
+      return torch::autograd::grad({total}, {qkv})[0];
+    };
+    EXPECT_TRUE(torch::equal(gradient(query_found, key_found, value_found),
+                             gradient(query_wanted, key_wanted, value)));
+    const torch::Tensor written = qkv.detach().clone(), again = qkv.detach().clone();
+    EXPECT_TRUE(rope->rotate_packed_(written, packing, call).is_same(written));
+    const auto options = RotaryCall(call).layout(Layout::bhsd);
+    posembed::functional::rotary_packed_(again, packing, spec, options);
+    EXPECT_TRUE(torch::equal(written, again));
+    EXPECT_TRUE(
+        torch::equal(std::get<0>(posembed::functional::rotary_packed(qkv, packing, spec, options)),
+                     query_wanted));
+  }
+  EXPECT_THROW(rope->rotate_packed(qkv, 4), c10::ValueError);
+  EXPECT_THROW(rope->rotate_packed_(qkv, Packing(4).key_heads(2)), c10::ValueError);
 }
 
 TEST(RotaryModule, IntoGivenMemory) {

@@ -144,6 +144,11 @@ def bags(places: dict[str, Placement], **more: Any) -> Case:
     return functional.token_bag, {"ids": ids, "weight": randn(7, 8), **more}, places
 
 
+def in_pack(place: Placement, **more: Any) -> Case:
+    heads = {"qkv": randn(2, 5, 12 * 8), "heads": 6, "key_heads": 3}
+    return functional.rotary_packed, {**heads, "spec": SPEC, **more}, {"qkv": place}
+
+
 LATENT = pe.RotarySpec(8, rotary_dim=4, rotary_start=4)
 
 
@@ -171,6 +176,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "rotary sequence, uneven": lambda: rotation("bshd", Shard(1), positions=POSITIONS),
     "rotary query by heads, key whole": lambda: rotation("bshd", Shard(2), WHOLE, frequencies=randn(4).abs()),
     "rotary whole": lambda: rotation("bshd", WHOLE, frequencies=randn(4).abs()),
+    "rotary_packed batch": lambda: in_pack(Shard(0), order="groups", positions=OF_SAMPLES),
+    "rotary_packed sequence, heads first": lambda: in_pack(Shard(1), layout="bhsd"),
     "mla_rotary heads, key with one": lambda: latent("BHSD", Shard(1), WHOLE, inverse=True),
     "mla_rotary sequence, key with a head": lambda: latent("SBHD", Shard(0), Shard(0)),
     "alibi_bias of two sides, with a mask": lambda: (

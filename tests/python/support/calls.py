@@ -50,6 +50,14 @@ def functions(batch: int = 2, seq: int = 3, heads: int = 2) -> dict[str, Argumen
     codes = {"codes": torch.ones(ROWS, 32, dtype=torch.int8), "scales": x(ROWS, 1)}
     rotated = {"query": x(batch, seq, heads, 16), "key": x(batch, seq, kv_heads, 16), "spec": SPEC}
     normed = {**rotated, "query_weight": x(16), "key_weight": x(16)}
+    packed = {
+        "qkv": x(batch, seq, (heads + 2 * kv_heads) * 16),
+        "heads": heads,
+        "key_heads": kv_heads,
+        "order": "groups",
+        "positions": positions,
+        "spec": SPEC,
+    }
     heads_first = {"query": x(batch, heads, seq, 16), "key": x(batch, kv_heads, seq, 16)}
     angles = {**heads_first, "cos": x(seq, 16), "sin": x(seq, 16)}
     latent = {"query": x(tokens, heads, 24), "key_rope": x(tokens, 8), "spec": LATENT}
@@ -161,6 +169,8 @@ def functions(batch: int = 2, seq: int = 3, heads: int = 2) -> dict[str, Argumen
             "positions": slots,
             "spec": SPEC,
         },
+        "rotary_packed": packed,
+        "rotary_packed_": packed,
         "rotary_tables": angles,
         "rotary_tables_": angles,
         "sinusoidal": {"x": rows, "positions": ids, "scale": x(1) + 2, "spec": WAVES},

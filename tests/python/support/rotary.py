@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import torch
+from posembed._decompositions import with_every_argument
 from torch import Tensor
 
 from support.case import Sample, case, decomposed, in_schema_order, transposed
@@ -129,6 +130,78 @@ def weight_sample(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Samp
     return Sample((weight, HEADS), {"interleaved": True})
 
 
+def packed_sample(
+    heads: int,
+    key_heads: int,
+    order: str,
+    positions: bool = False,
+    axes: int | None = None,
+    documents: bool = False,
+    learned: bool = False,
+    gradients: bool = False,
+    **options: Any,
+) -> Any:
+    """Samples of packed projections, or of the gradients of their three parts."""
+
+    def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
+        counts = (heads, key_heads, key_heads)
+        rest = {"positions": positions, "axes": axes, "documents": documents, "learned": learned}
+        parts = sample(counts, **rest, **options)(batch, seq, device, dtype)
+        tensors, others = parts.args[:3], parts.args[3:]
+        if not gradients:
+            by_token = [
+                x.transpose(1, 2) if options.get("layout") == "bhsd" else x for x in tensors
+            ]
+            tensors = (torch.cat(by_token, -2).flatten(-2),)
+        packing = {"heads": heads, "key_heads": key_heads, "order": order}
+        return Sample((*tensors, *others), {**parts.kwargs, **packing})
+
+    return make
+
+
+PACKED = decomposed("rotary_packed_pair")
+
+
+def reference_packed(qkv: Tensor, heads: int, key_heads: int, order: str, *given: Any) -> Tensor:
+    """What a projection contains after its query and key are rotated in place."""
+    groups = key_heads if order == "groups" else 1
+    value = torch.unflatten(qkv, -1, (groups, (heads + 2 * key_heads) // groups, -1))
+    layout = given[2]
+    found = [
+        torch.unflatten(x.transpose(1, 2) if layout == "bhsd" else x, -2, (groups, -1))
+        for x in PACKED(qkv, heads, key_heads, order, *given)
+    ]
+    return torch.cat((*found, value[..., -(key_heads // groups) :, :]), -2).flatten(-3)
+
+
+def reference_packed_backward(
+    query: Tensor, key: Tensor, value: Tensor, heads: int, key_heads: int, order: str, *given: Any
+) -> Tensor:
+    """The transpose of the rotation with a value that is a part of the projection."""
+    layout = given[2]
+    groups = key_heads if order == "groups" else 1
+
+    def forward(qkv: Tensor) -> Tensor:
+        parts = torch.unflatten(qkv, -1, (groups, (heads + 2 * key_heads) // groups, -1))
+        last = parts[..., -(key_heads // groups) :, :].flatten(-3, -2)
+        last = last.transpose(1, 2) if layout == "bhsd" else last
+        call = (qkv, heads, key_heads, order, *given[:-1], not given[-1])
+        return torch.cat([x.flatten() for x in (*PACKED(*call), last)])
+
+    by_token = query.transpose(1, 2) if layout == "bhsd" else query
+    width = (heads + 2 * key_heads) * query.shape[-1]
+    like = query.new_empty((*by_token.shape[:-2], width))
+    return transposed(forward, like, torch.cat([x.flatten() for x in (query, key, value)]))
+
+
+def packed_case(name: str, reference: Any, *sizes: Any, **options: Any) -> Any:
+    """A case with a reference that takes every argument in order."""
+    mutates = name.startswith("rotary_packed_-")
+    operator = getattr(torch.ops.posembed, name.split("-")[0]).default
+    whole = None if reference is None else with_every_argument(operator, reference)
+    return case(name, packed_sample(*sizes, **options), whole, mutates=mutates)
+
+
 PLAIN = '{"head_dim":8}'
 PARTIAL = (
     '{"base":500000.0,"head_dim":16,"interleaved":true,"reverse":true,'
@@ -205,6 +278,86 @@ CASES = in_schema_order(
             differentiable=False,  # weights are converted once, outside training
         ),
         case("rotary_pair-xpos-learned", sample((2, 1), learned=True, spec=XPOS)),
+        packed_case("rotary_packed_pair", None, 4, 2, "blocks", positions=True, spec=PARTIAL),
+        packed_case(
+            "rotary_packed_pair-groups",
+            None,
+            4,
+            2,
+            "groups",
+            positions=True,
+            spec=PLAIN,
+            layout="bhsd",
+        ),
+        packed_case(
+            "rotary_packed_pair-neox", None, 3, 3, "groups", offset=5, spec=XPOS, layout="sbhd"
+        ),
+        packed_case(
+            "rotary_packed_pair-documents",
+            None,
+            4,
+            2,
+            "groups",
+            documents=True,
+            spec=PLAIN,
+            layout="thd",
+        ),
+        packed_case(
+            "rotary_packed_pair-sections",
+            None,
+            4,
+            2,
+            "groups",
+            positions=True,
+            axes=3,
+            spec=SECTIONS,
+        ),
+        packed_case("rotary_packed_pair-learned", None, 4, 2, "groups", learned=True, spec=PARTIAL),
+        packed_case(
+            "rotary_packed_-groups", reference_packed, 4, 2, "groups", positions=True, spec=PARTIAL
+        ),
+        packed_case(
+            "rotary_packed_-blocks",
+            reference_packed,
+            3,
+            1,
+            "blocks",
+            spec=XPOS,
+            layout="bhsd",
+            inverse=True,
+        ),
+        packed_case(
+            "rotary_packed_backward",
+            reference_packed_backward,
+            4,
+            2,
+            "groups",
+            positions=True,
+            gradients=True,
+            spec=PARTIAL,
+        ),
+        packed_case(
+            "rotary_packed_backward-sections-thd",
+            reference_packed_backward,
+            4,
+            2,
+            "groups",
+            positions=True,
+            axes=3,
+            gradients=True,
+            spec=SECTIONS,
+            layout="thd",
+        ),
+        packed_case(
+            "rotary_packed_backward-blocks",
+            reference_packed_backward,
+            3,
+            1,
+            "blocks",
+            gradients=True,
+            spec=XPOS,
+            layout="bhsd",
+        ),
     ],
     "out",
     "query_out",
@@ -213,8 +366,10 @@ CASES = in_schema_order(
     "rotated",
     "weight",
     "num_heads",
+    "qkv",
     "query",
     "key",
+    "value",
     "positions",
     "frequencies",
     "cu_seqlens",
