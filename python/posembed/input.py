@@ -6,6 +6,7 @@ arXiv:1706.03762.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -511,7 +512,8 @@ def _check_vectors(vectors: Tensor, width: int, dtype: torch.dtype) -> None:
 def own_rows(vectors: Tensor) -> tuple[Tensor, dict[str, Any]]:
     """Treats vectors [..., components] as a table with a row per token: its ids, and the table."""
     shape = vectors.shape[:-1]
-    rows = torch.arange(shape.numel(), device=vectors.device).view(shape)
+    count = math.prod(shape)  # Size.numel() would bind the sizes of an exported program
+    rows = torch.arange(count, device=vectors.device).view(shape)
     return rows, {"token": vectors.flatten(0, -2), "gradient": "dense", "own_rows": True}
 
 

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from support.documentation import DOCS, ROOT, blocks
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples/cpp/checkpoint"
 EXPORTED = ROOT / "examples/cpp/exported"
 GENERATE = ROOT / "examples/cpp/generate"
@@ -28,11 +27,8 @@ target_link_libraries(fragments PRIVATE PosEmbed::posembed)
 
 def fragments() -> list[str]:
     """The C++ blocks of the documentation that are neither whole programs nor headers."""
-    found = []
-    for page in sorted((ROOT / "docs").rglob("*.md")):
-        code = re.findall(r"```cpp\n(.*?)```", page.read_text(), re.DOTALL)
-        found += [part for part in code if "int main" not in part and "#pragma once" not in part]
-    return found
+    found = [code for page in sorted(DOCS.rglob("*.md")) for code in blocks(page, "cpp")]
+    return [part for part in found if "int main" not in part and "#pragma once" not in part]
 
 
 def program(parts: list[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from posembed.dimensions import ARGUMENTS, LAYOUTS, TABLE, letters_of
 from posembed.vmap import COPY_BY_COPY, WITHOUT_RULE
-from support.case import OperatorCase, assert_close
+from support.case import OperatorCase, as_tuple, assert_close
 from support.families import cases
 from support.refusals import refused
 
@@ -163,7 +164,7 @@ def copies_of(name: str, tensor: torch.Tensor) -> list[torch.Tensor]:
     ids=lambda case: case.name,
 )
 def test_vmap_over_any_arguments(case: OperatorCase, device: torch.device) -> None:
-    """One call for all copies equals a call for each, whichever tensors are mapped."""
+    """One call for all copies equals a call for each, gradients too, whichever are mapped."""
     torch.manual_seed(7)
     sample = case.sample(2, 3, device, torch.float64)
     names = [argument.name for argument in case.operator._schema.arguments]
@@ -171,24 +172,39 @@ def test_vmap_over_any_arguments(case: OperatorCase, device: torch.device) -> No
     mapped = (s for n in range(1, 4) for s in itertools.combinations(tensors, n))
     for dim, chosen in enumerate(mapped):
         args, in_dims = list(sample.args), [None] * len(sample.args)
-        copies = {i: copies_of(names[i], args[i]) for i in chosen}
         for i in chosen:
             in_dims[i] = min(dim % 2, args[i].dim())
-            args[i] = torch.stack(copies[i], in_dims[i])
+            args[i] = torch.stack(copies_of(names[i], args[i]), in_dims[i])
+            args[i].requires_grad_(case.differentiable and args[i].is_floating_point())
 
         def call(*args: Any) -> Any:
-            return case.operator(*args, **sample.kwargs)
+            return as_tuple(case.operator(*args, **sample.kwargs))
 
         found = torch.func.vmap(call, tuple(in_dims))(*args)
-        for copy in range(3):
-            single = [
-                copies[i][copy] if i in chosen else each for i, each in enumerate(sample.args)
-            ]
-            wanted = call(*single)
-            for ours, theirs in zip(
-                *((x,) if isinstance(x, torch.Tensor) else x for x in (found, wanted)), strict=True
-            ):
-                assert_close(ours[copy], theirs, 1e-13)
+        alone = [
+            call(
+                *(x if d is None else x.select(d, copy) for x, d in zip(args, in_dims, strict=True))
+            )
+            for copy in range(3)
+        ]
+        wanted = [torch.stack(copies) for copies in zip(*alone, strict=True)]
+        for ours, theirs in zip(found, wanted, strict=True):
+            assert_close(ours, theirs, 1e-13)
+        leaves = [args[i] for i in chosen if args[i].requires_grad]
+        options = {"allow_unused": True, "materialize_grads": True}
+        gradients = [
+            torch.autograd.grad(weighted(x), leaves, **options) for x in (found, wanted) if leaves
+        ]
+        for ours, theirs in zip(*gradients, strict=True):
+            assert_close(ours, theirs, 1e-12)
+
+
+def weighted(results: Iterable[torch.Tensor]) -> torch.Tensor:
+    """A number that depends on every finite element with a weight of its own."""
+    parts = [x.masked_fill(x.isinf(), 0) for x in results if x.requires_grad]
+    return sum(
+        (x * torch.linspace(1, 2, x.numel(), device=x.device).view_as(x)).sum() for x in parts
+    )
 
 
 def test_vmap_refuses_to_write_to_what_copies_share(device: torch.device) -> None:

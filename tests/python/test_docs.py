@@ -4,37 +4,37 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from xml.etree import ElementTree
 
 import posembed
 import pytest
+from support.documentation import DOCS, ROOT, blocks
 
-ROOT = Path(__file__).resolve().parents[2]
-DOCS = ROOT / "docs"
 PAGES = sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
-
-
-def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
-
-
 ELSEWHERE = ("reference/python.md", "start/nanogpt.md")  # other tests run them
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if page not in ELSEWHERE and blocks(page, "python")]
+    "page",
+    [
+        page
+        for page in ("../README.md", *PAGES)
+        if page not in ELSEWHERE and blocks(DOCS / page, "python")
+    ],
 )
 def test_python_blocks_run(page: str) -> None:
     """Runs the blocks in order."""
+    if page == "../README.md":
+        pytest.importorskip("transformers")
     names: dict[str, object] = {"__name__": "__main__"}
-    for number, code in enumerate(blocks(page, "python")):
+    for number, code in enumerate(blocks(DOCS / page, "python")):
         exec(compile(code, f"docs/{page}, block {number}", "exec"), names)
 
 
-def test_the_cpp_program_is_the_quickstart_example() -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/start/cpp.md"])
+def test_the_cpp_program_is_the_quickstart_example(page: str) -> None:
     """tests/install builds and runs that program, and the blocks that are parts of one."""
-    programs = [code for code in blocks("start/cpp.md", "cpp") if "int main" in code]
+    programs = [code for code in blocks(ROOT / page, "cpp") if "int main" in code]
     assert programs == [(ROOT / "examples/cpp/quickstart/main.cpp").read_text()]
 
 

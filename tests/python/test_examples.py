@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import re
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from support.documentation import ROOT
+from support.documentation import program as load
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "python"
+EXAMPLES = ROOT / "examples" / "python"
 TEXT = sysconfig.get_path("stdlib")
 METHODS = ["none", "learned", "sinusoidal", "rope", "alibi"]
 SHORT = ("--text", TEXT, "--length", "32", "--batch", "4", "--steps", "8", "--held-out", "1024")
-
-
-def load(name: str) -> ModuleType:
-    """An example as a module."""
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def run(*command: object) -> subprocess.CompletedProcess[str]:
@@ -36,7 +26,7 @@ def run(*command: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def program() -> Path:
-    return load("demo").build_language_model()
+    return load("demo", EXAMPLES).build_language_model()
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +189,7 @@ def test_demo_draws_what_the_program_prints(
     program: Path, losses: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
-    demo = load("demo")
+    demo = load("demo", EXAMPLES)
     printed = run(program, *SHORT).stdout
     rows, lengths = demo.read_table(printed)
     assert lengths == [32, 64, 128]
@@ -222,7 +212,7 @@ def test_demo_draws_what_the_program_prints(
 
 def test_demo_says_what_the_table_says() -> None:
     """Of tables that were measured: with the demo's settings, and with 160 steps, which are few."""
-    lesson = load("demo").lesson
+    lesson = load("demo", EXAMPLES).lesson
     enough = {
         "none": [2.357, 2.516],
         "learned": [2.296, None],

@@ -31,7 +31,8 @@ def gradients(module: nn.Module, given: tuple[Any, ...]) -> list[Tensor]:
     if not parameters:
         return list(found)
     loss = sum(x.square().sum() for x in found)
-    return [*found, *(g.to_dense() for g in torch.autograd.grad(loss, parameters))]
+    found_gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+    return [*found, *(g.to_dense() for g in found_gradients)]
 
 
 def assert_same(found: Any, expected: Any) -> None:
@@ -53,7 +54,7 @@ def test_compiles_for_every_length(name: str) -> None:
     torch._dynamo.reset()
     graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     module, _ = made(name)
-    compiled = torch.compile(module.eval(), backend=graphs, fullgraph=True, dynamic=True)
+    compiled = torch.compile(module, backend=graphs, fullgraph=True, dynamic=True)
     at_first = 0
     for batch, seq in ((11, 13), (17, 19), (13, 37)):
         given = MODULES[name].inputs(batch, seq)
@@ -149,9 +150,9 @@ def test_starts_anew_after_meta(name: str) -> None:
 
 @every
 def test_holds_nothing_that_can_rot(name: str) -> None:
-    """A cast and its reverse change nothing in a module without state."""
+    """A cast and its reverse change nothing in a module that does not learn."""
     module, given = made(name)
-    if not module.state_dict():
+    if not list(module.parameters()) and name != "quantized":  # its results have another dtype
         expected = results(module, given)
         for changed in (copy.deepcopy(module).bfloat16(), copy.deepcopy(module).half().float()):
             assert_same(results(changed, given), expected)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import posembed as pe
@@ -14,62 +13,6 @@ from support.refusals import refused
 from torch import Tensor
 
 OFFSETS = [7, 0, 19]
-
-
-def rotary(layout: str, shape: tuple[int, ...]) -> Any:
-    def make(modules: Any) -> tuple[Any, Callable[[int | Tensor], Any], int]:
-        rope = modules.RotaryEmbedding(8, layout=layout)
-        query = torch.randn(*shape, 8)
-        return rope, lambda x, offset: rope(x, x, offset=offset)[1], query
-
-    return make
-
-
-def learned(modules: Any) -> Any:
-    torch.manual_seed(0)
-    module = modules.LearnedPositionalEmbedding(30, 8)
-    return module, lambda x, offset: module(x, offset=offset), torch.randn(3, 5, 8)
-
-
-def sinusoidal(modules: Any) -> Any:
-    module = modules.SinusoidalPositionalEmbedding(8)
-    return module, lambda x, offset: module(x, offset=offset), torch.randn(3, 5, 8)
-
-
-def whole_input(modules: Any) -> Any:
-    torch.manual_seed(0)
-    module = modules.InputEmbedding(11, 8, positions="learned", max_positions=30)
-    return module, lambda x, offset: module(x, offset=offset), torch.randint(11, (3, 5))
-
-
-def in_place(modules: Any) -> Any:
-    rope = modules.RotaryEmbedding(8)
-    return rope, lambda x, offset: rope.rotate_(x.clone(), offset=offset), torch.randn(3, 5, 2, 8)
-
-
-CASES = {
-    "bshd": (rotary("bshd", (3, 5, 2)), 0),
-    "bhsd": (rotary("bhsd", (3, 2, 5)), 0),
-    "sbhd": (rotary("sbhd", (5, 3, 2)), 1),
-    "in place": (in_place, 0),
-    "learned": (learned, 0),
-    "sinusoidal": (sinusoidal, 0),
-    "input": (whole_input, 0),
-}
-
-
-@pytest.mark.parametrize("modules", [pe, pe.cpp], ids=["python", "cpp"])
-@pytest.mark.parametrize("name", CASES)
-def test_each_sample_begins_at_its_own(name: str, modules: Any, device: torch.device) -> None:
-    make, batch = CASES[name]
-    module, call, x = make(modules)
-    module.to(device)
-    x = x.to(device)
-    for dtype in (torch.int32, torch.int64):
-        offsets = torch.tensor(OFFSETS, dtype=dtype, device=device)
-        found = call(x, offsets).split(1, batch)
-        for part, alone, offset in zip(found, x.split(1, batch), OFFSETS, strict=True):
-            assert torch.equal(part, call(alone, offset))
 
 
 @pytest.mark.parametrize("modules", [pe, pe.cpp], ids=["python", "cpp"])
@@ -217,24 +160,30 @@ def test_each_document_begins_at_its_own(form: str, device: torch.device) -> Non
         assert torch.equal(call(x, cu_seqlens=bounds, offset=4), torch.cat(same, dim))
 
 
-SAMPLES: dict[str, Any] = {
-    "rotary": (functional("rotary", "bshd"), (3, 5, 2)),
-    "rotary_": (functional("rotary_", "bshd"), (3, 5, 2)),
-    "rotary_packed": (in_pack, (3, 5, 2)),
-    "norm_rotary": (functional("norm_rotary", "bshd"), (3, 5, 2)),
-    "norm_rotary_": (functional("norm_rotary_", "bshd"), (3, 5, 2)),
-    "learned_add": (FORMS["learned_add"][0], (3, 5)),
-    "sinusoidal": (FORMS["functional.sinusoidal"][0], (3, 5)),
-}
+# Forms that take a batch: the shape of three samples of five tokens, and their dimension.
+SAMPLES: dict[str, tuple[Any, tuple[int, ...], int]] = {
+    **{name: (FORMS[name][0], (3, 5), 0) for name in FORMS if len(FORMS[name][1]) == 2 and FORMS[name][2] == 1},
+    **{f"{name} {layout}": (rope_of(modules, layout), *shape)
+       for name, modules in (("python", pe), ("cpp", pe.cpp))
+       for layout, shape in {"bshd": ((3, 5, 2), 0), "bhsd": ((3, 2, 5), 0), "sbhd": ((5, 3, 2), 1)}.items()},
+    "rotary_packed": (in_pack, (3, 5, 2), 0),
+    **{name: (functional(name, "bshd"), (3, 5, 2), 0) for name in ("rotary", "rotary_", "norm_rotary", "norm_rotary_")},
+    "rotate_": (lambda x, **options: pe.RotaryEmbedding(8).rotate_(x.clone(), **options), (3, 5, 2), 0),
+}  # fmt: skip
+SAMPLES.pop("input_embedding")  # takes no batch of tables: below
 
 
 @pytest.mark.parametrize("form", SAMPLES)
-def test_functions_take_each_samples_offset(form: str, device: torch.device) -> None:
-    call, shape = SAMPLES[form]
+def test_each_sample_begins_at_its_own(form: str, device: torch.device) -> None:
+    call, shape, batch = SAMPLES[form]
+    if hasattr(call, "to"):
+        call.to(device)
     x = torch.randn(*shape, 8, device=device)
-    found = call(x, offset=torch.tensor(OFFSETS, device=device))
-    alone = [call(x[i : i + 1], offset=offset) for i, offset in enumerate(OFFSETS)]
-    assert torch.equal(found, torch.cat(alone))
+    parts = zip(x.split(1, batch), OFFSETS, strict=True)
+    expected = torch.cat([call(part, offset=offset) for part, offset in parts], batch)
+    for dtype in (torch.int32, torch.int64):
+        offsets = torch.tensor(OFFSETS, dtype=dtype, device=device)
+        assert torch.equal(call(x, offset=offsets), expected)
 
 
 def test_the_input_as_one_function_takes_each_samples_offset(device: torch.device) -> None:

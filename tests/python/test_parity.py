@@ -81,6 +81,17 @@ def extend_plain(module: Any) -> Any:
     return module.resampled((3, 3))
 
 
+def sequence_first(module: Any) -> Any:
+    x, documents = numbers(5, 2, 8), {"cu_seqlens": torch.tensor([0, 2, 5]), "offset": 4}
+    calls = (
+        {"offset": 3},
+        {"offset": torch.tensor([3, 7])},
+        {"positions": ids(2, 5)},
+        {"positions": ids(5)},
+    )
+    return (*(module.forward(x, **call) for call in calls), module.forward(x[:, :1], **documents))
+
+
 def encode(module: Any) -> Any:
     points = numbers(2, 5, 2)
     encoded = module.forward(points)
@@ -241,6 +252,8 @@ MODULES = [
     twins("FourierFeatures", preset="gaussian", random=(2, 8, 16.0, None), call=encode),
     twins("FourierFeatures", preset="time2vec", random=(2, 3, 1.0, 3), call=encode),
     twins("LearnedPositionalEmbedding", 9, 8, first_row=2, call=extend),
+    twins("LearnedPositionalEmbedding", 10, 8, first_row=1, layout="sbd", call=lambda m: m.forward(numbers(5, 2, 8), offset=3)),
+    twins("SinusoidalPositionalEmbedding", 8, layout="sbd", call=sequence_first),
     twins("RotaryEmbedding", 8, call=rotate_pair),
     twins("RotaryEmbedding", 8, base=500000.0, interleaved=True, call=rotate_pair),
     twins("RotaryEmbedding", 8, rotary_dim=4, rotary_start=2, reverse=True, call=rotate_pair),

@@ -1,38 +1,22 @@
-"""Examples of the README run as they are; its figures and charts are those of benchmarks/results."""
+"""Figures and charts of the README are those of benchmarks/results; test_docs.py runs its code."""
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import json
 import re
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+from support.documentation import ROOT, program
 
-ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
-
-
-def benchmark(name: str) -> ModuleType:
-    """benchmarks/name.py."""
-    specification = importlib.util.spec_from_file_location(name, ROOT / f"benchmarks/{name}.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+README, BENCHMARKS = (ROOT / "README.md").read_text(encoding="utf-8"), ROOT / "benchmarks"
 
 
 @pytest.fixture(scope="module")
 def charts() -> ModuleType:
     pytest.importorskip("matplotlib")
-    return benchmark("charts")
+    return program("charts", BENCHMARKS)
 
 
 def test_counts_of_patched_models_are_those_on_record() -> None:
@@ -53,19 +37,6 @@ def test_counts_of_patched_models_are_those_on_record() -> None:
     assert found == counts
     for _, _, name, version in re.findall(pattern, README):
         assert f"{record[name]['version']}.".startswith(f"{version}.")
-
-
-def test_python_blocks_run() -> None:
-    """One after the other, as they are read."""
-    pytest.importorskip("transformers")
-    names: dict[str, object] = {}
-    for code in blocks("python"):
-        exec(compile(code, "README.md", "exec"), names)
-
-
-def test_cpp_block_is_the_quickstart_example() -> None:
-    """tests/install builds and runs that program."""
-    assert blocks("cpp") == [(ROOT / "examples/cpp/quickstart/main.cpp").read_text()]
 
 
 def figures(reason: str) -> list[str]:
@@ -152,7 +123,7 @@ def test_charts_are_the_same_every_time(charts: ModuleType) -> None:
 
 
 def test_errors_of_float32_angles_are_those_on_record(charts: ModuleType) -> None:
-    angle_error = benchmark("angle_error")
+    angle_error = program("angle_error", BENCHMARKS)
     counts = [count for count in angle_error.POSITIONS if count <= 2**15]
     for base in angle_error.BASES:
         recorded = charts.float32_errors(f"base {base:,}")

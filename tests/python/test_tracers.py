@@ -51,7 +51,10 @@ def equal(model: nn.Module, other: nn.Module, arguments: tuple[Any, ...]) -> Non
         torch.manual_seed(3)
         result = each(*arguments)
         parameters = [p for p in each.parameters() if p.requires_grad]
-        gradients = torch.autograd.grad(result.square().sum(), parameters) if parameters else ()
+        loss = result.square().sum()
+        gradients = (
+            torch.autograd.grad(loss, parameters, materialize_grads=True) if parameters else ()
+        )
         found.append((result, *(g.to_dense() for g in gradients)))
     assert len(found[0]) == len(found[1])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

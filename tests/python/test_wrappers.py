@@ -192,19 +192,6 @@ def test_fake_tensors() -> None:
         assert frequencies.device.type == "cpu"
 
 
-def test_meta_device_and_back() -> None:
-    model, ids = model_and_ids()
-    with torch.device("meta"):
-        empty = Model()
-    assert all(parameter.is_meta for parameter in empty.parameters())
-    empty.to_empty(device="cpu")
-    reset(empty)
-    assert torch.equal(empty.rope.frequencies, model.rope.frequencies)
-    assert torch.equal(empty.alibi.slopes, model.alibi.slopes)
-    empty.load_state_dict(model.state_dict())
-    assert torch.equal(empty(ids), model(ids))
-
-
 def test_autocast_lowers_data_and_parameters_follow() -> None:
     """A Linear's output under autocast meets a table in float32."""
     model, ids = model_and_ids()

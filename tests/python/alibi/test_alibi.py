@@ -97,16 +97,6 @@ def test_ends_are_aligned_by_default(device: torch.device) -> None:
     assert torch.equal(alibi(4, 6, query_offset=2), whole[:, 2:6, :6])
 
 
-@pytest.mark.parametrize("dtype", FLOATING)
-@pytest.mark.parametrize("causal", [True, False])
-def test_add_in_place(dtype: torch.dtype, causal: bool, device: torch.device) -> None:
-    alibi = pe.ALiBi(4, causal=causal, slopes=torch.rand(*[2] * (not causal), 4), device=device)
-    scores = torch.randn(2, 4, 3, 5, dtype=dtype, device=device)
-    expected = add(scores.double(), alibi.slopes.double(), causal=causal)
-    alibi.add_(scores)
-    assert_close(scores, expected, TOLERANCE[dtype])
-
-
 @pytest.mark.parametrize("causal", [True, False])
 def test_add_in_place_to_a_view(causal: bool, device: torch.device) -> None:
     memory = torch.randn(3, 2, 4, 8, device=device)
@@ -607,17 +597,6 @@ def test_packaged_by_aotinductor() -> None:
     bias = torch._inductor.aoti_load_package(package)(x)
     assert bias.dtype == torch.float32
     assert torch.equal(bias, pe.ALiBi(4)(5))
-
-
-def test_learned_slopes_are_state() -> None:
-    alibi = pe.ALiBi(4, learned=True, dtype=torch.float64)
-    with torch.no_grad():
-        alibi.slopes.mul_(3)
-    other = pe.ALiBi(4, learned=True, dtype=torch.float64)
-    other.load_state_dict(alibi.state_dict())
-    assert torch.equal(other(5, 7), alibi(5, 7))
-    halved = {"slopes": alibi.slopes / 2}
-    assert torch.equal(torch.func.functional_call(alibi, halved, (5,)), alibi(5) / 2)
 
 
 @pytest.mark.parametrize(

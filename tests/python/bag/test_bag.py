@@ -164,25 +164,6 @@ def test_rows_form_refuses_second_derivatives() -> None:
     refused((first.to_dense().sum().backward, NotImplementedError, "gradient='dense'"))
 
 
-def test_rows_operator_passes_opcheck(device: torch.device) -> None:
-    ids, offsets = make_places(device=device)
-    gradient = torch.randn(len(offsets), COLUMNS, device=device)
-    torch.library.opcheck(
-        torch.ops.posembed.token_bag_backward_rows.default,
-        (gradient, ROWS, ids, offsets),
-        {"mode": "mean"},
-    )
-
-
-def test_last_offset_compiles_for_every_number_of_bags() -> None:
-    bag = pe.TokenBag(ROWS, COLUMNS, "mean", include_last_offset=True)
-    compiled = torch.compile(bag, backend="aot_eager", fullgraph=True, dynamic=True)
-    for count, bags in ((200, 30), (150, 20), (90, 41)):
-        ids, offsets = make_places(count, bags)
-        offsets[-1] = count
-        assert torch.equal(compiled(ids, offsets), bag(ids, offsets))
-
-
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_empty_bags_are_zeros(mode: str, device: torch.device) -> None:
     bag = pe.TokenBag(4, 3, mode, padding_idx=1, device=device)

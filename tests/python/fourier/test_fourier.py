@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
-import pickle
 from typing import Any
 
 import mpmath
@@ -288,35 +286,6 @@ def test_drawn_frequencies_follow_the_seed() -> None:
     drawn = torch.randn(2, 64, generator=generator, dtype=torch.float64) * 10
     assert torch.equal(first.frequencies, drawn)
     assert not torch.equal(pe.FourierFeatures(random=(2, 64, 10.0)).frequencies, drawn)
-
-
-@pytest.mark.parametrize("options", [{"octaves": 9}, {"bands": (7, 30.1)}, {"random": (2, 8)}])
-def test_casts_and_moves_keep_frequencies(options: dict[str, Any]) -> None:
-    module = pe.FourierFeatures(**options)
-    points = torch.rand(4, 2)
-    wanted = module(points)
-    for change in (
-        lambda m: m.half(),
-        lambda m: m.to(torch.bfloat16),
-        lambda m: m.to_empty(device="cpu"),
-        lambda m: m.to("meta").to_empty(device="cpu"),
-        copy.deepcopy,
-        lambda m: pickle.loads(pickle.dumps(m)),
-    ):
-        changed = change(copy.deepcopy(module))
-        assert changed.frequencies.dtype == torch.float64
-        assert torch.equal(changed(points), wanted)
-    assert list(module.state_dict()) == (["frequencies"] if "random" in options else [])
-    with torch.device("meta"):
-        empty = pe.FourierFeatures(**options)
-    assert empty.frequencies.is_meta
-    assert empty(points.to("meta")).is_meta
-    empty.to_empty(device="cpu").load_state_dict(module.state_dict())
-    assert torch.equal(empty(points), wanted)
-    with torch.device("meta"):
-        assigned = pe.FourierFeatures(**options)
-    assigned.load_state_dict(module.state_dict(), assign=True)
-    assert torch.equal(assigned(points), wanted)
 
 
 def test_learned_frequencies_are_parameters() -> None:

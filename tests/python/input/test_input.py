@@ -7,7 +7,6 @@ import copy
 import posembed as pe
 import pytest
 import torch
-import torch._dynamo.testing
 from support.case import FLOATING, TOLERANCE, assert_close, same_for_any_thread_count
 from support.halves import AT_ONCE, CUDA_ON_CPU
 from support.input import apart, assert_equals_calls
@@ -365,26 +364,6 @@ def test_sizes_can_be_read() -> None:
     assert [getattr(bare, name) for name in sizes] == [5, 4, None, None, 0]
 
 
-@kinds
-def test_compiled_module_serves_every_length(options: dict) -> None:
-    graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    options = {**options, "gradient": "dense"}
-    embed, _, _ = make(options, dropout=0.25)
-    compiled = torch.compile(embed, backend=graphs, fullgraph=True, dynamic=True)
-    compiled_at_first = 0
-    for batch, seq, offset in ((2, 3, 2), (4, 7, 5), (5, 12, 3)):
-        ids = torch.randint(0, ROWS, (batch, seq))
-        torch.manual_seed(4)
-        expected = embed(ids, offset=offset)
-        torch.manual_seed(4)
-        result = compiled(ids, offset=offset)
-        assert torch.equal(result, expected)
-        result.sum().backward()
-        # dynamic=True tries a float option as a variable first.
-        compiled_at_first = compiled_at_first or graphs.frame_count
-    assert graphs.frame_count == compiled_at_first
-
-
 @pytest.mark.parametrize(
     ("error", "message", "call"),
     [
@@ -569,22 +548,6 @@ def test_vectors_draw_the_mask_of_ids(device: torch.device) -> None:
     drawn = embed(inputs_embeds=embed.token(ids), types=types)
     torch.manual_seed(1)
     assert torch.equal(drawn == 0, embed(ids, types=types) == 0)
-
-
-@pytest.mark.parametrize("dims", [{}, {"token_dim": 6}], ids=str)
-def test_vectors_compile(dims: dict) -> None:
-    embed = pe.InputEmbedding(ROWS, 8, max_positions=50, norm="layer", **dims)
-    graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(embed, backend=graphs, fullgraph=True, dynamic=True)
-    compiled_at_first = 0
-    for batch, seq in ((2, 11), (3, 13), (5, 17)):
-        vectors = torch.randn(batch, seq, dims.get("token_dim", 8), requires_grad=True)
-        result, expected = compiled(inputs_embeds=vectors), embed(inputs_embeds=vectors)
-        assert torch.equal(result, expected)
-        gradients = [torch.autograd.grad(y.square().sum(), vectors)[0] for y in (result, expected)]
-        assert torch.equal(*gradients)
-        compiled_at_first = compiled_at_first or graphs.frame_count
-    assert graphs.frame_count == compiled_at_first
 
 
 def test_vectors_under_autocast(device: torch.device) -> None:

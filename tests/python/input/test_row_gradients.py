@@ -5,8 +5,7 @@ from __future__ import annotations
 import posembed as pe
 import pytest
 import torch
-import torch._dynamo.testing
-from support.case import FLOATING, assert_close, same_for_any_thread_count
+from support.case import FLOATING
 from support.halves import CUDA_ON_CPU
 from support.refusals import refused
 from torch import Tensor
@@ -150,38 +149,6 @@ def test_frozen_tokens_and_given_positions() -> None:
             assert torch.equal(dense, rows)
 
 
-def test_operator_passes_opcheck(device: torch.device) -> None:
-    args, options = arguments(IDS["uniform"](), 64, torch.float32, device, OPTIONS[1])
-    _, mean, rstd = torch.ops.posembed.input_embedding_forward(*args, **options)
-    gradient = torch.randn(6, SEQ, 64, device=device)
-    torch.library.opcheck(
-        torch.ops.posembed.input_embedding_backward_rows.default,
-        (gradient, mean, rstd, *args),
-        options,
-    )
-
-
-def test_compiled_training_step(device: torch.device) -> None:
-    """One graph for every length."""
-    torch._dynamo.reset()
-    embed = make().to(device)
-    graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(embed, backend=graphs, fullgraph=True, dynamic=True)
-    compiled_at_first = 0
-    for batch, seq in ((11, 41), (13, 57), (17, 71)):
-        ids = torch.randint(ROWS, (batch, seq), device=device)
-        found = []
-        for module in (embed, compiled):
-            embed.zero_grad()
-            module(ids).square().sum().backward()
-            found.append([p.grad.to_dense() for p in embed.parameters()])
-        for plain, same in zip(*found, strict=True):
-            assert_close(same, plain, 1e-6)
-        # The first call may compile twice: dynamic=True tries a float option as a variable first.
-        compiled_at_first = compiled_at_first or graphs.frame_count
-    assert graphs.frame_count == compiled_at_first
-
-
 def test_second_derivatives_are_refused_for_rows_alone() -> None:
     embed = make().double()
     ids = torch.randint(ROWS, (3, SEQ))
@@ -191,16 +158,3 @@ def test_second_derivatives_are_refused_for_rows_alone() -> None:
     (second,) = torch.autograd.grad(of_norm.sum(), embed.norm.weight, retain_graph=True)
     assert second.any()
     refused((of_token.to_dense().sum().backward, NotImplementedError, "gradient='dense'"))
-
-
-def test_same_bits_for_any_thread_count() -> None:
-    torch.manual_seed(0)
-    ids = (torch.rand(8, 1024) ** 4 * ROWS).long()
-    embed, gradient = make(max_positions=1024), torch.randn(8, 1024, 64)
-
-    def step() -> list[Tensor]:
-        embed.zero_grad()
-        embed(ids).backward(gradient)
-        return [p.grad.to_dense() for p in embed.parameters()]
-
-    same_for_any_thread_count(step)

@@ -255,29 +255,6 @@ def test_results_beside_float64(
     assert_close(found[2:], rows, TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("antialias", [False, True])
-@pytest.mark.parametrize("method", ["bicubic", "bilinear"])
-def test_gradients_reach_the_table(method: Any, antialias: bool) -> None:
-    position = pe.LearnedPositionalEmbedding(
-        grid=(3, 2),
-        prefix_tokens=1,
-        embedding_dim=2,
-        resampling=method,
-        antialias=antialias,
-        dtype=torch.float64,
-    )
-
-    def add(weight: Tensor, x: Tensor) -> Tensor:
-        return torch.func.functional_call(position, {"weight": weight}, (x,), {"grid": (2, 5)})
-
-    x = torch.randn(2, 11, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(add, (position.weight, x))
-    assert torch.autograd.gradgradcheck(add, (position.weight, x))
-    many = torch.randn(3, *position.weight.shape, dtype=torch.float64)
-    alone = torch.stack([add(weight, x) for weight in many])
-    torch.testing.assert_close(torch.func.vmap(add, (0, None))(many, x), alone)
-
-
 def test_antialiasing_that_learns_has_a_graph_for_each_grid() -> None:
     """The torch compiler cannot derive it for symbolic sizes; others: tests/python/test_modules.py."""
     position = pe.LearnedPositionalEmbedding(grid=(5, 5), embedding_dim=DIM, antialias=True)

@@ -52,22 +52,6 @@ def test_forms_agree(dtype: torch.dtype, device: torch.device) -> None:
     assert torch.equal(x + module.encode(positions), expected)
 
 
-@pytest.mark.parametrize("dtype", FLOATING)
-def test_gradients_of_given_positions_equal_those_of_an_offset(dtype, device: torch.device) -> None:
-    module = pe.LearnedPositionalEmbedding(9, 8, dtype=dtype, device=device)
-    x = torch.zeros(300, 4, 8, dtype=dtype, device=device)
-    results = []
-    for arguments in ({"offset": 2}, {"positions": torch.arange(2, 6, device=device)}):
-        module.zero_grad()
-        module(x, **arguments).sum().backward()
-        results.append(module.weight.grad.clone())
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(
-        results[0][2:6].double().cpu(), torch.full((4, 8), 300.0, dtype=torch.float64)
-    )
-    assert not results[0][6:].any()
-
-
 def test_padding_positions_are_the_rows_before_the_first() -> None:
     """OPT and RoBERTa give padding position -1: row first_row - 1."""
     module = pe.LearnedPositionalEmbedding(4, 3, first_row=2)

@@ -23,16 +23,6 @@ def make(dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu")
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
-def test_in_place_equals_functional(dtype: torch.dtype, device: torch.device) -> None:
-    query, key = make(dtype, device)
-    rope = pe.RotaryEmbedding(16, rotary_dim=8, interleaved=True)
-    expected = rope(query, key, offset=9)
-    rope.rotate_(query, key, offset=9)
-    assert torch.equal(query, expected[0])
-    assert torch.equal(key, expected[1])
-
-
-@pytest.mark.parametrize("dtype", FLOATING)
 def test_inverse_undoes(dtype: torch.dtype, device: torch.device) -> None:
     query, _ = make(dtype, device)
     rope = pe.RotaryEmbedding(16)

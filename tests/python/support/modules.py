@@ -42,7 +42,7 @@ def heads(batch: int, seq: int) -> tuple[Tensor, Tensor]:
 
 
 def packed(batch: int, seq: int) -> tuple[Tensor, Tensor]:
-    return ids(1, batch * seq)[0][0], torch.arange(batch) * seq
+    return ids(1, batch * seq)[0][0], torch.arange(batch + 1) * seq
 
 
 def scores(batch: int, seq: int) -> tuple[Tensor]:
@@ -78,7 +78,7 @@ MODULES = {
     "token-rows": Row(lambda: pe.TokenEmbedding(9, 8, gradient="rows"), ids),
     "token-max-norm": Row(lambda: pe.TokenEmbedding(9, 8, max_norm=1.0), ids),
     "bag": Row(lambda: pe.TokenBag(9, 8, padding_idx=0), ids),
-    "bag-offsets": Row(lambda: pe.TokenBag(9, 8, "mean", gradient="rows"), packed),
+    "bag-offsets": Row(lambda: pe.TokenBag(9, 8, "mean", gradient="rows", include_last_offset=True), packed),
     "ngram": Row(lambda: pe.NgramEmbedding(NGRAMS, 12), ids),
     "per-layer": Row(lambda: pe.PerLayerEmbedding(9, 3, 4), ids),
     "quantized": Row(quantized, ids),
@@ -95,6 +95,7 @@ MODULES = {
         on_cells(lambda: pe.SinusoidalPositionalEmbedding(8, preset="detr", learned_scale=True), masked=True), cells
     ),
     "fourier": Row(lambda: pe.FourierFeatures(preset="nerf", octaves=2), vectors),
+    "fourier-random": Row(lambda: pe.FourierFeatures(random=(8, 4, 10.0, 3)), vectors),
     "fourier-time2vec": Row(lambda: pe.FourierFeatures(preset="time2vec", random=(8, 3, 1.0, 2)), vectors),
     "rotary": Row(lambda: pe.RotaryEmbedding(8), heads),
     "rotary-yarn": Row(lambda: pe.RotaryEmbedding(8, scaling=pe.YarnScaling(4.0, original_max_positions=128)), heads),
@@ -108,6 +109,7 @@ MODULES = {
     "relative-window": Row(of(lambda: pe.RelativePositionBias(4, window=(3, 3), class_token=True), lambda m, x: m(window=(x.shape[1], 5))), vectors),
     "input": Row(lambda: pe.InputEmbedding(9, 8, max_positions=2000, num_types=2, norm="layer", dropout=0.5), ids),
     "input-roberta": Row(lambda: pe.InputEmbedding(9, 8, max_positions=2000, padding_idx=1, position_rule="roberta", token_dim=4), ids),
+    "input-vectors": Row(of(lambda: pe.InputEmbedding(9, 8, max_positions=2000, norm="layer"), lambda m, x: m(inputs_embeds=x)), vectors),
     "input-sinusoidal": Row(lambda: pe.InputEmbedding(9, 8, positions="sinusoidal", norm="rms", gradient="rows"), ids),
 }  # fmt: skip
 

@@ -215,7 +215,7 @@ WITHIN = (
     '"sections":{"axis_of_pair":[0,0,0,2,1,1,1,1],"restart":true,"within_axes":true}}'
 )
 
-XPOS = '{"head_dim":8,"scaling":{"center":3.0,"scale_base":16.0,"type":"xpos"}}'
+XPOS = '{"head_dim":12,"rotary_dim":8,"rotary_start":4,"scaling":{"center":3.0,"scale_base":16.0,"type":"xpos"}}'
 
 # A float64 rotation by float32 angles: PyTorch programs up to rounding.
 FLOAT32 = '{"head_dim":16,"interleaved":true,"numerics":"float32","rotary_dim":12}'
@@ -267,9 +267,9 @@ CASES = in_schema_order(
         case("rotary_out", sample((3, 3), positions=True, spec=PARTIAL, layout="bhsd"), mutates=True),
         case("rotary_pair_out", sample((4, 2, 4, 2), spec=PLAIN, layout="thd"), mutates=True),
         case("rotary-xpos", sample((3,), positions=True, spec=XPOS)),
-        case("rotary_pair-xpos", sample((4, 2), spec=XPOS, layout="bhsd", inverse=True)),
+        case("rotary_pair-xpos", sample((4, 2), spec=XPOS, layout="bhsd", inverse=True, window_only=True)),
         case("rotary-float32", sample((3,), positions=True, spec=FLOAT32), float32_program("rotary"), dtypes=WIDE),
-        case("rotary_pair-float32_product", sample((2, 2), spec=STEPS, layout="sbhd", offset=3), float32_program("rotary_pair"), dtypes=WIDE),
+        case("rotary_pair-float32_product", sample((2, 2), spec=STEPS, layout="sbhd", offset=3, window_only=True), float32_program("rotary_pair"), dtypes=WIDE),
         case("rotary-float32-documents", sample((2,), documents=True, spec=FLOAT32, layout="thd", offset=7), float32_program("rotary"), dtypes=WIDE),
         case(
             "rotary_permute_weight",

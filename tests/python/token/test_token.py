@@ -5,8 +5,7 @@ from __future__ import annotations
 import posembed as pe
 import pytest
 import torch
-import torch._dynamo.testing
-from support.case import FLOATING, assert_close, same_for_any_thread_count
+from support.case import FLOATING, assert_close
 from support.halves import AT_ONCE, CUDA_ON_CPU
 from support.refusals import refused
 from torch import Tensor, nn
@@ -134,19 +133,13 @@ def test_optimizers_take_the_rows_form(optimizer: str, device: torch.device) -> 
     assert_close(ours.weight, theirs.weight, 1e-6)
 
 
-@pytest.mark.parametrize("gradient", ["dense", "rows"])
-def test_gradient_has_the_same_bits_for_any_thread_count(gradient: str) -> None:
-    ids = torch.cat([make_ids(4000), torch.full((500, 4), 7)])
-    same_for_any_thread_count(lambda: [gradient_of(gradient, ids, torch.bfloat16).to_dense()])
-
-
-@pytest.mark.parametrize("rows", [6000, 30000])
+@pytest.mark.parametrize("rows", [6000, 18000])
 def test_large_gradient_in_used_and_in_fresh_memory(rows: int) -> None:
-    """Tables of 12 and 61 MB: malloc keeps the former and maps the latter anew each time."""
+    """Tables of 12 and 37 MB: malloc keeps the former and maps the latter anew each time."""
     ids = torch.randint(rows, (2000,), generator=torch.Generator().manual_seed(0))
     gradient = torch.randn(2000, 512)
     expected = torch.zeros(rows, 512, dtype=torch.float64).index_add_(0, ids, gradient.double())
-    for _ in range(3):
+    for _ in range(2):
         used = torch.full((rows, 512), float("nan"))
         del used
         found = torch.ops.posembed.embedding_backward(gradient, rows, ids)
@@ -177,102 +170,10 @@ def test_cuda_gradient_has_the_bits_of_the_cpu(dtype: torch.dtype, columns: int)
         assert torch.equal(on_cuda.cpu(), on_cpu)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"padding_idx": 3},
-        {"scale_grad_by_freq": True},
-        {"scale": 2.0},
-        {"vocabulary_start": 9, "scale_grad_by_freq": True, "padding_idx": 12},
-    ],
-    ids=str,
-)
-def test_second_derivatives(options: dict, device: torch.device) -> None:
-    """The backward operator is linear in the gradient; compares its derivative with a Jacobian."""
-    ids = make_ids(16, device=device)
-    gradient = torch.randn(*ids.shape, 2, dtype=torch.float64, device=device, requires_grad=True)
-
-    def backward(gradient: Tensor) -> Tensor:
-        return torch.ops.posembed.embedding_backward(gradient, ROWS, ids, **options)
-
-    assert torch.autograd.gradcheck(
-        backward, gradient, check_forward_ad=True, check_batched_grad=True
-    )
-    assert torch.autograd.gradgradcheck(backward, gradient)
-
-
 def test_rows_form_refuses_second_derivatives() -> None:
     table = pe.TokenEmbedding(ROWS, COLUMNS, gradient="rows")
     (first,) = torch.autograd.grad(table(make_ids()).pow(2).sum(), table.weight, create_graph=True)
     refused((first.to_dense().sum().backward, NotImplementedError, "gradient='dense'"))
-
-
-def test_rows_operator_passes_opcheck(device: torch.device) -> None:
-    gradient = torch.randn(50, 4, COLUMNS, device=device)
-    torch.library.opcheck(
-        torch.ops.posembed.embedding_backward_rows.default,
-        (gradient, ROWS, make_ids(device=device)),
-    )
-
-
-@pytest.mark.parametrize("weight_dim", [None, 0, 2])
-@pytest.mark.parametrize("ids_dim", [None, 0, 1])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"padding_idx": 3},
-        {"scale_grad_by_freq": True},
-        {"vocabulary_start": 5, "padding_idx": 7},
-        {"vocabulary_start": 5, "scale_grad_by_freq": True},
-    ],
-    ids=str,
-)
-def test_vmap_over_tables_and_ids(weight_dim, ids_dim, options, device: torch.device) -> None:
-    """Values, and gradients through vmap, equal those of one call per copy."""
-    if weight_dim is None and ids_dim is None:
-        pytest.skip("nothing is mapped")
-    torch.manual_seed(3)
-    weights = torch.randn(3, ROWS, COLUMNS, dtype=torch.float64, device=device)
-    ids = torch.randint(0, ROWS, (3, 4, 5), device=device)
-
-    def look_up(weight: Tensor, ids: Tensor) -> Tensor:
-        return torch.ops.posembed.embedding(weight, ids, **options)
-
-    def total(weights: Tensor, mapped: bool) -> Tensor:
-        given = weights if weight_dim is not None else weights[0]
-        places = ids if ids_dim is not None else ids[0]
-        if mapped:
-            moved = given if weight_dim is None else given.movedim(0, weight_dim)
-            results = torch.func.vmap(look_up, (weight_dim, ids_dim))(
-                moved, places if ids_dim is None else places.movedim(0, ids_dim)
-            )
-        else:
-            results = torch.stack(
-                [
-                    look_up(
-                        given if weight_dim is None else given[i],
-                        places if ids_dim is None else places[i],
-                    )
-                    for i in range(3)
-                ]
-            )
-        return (
-            results * torch.linspace(1, 2, results.numel(), device=device).view_as(results)
-        ).sum()
-
-    leaf = weights.clone().requires_grad_()
-    other = weights.clone().requires_grad_()
-    mapped, single = total(leaf, True), total(other, False)
-    assert_close(mapped, single, 1e-14)
-    assert_close(torch.autograd.grad(mapped, leaf)[0], torch.autograd.grad(single, other)[0], 1e-13)
-    per_copy = torch.func.vmap(torch.func.grad(lambda w, i: look_up(w, i).pow(2).sum()), (0, 0))(
-        weights, ids
-    )
-    for i in range(3):
-        alone = weights[i].clone().requires_grad_()
-        (wanted,) = torch.autograd.grad(look_up(alone, ids[i]).pow(2).sum(), alone)
-        assert_close(per_copy[i], wanted, 1e-13)
 
 
 @pytest.mark.parametrize("ids", [[[0, ROWS], [1, 2]], [[0, 1], [-1, 2]]])
