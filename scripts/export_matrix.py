@@ -42,7 +42,7 @@ def float8() -> nn.Module:
 ROWS = {
     **MODULES,
     "bag-max": Row(lambda: pe.TokenBag(9, 8, "max"), ids),
-    "bag-max-offsets": Row(lambda: pe.TokenBag(9, 8, "max"), packed),
+    "bag-max-offsets": Row(lambda: pe.TokenBag(9, 8, "max", include_last_offset=True), packed),
     "quantized-float8": Row(float8, ids),
 }
 

@@ -180,8 +180,8 @@ def tolerance_of(results: tuple[Tensor, ...]) -> float:
 
 
 # Coordinates and learned frequencies; positions and slopes that the operators compute in float64.
-WITH_FLOAT64 = {"fourier", "fourier-time2vec", "rotary-learned", "sinusoidal-grid"}
-WITH_FLOAT64 |= {"alibi-attention", "relative-logits"}
+WITH_FLOAT64 = {"fourier", "fourier-random", "fourier-time2vec", "rotary-learned"}
+WITH_FLOAT64 |= {"alibi-attention", "relative-logits", "sinusoidal-grid", "sinusoidal-mask"}
 
 
 @modules
