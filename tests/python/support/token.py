@@ -63,11 +63,17 @@ def make_ids(
     return torch.randint(low, high, (batch, seq), device=device, dtype=dtype)
 
 
+def padded_ids(batch: int, seq: int, device: Any, index: torch.dtype, options: Any) -> Tensor:
+    """Ids of which the first is that of padding, if there is one."""
+    ids = make_ids(batch, seq, device, index, options.get("vocabulary_start", 0))
+    ids.view(-1)[:1] = options.get("padding_idx", ids.view(-1)[:1])
+    return ids
+
+
 def sample(index: torch.dtype = torch.int64, **options: Any) -> Any:
     def make(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
         weight = torch.randn(ROWS, COLUMNS, device=device, dtype=dtype)
-        first = options.get("vocabulary_start", 0)
-        return Sample((weight, make_ids(batch, seq, device, index, first)), options)
+        return Sample((weight, padded_ids(batch, seq, device, index, options)), options)
 
     return make
 
@@ -75,7 +81,7 @@ def sample(index: torch.dtype = torch.int64, **options: Any) -> Any:
 def backward_sample(**options: Any) -> Any:
     def make(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
         gradient = torch.randn(batch, seq, COLUMNS, device=device, dtype=dtype)
-        ids = make_ids(batch, seq, device, first=options.get("vocabulary_start", 0))
+        ids = padded_ids(batch, seq, device, torch.int64, options)
         return Sample((gradient, ids), {"num_embeddings": ROWS, **options})
 
     return make
