@@ -122,7 +122,7 @@ YARN = pe.YarnScaling(4.0, original_max_positions=128)
 PARTIAL = pe.RotarySpec(64, rotary_dim=32, interleaved=True, scaling=YARN)
 SECTIONS = pe.RotarySpec(8, sections=pe.Sections((1, 2, 1)))
 # Those of support/modules.py that differ in a program for inference, and other calls.
-ALIKE = ("token-rows", "token-max-norm", "rotary", "input-roberta", "rotary-yarn")
+ALIKE = ("token-rows", "token-max-norm", "rotary", "rotary-yarn")
 PROGRAMS: dict[str, Row] = {
     **{name: row for name, row in MODULES.items() if name not in ALIKE},
     "sinusoidal-far": Row(lambda: pe.SinusoidalPositionalEmbedding(8), lambda b, s: (*vectors(b, s), far(b, s))),

@@ -234,6 +234,9 @@ def rotate(
     of_axes = sections is not None and positions.dim() == (2 if layout == "thd" else 3)
     axis_of_pair = sections["axis_of_pair"] if of_axes else None
     mixed = frequencies is not None and frequencies.dim() == 3
+    if not all_turn:  # at position 0, angles are 0
+        untouched = (positions < 0).all(0) if of_axes or mixed else positions < 0
+        positions = torch.where(untouched, 0, positions)
     dtype = wide(x.dtype)
     signed = of_axes or positions.is_floating_point()
     cosines, sines = rotary_cosines_and_sines(
@@ -248,10 +251,9 @@ def rotate(
     size = size * (1 / factor if inverse else factor)
     if isinstance(size, Tensor) or size != 1:
         cosines, sines = cosines * size, sines * size
-    if not all_turn:
-        untouched = (positions < 0).all(0) if of_axes or mixed else positions < 0
-        untouched = untouched[(..., *(None,) * (cosines.dim() - untouched.dim()))]
-        cosines, sines = torch.where(untouched, 1.0, cosines), torch.where(untouched, 0.0, sines)
+        if not all_turn:
+            still = untouched[(..., *(None,) * (cosines.dim() - untouched.dim()))]
+            cosines, sines = torch.where(still, 1.0, cosines), torch.where(still, 0.0, sines)
     cosines, sines = (of_tokens(table.to(dtype), layout, by_head) for table in (cosines, sines))
     start, dim = numbers["rotary_start"], numbers["rotary_dim"]
     if x.shape[-1] != numbers["head_dim"]:  # only the window

@@ -62,11 +62,11 @@ def exact_cosines_and_sines(
     """Cosines and sines [..., pairs] of position times ``turns`` [pairs], which are constants.
 
     In float32, each is a product of rows for the position's digits. Only the digits' tables, which
-    ``decompose`` computes, need float64. Not ``signed``: results of negative ones do not matter.
+    ``decompose`` computes, need float64. Not ``signed``: none is negative.
     """
     if torch.float64 in (dtype, positions.dtype):
         return cosines_and_sines(positions.double().unsqueeze(-1) * turns, dtype)
-    size = positions.abs()
+    size = positions.abs() if signed else positions
     if not positions.is_floating_point():
         cosines, sines = of_digits(size.long(), turns)
     else:
