@@ -218,6 +218,19 @@ def test_onnx_runtime(name: str, opset: int) -> None:
         assert_close(torch.from_numpy(result), wanted, tolerance_of(expected))
 
 
+def test_onnx_runtime_takes_more_tokens_than_a_table_has_rows() -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    rope, x, sizes = pe.RotaryEmbedding(8), torch.randn(2, 7, 1, 8), {1: torch.export.Dim.AUTO}
+    program = torch.export.export(rope, (x,), dynamic_shapes=(sizes,))
+    file = io.BytesIO()
+    decomposed = pe.decompose(program, target="onnx")
+    torch.onnx.export(decomposed, dynamo=True, verbose=False, opset_version=23).save(file)
+    session = runtime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
+    x = torch.randn(2, 2100, 1, 8)
+    (result,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert_close(torch.from_numpy(result), rope(x), 4e-6)
+
+
 @pytest.mark.parametrize("frequencies", [(0.0, 1.0, 0.5, 0.0), (0.0,) * 4, (1.0, 1.0, 3.0, 1e-9)])
 def test_any_frequencies(frequencies: tuple[float, ...]) -> None:
     """Also zeros, and those that are no geometric series."""

@@ -108,12 +108,12 @@ def joined_by_onnx(
     digits: list[Tensor], tables: list[tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
     """The same by ONNX's rotation, which finds the rows of all digits but the highest itself."""
-    shape = digits[0].shape
-    *lower, highest = (digit if digit.dim() == 2 else digit.reshape(1, -1) for digit in digits)
+    # ONNX Runtime refuses more tokens of a batch than a table has rows: each is a batch.
+    *lower, highest = (digit.reshape(-1, 1) for digit in digits)
     found = torch.nn.functional.embedding(highest, torch.cat(tables[-1], -1))
     for digit, table in zip(reversed(lower), reversed(tables[:-1]), strict=True):
         found = torch.onnx.ops.rotary_embedding(found, *table, digit, num_heads=1)
-    found = found if len(shape) == 2 else found.reshape(*shape, found.shape[-1])
+    found = found.reshape(*digits[0].shape, found.shape[-1])
     cosines, sines = found.chunk(2, -1)
     return cosines, sines
 
