@@ -227,6 +227,9 @@ class FourierFeatures(Leaf, nn.Module):
         places = coordinates  # of 16 bits: the operator refuses them
         if self.centred and places.element_size() > 2:
             places = places.double() * 2 - 1
+        # AOTInductor of torch 2.11 misreads dtypes of operators: pytorch/pytorch#169157.
+        own = places.dtype if places.is_floating_point() else torch.float32
+        wanted = dtype if x is not None and alone else kind
         waves = features(
             places,
             self.frequencies,
@@ -235,7 +238,7 @@ class FourierFeatures(Leaf, nn.Module):
             self.unit,
             self.waves,
             self.order,
-            dtype if x is not None and alone else kind,
+            None if x is None and wanted == own else wanted,
         )
         if alone:
             return waves

@@ -329,3 +329,14 @@ def test_refusals() -> None:
         (lambda: pe.functional.fourier_bands(math.nan, 1.0, 3), ValueError, "first: expected finite numbers first and last, got nan and 1"),
         (lambda: pe.functional.fourier_bands(0.0, 1.0, 0), ValueError, "count: expected 1 to 65536, got 0"),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("preset", ["nerf", "gaussian"])
+def test_programs_give_no_dtype_that_is_the_operators_own(preset: str) -> None:
+    """AOTInductor of torch 2.11 misreads dtypes: pytorch/pytorch#169157."""
+    options: dict[str, Any] = {"octaves": 2} if preset == "nerf" else {"random": (2, 3, 1.0, 0)}
+    module = pe.FourierFeatures(preset=preset, **options)
+    program = torch.export.export(module, (torch.randn(4, 2),))
+    (call,) = (node for node in program.graph.nodes if "fourier_features" in str(node.target))
+    assert torch.float32 not in call.args
+    assert module(torch.randn(4, 2)).dtype == torch.float32
