@@ -78,7 +78,7 @@ def test_formulas_are_known_to_the_converter() -> None:
     """docs/hooks.py makes MathML of them; unknown commands stay as text or break the XML."""
     from latex2mathml.converter import convert
 
-    formulas = [(page, formula) for page in PAGES for formula in blocks(page, "math")]
+    formulas = [(page, formula) for page in PAGES for formula in blocks(DOCS / page, "math")]
     assert formulas
     for page, formula in formulas:
         text = "".join(ElementTree.fromstring(convert(formula)).itertext())

@@ -327,7 +327,14 @@ def test_nan_and_infinity_are_those_of_float64(case: OperatorCase) -> None:
 
 
 # Sums of zeros, which have the sign that the order of their terms gives.
-SUMS = ("alibi", "learned_packed", "sinusoidal", "rotary_tangent")
+SUMS = (
+    "alibi",
+    "learned_packed",
+    "sinusoidal",
+    "rotary_tangent",
+    "rotary_packed_backward",
+    "norm_rotary_-all-heads",  # LayerNorm
+)
 
 
 @with_tensors

@@ -251,14 +251,17 @@ def rotate(
     size = size * (1 / factor if inverse else factor)
     if isinstance(size, Tensor) or size != 1:
         cosines, sines = cosines * size, sines * size
-        if not all_turn:
+        if not all_turn and TARGET.get() == "onnx":
             still = untouched[(..., *(None,) * (cosines.dim() - untouched.dim()))]
             cosines, sines = torch.where(still, 1.0, cosines), torch.where(still, 0.0, sines)
     cosines, sines = (of_tokens(table.to(dtype), layout, by_head) for table in (cosines, sines))
     start, dim = numbers["rotary_start"], numbers["rotary_dim"]
     if x.shape[-1] != numbers["head_dim"]:  # only the window
         start = 0
-    return turn(x, cosines, sines, start, dim, numbers["interleaved"], windows_of(numbers))
+    rotated = turn(x, cosines, sines, start, dim, numbers["interleaved"], windows_of(numbers))
+    if all_turn or TARGET.get() == "onnx":
+        return rotated
+    return torch.where(of_tokens(untouched.unsqueeze(-1), layout), x, rotated)
 
 
 def rotary(query: Tensor, *given: Any) -> Tensor:
