@@ -144,6 +144,7 @@ PROGRAMS: dict[str, Row] = {
         lambda: Call(pe.ALiBi(4), lambda alibi, x, m: alibi.softmax(x, attention_mask=m)),
         lambda b, s: (torch.randn(b, 4, s, s), torch.ones(b, s, dtype=torch.int64)),
     ),
+    "sinusoidal-before": Row(lambda: Call(pe.SinusoidalPositionalEmbedding(8), lambda m, x: m(x, offset=-3)), lambda b, s: (torch.randn(b, s, 8),)),
     "alibi-offsets": Row(lambda: Call(pe.ALiBi(4), lambda alibi, x, o: alibi.softmax(x, query_offset=o)), lambda b, s: (torch.randn(b, 4, s, s), torch.arange(b))),
     "alibi-placed-mask": Row(
         lambda: Call(

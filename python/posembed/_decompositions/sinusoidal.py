@@ -72,7 +72,7 @@ def sinusoidal_add(
     offset: Any,
     scale: Tensor | None,
 ) -> Tensor:
-    signed = positions is not None
+    signed = positions is not None or not isinstance(offset, int) or offset < 0
     if positions is None:
         positions = consecutive(x.shape[-2], offset, x.device)
     with _disable_current_modes():
