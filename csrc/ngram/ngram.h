@@ -1,5 +1,5 @@
 // The n-gram kernels: each token and those before it are hashed to one row of a table for each size
-// of n-gram and each head. The hash wraps in 64 bits, and a modulus is a multiplication by its
+// of n-gram and each head. Hashes wrap in 64 bits, and a modulus is a multiplication by its
 // reciprocal, exact for all 64-bit numbers.
 #pragma once
 
@@ -14,6 +14,9 @@ namespace posembed::ngram {
 
 /// Limits that let the numbers of a specification be arguments of a CUDA kernel.
 inline constexpr int64_t max_columns = 128, max_multipliers = 64;
+
+/// How the tokens of an n-gram become one number, as posembed::NgramRule.
+enum class Rule : int32_t { products, rolling, modular };
 
 /// Kernels read vectors of numbers, of which the last may be past the end.
 inline constexpr int64_t slack = 8;
@@ -33,10 +36,10 @@ struct IdsArguments {
   int64_t boundary = 0;
   int64_t padding = 0;  // the token before the first of a document, and before a boundary
   bool has_boundary = false;
-  bool rolling = false;  // polynomial in a multiplier for each head; otherwise xor of products
+  Rule rule = Rule::products;
   int32_t num_sizes = 0, heads = 0, longest = 0;
   int32_t sizes[max_multipliers];                 // ascending
-  uint64_t multipliers[max_multipliers + slack];  // [longest]; rolling: [heads]
+  uint64_t multipliers[max_multipliers + slack];  // [longest] for products, else [heads]
   int64_t modulus[max_columns + slack];
   uint64_t inverse[max_columns + slack];  // as in core::Divisor
   int64_t offset[max_columns + slack];

@@ -54,14 +54,21 @@ POSEMBED_INLINE Longs floor_remainders(Longs number, Longs modulus, Unsigned inv
   return (remainder ^ negative) + (modulus & negative);
 }
 
-/// Writes the ids of the columns from `column` on: of one head for each hash.
-template <bool narrow>
-void write_ids(const IdsArguments& a, Unsigned hashes, int64_t column, int64_t columns,
+/// The divisors of `width` columns.
+struct Moduli {
+  Longs modulus;
+  Unsigned inverse;
+};
+
+POSEMBED_INLINE Moduli moduli_of(const IdsArguments& a, int64_t column) {
+  return {core::load_vector<Longs>(a.modulus + column),
+          core::load_vector<Unsigned>(a.inverse + column)};
+}
+
+/// Writes the ids of the columns from `column` on, of one head for each remainder.
+void write_ids(const IdsArguments& a, Longs remainders, int64_t column, int64_t columns,
                int64_t* out) {
-  const auto modulus = core::load_vector<Longs>(a.modulus + column);
-  const auto inverse = core::load_vector<Unsigned>(a.inverse + column);
-  const Longs id = floor_remainders<narrow>((Longs)hashes, modulus, inverse) +
-                   core::load_vector<Longs>(a.offset + column);
+  const Longs id = remainders + core::load_vector<Longs>(a.offset + column);
   if (column + width <= columns) {  // columns of the next size are written later
     memcpy(out + column, &id, sizeof id);
   } else {
@@ -70,43 +77,53 @@ void write_ids(const IdsArguments& a, Unsigned hashes, int64_t column, int64_t c
 }
 
 /// The ids of the n-grams that end at `newest`, where the tokens before it precede it.
-template <bool rolling, bool narrow>
+template <Rule rule, bool narrow>
 void hash_token(const IdsArguments& a, const int64_t* newest, int64_t columns, int64_t* out) {
   // Products give all heads the same hash.
-  Unsigned hashes[rolling ? max_multipliers / width + 1 : 1] = {};
+  Unsigned hashes[rule == Rule::rolling ? max_multipliers / width + 1 : 1] = {};
   uint64_t product = 0;
   int64_t begin = 0;
   for (int64_t size = 0; size < a.num_sizes; ++size) {
     const int64_t end = a.sizes[size];
-    for (int64_t back = begin; !rolling && back < end; ++back) {
+    for (int64_t back = begin; rule == Rule::products && back < end; ++back) {
       product ^= static_cast<uint64_t>(newest[-back]) * a.multipliers[back];
     }
     for (int64_t head = 0; head < a.heads; head += width) {
+      const int64_t column = size * a.heads + head;
+      const auto [modulus, inverse] = moduli_of(a, column);
+      Unsigned multipliers{};
+      if constexpr (rule != Rule::products) {
+        multipliers = core::load_vector<Unsigned>(a.multipliers + head);
+      }
       Unsigned hash = product + Unsigned{};
-      if constexpr (rolling) {
-        const auto multipliers = core::load_vector<Unsigned>(a.multipliers + head);
+      if constexpr (rule == Rule::rolling) {
         hash = hashes[head / width];
         for (int64_t back = begin; back < end; ++back) {
           hash = hash * multipliers + static_cast<uint64_t>(newest[-back]);
         }
         hashes[head / width] = hash;
       }
-      write_ids<narrow>(a, hash, size * a.heads + head, columns, out);
+      for (int64_t back = end - 1; rule == Rule::modular && back > 0; --back) {
+        hash += static_cast<uint64_t>(newest[-back]);
+        hash = (Unsigned)floor_remainders<narrow>((Longs)hash, modulus, inverse) * multipliers;
+      }
+      if (rule == Rule::modular) hash += static_cast<uint64_t>(*newest);
+      write_ids(a, floor_remainders<narrow>((Longs)hash, modulus, inverse), column, columns, out);
     }
     begin = end;
   }
 }
 
 /// The ids of a token that is not text.
-template <bool rolling, bool narrow>
+template <Rule rule, bool narrow>
 void hash_padding(const IdsArguments& a, int64_t columns, int64_t* out) {
   int64_t padding[max_multipliers];
   std::fill_n(padding, a.longest, a.padding);
-  hash_token<rolling, narrow>(a, padding + a.longest - 1, columns, out);
+  hash_token<rule, narrow>(a, padding + a.longest - 1, columns, out);
 }
 
 /// Tokens of one document, with those before them in front.
-template <bool rolling, bool narrow>
+template <Rule rule, bool narrow>
 void hash_text(const IdsArguments& a, const Document& document, int64_t begin, int64_t end) {
   const int64_t columns = int64_t{a.num_sizes} * a.heads, before = a.longest - 1;
   int64_t text[max_multipliers + text_size];
@@ -115,24 +132,24 @@ void hash_text(const IdsArguments& a, const Document& document, int64_t begin, i
   int64_t* newest = text + before - 1;
   for (int64_t i = begin; i < end; ++i) {
     if (!is_text(a, i)) {
-      hash_padding<rolling, narrow>(a, columns, a.out + i * columns);
+      hash_padding<rule, narrow>(a, columns, a.out + i * columns);
       continue;
     }
     *++newest = read(a.ids, i);
-    hash_token<rolling, narrow>(a, newest, columns, a.out + i * columns);
+    hash_token<rule, narrow>(a, newest, columns, a.out + i * columns);
     if (a.has_boundary && *newest == a.boundary) {
       std::fill(newest + 1 - before, newest + 1, a.padding);
     }
   }
 }
 
-template <bool rolling, bool narrow>
+template <Rule rule, bool narrow>
 void hash_range(const IdsArguments& a, int64_t begin, int64_t end) {
   while (begin < end) {
     const int64_t row = begin / a.seq;
     const Document document = document_of(a, begin % a.seq);
     const int64_t last = std::min(row * a.seq + std::min(document.end, a.seq), begin + text_size);
-    hash_text<rolling, narrow>(a, document, begin, std::min(end, last));
+    hash_text<rule, narrow>(a, document, begin, std::min(end, last));
     begin = last;
   }
 }
@@ -143,13 +160,12 @@ void hash_tokens(const IdsArguments& arguments, int64_t begin, int64_t end) {
   const int64_t columns = int64_t{arguments.num_sizes} * arguments.heads;
   const bool narrow = std::all_of(arguments.modulus, arguments.modulus + columns,
                                   [](int64_t modulus) { return modulus < narrow_modulus; });
-  if (arguments.rolling) {
-    narrow ? hash_range<true, true>(arguments, begin, end)
-           : hash_range<true, false>(arguments, begin, end);
-  } else {
-    narrow ? hash_range<false, true>(arguments, begin, end)
-           : hash_range<false, false>(arguments, begin, end);
-  }
+  using Range = void (*)(const IdsArguments&, int64_t, int64_t);
+  static constexpr Range ranges[][2] = {
+      {hash_range<Rule::products, false>, hash_range<Rule::products, true>},
+      {hash_range<Rule::rolling, false>, hash_range<Rule::rolling, true>},
+      {hash_range<Rule::modular, false>, hash_range<Rule::modular, true>}};
+  ranges[static_cast<int>(arguments.rule)][narrow](arguments, begin, end);
 }
 
 }  // namespace posembed::ngram::POSEMBED_ISA

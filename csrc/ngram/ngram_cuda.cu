@@ -11,11 +11,11 @@ namespace posembed::ngram {
 /// The hash of the tokens up to `back` places before the newest, from that of one token fewer.
 /// Products: Cheng et al., "Conditional Memory via Scalable Lookup", arXiv:2601.07372. Rolling:
 /// Pagnoni et al., "Byte Latent Transformer", arXiv:2412.09871.
-template <bool rolling>
+template <Rule rule>
 POSEMBED_INLINE uint64_t extended(const IdsArguments& a, uint64_t hash, int64_t token, int64_t back,
                                   int64_t head) {
   const auto word = static_cast<uint64_t>(token);
-  if (rolling) return hash * a.multipliers[head] + word;
+  if (rule == Rule::rolling) return hash * a.multipliers[head] + word;
   return hash ^ word * a.multipliers[back];
 }
 
@@ -27,6 +27,19 @@ POSEMBED_INLINE int64_t floor_remainder(uint64_t hash, const core::Divisor<int64
   return (remainder ^ negative) + (divisor.value & negative);
 }
 
+/// The hash of tokens, newest first, whose highest power has the oldest one. Remainders are taken
+/// at each step: powers do not wrap. Liu et al., "Scaling Embeddings Outperforms Scaling Experts in
+/// Language Models" (LongCat), arXiv:2601.21204.
+POSEMBED_INLINE uint64_t modular(const int64_t* tokens, int size, uint64_t multiplier,
+                                 const core::Divisor<int64_t>& divisor) {
+  uint64_t hash = 0;
+  for (int back = size - 1; back > 0; --back) {
+    hash += static_cast<uint64_t>(tokens[back]);
+    hash = static_cast<uint64_t>(floor_remainder(hash, divisor)) * multiplier;
+  }
+  return hash + static_cast<uint64_t>(tokens[0]);
+}
+
 namespace {
 
 // ------------------------------------------------------------------------------------------ kernel
@@ -34,7 +47,7 @@ namespace {
 using core::divide_up;
 using core::threads;
 
-template <bool rolling>
+template <Rule rule>
 __global__ void __launch_bounds__(threads)
     hash_kernel(const __grid_constant__ IdsArguments a, core::Divisor<int64_t> columns,
                 core::Divisor<int64_t> seq) {
@@ -47,9 +60,16 @@ __global__ void __launch_bounds__(threads)
   const IdsArguments& numbers = *core::through_data_cache(&a);
   const int size = numbers.sizes[column / a.heads], head = column % a.heads;
 
+  const core::Divisor<int64_t> divisor{numbers.modulus[column], numbers.inverse[column]};
+
   uint64_t hash = 0;
+  int64_t tokens[rule == Rule::modular ? max_multipliers : 1];
   const auto extend = [&](int64_t back, int64_t id) {
-    hash = extended<rolling>(numbers, hash, id, back, head);
+    if constexpr (rule == Rule::modular) {
+      tokens[back] = id;
+    } else {
+      hash = extended<rule>(numbers, hash, id, back, head);
+    }
   };
   if (is_text(a, token)) {
     extend(0, read(a.ids, token));
@@ -57,8 +77,10 @@ __global__ void __launch_bounds__(threads)
   } else {
     for (int back = 0; back < size; ++back) extend(back, a.padding);
   }
-  a.out[item] = floor_remainder(hash, {numbers.modulus[column], numbers.inverse[column]}) +
-                numbers.offset[column];
+  if constexpr (rule == Rule::modular) {
+    hash = modular(tokens, size, numbers.multipliers[head], divisor);
+  }
+  a.out[item] = floor_remainder(hash, divisor) + numbers.offset[column];
 }
 
 }  // namespace
@@ -67,9 +89,11 @@ const char* hash_tokens_cuda(const IdsArguments& arguments, core::CudaStream str
   const int64_t columns = int64_t{arguments.num_sizes} * arguments.heads;
   const int64_t items = arguments.batch * arguments.seq * columns;
   if (items == 0) return nullptr;
-  const auto kernel = arguments.rolling ? hash_kernel<true> : hash_kernel<false>;
-  core::launch(kernel, divide_up(items, threads), threads, stream, arguments,
-               core::Divisor<int64_t>::of(columns), core::Divisor<int64_t>::of(arguments.seq));
+  constexpr decltype(&hash_kernel<Rule::products>) kernels[] = {
+      hash_kernel<Rule::products>, hash_kernel<Rule::rolling>, hash_kernel<Rule::modular>};
+  core::launch(kernels[static_cast<int>(arguments.rule)], divide_up(items, threads), threads,
+               stream, arguments, core::Divisor<int64_t>::of(columns),
+               core::Divisor<int64_t>::of(arguments.seq));
   return core::launch_error();
 }
 

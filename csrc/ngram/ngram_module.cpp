@@ -18,7 +18,10 @@
 
 namespace posembed {
 
-const char* name(NgramRule rule) { return rule == NgramRule::products ? "xor" : "rolling"; }
+const char* name(NgramRule rule) {
+  constexpr const char* names[] = {"xor", "rolling", "modular"};
+  return names[static_cast<int>(rule)];
+}
 
 namespace ngram {
 namespace {
@@ -78,6 +81,25 @@ NgramSpec NgramSpec::qwen4_exp(int64_t vocab_size, int64_t boundary, int64_t lay
       .moduli(ngram::ngram_primes(columns, rows, dispatcher::product(layer, columns, "layer")))
       .boundary(boundary);
   return spec.num_embeddings(dispatcher::rounded_up(spec.table_rows(), divisor, "divisor"));
+}
+
+NgramSpec NgramSpec::longcat(int64_t vocab_size, int64_t boundary, int64_t ngram_size,
+                             int64_t heads, double ratio) {
+  TORCH_CHECK_VALUE(ngram_size >= 2 && heads >= 1,
+                    "ngram_size, heads: expected at least 2 and 1, got ", ngram_size, " and ",
+                    heads);
+  std::vector<int64_t> moduli;
+  for (int64_t column = 0; column < dispatcher::product(ngram_size - 1, heads, "heads"); ++column) {
+    // In float64, as the model computes them.
+    const double rows = ratio * static_cast<double>(vocab_size) + static_cast<double>(2 * column);
+    moduli.push_back(static_cast<int64_t>(rows + 1));
+  }
+  NgramSpec spec;
+  return spec.multipliers(std::vector<int64_t>(static_cast<size_t>(heads), vocab_size))
+      .moduli(std::move(moduli))
+      .boundary(boundary)
+      .padding(0)
+      .rule(NgramRule::modular);
 }
 
 int64_t NgramSpec::ngram_size() const {

@@ -20,12 +20,13 @@ namespace {
 
 constexpr int64_t largest = std::numeric_limits<int64_t>::max();
 
-bool is_rolling(const NgramSpec& spec) { return spec.rule() == NgramRule::rolling; }
+/// Polynomials have a multiplier for each head; products one for each token of the longest n-gram.
+bool is_polynomial(const NgramSpec& spec) { return spec.rule() != NgramRule::products; }
 
 /// The number of sizes that the lists imply if they are not given.
 int64_t implied_sizes(const NgramSpec& spec) {
   const auto numbers = static_cast<int64_t>(spec.multipliers().size());
-  if (!is_rolling(spec)) return numbers - 1;
+  if (!is_polynomial(spec)) return numbers - 1;
   return static_cast<int64_t>(spec.moduli().size()) / numbers;
 }
 
@@ -33,7 +34,7 @@ int64_t implied_sizes(const NgramSpec& spec) {
 
 void check_multipliers(const NgramSpec& spec) {
   const auto count = static_cast<int64_t>(spec.multipliers().size());
-  const int64_t least = is_rolling(spec) || !spec.sizes().empty() ? 1 : 2;
+  const int64_t least = is_polynomial(spec) || !spec.sizes().empty() ? 1 : 2;
   TORCH_CHECK_VALUE(count >= least && count <= max_multipliers, "multipliers: expected ", least,
                     " to ", max_multipliers, " numbers, got ", count);
 }
@@ -47,8 +48,19 @@ void check_sizes(const NgramSpec& spec, const std::vector<int64_t>& sizes) {
     before = size;
   }
   const auto count = static_cast<int64_t>(spec.multipliers().size());
-  TORCH_CHECK_VALUE(is_rolling(spec) || before == count, "multipliers: expected ", before,
+  TORCH_CHECK_VALUE(is_polynomial(spec) || before == count, "multipliers: expected ", before,
                     ", one for each token of the longest n-gram, got ", count);
+}
+
+/// A remainder times the multiplier, and a token, fit in 64 bits.
+void check_power(const NgramSpec& spec, size_t column) {
+  const auto& multipliers = spec.multipliers();
+  const int64_t multiplier = multipliers[column % multipliers.size()];
+  TORCH_CHECK_VALUE(multiplier >= 1, "multipliers: expected 1 or more for rule 'modular', got ",
+                    multiplier);
+  TORCH_CHECK_VALUE(spec.moduli()[column] <= largest / 2 / multiplier, "moduli: expected at most ",
+                    largest / 2 / multiplier, " for multiplier ", multiplier,
+                    " and rule 'modular', got ", spec.moduli()[column], " at index ", column);
 }
 
 void check_moduli(const NgramSpec& spec, size_t sizes) {
@@ -57,7 +69,7 @@ void check_moduli(const NgramSpec& spec, size_t sizes) {
       !moduli.empty() && moduli.size() <= max_columns && sizes > 0 && moduli.size() % sizes == 0,
       "moduli: expected 1 to ", max_columns, " numbers, as many for each of ", sizes,
       " sizes, got ", moduli.size());
-  TORCH_CHECK_VALUE(!is_rolling(spec) || moduli.size() == sizes * spec.multipliers().size(),
+  TORCH_CHECK_VALUE(!is_polynomial(spec) || moduli.size() == sizes * spec.multipliers().size(),
                     "moduli: expected one for each of ", sizes, " sizes and ",
                     spec.multipliers().size(), " heads, got ", moduli.size());
   const auto& offsets = spec.offsets();
@@ -66,6 +78,7 @@ void check_moduli(const NgramSpec& spec, size_t sizes) {
   for (size_t i = 0; i < moduli.size(); ++i) {
     TORCH_CHECK_VALUE(moduli[i] >= 1, "moduli: expected 1 or more, got ", moduli[i], " at index ",
                       i);
+    if (spec.rule() == NgramRule::modular) check_power(spec, i);
     const int64_t most = largest - moduli[i] + 1;
     TORCH_CHECK_VALUE(offsets.empty() || (offsets[i] >= 0 && offsets[i] <= most),
                       "offsets: expected 0 to ", most, ", got ", offsets[i], " at index ", i);
@@ -120,7 +133,7 @@ IdsArguments numbers_of(const NgramSpec& spec) {
   const std::vector<int64_t> sizes = sizes_of(spec);
   const auto& moduli = spec.moduli();
   IdsArguments arguments;
-  arguments.rolling = is_rolling(spec);
+  arguments.rule = static_cast<Rule>(spec.rule());
   arguments.has_boundary = spec.boundary().has_value();
   arguments.boundary = spec.boundary().value_or(0);
   arguments.padding = spec.padding().value_or(arguments.boundary);

@@ -15,7 +15,8 @@ namespace posembed::dispatcher {
 template <>
 struct EnumArgument<NgramRule> {
   static constexpr const char* argument = "rule";
-  static constexpr NgramRule values[] = {NgramRule::products, NgramRule::rolling};
+  static constexpr NgramRule values[] = {NgramRule::products, NgramRule::rolling,
+                                         NgramRule::modular};
 };
 
 /// Lists of numbers.

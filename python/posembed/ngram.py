@@ -1,7 +1,8 @@
 """Tables as memory: NgramEmbedding for hashed n-grams, PerLayerEmbedding for a row for each layer.
 
 Cheng et al., "Conditional Memory via Scalable Lookup" (Engram), arXiv:2601.07372; Pagnoni et al.,
-"Byte Latent Transformer", arXiv:2412.09871.
+"Byte Latent Transformer", arXiv:2412.09871; Liu et al., "Scaling Embeddings Outperforms Scaling
+Experts in Language Models" (LongCat), arXiv:2601.21204.
 """
 
 from __future__ import annotations
@@ -63,13 +64,13 @@ class NgramSpec:
     """The numbers that map n-grams to rows of a table: see :func:`functional.ngram_ids`.
 
     Attributes:
-        multipliers: [n], or for "rolling" [heads].
+        multipliers: [n], or for "rolling" and "modular" [heads].
         moduli: [sizes, heads]: rows of each head.
         offsets: [sizes, heads]: first row of each head; default: heads follow each other.
         sizes: Sizes of the n-grams; default: 2, 3, … as many as ``moduli`` has rows.
         boundary: A token that ends a text.
         padding: What tokens before the text count as; default: ``boundary``, or 0 without one.
-        rule: "xor" or "rolling".
+        rule: "xor", "rolling" or "modular".
         num_embeddings: Rows of a table; default, 0: as many as the heads need.
 
     Raises:
@@ -267,6 +268,40 @@ class NgramSpec:
         moduli = [[rows] * heads] * count
         return cls(multipliers, moduli, offsets=offsets, sizes=sizes, rule="rolling")
 
+    @classmethod
+    def longcat(
+        cls,
+        vocab_size: int,
+        boundary: int = 2,
+        *,
+        ngram_size: int = 4,
+        heads: int = 4,
+        ratio: float = 78,
+    ) -> NgramSpec:
+        """The spec of LongCat's models with n-grams; the defaults are LongCat-Flash-Lite's.
+
+        The model projects each head's rows and takes the mean with the token's: that is one linear
+        layer on the joined rows, whose weight joins the heads'.
+
+        Args:
+            vocab_size: Tokens of the model.
+            boundary: Its end-of-text token.
+            ngram_size: ``emb_neighbor_num``: the longest n-gram.
+            heads: ``emb_split_num``: heads of each size.
+            ratio: ``ngram_vocab_size_ratio``: rows of a head by tokens of the vocabulary.
+
+        Examples:
+            >>> import posembed as pe
+            >>> spec = pe.NgramSpec.longcat(131_072)
+            >>> spec.moduli[0], spec.num_embeddings
+            ((10223617, 10223619, 10223621, 10223623), 122683536)
+        """
+        count = _columns(ngram_size, heads)
+        rows = [int(ratio * vocab_size + 2 * column + 1) for column in range(count)]
+        moduli = [rows[i : i + heads] for i in range(0, count, heads)]
+        multipliers = [vocab_size] * heads
+        return cls(multipliers, moduli, boundary=boundary, padding=0, rule="modular")
+
 
 def _in_turn(moduli: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     """The first row of each head, where heads follow each other."""
@@ -274,13 +309,18 @@ def _in_turn(moduli: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(itertools.islice(starts, len(heads))) for heads in moduli)
 
 
-def _primes(ngram_size: int, heads: int, rows: int, layer: int) -> list[list[int]]:
-    """A prime for each size and head, [ngram_size - 1, heads]; layers have different ones."""
+def _columns(ngram_size: int, heads: int) -> int:
+    """The heads of all sizes from 2 on."""
     if ngram_size < 2 or heads < 1:
         raise ValueError(
             f"ngram_size, heads: expected at least 2 and 1, got {ngram_size} and {heads}"
         )
-    count = (ngram_size - 1) * heads
+    return (ngram_size - 1) * heads
+
+
+def _primes(ngram_size: int, heads: int, rows: int, layer: int) -> list[list[int]]:
+    """A prime for each size and head, [ngram_size - 1, heads]; layers have different ones."""
+    count = _columns(ngram_size, heads)
     primes = derived_primes(count, rows, layer * count)
     return [primes[i : i + heads] for i in range(0, count, heads)]
 
@@ -389,8 +429,8 @@ class NgramEmbedding(Leaf, Prefetching):
     ) -> NgramEmbedding:
         """A module with a table of a model's safetensors, or their index.
 
-        Finds the tables of qwen4_exp, in shards or whole, and of DeepSeek's Engram by their names;
-        float8 codes are multiplied by their scales.
+        Finds the tables of qwen4_exp, in shards or whole, of DeepSeek's Engram, and of LongCat, one
+        for each head, by their names; float8 codes are multiplied by their scales.
 
         Args:
             path: The file.
@@ -549,8 +589,10 @@ def _text(ids: Tensor, attention_mask: Tensor | None, lengths: Tensor | None) ->
     return text_mask(ids, attention_mask, lengths)
 
 
-# Tables of qwen4_exp, whose checkpoints have shards, and of Engram.
-_TABLE = re.compile(r"(.*(?:ngram_embedding|engram\.embed))(?:\.shard_([0-9]+))?\.weight")
+# Tables of qwen4_exp, whose checkpoints have shards, of Engram, and of LongCat, one a head.
+_TABLE = re.compile(
+    r"(.*(?:ngram_embedding|engram\.embed|\bembedders))(?:\.(?:shard_)?([0-9]+))?\.weight"
+)
 
 
 def _shards(names: Sequence[str], tensor: str | None) -> list[str]:

@@ -115,6 +115,7 @@ MODULES = [
     twins("TokenBag", 12, 8, mode="max", call=lambda m: m.forward(ids(7), torch.tensor([0, 3]))),
     twins("NgramEmbedding", NGRAMS, 12, call=lambda m: (m.forward(ids(2, 5)), m.forward(ids(5)))),
     twins("NgramEmbedding", pe.NgramSpec.blt(2, (2, 3), 7), 6, summed=True, gradient="rows", call=lambda m: m.forward(ids(2, 5), m.next_history(ids(2, 1)), torch.tensor([0, 5]))),
+    twins("NgramEmbedding", pe.NgramSpec.longcat(12, ngram_size=3, heads=2, ratio=1.3), 8, call=lambda m: m.forward(ids(2, 5))),
     twins("QuantizedTable", *pe.functional.quantize_rows(numbers(12, 8), "int4", 4), call=lambda m: (m.forward(ids(2, 5)), m.forward(ids(3), 2.0), m.dequantize())),
     twins("QuantizedTable", *pe.functional.quantize_rows(numbers(12, 8), "float8"), dtype=torch.bfloat16, call=lambda m: m.forward(ids(2, 5))),
     twins("PerLayerEmbedding", 12, 3, 4, scale="sqrt_dim", call=lambda m: (m.forward(ids(2, 5)), m.layer(ids(5), -1))),

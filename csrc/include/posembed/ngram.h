@@ -1,6 +1,7 @@
 /// Embeddings of n-grams: each token and those before it are hashed to rows of a table, which
 /// becomes a memory of the model. Cheng et al., "Conditional Memory via Scalable Lookup" (Engram),
-/// arXiv:2601.07372; Pagnoni et al., "Byte Latent Transformer", arXiv:2412.09871.
+/// arXiv:2601.07372; Pagnoni et al., "Byte Latent Transformer", arXiv:2412.09871; Liu et al.,
+/// "Scaling Embeddings Outperforms Scaling Experts" (LongCat), arXiv:2601.21204.
 #pragma once
 
 #include <torch/arg.h>
@@ -19,18 +20,21 @@
 
 namespace posembed {
 
-/// How the tokens of an n-gram become one number, in 64 bits that wrap.
+/// How the tokens of an n-gram become one number. Products and rolling hashes wrap in 64 bits.
 enum class NgramRule {
   products,  ///< xor of each token times the multiplier of its distance from the newest
   rolling,   ///< polynomial in the multiplier of a head; the newest token has the highest power
+  modular,   ///< polynomial in the multiplier of a head, modulo its modulus: powers do not wrap;
+             ///< the oldest token has the highest power
 };
 
-/// "xor" or "rolling".
+/// "xor", "rolling" or "modular".
 POSEMBED_API const char* name(NgramRule rule);
 
 /// The numbers that map n-grams to rows of a table.
 struct POSEMBED_API NgramSpec {
-  /// products: one for each distance from the newest token, from 0; rolling: one for each head.
+  /// products: one for each distance from the newest token, from 0; polynomials: one for each
+  /// head.
   TORCH_ARG(std::vector<int64_t>, multipliers) = {};
   /// The rows of each head, [sizes, heads] in one list: an id is a hash modulo this, as in
   /// torch.remainder.
@@ -56,6 +60,11 @@ struct POSEMBED_API NgramSpec {
   static NgramSpec qwen4_exp(int64_t vocab_size, int64_t boundary, int64_t layer = 0,
                              int64_t ngram_size = 3, int64_t heads = 8, int64_t rows = 20'000'000,
                              int64_t seed = 1234, int64_t divisor = 128);
+
+  /// The spec of LongCat's models with n-grams.
+  /// @param ratio  rows of a head by tokens of the vocabulary
+  static NgramSpec longcat(int64_t vocab_size, int64_t boundary = 2, int64_t ngram_size = 4,
+                           int64_t heads = 4, double ratio = 78);
 
   /// The tokens of the longest n-gram.
   int64_t ngram_size() const;

@@ -21,8 +21,7 @@ def ngram_ids(
     cu_seqlens: Tensor | None,
     mask: Tensor | None,
 ) -> Tensor:
-    rolling = rule == "rolling"
-    count = len(moduli) // len(multipliers) if rolling else len(multipliers) - 1
+    count = len(multipliers) - 1 if rule == "xor" else len(moduli) // len(multipliers)
     sizes = sizes or range(2, count + 2)
     longest, heads = sizes[-1], len(moduli) // len(sizes)
     fill = padding if padding is not None else 0 if boundary is None else boundary
@@ -31,10 +30,11 @@ def ngram_ids(
     past = _before(tokens, history, cu_seqlens, text, fill)
 
     # Numbers stay numbers: a program has no constants for them.
-    seeds = list(multipliers) if rolling else [0]  # heads share a hash of products
+    seeds = [0] if rule == "xor" else list(multipliers)  # heads share a hash of products
     hashes = [torch.zeros_like(tokens)] * len(seeds)
     ended = torch.zeros_like(tokens, dtype=torch.bool)
     columns: list[Tensor] = []
+    text_before: list[Tensor] = []  # newest first
     for back in range(longest):
         token = past(back)
         if boundary is not None and back > 0:
@@ -42,18 +42,33 @@ def ngram_ids(
             token = torch.where(ended, fill, token)
         if text is not None:
             token = torch.where(text, token, fill)
-        if rolling:
+        text_before.append(token)
+        if rule == "rolling":
             hashes = [hash * seed + token for hash, seed in zip(hashes, seeds, strict=True)]
-        else:
+        elif rule == "xor":
             hashes = [hashes[0] ^ (token * multipliers[back])]
-        if back + 1 in sizes:
-            columns += hashes if rolling else hashes * heads
+        if back + 1 in sizes and rule == "modular":
+            these = moduli[len(columns) : len(columns) + heads]
+            columns += [
+                _modular(text_before, seed, modulus)
+                for seed, modulus in zip(seeds, these, strict=True)
+            ]
+        elif back + 1 in sizes:
+            columns += hashes * (heads if rule == "xor" else 1)
     starts = offsets or [0] * len(moduli)
     rows = [
         torch.remainder(hash, modulus) + start
         for hash, modulus, start in zip(columns, moduli, starts, strict=True)
     ]
     return torch.stack(rows, -1).view(*ids.shape, len(moduli))
+
+
+def _modular(tokens: Sequence[Tensor], multiplier: int, modulus: int) -> Tensor:
+    """The polynomial whose highest power has the last token, reduced before each product."""
+    result = tokens[-1]
+    for token in reversed(tokens[:-1]):
+        result = torch.remainder(result, modulus) * multiplier + token
+    return result
 
 
 def _before(

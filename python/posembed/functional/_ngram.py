@@ -38,13 +38,17 @@ def ngram_ids(
     An n-gram of size s becomes one number, in 64 bits that wrap. "xor" is the exclusive or of
     ``token[i - k] * multipliers[k]`` over k < s (Cheng et al., "Conditional Memory via Scalable
     Lookup", arXiv:2601.07372). "rolling" is the polynomial in a head's multiplier whose highest
-    power has the newest token (Pagnoni et al., "Byte Latent Transformer", arXiv:2412.09871). The
-    number modulo ``moduli``, as in ``torch.remainder``, plus ``offsets`` is the row.
+    power has the newest token (Pagnoni et al., "Byte Latent Transformer", arXiv:2412.09871).
+    "modular" is the sum of ``token[i - k] * multiplier**k``, whose powers do not wrap (Liu et al.,
+    "Scaling Embeddings Outperforms Scaling Experts in Language Models", LongCat, arXiv:2601.21204;
+    for ids within ±2^62). The number modulo ``moduli``, as in ``torch.remainder``, plus ``offsets``
+    is the row.
 
     Args:
         ids: int32 or int64 [batch, seq] or [seq]; any numbers.
         multipliers: [n]: one for each distance from the newest token, for n-grams up to size n.
-            For "rolling" [heads]. At most 64.
+            For "rolling" and "modular" [heads]. At most 64; for "modular" from 1 on, and times its
+            modulus below 2^62.
         moduli: [sizes, heads]: rows of each head, 1 or more; at most 128.
         offsets: [sizes, heads]: first row of each head; default: 0.
         boundary: A token that ends a text: for later tokens, it and those before it count as
@@ -53,7 +57,7 @@ def ngram_ids(
             earlier call; default: padding. With ``cu_seqlens``: [batch * documents, n - 1]. A batch
             of 1 serves every row.
         padding: What tokens before the text count as; default: ``boundary``, or 0 if there is none.
-        rule: "xor" or "rolling".
+        rule: "xor", "rolling" or "modular".
         sizes: Sizes of the n-grams, ascending; default: 2, 3, … as many as ``moduli`` has rows.
         cu_seqlens: int32 or int64 [documents + 1]: boundaries of texts packed in each row. No
             n-gram spans two.
@@ -116,8 +120,8 @@ def lists(
     Raises ValueError if tables do not have a row for each size and a number for each head.
     """
     numbers = multipliers.tolist() if isinstance(multipliers, Tensor) else multipliers
-    heads = len(numbers) if rule == "rolling" else 0
-    rows = len(sizes) or (0 if rule == "rolling" else len(numbers) - 1)
+    heads = 0 if rule == "xor" else len(numbers)
+    rows = len(sizes) or (len(numbers) - 1 if rule == "xor" else 0)
     return (
         numbers,
         _flattened("moduli", moduli, rows, heads),

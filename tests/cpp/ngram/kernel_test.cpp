@@ -56,7 +56,8 @@ struct Problem {
   int64_t batch, seq;
   std::vector<int32_t> sizes;
   int32_t heads;
-  bool rolling = false, has_boundary = false, has_history = false;
+  Rule rule = Rule::products;
+  bool has_boundary = false, has_history = false;
   std::vector<int32_t> cu_seqlens = {};
   bool has_mask = false;
 };
@@ -69,14 +70,16 @@ class Case {
     a.num_sizes = static_cast<int32_t>(problem.sizes.size());
     a.heads = problem.heads;
     a.longest = problem.sizes.back();
-    a.rolling = problem.rolling;
+    a.rule = problem.rule;
     a.has_boundary = problem.has_boundary;
     a.boundary = 3;
     a.padding = -5;
     std::copy(problem.sizes.begin(), problem.sizes.end(), a.sizes);
-    for (uint64_t& multiplier : a.multipliers) multiplier = random_();
+    const bool modular = a.rule == Rule::modular;  // its products fit in 64 bits
+    for (uint64_t& multiplier : a.multipliers) multiplier = random_() >> (modular ? 47 : 0);
     for (int64_t column = 0; column < columns(); ++column) {
-      a.modulus[column] = static_cast<int64_t>(random_() >> 1 >> (5 * column % 60)) + 1;
+      const int64_t shift = modular ? 19 + 5 * column % 40 : 1 + 5 * column % 60;
+      a.modulus[column] = static_cast<int64_t>(random_() >> shift) + 1;
       a.inverse[column] = core::Divisor<int64_t>::of(a.modulus[column]).inverse;
       a.offset[column] = column;
     }
@@ -153,16 +156,28 @@ class Case {
   }
 
   int64_t hash_of(const std::vector<int64_t>& tokens, int64_t column) const {
+    if (a.rule == Rule::modular) return sum_of(tokens, column);
     uint64_t hash = 0, power = 1;
     for (int32_t back = 0; back < a.sizes[column / a.heads]; ++back) {
       const auto token = static_cast<uint64_t>(tokens[static_cast<size_t>(back)]);
-      if (!a.rolling) hash ^= token * a.multipliers[back];
+      if (a.rule == Rule::products) hash ^= token * a.multipliers[back];
     }
-    for (int32_t back = a.sizes[column / a.heads]; a.rolling && back-- > 0;) {
+    for (int32_t back = a.sizes[column / a.heads]; a.rule == Rule::rolling && back-- > 0;) {
       hash += static_cast<uint64_t>(tokens[static_cast<size_t>(back)]) * power;
       power *= a.multipliers[column % a.heads];
     }
     return static_cast<int64_t>(hash);
+  }
+
+  /// Each power modulo the column's number, in 128 bits.
+  int64_t sum_of(const std::vector<int64_t>& tokens, int64_t column) const {
+    const auto modulus = static_cast<__int128>(a.modulus[column]);
+    __int128 sum = 0, power = 1;
+    for (int32_t back = 0; back < a.sizes[column / a.heads]; ++back) {
+      sum += tokens[static_cast<size_t>(back)] * power;
+      power = power * static_cast<__int128>(a.multipliers[column % a.heads]) % modulus;
+    }
+    return static_cast<int64_t>(sum % modulus);
   }
 
   std::mt19937_64 random_;
@@ -174,20 +189,23 @@ class Case {
 std::vector<Problem> problems() {
   return {
       {1, 1, {2, 3}, 8},
-      {3, 7, {2, 3}, 8, false, true},
-      {2, 9, {2, 3, 4}, 5, false, true, true},
+      {3, 7, {2, 3}, 8, Rule::products, true},
+      {2, 9, {2, 3, 4}, 5, Rule::products, true, true},
       {1, 40, {1}, 1},
-      {2, 5, {1, 4}, 3, false, false, true},
-      {2, 11, {3, 4, 5, 6, 7, 8}, 2, true, false, false},
-      {1, 12, {2, 5}, 7, true, true, true, {0, 5, 5, 6, 12}},
-      {2, 12, {2, 3}, 64, false, true, true, {0, 1, 12}},
+      {2, 5, {1, 4}, 3, Rule::products, false, true},
+      {2, 11, {3, 4, 5, 6, 7, 8}, 2, Rule::rolling, false, false},
+      {1, 12, {2, 5}, 7, Rule::rolling, true, true, {0, 5, 5, 6, 12}},
+      {2, 12, {2, 3}, 64, Rule::products, true, true, {0, 1, 12}},
       {2, 0, {2}, 1},
       // Longer than the pieces of 256 tokens that the CPU's kernels hash together.
-      {2, 700, {2, 3}, 8, false, true, true},
-      {1, 600, {2, 3, 4}, 2, true, false, true, {0, 255, 257, 600}},
-      {3, 300, {2, 3}, 4, false, true, true, {}, true},
-      {2, 21, {3, 5}, 2, true, false, false, {}, true},
-      {2, 12, {2, 4}, 3, false, true, true, {0, 5, 5, 6, 12}, true},
+      {2, 700, {2, 3}, 8, Rule::products, true, true},
+      {1, 600, {2, 3, 4}, 2, Rule::rolling, false, true, {0, 255, 257, 600}},
+      {3, 300, {2, 3}, 4, Rule::products, true, true, {}, true},
+      {2, 21, {3, 5}, 2, Rule::rolling, false, false, {}, true},
+      {2, 12, {2, 4}, 3, Rule::products, true, true, {0, 5, 5, 6, 12}, true},
+      {2, 9, {1, 2, 4}, 5, Rule::modular, true, true},
+      {1, 600, {2, 3, 4}, 9, Rule::modular, true, true, {0, 255, 257, 600}},
+      {2, 21, {3, 5}, 2, Rule::modular, false, false, {}, true},
   };
 }
 
@@ -234,7 +252,7 @@ TEST(NgramKernel, GivesTheDefinition) {
 TEST(NgramKernel, RemaindersOfAllSizes) {
   std::mt19937_64 random(2);
   for (int i = 0; i < 2000; ++i) {
-    Case test({1, 10, {1}, 13, true});
+    Case test({1, 10, {1}, 13, Rule::rolling});
     std::vector<int64_t> ids = edges(test.a.modulus[i % 13], random), out(130);
     test.a.ids.data = ids.data();
     test.a.out = out.data();
@@ -248,7 +266,7 @@ TEST(NgramKernel, RemaindersOfAllSizes) {
 }
 
 TEST(NgramKernel, StaysInsideForAnyBoundaries) {
-  Case test({1, 6, {2, 3}, 2, false, false, true, {0, 2, 6}});
+  Case test({1, 6, {2, 3}, 2, Rule::products, false, true, {0, 2, 6}});
   const int32_t wrong[] = {9, -4, 100};
   test.a.cu_seqlens.data = wrong;
   std::vector<int64_t> out(24);

@@ -59,6 +59,12 @@ TEST(NgramModule, TrainsClonesAndPrints) {
             "NgramEmbedding(60, 2, ngram_size=3, columns=4, summed=True, gradient='rows')");
 }
 
+TEST(NgramModule, HasTheNumbersOfLongcat) {
+  const NgramSpec spec = NgramSpec::longcat(163'840, 2, 3, 2, 100.567);
+  EXPECT_EQ(spec.moduli(), (std::vector<int64_t>{16'476'898, 16'476'900, 16'476'902, 16'476'904}));
+  EXPECT_EQ(spec.table_rows(), 4 * 16'476'901);
+}
+
 TEST(NgramModule, RefusesNumbersThatDoNotFit) {
   EXPECT_THROW(NgramEmbedding(NgramOptions(small_spec(), 6)), c10::ValueError);
   EXPECT_THROW(NgramEmbedding(NgramOptions(small_spec().num_embeddings(59), 8)), c10::ValueError);
@@ -66,6 +72,8 @@ TEST(NgramModule, RefusesNumbersThatDoNotFit) {
   EXPECT_THROW(NgramSpec::qwen4_exp(50, 2, 0, 3, 0), c10::ValueError);
   // Products that wrap: layer 0, 0 columns.
   EXPECT_THROW(NgramSpec::qwen4_exp(50, 2, int64_t{1} << 60, 3, 8, 90), c10::ValueError);
+  EXPECT_THROW(NgramSpec::longcat(50, 2, 1), c10::ValueError);
+  EXPECT_THROW(NgramSpec::longcat(int64_t{1} << 40).table_rows(), c10::ValueError);
   EXPECT_THROW(PerLayerEmbedding(10, int64_t{1} << 32, int64_t{1} << 32), c10::ValueError);
 }
 

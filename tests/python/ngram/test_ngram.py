@@ -250,6 +250,23 @@ def test_tables_of_engram_in_files(tmp_path: Path) -> None:
     assert torch.equal(memory.weight, codes.float() * scales.repeat_interleave(32, 1))
 
 
+def test_tables_of_longcat_in_files(tmp_path: Path) -> None:
+    """One table for each head: the mean of projected rows is one product with joined weights."""
+    spec = pe.NgramSpec.longcat(20, ngram_size=3, heads=6)
+    tables = [nn.Embedding(rows, 2) for sizes in spec.moduli for rows in sizes]
+    prefix, path = "model.ngram_embeddings", tmp_path / "model.safetensors"
+    parts = {f"{prefix}.embedders.{i}.weight": table.weight for i, table in enumerate(tables)}
+    words = {f"{prefix}.word_embeddings.weight": torch.randn(20, 24)}
+    save_file({**parts, **words, f"{prefix}.post_projs.0.weight": torch.randn(24, 2)}, path)
+    memory, ids = pe.NgramEmbedding.from_file(path, spec), make_ids(2, 9)
+    weights = [torch.randn(24, 2) for _ in tables]
+    rows = memory.row_ids(ids) - torch.tensor(sum(spec.offsets, ()))
+    columns = zip(rows.unbind(-1), tables, weights, strict=True)
+    expected = sum(nn.functional.linear(table(column), weight) for column, table, weight in columns)
+    projected = nn.functional.linear(memory(ids), torch.cat(weights, 1))
+    torch.testing.assert_close(projected, expected)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -260,6 +277,7 @@ def test_tables_of_engram_in_files(tmp_path: Path) -> None:
         (lambda: pe.NgramSpec((1, 2), ((0,),)), "moduli: expected 1 or more, got 0"),
         (lambda: pe.NgramSpec((1, 2), ()), r"moduli: expected \[1, heads\] numbers"),
         (lambda: pe.NgramSpec.qwen4_exp(50, 1, heads=0), "ngram_size, heads: expected at least"),
+        (lambda: pe.NgramSpec.longcat(50, ngram_size=1), "ngram_size, heads: expected at least"),
         (lambda: pe.NgramSpec.engram(50, 1, (1,), 2), "layer: expected one of"),
         (lambda: pe.NgramEmbedding.from_pretrained(torch.zeros(63, 2), SPEC), r"weight: expected \[64, components\], got \[63, 2\]"),
         (lambda: pe.PerLayerEmbedding(5, 0, 2), "num_layers: expected 1 or more, got 0"),

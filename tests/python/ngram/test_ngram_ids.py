@@ -28,6 +28,12 @@ ROLLING: dict[str, Any] = {
     "sizes": (2, 4, 7),
     "rule": "rolling",
 }
+MODULAR: dict[str, Any] = {
+    "multipliers": (131_072, 7),
+    "moduli": ((10_223_617, 2**43 + 3), (2**44, 9), (1, 13)),
+    "sizes": (1, 4, 7),
+    "rule": "modular",
+}
 # Padding on the left, on the right and inside.
 TEXT = torch.tensor([[0, 0, 1, 1, 0, 0, 1, 1, 1], [1, 1, 0, 1, 1, 1, 1, 0, 0]])
 CASES: dict[str, dict[str, Any]] = {
@@ -44,6 +50,9 @@ CASES: dict[str, dict[str, Any]] = {
     "rolling, mask": {**ROLLING, "padding": -7, "mask": TEXT},
     "rolling": ROLLING,
     "rolling, history": {**ROLLING, "history": torch.arange(6).view(1, 6), "boundary": 2},
+    "modular": {**MODULAR, "boundary": 2, "padding": 0},
+    "modular, mask": {**MODULAR, "padding": -7, "mask": TEXT},
+    "modular, history": {**MODULAR, "history": torch.arange(6).view(1, 6)},
     "single tokens": {"multipliers": (5,), "moduli": ((3, 7),), "sizes": (1,)},
 }  # fmt: skip
 every = pytest.mark.parametrize("name", CASES)
@@ -194,6 +203,38 @@ def test_as_blt() -> None:
             assert torch.equal(found[..., 2 * i + head], expected + 30_000 * (3 * head + i))
 
 
+@pytest.mark.parametrize("ratio", [78, 100.567])
+def test_as_longcat_is_published(ratio: float) -> None:
+    """Liu et al., arXiv:2601.21204: a sum of shifted ids times powers modulo each head's rows."""
+    vocab_size, end, n, k = 163_840, 2, 5, 4
+    ids = torch.randint(0, vocab_size, (2, 50), generator=torch.Generator().manual_seed(1))
+    ids[0, [0, 7, 8, 30]] = end
+    shifted = torch.zeros(n, 2, 50, dtype=torch.int64)
+    for row in range(2):
+        begin = 0
+        for at in range(50):
+            for back in range(min(n, at - begin + 1)):
+                shifted[back, row, at] = ids[row, at - back]
+            if ids[row, at] == end:
+                begin = at + 1
+    columns = []
+    for size in range(2, n + 1):
+        for head in range(k):
+            rows = int(ratio * vocab_size + 2 * ((size - 2) * k + head) + 1)
+            powers = torch.tensor([pow(vocab_size, back, rows) for back in range(size)])
+            columns.append((shifted[:size] * powers.view(-1, 1, 1)).sum(0) % rows)
+    spec = pe.NgramSpec.longcat(vocab_size, end, ngram_size=n, heads=k, ratio=ratio)
+    found = ngram_ids(
+        ids,
+        multipliers=spec.multipliers,
+        moduli=spec.moduli,
+        boundary=end,
+        padding=0,
+        rule=spec.rule,
+    )
+    assert torch.equal(found, torch.stack(columns, -1))
+
+
 # Tracing depends on which tensors are given.
 KINDS = {
     tuple(k for k, v in case.items() if isinstance(v, Tensor)): name for name, case in CASES.items()
@@ -286,7 +327,9 @@ def test_vmap() -> None:
         ({"offsets": ((0, 0, 0), (0, 2, 0))}, ValueError, "offsets: expected 0 to 1, got 2 at"),
         ({"sizes": (3, 2)}, ValueError, r"sizes: expected ascending numbers from 1 to 64, got \[3"),
         ({"sizes": (2, 4)}, ValueError, "multipliers: expected 4, one for each token"),
-        ({"rule": "sum"}, ValueError, "rule: expected 'xor' or 'rolling', got 'sum'"),
+        ({"rule": "sum"}, ValueError, "rule: expected 'xor', 'rolling' or 'modular', got 'sum'"),
+        ({**MODULAR, "multipliers": (1, 0), "offsets": None}, ValueError, "multipliers: expected 1 or more for rule 'modular', got 0"),
+        ({**MODULAR, "multipliers": (1, 2**20), "offsets": None}, ValueError, "moduli: expected at most 4398046511103 for multiplier 1048576 .* at index 1"),
         ({"rule": "rolling", "multipliers": (5, 7)}, ValueError, r"moduli: expected \[sizes, 2\]"),
         ({"history": torch.zeros(2, 3).long()}, ValueError, r"history: expected \[2, 2\], the"),
         ({"history": torch.zeros(2, 2)}, TypeError, "history: expected int32 or int64"),

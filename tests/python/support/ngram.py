@@ -20,6 +20,8 @@ def hashed(tokens: Sequence[int], multipliers: Sequence[int], head: int, rule: s
     if rule == "rolling":
         oldest_first = reversed(tokens)
         return signed(sum(t * multipliers[head] ** i for i, t in enumerate(oldest_first)))
+    if rule == "modular":
+        return sum(t * multipliers[head] ** i for i, t in enumerate(tokens))
     result = 0
     for token, multiplier in zip(tokens, multipliers, strict=False):
         result ^= (token * multiplier) % 2**64
