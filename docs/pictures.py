@@ -45,11 +45,33 @@ LARGEST_SVG = 100_000  # bytes; many points make a smaller PNG
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
+def page_table(page: str, first: str) -> tuple[list[str], list[list[str]]]:
+    """The heads and rows of a page's table, whose first head is given."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    lines = text[text.index(f"| {first} |") :].split("\n\n")[0].splitlines()
+    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return head, rows
+
+
+def training_step() -> Any:
+    """The milliseconds of each part of a step in guide/training_tables.md, as bars."""
+    head, rows = page_table("guide/training_tables.md", "table learns by")
+    axes = pe.plot.new_axes(None, height=2.2)
+    names = [row[0].strip("`") for row in rows]
+    left = [0.0] * len(rows)
+    for column in range(2, len(head)):
+        widths = [float(row[column]) for row in rows]
+        axes.barh(names, widths, left=left, height=0.6, label=head[column])
+        left = [begin + width for begin, width in zip(left, widths, strict=True)]
+    axes.invert_yaxis()
+    axes.set_xlabel("milliseconds of a step")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.28), ncols=4, frameon=False)
+    return axes
+
+
 def extrapolation() -> tuple[dict[str, list[float | None]], list[int]]:
     """The table of losses in families/index.md: of each method, and the lengths."""
-    page = (DOCS / "families" / "index.md").read_text(encoding="utf-8")
-    lines = page[page.index("| positions |") :].split("\n\n")[0].splitlines()
-    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    head, rows = page_table("families/index.md", "positions")
     losses = {
         method: [None if cell == "no rows" else float(cell) for cell in cells]
         for method, *cells in rows
@@ -81,6 +103,7 @@ def drawn() -> dict[str, Any]:
         "scores_far": pe.plot.scores_by_distance(llama, 65_535, log=True),
         "angle_error": pe.plot.angle_error(pe.RotarySpec(128, base=500000.0)),
         "extrapolation": pe.plot.extrapolation(*extrapolation()),
+        "training_step": training_step(),
         "alibi_bias": pe.plot.alibi_bias(pe.ALiBi(8), 32),
     }
 

@@ -25,11 +25,18 @@ try:
 except ImportError:
     qwen = None
 
+try:
+    from fbgemm_gpu import split_embedding_configs as fbgemm_options
+    from fbgemm_gpu import split_table_batched_embeddings_ops_training as fbgemm
+except (ImportError, OSError):  # OSError: one for another torch
+    fbgemm = None
+
 VOCABULARY, BOUNDARY, ROWS, DIM = 50257, 50256, 100_000, 2048
 CODE_ROWS, CODE_DIM, TOKENS = 1_000_000, 256, 8192
 MANY_ROWS = 100_000_000
 FILE_ROWS, FILE_DIM = 250_000, 256
 STEP_ROWS, STEP_DIM, STEP_IDS = 1_000_000, 128, 16_384
+Call = Callable[[], object]
 
 
 class Eager(nn.Module):
@@ -198,6 +205,46 @@ def steps(name: str, kind: str, setting: Setting) -> Case:
     )
 
 
+def learned(optimizer: Callable[..., torch.optim.Optimizer], ids: Tensor, gradient: Tensor) -> Call:
+    """Look-up, backward pass and step of a table."""
+    table = pe.TokenEmbedding(STEP_ROWS, STEP_DIM, gradient="rows", device=ids.device)
+    made = optimizer(table.parameters())
+
+    def step() -> None:
+        table(ids).backward(gradient)
+        made.step()
+        made.zero_grad()
+
+    return step
+
+
+def learned_by_fbgemm(ids: Tensor, gradient: Tensor) -> Call:
+    """The same; FBGEMM steps in the backward pass. Its bags have one id each."""
+    place, device = ("HOST", "CPU") if ids.device.type == "cpu" else ("DEVICE", "CUDA")
+    places = fbgemm.EmbeddingLocation[place], fbgemm.ComputeDevice[device]
+    table = fbgemm.SplitTableBatchedEmbeddingBagsCodegen(
+        [(STEP_ROWS, STEP_DIM, *places)],
+        optimizer=fbgemm_options.EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        device=ids.device,
+    )
+    offsets = torch.arange(STEP_IDS + 1, device=ids.device)
+    return lambda: table(ids, offsets).backward(gradient)
+
+
+def whole_step(name: str, setting: Setting) -> Case:
+    ids = torch.randint(STEP_ROWS, (STEP_IDS,), device=setting.device)
+    gradient = torch.randn(STEP_IDS, STEP_DIM, device=setting.device)
+    candidates = {
+        "posembed": learned(pe.optim.RowwiseAdagrad, ids, gradient),
+        "SparseAdam": learned(torch.optim.SparseAdam, ids, gradient),
+    }
+    goals = [Goal("posembed", "SparseAdam", 8.0)]
+    if fbgemm is not None:
+        candidates["FBGEMM"] = learned_by_fbgemm(ids, gradient)
+        goals.append(Goal("posembed", "FBGEMM", 3.0))
+    return Case(name, candidates, goals=tuple(goals))
+
+
 def plans(setting: Setting) -> Iterator[Plan]:
     for batch, seq in ((1, 1), (32, 1), (1, 4096)):
         yield plan(f"ngram rows, {batch} x {seq} tokens", ngrams, batch, seq, setting)
@@ -208,6 +255,7 @@ def plans(setting: Setting) -> Iterator[Plan]:
         yield plan(name, codes, format, dtype, setting)
     for kind in OPTIMIZERS:
         yield plan(f"step of {kind}, {STEP_IDS} ids of 10^6 x {STEP_DIM}", steps, kind, setting)
+    yield plan(f"whole step of a table, {STEP_IDS} ids of 10^6 x {STEP_DIM}", whole_step, setting)
     if available_memory() > 12 << 30:
         yield plan(f"rows of codes, {TOKENS} x 128 4-bit numbers of 10^8", many_codes, setting)
     if setting.device == "cpu":
