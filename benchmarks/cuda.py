@@ -6,6 +6,7 @@ of a table that fits the L2 cache once, scores that a causal mask hides not at a
 
 python benchmarks/cuda.py --table results.md            every case
 python benchmarks/cuda.py --case "rotary"               cases whose name contains "rotary"
+python benchmarks/cuda.py --stale                       cases whose kernels have changed
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import hashlib
+import json
 import math
 import statistics
 import sys
@@ -35,6 +38,24 @@ from cases import diffusion, peers, transformers
 Call = Callable[[], Any]
 ROUNDS = 9
 SECONDS = 2e-3  # the least length of a timing
+
+ROOT = Path(__file__).parents[1]
+# Of each recorded case, the mark of the sources that it was timed with.
+RECORD = ROOT / "benchmarks" / "results" / "cuda_h200.json"
+# Where the kernels of a case are, by how its name begins.
+SOURCES = {
+    "rotary_cache_": "rotary_cache",
+    "mla_rotary": "rotary_cache",
+    "norm_rotary": "rotary_norm",
+    "rotary": "rotary",
+    "embedding": "token",
+    "rows of": "token",
+    "token_bag": "bag",
+    "learned": "learned",
+    "sinusoidal": "sinusoidal",
+    "input_embedding": "input",
+    "alibi": "alibi",
+}
 
 BF16 = {"device": "cuda", "dtype": torch.bfloat16}
 
@@ -605,7 +626,7 @@ def measure(calls: list[Call], queued: bool, captured: bool) -> list[float | Non
         ]
 
 
-def run(case: Case, cache: int, compile_peers: bool) -> list[str]:
+def run(case: Case, cache: int, with_peers: bool) -> list[str]:
     sets = min(64, max(1, math.ceil(4 * cache / case.moved))) if case.moved else 1
     made = [case.make() for _ in range(sets)]
     lines = [f"### {case.name}", "", "| | queued | kernels | GB/s | of limit |"]
@@ -620,7 +641,7 @@ def run(case: Case, cache: int, compile_peers: bool) -> list[str]:
         lines.append(row("fill" if case.fills else "copy", None, limit, case.moved, limit))
         del calls
     for label in made[0]:
-        if label == "torch.compile" and not compile_peers:
+        if not label.startswith("posembed") and not with_peers:
             continue
         try:
             times = measure([one[label] for one in made], case.queued, case.captured)
@@ -643,36 +664,65 @@ def row(
     return f"| {label} | {' | '.join(cells)} |"
 
 
-def once(chosen: str) -> None:
+def once(chosen: list[Case]) -> None:
     """Calls posembed's candidates once each, for a profiler."""
-    for case in cases():
-        if chosen in case.name:
-            print(case.name, flush=True)
-            for label, call in case.make().items():
-                if label.startswith("posembed"):
-                    call()
-            torch.cuda.synchronize()
+    for case in chosen:
+        print(case.name, flush=True)
+        for label, call in case.make().items():
+            if label.startswith("posembed"):
+                call()
+        torch.cuda.synchronize()
+
+
+@functools.cache
+def mark(name: str) -> str:
+    """What changes with the kernels of a case: the start of a hash of their sources."""
+    family = next((folder for begin, folder in SOURCES.items() if name.startswith(begin)), None)
+    folders = [] if family is None else [ROOT / "csrc" / family, ROOT / "csrc" / "core"]
+    hashed = hashlib.sha256()
+    for path in sorted(path for folder in folders for path in folder.glob("*")):
+        if path.suffix in (".cu", ".h"):
+            hashed.update(path.read_bytes())
+    return hashed.hexdigest()[:12]
+
+
+def chosen_of(arguments: argparse.Namespace) -> list[Case]:
+    """The cases to run, in their order."""
+    named = [case for case in cases() if arguments.case in case.name]
+    if arguments.cases:
+        by_name = {case.name: case for case in named}
+        named = [by_name[line] for line in arguments.cases.read_text().splitlines() if line]
+    if arguments.stale:
+        recorded = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+        named = [
+            case for case in named if case.moved and recorded.get(case.name) != mark(case.name)
+        ]
+    return named
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", default="", help="run the cases whose name contains this")
+    parser.add_argument("--cases", type=Path, help="a file with names of cases, one a line")
+    parser.add_argument("--stale", action="store_true", help="cases of changed kernels alone")
+    parser.add_argument("--record", action="store_true", help="write the marks of sources of these")
     parser.add_argument("--list", action="store_true", help="print the names of cases and stop")
     parser.add_argument("--table", type=Path, help="write the table there as well")
-    parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile")
+    parser.add_argument("--peers", action="store_true", help="time others too, torch.compile last")
     parser.add_argument("--once", action="store_true", help="one call of each, for a profiler")
     arguments = parser.parse_args()
+    chosen = chosen_of(arguments)
     if arguments.list:
-        print("\n".join(case.name for case in cases()))
+        print("\n".join(case.name for case in chosen))
         return
     if arguments.once:
-        once(arguments.case)
+        once(chosen)
         return
     with torch.cuda.stream(stream()):
-        run_all(arguments)
+        run_all(chosen, arguments)
 
 
-def run_all(arguments: argparse.Namespace) -> None:
+def run_all(chosen: list[Case], arguments: argparse.Namespace) -> None:
     """Prints each case's table when it is measured."""
     properties = torch.cuda.get_device_properties(0)
     lines = [
@@ -683,12 +733,10 @@ def run_all(arguments: argparse.Namespace) -> None:
         "",
     ]
     print("\n".join(lines), flush=True)
-    for case in cases():
-        if arguments.case not in case.name:
-            continue
+    for case in chosen:
         began = time.monotonic()
         try:
-            result = run(case, properties.L2_cache_size, not arguments.no_compile)
+            result = run(case, properties.L2_cache_size, arguments.peers)
         except Exception as error:
             result = [f"### {case.name}", "", f"failed: {type(error).__name__}: {error}", ""]
         torch.cuda.empty_cache()
@@ -696,6 +744,10 @@ def run_all(arguments: argparse.Namespace) -> None:
         print("\n".join(result), f"({time.monotonic() - began:.1f} s)", flush=True)
         if arguments.table:
             arguments.table.write_text("\n".join(lines))
+    if arguments.record:
+        known = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+        known |= {case.name: mark(case.name) for case in chosen}
+        RECORD.write_text(json.dumps(known, indent=2) + "\n")
 
 
 if __name__ == "__main__":

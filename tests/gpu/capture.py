@@ -14,8 +14,12 @@ import sys
 import time
 
 import torch
-from sweep import CASES, QUICK_SIZES, OperatorCase, Sample, moved
+from hot import CASES as HOT
+from sweep import CASES as SHARED
+from sweep import QUICK_SIZES, OperatorCase, Sample, moved
 from torch import Tensor
+
+CASES = [*SHARED, *HOT]
 
 
 def sample_of(case: OperatorCase, seed: int) -> Sample:

@@ -1,7 +1,8 @@
 """Runs every operator on CUDA and on the CPU in float64, forward and backward, and compares.
 
-Sizes include empty and odd ones; tensors start at aligned addresses and beside them; new memory
-holds NaN, so that an element that a kernel leaves out shows. compute-sanitizer runs it too:
+Sizes include empty and odd ones, and models' widths (hot.py); tensors start at aligned addresses and
+beside them; new memory holds NaN, so that an element that a kernel leaves out shows.
+compute-sanitizer runs it too:
 
     compute-sanitizer --tool racecheck python tests/gpu/sweep.py --quick
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import sys
 import time
 import traceback
@@ -19,6 +21,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "python"))
 
+import hot
 import posembed as pe
 from support.case import TOLERANCE, OperatorCase, Sample, assert_close, samples
 from support.families import cases
@@ -28,6 +31,7 @@ from torch import Tensor
 CASES = cases()
 SIZES = ((2, 3), (1, 1), (3, 7), (0, 5), (2, 0), (5, 33), (2, 97))
 QUICK_SIZES = ((2, 3), (3, 37))
+MODELS = ((hot.BATCH, hot.SEQ),)  # the hot samples have their own sizes
 
 DEVICE = "cpu" if CUDA_ON_CPU else "cuda"
 CYCLES = 500_000  # a quarter of a millisecond
@@ -117,14 +121,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two sizes, two dtypes, aligned")
     parser.add_argument("--no-poison", action="store_true", help="new memory stays uninitialized")
+    parser.add_argument("--hot", action="store_true", help="only models' widths")
     parser.add_argument("--case", default="", help="only cases whose name contains this")
     arguments = parser.parse_args()
     if not arguments.no_poison:
         torch.use_deterministic_algorithms(True, warn_only=True)  # and fill new memory with NaN
     began, checks, failures = time.monotonic(), 0, 0
-    chosen = [case for case in CASES if arguments.case in case.name]
-    sizes = QUICK_SIZES if arguments.quick else SIZES
-    for case, dtype, size, sample in samples(chosen, sizes):
+    shared, wide = ([c for c in them if arguments.case in c.name] for them in (CASES, hot.CASES))
+    narrow = samples([] if arguments.hot else shared, QUICK_SIZES if arguments.quick else SIZES)
+    for case, dtype, size, sample in itertools.chain(samples(wide, MODELS), narrow):
         if arguments.quick and dtype not in (torch.float32, torch.bfloat16):
             continue
         for shifted in (False,) if arguments.quick else (False, True):

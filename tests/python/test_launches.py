@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,15 +24,35 @@ pytestmark = [
     pytest.mark.usefixtures("cuda"),
 ]
 
+ROOT = Path(__file__).parents[2]
 IDS = torch.tensor([[3, 1, 3, 7], [2, 3, 0, 5]])
 
 
+LIBRARY = Path(pe.__file__).parent / "lib" / "libposembed.so"
+
+
 def launches(run: Callable[[], Any]) -> int:
-    count = ctypes.CDLL(str(Path(pe.__file__).parent / "lib" / "libposembed.so")).posembed_launches
+    count = ctypes.CDLL(str(LIBRARY)).posembed_launches
     count.restype = ctypes.c_int64
     before = count()
     run()
     return int(count() - before)
+
+
+def launched_kernels(module: Any) -> set[str]:
+    """The kernels that were launched in this process, by the names of scripts/machine_code.py."""
+    library = ctypes.CDLL(str(LIBRARY))
+    found = (ctypes.c_void_p * 5000)()
+    count = library.posembed_kernels(found, ctypes.c_int64(len(found)))
+    symbols = subprocess.run(("nm", "--defined-only", LIBRARY), capture_output=True, text=True)
+    rows = [line.split() for line in symbols.stdout.splitlines()]
+    places = {name: int(place, 16) for place, _, name in rows}
+    known = ctypes.cast(library.posembed_launches, ctypes.c_void_p).value
+    assert known is not None
+    begin = known - places["posembed_launches"]
+    names = {place: name for name, place in places.items()}
+    launched = [names[place - begin] for place in found[:count] if place is not None]
+    return set(module.demangled(launched))
 
 
 def embed(width: int = 64, **options: Any) -> Tensor:
@@ -66,7 +90,7 @@ def differentiate(output: Any) -> None:
 
 def documented() -> dict[str, tuple[str, str, str]]:
     """The guide's table: launches forward and backward, and values that the host reads."""
-    guide = Path(__file__).parents[2] / "docs" / "guide" / "kernels.md"
+    guide = ROOT / "docs" / "guide" / "kernels.md"
     table = guide.read_text().partition("| operator | forward | backward | values read |")[2]
     rows = re.findall(r"^\| ([^|]+) \| (\d+) \| (\d*) ?\| (\d+) \|$", table, re.MULTILINE)
     return {name: (forward, backward, reads) for name, forward, backward, reads in rows}
@@ -88,6 +112,20 @@ def test_launches(name: str) -> None:
     assert launches(lambda: outputs.append(call())) == int(forward)
     if backward:
         assert launches(lambda: differentiate(outputs[0])) == int(backward)
+
+
+def test_models_widths_launch_the_kernels_whose_machine_code_is_watched() -> None:
+    """tests/gpu/hot.py, which the sweep, captures and sanitizers run on a device."""
+    sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "scripts")]
+    hot, machine_code = importlib.import_module("hot"), importlib.import_module("machine_code")
+    for case in hot.CASES:
+        for dtype in case.dtypes:
+            sample = case.sample(hot.BATCH, hot.SEQ, "cpu", dtype)
+            outputs = case(sample if case.mutates else sample.requires_grad())
+            differentiable = [x for x in outputs if x.requires_grad]
+            torch.autograd.backward(differentiable, [torch.ones_like(x) for x in differentiable])
+    watched = set(json.loads((ROOT / "scripts" / "machine_code.json").read_text()))
+    assert watched - launched_kernels(machine_code) == set()
 
 
 def test_sinusoids_of_whole_rows_are_computed_by_the_kernel() -> None:

@@ -381,6 +381,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   };
   const cuda_on_cpu::Unobserved scheduling;
   ++cuda_on_cpu::launches;
+  cuda_on_cpu::kernels.insert(reinterpret_cast<const void*>(kernel));
   const cuda_on_cpu::BlockOrder order(uint64_t{gridDim.x} * gridDim.y * gridDim.z,
                                       static_cast<uint64_t>(cuda_on_cpu::launches));
   for (uint64_t i = 0; i < order.count; ++i) {
