@@ -14,12 +14,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "test-wheel"
 QUICKSTART = ROOT / "examples/cpp/quickstart"
+PIP = ("-m", "pip", "install", "--quiet", "--only-binary", ":all:")
 # Prints a hash of the results and gradients of modules, whose inputs no version of torch changes.
 BITS = """
 import hashlib
@@ -57,31 +59,31 @@ def run(*command: object, **environment: str) -> str:
     return done.stdout
 
 
-def check(wheel: Path, torch: str, interpreter: str, bits: str) -> str:
-    """Makes an environment, tries the wheel in it and tells what was found."""
-    folder = WORK / f"torch{torch}-{Path(interpreter).name}"
-    shutil.rmtree(folder, ignore_errors=True)
-    python, build = folder / "bin" / "python", folder / "quickstart"
-    pip = [python, "-m", "pip", "install", "--quiet", "--only-binary", ":all:"]
-    try:
-        run(interpreter, "-m", "venv", folder)
-        run(*pip, f"torch=={torch}" + ".*" * (torch.count(".") == 1), "numpy")
-        began = time.monotonic()
-        run(*pip, "--no-index", wheel)  # what it requires is there
-        seconds = time.monotonic() - began
-        run(python, "-m", "posembed", "check")
-        if run(python, "-c", BITS) != bits:
-            raise RuntimeError("modules have other bits than those of the source build")
-        package = run(python, "-m", "posembed", "--cmake-dir").strip()
+def environment(folder: Path, torch: str, interpreter: str) -> Path:
+    """The interpreter of a new environment with this torch."""
+    run(interpreter, "-m", "venv", folder)
+    name = f"torch=={torch}" + ".*" * (torch.count(".") == 1)
+    run(folder / "bin" / "python", *PIP, name, "numpy")
+    return folder / "bin" / "python"
+
+
+def check(python: Path, wheel: Path, bits: str) -> str:
+    """Tries the wheel in an environment and tells what was found."""
+    began = time.monotonic()
+    run(python, *PIP, "--no-index", "--no-deps", wheel)  # what it requires is there
+    seconds = time.monotonic() - began
+    run(python, "-m", "posembed", "check")
+    if run(python, "-c", BITS) != bits:
+        raise RuntimeError("modules have other bits than those of the source build")
+    package = run(python, "-m", "posembed", "--cmake-dir").strip()
+    with tempfile.TemporaryDirectory() as build:
         options = [f"-DPosEmbed_DIR={package}", f"-DPOSEMBED_PYTHON={python}"]
         run("cmake", "-S", QUICKSTART, "-B", build, "-G", "Ninja", *options)
         run("cmake", "--build", build)
-        if not run(build / "quickstart").startswith("[2, 128, 768]"):
+        if not run(Path(build) / "quickstart").startswith("[2, 128, 768]"):
             raise RuntimeError("the quickstart prints something else")
-        versions = "import sys, torch; print(torch.__version__, sys.version.split()[0])"
-        return f"torch, Python {run(python, '-c', versions).strip()}: installed in {seconds:.1f} s"
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    versions = "import sys, torch; print(torch.__version__, sys.version.split()[0])"
+    return f"torch, Python {run(python, '-c', versions).strip()}: installed in {seconds:.1f} s"
 
 
 def main() -> int:
@@ -97,12 +99,16 @@ def main() -> int:
     outcomes = []
     for torch in arguments.torches:
         for interpreter in filter(shutil.which, arguments.pythons):
+            folder = WORK / f"torch{torch}-{Path(interpreter).name}"
+            shutil.rmtree(folder, ignore_errors=True)
+            outcomes.append(True)
             try:
-                outcomes.append(True)
-                print(check(arguments.wheel.resolve(), torch, interpreter, bits), flush=True)
+                python = environment(folder, torch, interpreter)
+                print(check(python, arguments.wheel.resolve(), bits), flush=True)
             except RuntimeError as error:
                 outcomes[-1] = False
                 print(f"torch {torch}, {interpreter}: FAILED\n{error}", flush=True)
+            shutil.rmtree(folder)
     size = arguments.wheel.stat().st_size / 1e6
     print(f"{arguments.wheel.name}, {size:.1f} MB: {sum(outcomes)} of {len(outcomes)} passed")
     return 0 if outcomes and all(outcomes) else 1

@@ -61,10 +61,12 @@ std::optional<c10::OperatorHandle> operator_in_python(const char* name) {
 
 std::string path_of_text(const std::string& text) {
   std::string path;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const bool is_pair = i + 1 < text.size() && continues_character(text[i + 1]);
-    path += is_pair ? static_cast<char>(text[i] << 6 | (text[i + 1] & 0x3f)) : text[i];
-    if (is_pair) ++i;
+  for (const char c : text) {  // a second byte brings six bits, its first the two above them
+    if (!continues_character(c)) {
+      path += c;
+    } else {
+      path.back() = static_cast<char>((path.back() & 3) << 6 | (c & 0x3f));
+    }
   }
   return path;
 }
