@@ -35,7 +35,7 @@ export PATH := $(dir $(python)):$(PATH)
 export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: all build build-tests test test-cpp test-python test-transformers test-transformers-suite run-transformers-suite test-stacks run-stacks test-stacks-suite run-stacks-suite test-torchrec run-torchrec fuzz fuzz-readers reliability test-gpu test-packaging check-newest-torch requirements install-locked sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu test-families-cuda-on-cpu build-cuda-on-cpu test-aarch64 lint format docs demo demo-requirements benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels clean
+.PHONY: all build build-tests test test-cpp test-python test-transformers test-transformers-suite run-transformers-suite test-stacks run-stacks test-stacks-suite run-stacks-suite test-torchrec run-torchrec fuzz fuzz-readers reliability test-gpu test-packaging check-newest-torch requirements install-locked sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu test-families-cuda-on-cpu build-cuda-on-cpu test-aarch64 lint format docs demo demo-requirements benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels wheel-all test-wheel clean
 all: build
 
 # pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
@@ -234,6 +234,16 @@ wheels:
 	set -e; for torch in $(TORCHES); do for python in $(PYTHONS); do \
 	  $(MAKE) wheel TORCH=$$torch PYTHON=$$python VENV=.venv-$$torch-$$python BUILD=build/wheel-$$torch-$$python; \
 	done; done
+
+# One wheel for every Python, with a library for each torch named. The torches are downloaded, and not installed.
+wheel-all: export POSEMBED_BUILD := $(abspath $(BUILD))/wheel-all$(if $(CUDA),-cuda)
+wheel-all: $(requirements_dev)
+	env -u PIP_NO_INDEX $(python) scripts/build_wheel.py $(if $(CUDA),--cuda) --torches $(TORCHES)
+
+# That wheel in new environments of each torch and Python that is there; it downloads some GB for each.
+WHEEL ?= $(wildcard dist/posembed-*-py3-none-*.whl)
+test-wheel: $(requirements_dev)
+	env -u PIP_NO_INDEX $(python) scripts/test_wheel.py $(WHEEL) --torches $(TORCHES) --pythons $(PYTHONS)
 
 # Packaging from scratch: the wheel and a project that includes posembed compile all of it.
 test-packaging: build-tests

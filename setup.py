@@ -8,7 +8,9 @@ torch is missing from pyproject.toml's build requirements on purpose: pip would 
 fresh copy of its own choice, and a build has to see the torch that it will run with.
 So: `pip install --no-build-isolation .`
 
-Environment variables: POSEMBED_BUILD, the build folder, and CMAKE_ARGS, options for CMake.
+Environment variables: POSEMBED_BUILD, the build folder; CMAKE_ARGS, options for CMake; and
+POSEMBED_TORCHES, such as "2.11=/a/torch:2.15=/b/torch", for a wheel that holds a library for each
+of these torches and no _C, so that it fits every Python (make wheel-all).
 """
 
 import importlib.metadata
@@ -19,9 +21,13 @@ import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+TORCHES = dict(
+    pair.split("=", 1) for pair in os.environ.get("POSEMBED_TORCHES", "").split(os.pathsep) if pair
+)
 
 
 def version_of(package: str) -> str | None:
@@ -42,7 +48,7 @@ def check_requirements() -> None:
     missing = [name for name in ("cmake", "ninja") if program(name) is None]
     if int((version_of("setuptools") or "0").split(".")[0]) < 77:
         missing.append("setuptools>=77,<82")
-    if version_of("torch") is None:
+    if not TORCHES and version_of("torch") is None:
         missing.append("torch")
     if missing and any("pip-build-env" in folder for folder in sys.path):
         sys.exit(
@@ -64,18 +70,27 @@ class CMakeBuild(build_ext):
     def run(self) -> None:
         """Runs CMake; the build folder stays, so that a second build compiles only changes."""
         build = Path(os.environ.get("POSEMBED_BUILD", ROOT / "build" / f"python-{TORCH}"))
+        if not TORCHES:
+            options = ["-DPOSEMBED_PYTHON_MODULE=ON", "-DCMAKE_INSTALL_LIBDIR=lib"]
+            self.build_library(build, ["posembed", "posembed_python"], options)
+        for minor, torch in TORCHES.items():  # kernels, which know no torch, come from ccache
+            lib = f"-DCMAKE_INSTALL_LIBDIR=lib/torch{minor}"
+            options = ["-DPOSEMBED_PYTHON_MODULE=OFF", f"-DPOSEMBED_TORCH={torch}", lib]
+            folder = build / f"torch{minor}" if len(TORCHES) > 1 else build
+            self.build_library(folder, ["posembed"], options)
+
+    def build_library(self, build: Path, targets: list[str], options: list[str]) -> None:
+        """Builds for one torch."""
         python = ROOT / "python" if self.inplace else Path(self.build_lib).resolve()
-        options = [
+        common = [
             f"-DCMAKE_MAKE_PROGRAM={program('ninja')}",
             f"-DPOSEMBED_PYTHON={sys.executable}",
-            "-DPOSEMBED_PYTHON_MODULE=ON",
             "-DPOSEMBED_INSTRUCTION_SETS=all",
             f"-DPOSEMBED_RELOCATABLE={'OFF' if self.inplace else 'ON'}",
-            "-DCMAKE_INSTALL_LIBDIR=lib",
             *os.environ.get("CMAKE_ARGS", "").split(),
         ]
-        self.cmake("-S", ROOT, "-B", build, "-G", "Ninja", *options)
-        self.cmake("--build", build, "--target", "posembed", "posembed_python")
+        self.cmake("-S", ROOT, "-B", build, "-G", "Ninja", *options, *common)
+        self.cmake("--build", build, "--target", *targets)
         self.cmake("--install", build, "--prefix", python / "posembed", "--strip")
 
     @staticmethod
@@ -84,12 +99,21 @@ class CMakeBuild(build_ext):
         subprocess.run([program("cmake"), *map(str, arguments)], check=True)
 
 
+class Wheel(bdist_wheel):
+    """A wheel without _C fits every Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """Python, its ABI, and the platform."""
+        python, abi, platform = super().get_tag()
+        return ("py3", "none", platform) if TORCHES else (python, abi, platform)
+
+
 check_requirements()
-TORCH = importlib.metadata.version("torch").split("+")[0]  # '2.11.0'
-major, minor, _ = TORCH.split(".", maxsplit=2)
+TORCH = (version_of("torch") or "").split("+")[0]  # '2.11.0'
+REQUIRED = "torch>=2.11" if TORCHES else f"torch=={'.'.join(TORCH.split('.')[:2])}.*"
 setup(
     version=(ROOT / "VERSION").read_text().strip(),
     ext_modules=[Extension("posembed._C", sources=[])],
-    cmdclass={"build_ext": CMakeBuild},
-    install_requires=[f"torch=={major}.{minor}.*"],
+    cmdclass={"build_ext": CMakeBuild, "bdist_wheel": Wheel},
+    install_requires=[REQUIRED],
 )

@@ -1,10 +1,11 @@
-# One set of rules fills /usr/local and the wheel: lib/, include/, lib/cmake/PosEmbed/, and for Python _C.
+# One set of rules fills /usr/local and the wheel: lib/, include/, lib/cmake/PosEmbed/, and for Python _C. A wheel for
+# every torch has lib/torch2.11/, lib/torch2.13/, ... in place of lib/.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(posembed_cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/PosEmbed)
 
 # In a wheel torch lies beside posembed. Elsewhere it is where it was found; a relocatable package must not name that.
-set(torch_beside ../../torch/lib)
+file(RELATIVE_PATH torch_beside /posembed/${CMAKE_INSTALL_LIBDIR} /torch/lib)
 set_target_properties(posembed PROPERTIES INSTALL_RPATH "$ORIGIN/${torch_beside}")
 set(torch_hint "")
 if(NOT POSEMBED_RELOCATABLE)
@@ -25,10 +26,12 @@ install(FILES ${PROJECT_BINARY_DIR}/PosEmbedConfig.cmake ${PROJECT_BINARY_DIR}/P
               ${PROJECT_SOURCE_DIR}/cmake/LibTorch.cmake
   DESTINATION ${posembed_cmake_dir})
 
-if(POSEMBED_PYTHON_MODULE)
-  set_target_properties(posembed_python PROPERTIES INSTALL_RPATH "$ORIGIN/${CMAKE_INSTALL_LIBDIR};$ORIGIN/../torch/lib")
-  install(TARGETS posembed_python LIBRARY DESTINATION .)
+if(POSEMBED_PYTHON_MODULE OR POSEMBED_RELOCATABLE)
   # Read by the Python loader before it opens libposembed.so.
   configure_file(${PROJECT_SOURCE_DIR}/cmake/build.json.in ${PROJECT_BINARY_DIR}/build.json @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/build.json DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
+if(POSEMBED_PYTHON_MODULE)
+  set_target_properties(posembed_python PROPERTIES INSTALL_RPATH "$ORIGIN/${CMAKE_INSTALL_LIBDIR};$ORIGIN/../torch/lib")
+  install(TARGETS posembed_python LIBRARY DESTINATION .)
 endif()

@@ -30,9 +30,10 @@ function(posembed_find_libtorch)
   set(POSEMBED_TORCH_ERROR "" PARENT_SCOPE)
 endfunction()
 
-# What the user names comes first (a Python, else CMake's own ways to name a package), then hints, then any Python.
+# What the user names comes first (a folder of torch, a Python, else CMake's own ways to name a package), then hints, then
+# any Python.
 function(_posembed_torch_root hints result)
-  set(candidates "")
+  set(candidates ${POSEMBED_TORCH})
   set(python ${POSEMBED_PYTHON})
   if(NOT python)
     string(REPLACE ":" ";" environment "$ENV{CMAKE_PREFIX_PATH}")

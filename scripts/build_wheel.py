@@ -1,12 +1,16 @@
-"""Builds a wheel for machines without a compiler, for the torch and the Python that run this.
+"""Builds a wheel for machines without a compiler.
 
-The wheel runs wherever torch's own wheels run (manylinux_2_28), which auditwheel checks. It is for
-the CPU alone, or with ``--cuda`` for GPUs too. ``make wheel`` and ``make wheels`` call this script.
+It is for the torch and the Python that run this, or with ``--torches`` for several torches and
+every Python, without _C. It runs wherever torch's own wheels run (manylinux_2_28), which auditwheel
+checks. It is for the CPU alone, or with ``--cuda`` for GPUs too. ``make wheel``, ``make wheels``
+and ``make wheel-all`` call this script.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -14,8 +18,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+from newest_torch import unpacked
+
 ROOT = Path(__file__).resolve().parents[1]
 ARCHITECTURES = "8.0;8.6;8.9;9.0;10.0;12.0+PTX"
+# What the linker reads of torch's wheel, beside headers.
+LIBRARIES = tuple(f"torch/lib/lib{name}.so" for name in ("c10", "c10_cuda", "torch", "torch_cpu"))
 # torch's wheel brings them.
 EXCLUDED = ("libtorch*.so", "libc10*.so", "libgomp.so.1")
 # auditwheel knows the platforms of the machine on which it runs: here, the one of the wheel.
@@ -43,6 +51,21 @@ def build(folder: Path, **environment: str) -> Path:
     return wheel
 
 
+def torch_folder(version: str) -> Path:
+    """The folder of a torch: the installed one, or headers and libraries of a downloaded wheel."""
+    if f"{importlib.metadata.version('torch')}.".startswith(f"{version}."):
+        return Path(importlib.util.find_spec("torch").submodule_search_locations[0])
+    folder = ROOT / "build" / "torches" / version
+    if not (folder / "torch").is_dir():
+        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
+        name = f"torch=={version}" + ".*" * (version.count(".") == 1)
+        subprocess.run([*pip, "--dest", folder, name], check=True)
+        (wheel,) = folder.glob("*.whl")
+        unpacked(wheel, folder, LIBRARIES)
+        wheel.unlink()
+    return folder / "torch"
+
+
 def repair(wheel: Path, output: Path) -> Path:
     """Checks the wheel and copies it to the output folder under its platform's name."""
     machine = wheel.stem.rpartition("linux_")[2]
@@ -59,6 +82,9 @@ def main() -> int:
     """Builds and checks the wheel that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cuda", action="store_true", help=f"CUDA kernels for {ARCHITECTURES}")
+    parser.add_argument(
+        "--torches", nargs="+", default=[], metavar="2.15", help="for these torches"
+    )
     parser.add_argument("--output", type=Path, default=ROOT / "dist", help="folder of the wheel")
     arguments = parser.parse_args()
     if arguments.cuda:
@@ -67,8 +93,10 @@ def main() -> int:
         f"-DPOSEMBED_CUDA={'ON' if arguments.cuda else 'OFF'}",
         os.environ.get("CMAKE_ARGS", ""),
     ]
+    torches = [f"{'.'.join(v.split('.')[:2])}={torch_folder(v)}" for v in arguments.torches]
+    environment = {"CMAKE_ARGS": " ".join(options), "POSEMBED_TORCHES": os.pathsep.join(torches)}
     with tempfile.TemporaryDirectory() as folder:
-        wheel = build(Path(folder), CMAKE_ARGS=" ".join(options))
+        wheel = build(Path(folder), **environment)
         print(repair(wheel, arguments.output))
     return 0
 

@@ -26,10 +26,10 @@ DROPPED = re.compile(r" -o \S+| -Winvalid-pch| -std=\S+| -fmacro-prefix-map=\S+"
 OLD_HEADERS = re.compile(r" -isystem \S+/torch/include(?:/\S+)?")
 
 
-def unpacked(wheel: Path, folder: Path) -> Path:
-    """The include folder of a wheel of torch, below ``folder``."""
+def unpacked(wheel: Path, folder: Path, others: tuple[str, ...] = ()) -> Path:
+    """The include folder of a wheel of torch, below ``folder``, where other files come too."""
     with zipfile.ZipFile(wheel) as packed:
-        names = [name for name in packed.namelist() if name.startswith("torch/include/")]
+        names = [name for name in packed.namelist() if name.startswith(("torch/include/", *others))]
         packed.extractall(folder, names)
     return folder / "torch" / "include"
 

@@ -1,5 +1,5 @@
-// The Python module posembed._C: the C++ modules (posembed.cpp) and readers of files. Operators are
-// only in torch.ops.posembed.
+// The Python module posembed._C: the C++ modules of posembed.cpp, for one version of Python. The
+// rest of the package needs libposembed.so alone.
 #include "bindings.h"
 
 // Bound classes are constant, or belong to one thread: a free-threaded Python stays so.

@@ -11,7 +11,6 @@
 
 #include "posembed/alibi.h"
 #include "posembed/offset.h"
-#include "posembed/pretrained.h"
 
 namespace posembed::binding {
 
@@ -35,13 +34,6 @@ class Binding {
 
 /// A number, or "sqrt_dim"; raises ValueError for any other text.
 double table_scale(const py::object& scale, int64_t embedding_dim);
-
-/// Whether rows that cannot be read are left out.
-pretrained::OnBadRow on_bad_row_of(const std::string& text);
-
-/// The ReadOptions for Python's arguments; Ctrl-C stops the reading.
-pretrained::ReadOptions read_options(const std::string& tensor, std::optional<torch::Dtype> dtype,
-                                     const std::string& missing, const py::object& progress);
 
 /// "bsd" or "sbd"; raises ValueError for any other text.
 inline AdditiveLayout additive_layout(const std::string& text) {
@@ -101,14 +93,10 @@ struct pybind11::detail::type_caster<posembed::Offset> {
 namespace posembed::binding {
 
 // -------------------------------------------------------------------------------------------- path
-// Converts paths to bytes and back like Python's os module, because paths need not be UTF-8.
+// Converts paths to bytes like Python's os module, because paths need not be UTF-8.
 
 inline std::string path_of(const pybind11::object& path) {
   return pybind11::module_::import("os").attr("fsencode")(path).cast<std::string>();
-}
-
-inline pybind11::object python_path(const std::string& path) {
-  return pybind11::module_::import("os").attr("fsdecode")(pybind11::bytes(path));
 }
 
 // -------------------------------------------------------------------------------------- score call

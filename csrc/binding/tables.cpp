@@ -8,6 +8,7 @@
 #include "posembed/ngram.h"
 #include "posembed/quantized.h"
 #include "posembed/token.h"
+#include "pretrained/source.h"
 #include "token/token_operator.h"
 
 namespace posembed::binding {
@@ -49,43 +50,21 @@ namespace {
 
 // -------------------------------------------------------------------------------------- file table
 
-FileRows open_rows(const py::object& file, const std::vector<std::string>& tensors) {
+std::shared_ptr<FileTableImpl> make_file_table(const py::object& file,
+                                               const std::vector<std::string>& tensors,
+                                               std::optional<torch::Dtype> dtype) {
   const std::string path = path_of(file);
   const py::gil_scoped_release released;
-  return FileRows(path, tensors);
-}
-
-py::tuple codes_of(const FileRows& file) {
-  QuantizedRows rows;
-  {
-    const py::gil_scoped_release released;
-    rows = file.codes();
-  }
-  return py::make_tuple(rows.codes, rows.scales, rows.block_rows, rows.block_columns);
-}
-
-std::shared_ptr<FileTableImpl> make_file_table(const FileRows& rows,
-                                               std::optional<torch::Dtype> dtype) {
-  return std::make_shared<FileTableImpl>(rows, dtype);
+  return pretrained::with_python_errors(
+      [&] { return std::make_shared<FileTableImpl>(FileRows(path, tensors), dtype); });
 }
 
 }  // namespace
 
 const Binding binding_of_file_table([](py::module_& module) {
-  py::class_<FileRows>(module, "FileRows")
-      .def(py::init(&open_rows), py::arg("path"), py::arg("tensors"))
-      .def("num_embeddings", &FileRows::num_embeddings)
-      .def("embedding_dim", &FileRows::embedding_dim)
-      .def("dtype", &FileRows::dtype)
-      .def("bytes_in_files", &FileRows::bytes_in_files)
-      .def("bytes_in_memory", &FileRows::bytes_in_memory)
-      .def("codes", &codes_of)
-      .def("split", &FileRows::split, py::arg("parts"))
-      .def("prefetch", &FileRows::prefetch, py::arg("ids"), without_gil())
-      .def("misses", &FileRows::misses)
-      .def("handle", &FileRows::handle);
   bind<FileTableImpl>(module, "FileTable")
-      .def(py::init(&make_file_table), py::arg("rows"), py::arg("dtype") = py::none())
+      .def(py::init(&make_file_table), py::arg("path"), py::arg("tensors"),
+           py::arg("dtype") = py::none())
       .def("forward", &FileTableImpl::forward, py::arg("ids"), py::arg("scale") = 1.0,
            without_gil())
       .def("prefetch", &FileTableImpl::prefetch, py::arg("ids"), py::arg("scale") = 1.0,
@@ -129,10 +108,12 @@ std::shared_ptr<Learned> learned_from_file(const py::object& file, Grid grid,
                                            const std::string& tensor, bool freeze,
                                            const std::string& resampling, bool align_corners,
                                            bool antialias, double scale_offset) {
-  return LearnedPositionalEmbedding::from_file(
-             path_of(file), grid, tensor, freeze,
-             resampling_of(resampling, align_corners, antialias, scale_offset))
-      .ptr();
+  const Resampling how = resampling_of(resampling, align_corners, antialias, scale_offset);
+  const std::string path = path_of(file);
+  const auto read = [&] {
+    return LearnedPositionalEmbedding::from_file(path, grid, tensor, freeze, how).ptr();
+  };
+  return pretrained::with_python_errors(read);
 }
 
 torch::Tensor learned_forward(LearnedPositionalEmbeddingImpl& self, const torch::Tensor& x,
@@ -275,11 +256,6 @@ std::shared_ptr<QuantizedTableImpl> make_quantized(const torch::Tensor& codes,
       dtype.value_or(torch::get_default_dtype_as_scalartype()));
 }
 
-py::tuple rowwise_codes(const torch::Tensor& packed, int64_t bits) {
-  const QuantizedRows rows = QuantizedRows::from_rowwise(packed, bits);
-  return py::make_tuple(rows.codes, rows.scales, rows.biases);
-}
-
 }  // namespace
 
 const Binding binding_of_quantized([](py::module_& module) {
@@ -290,7 +266,6 @@ const Binding binding_of_quantized([](py::module_& module) {
       .def("forward", &QuantizedTableImpl::forward, py::arg("ids"), py::arg("scale") = 1.0,
            without_gil())
       .def("dequantize", &QuantizedTableImpl::dequantize, without_gil());
-  module.def("rowwise_codes", &rowwise_codes, py::arg("packed"), py::arg("bits"));
 });
 
 namespace {
@@ -315,11 +290,17 @@ std::shared_ptr<TokenEmbeddingImpl> from_file(
     const py::object& file, const std::string& tensor,
     const std::optional<std::vector<std::string>>& vocabulary, const std::string& missing,
     std::optional<torch::Dtype> dtype, bool freeze, const std::string& on_bad_row) {
-  const auto open = pretrained::OpenOptions().on_bad_row(on_bad_row_of(on_bad_row));
-  const pretrained::ReadOptions read = read_options(tensor, dtype, missing, py::none());
+  const auto open = pretrained::OpenOptions().on_bad_row(pretrained::on_bad_row_of(on_bad_row));
+  const auto read = pretrained::ReadOptions()
+                        .tensor(tensor)
+                        .dtype(dtype)
+                        .missing(pretrained::missing_of(missing))
+                        .progress(pretrained::progress_in_python(0));
   const std::string path = path_of(file);
   const py::gil_scoped_release released;
-  return TokenEmbedding::from_file(path, vocabulary, read, freeze, {0, 0}, open).ptr();
+  return pretrained::with_python_errors([&] {
+    return TokenEmbedding::from_file(path, vocabulary, read, freeze, {0, 0}, open).ptr();
+  });
 }
 
 void resize(TokenEmbeddingImpl& self, int64_t num_embeddings,

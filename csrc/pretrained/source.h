@@ -66,7 +66,7 @@ struct StoredCodes {
 };
 
 /// The text of table_formats.json.
-POSEMBED_API const char* table_formats_text();
+const char* table_formats_text();
 
 // ------------------------------------------------------------------------------------------ source
 
@@ -123,8 +123,7 @@ auto with_path(const std::string& path, const Read& read) {
 }
 
 /// The file's format is recognised as by open().
-POSEMBED_API std::shared_ptr<const Source> open_source(const std::string& path,
-                                                       const OpenOptions& options);
+std::shared_ptr<const Source> open_source(const std::string& path, const OpenOptions& options);
 
 std::shared_ptr<const Source> open_safetensors(const std::string& path, bool is_index,
                                                const OpenOptions& options);
@@ -181,8 +180,39 @@ std::optional<Lost> convert(const torch::Tensor& from, torch::Tensor to);
 /// files, and for tables of another name than that of the options.
 /// @param by_word  whether rows are wanted by words, which name rows of the table
 /// @throws c10::ValueError  by_word, and tokens have weights; or mapping or weights do not fit
-POSEMBED_API std::optional<torch::Tensor> token_rows(const VectorFile& file,
-                                                     const ReadOptions& options, bool by_word);
+std::optional<torch::Tensor> token_rows(const VectorFile& file, const ReadOptions& options,
+                                        bool by_word);
+
+// ------------------------------------------------------------------------------------------ python
+// The library links no Python. Where posembed is loaded in Python, its operators posembed_python::*
+// take progress and raise Python's own errors of files, whichever version of Python it is.
+
+/// Raises FileFormatError or filesystem_error as Python's error of that kind; returns without
+/// Python, and for other errors.
+POSEMBED_API void raise_in_python(const std::exception& thrown);
+
+/// Calls a reader, whose errors of files become Python's where there is Python.
+template <typename Read>
+auto with_python_errors(const Read& read) {
+  try {
+    return read();
+  } catch (const std::exception& error) {
+    raise_in_python(error);
+    throw;
+  }
+}
+
+/// Tells Python's bar of that number, 0 for none; Ctrl-C stops the reading. Null without Python.
+POSEMBED_API Progress progress_in_python(int64_t bar);
+
+/// A path from text with a character for each byte.
+std::string path_of_text(const std::string& text);
+
+/// From Python's names; throw c10::ValueError.
+POSEMBED_API Missing missing_of(const std::string& text);
+POSEMBED_API OnBadRow on_bad_row_of(const std::string& text);
+
+// -------------------------------------------------------------------------------------- from file
 
 /// The table that from_file() of modules reads: the rows of token ids or words, or all. Warns of
 /// rows that were left out.

@@ -6,6 +6,7 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 #include <semaphore.h>
+#include <torch/custom_class.h>
 #include <torch/library.h>
 #include <unistd.h>
 
@@ -396,8 +397,8 @@ torch::Tensor converted(const torch::Tensor& numbers, at::ScalarType dtype) {
   return result;
 }
 
-torch::Tensor read_rows(const torch::Tensor& given, int64_t file, double scale,
-                        std::optional<at::ScalarType> dtype) {
+torch::Tensor rows_in_file(const torch::Tensor& given, int64_t file, double scale,
+                           std::optional<at::ScalarType> dtype) {
   const auto rows = open_tables.find(file);
   const torch::Tensor ids = given.contiguous();
   token::check_ids(ids, rows->table.rows());
@@ -414,6 +415,11 @@ torch::Tensor read_rows(const torch::Tensor& given, int64_t file, double scale,
   if (!rows->has_codes) return token::look_up(table, {places, -1, scale});
   return token::embedding_quantized(table, rows->scales_of(ids),
                                     {places, std::nullopt, 1, rows->blocks.columns, scale, dtype});
+}
+
+torch::Tensor read_rows(const torch::Tensor& ids, int64_t file, double scale,
+                        std::optional<at::ScalarType> dtype) {
+  return pretrained::with_python_errors([&] { return rows_in_file(ids, file, scale, dtype); });
 }
 
 const dispatcher::Operator<torch::Tensor(const torch::Tensor&, int64_t, double,
@@ -540,7 +546,63 @@ TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
 }  // namespace posembed
 
 namespace posembed::token {
+namespace {
 
-TORCH_LIBRARY_FRAGMENT(posembed, m) { file_rows.implement<shape_of_rows, read_rows>(m); }
+/// FileRows and codes for posembed._files.
+struct HeldRows : torch::CustomClassHolder {
+  explicit HeldRows(FileRows opened) : rows(std::move(opened)) {}
+
+  HeldRows(const std::string& path, const std::vector<std::string>& tensors)
+      : rows(pretrained::with_python_errors(
+            [&] { return FileRows(pretrained::path_of_text(path), tensors); })) {}
+
+  /// The handle, the sizes of the table and its dtype as "float32".
+  std::tuple<int64_t, int64_t, int64_t, std::string> facts() const {
+    return {rows.handle(), rows.num_embeddings(), rows.embedding_dim(),
+            c10::getDtypeNames(rows.dtype()).first};
+  }
+
+  /// The bytes in files and in memory.
+  std::tuple<int64_t, int64_t> bytes() const {
+    return {rows.bytes_in_files(), rows.bytes_in_memory()};
+  }
+
+  std::optional<c10::intrusive_ptr<HeldRows>> split(int64_t parts) const {
+    const auto shorter = rows.split(parts);
+    if (!shorter.has_value()) return std::nullopt;
+    return c10::make_intrusive<HeldRows>(*shorter);
+  }
+
+  std::tuple<torch::Tensor, torch::Tensor, int64_t, int64_t> codes() const {
+    const QuantizedRows found = pretrained::with_python_errors([&] { return rows.codes(); });
+    return {found.codes, found.scales, found.block_rows, found.block_columns};
+  }
+
+  void prefetch(const torch::Tensor& ids) const { rows.prefetch(ids); }
+  int64_t misses() const { return rows.misses(); }
+
+  static std::tuple<torch::Tensor, torch::Tensor, std::optional<torch::Tensor>> rowwise_codes(
+      const torch::Tensor& packed, int64_t bits) {
+    const QuantizedRows found = QuantizedRows::from_rowwise(packed, bits);
+    return {found.codes, found.scales, found.biases};
+  }
+
+  const FileRows rows;
+};
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  file_rows.implement<shape_of_rows, read_rows>(m);
+  m.class_<HeldRows>("FileRows")
+      .def(torch::init<const std::string&, const std::vector<std::string>&>())
+      .def("facts", &HeldRows::facts)
+      .def("bytes", &HeldRows::bytes)
+      .def("split", &HeldRows::split)
+      .def("codes", &HeldRows::codes)
+      .def("prefetch", &HeldRows::prefetch)
+      .def("misses", &HeldRows::misses)
+      .def_static("rowwise_codes", &HeldRows::rowwise_codes);
+}
 
 }  // namespace posembed::token

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from posembed._file_format import PART, FileFormatError, in_dtype, json_file, json_object
-from posembed._library import bindings
+from posembed._files import table_formats
 from posembed._memory import prefer_huge_pages
 
 if TYPE_CHECKING:
@@ -38,14 +37,13 @@ Kept = tuple[Tensor, Tensor, Tensor | None]
 @functools.cache
 def formats() -> dict[str, dict[str, Any]]:
     """The rows of table_formats.json by the names of their formats."""
-    rows = json.loads(bindings().table_formats())["formats"]
-    return {row["name"]: row for row in rows}
+    return {row["name"]: row for row in table_formats()["formats"]}
 
 
 @functools.cache
 def gguf_types() -> dict[int, tuple[str, int, int]]:
     """GGUF's types by number: name, numbers of a block, bytes of a block."""
-    types = json.loads(bindings().table_formats())["gguf"]["types"]
+    types = table_formats()["gguf"]["types"]
     return {int(number): tuple(row) for number, row in types.items()}
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from posembed._library import bindings
+from posembed._files import FileRows
 from posembed.functional._stored import file_rows
 from posembed.tables import Table
-
-if TYPE_CHECKING:
-    from posembed import _C
 
 
 class FileTable(Table):
@@ -61,15 +58,15 @@ class FileTable(Table):
         self.path = os.fspath(path)
         self.tensors = [tensor] if isinstance(tensor, str) else [*(tensor or ())]
         self._open()
-        self.dtype = self._file.dtype() if dtype is None else dtype
+        self.dtype = self._file.dtype if dtype is None else dtype
         self(torch.zeros(0, dtype=torch.int64, device="cpu"))  # checks the dtype
 
     def _open(self) -> None:
-        self._file = bindings().FileRows(self.path, self.tensors)
-        self._shorter: dict[int, _C.FileRows | None] = {}  # by the parts of a row
-        self.handle: int = self._file.handle()
-        self.num_embeddings: int = self._file.num_embeddings()
-        self.embedding_dim: int = self._file.embedding_dim()
+        self._file = FileRows(self.path, self.tensors)
+        self._shorter: dict[int, FileRows | None] = {}  # by the parts of a row
+        self.handle = self._file.handle
+        self.num_embeddings = self._file.num_embeddings
+        self.embedding_dim = self._file.embedding_dim
 
     @property
     def device(self) -> torch.device:
@@ -82,7 +79,7 @@ class FileTable(Table):
 
         The others were in the page cache. Every row is a miss on file systems that cannot tell.
         """
-        return self._file.misses()  # type: ignore[no-any-return]
+        return self._file.misses()
 
     def read_ahead(self, ids: Tensor) -> None:
         """Asks for rows in the background, and returns at once.
@@ -106,11 +103,12 @@ class FileTable(Table):
         shorter = self._shorter[parts]
         if shorter is None:  # a scale is that of several parts
             return super().part(ids, index, parts, scale)
-        return file_rows(ids.long() * parts + index, shorter.handle(), scale, self.dtype)
+        return file_rows(ids.long() * parts + index, shorter.handle, scale, self.dtype)
 
     def memory(self) -> dict[str, int]:
         """The bytes in files, ``{"file": 1024}``, and in memory those of scales of blocks."""
-        places = {"file": self._file.bytes_in_files(), "cpu": self._file.bytes_in_memory()}
+        in_files, in_memory = self._file.bytes()
+        places = {"file": in_files, "cpu": in_memory}
         return {place: size for place, size in places.items() if size}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FileTable:

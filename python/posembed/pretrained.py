@@ -15,18 +15,15 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from posembed import _formats
 from posembed._file_format import FileFormatError as FileFormatError
-from posembed._library import bindings
+from posembed._files import OpenFile, Words
 from posembed._validation import shown, whole
-
-if TYPE_CHECKING:
-    from posembed import _C
 
 __all__ = [
     "Coverage",
@@ -191,13 +188,13 @@ class VectorFile:
         self._first = first_words(words, given)
         strict = unicode_errors == "strict"
         with unpacked(path) as found:
-            self._file: _C.OpenFile = bindings().open_vectors(found, given, strict, on_bad_row)
+            self._file = OpenFile(found, given, strict, on_bad_row)
             self._size = os.path.getsize(found)  # now: the file may be moved while it is in use
 
     @property
     def format(self) -> Format:
         """The file's format; fastText's .vec is "word2vec-text"."""
-        return self._file.format()
+        return cast(Format, self._file.format())
 
     @property
     def names(self) -> list[str]:
@@ -314,15 +311,16 @@ class VectorFile:
         """
         words, others = self._words(vocabulary, fallback, progress)
         distinct = distinct_of(words, others)
-        known = bindings().Vocabulary(distinct or words)
+        known = Words(distinct or words)
         if not distinct:
             words.clear()  # they take memory
         with self._bar(progress) as advance:
-            vectors, coverage = self._file.rows(known, tensor or "", dtype, missing, advance)
+            vectors = self._file.rows(known, tensor or "", dtype, missing, advance)
+        coverage = Coverage(*known.coverage())
         if distinct:
             index = {word: i for i, word in enumerate(distinct)}
             vectors = vectors[[index[others.get(word, word)] for word in words]]
-        return Rows(vectors, coverage_of(words, others, Coverage(*coverage)))
+        return Rows(vectors, coverage_of(words, others, coverage))
 
     def coverage(
         self,
@@ -343,12 +341,12 @@ class VectorFile:
             TypeError: ``fallback`` gives something else than a word.
         """
         words, others = self._words(vocabulary, fallback, progress)
-        known = bindings().Vocabulary(distinct_of(words, others) or words)
+        known = Words(distinct_of(words, others) or words)
         if not others:
             words.clear()
         with self._bar(progress) as advance:
-            found = Coverage(*self._file.coverage(known, advance))
-        return coverage_of(words, others, found)
+            self._file.look_up(known, advance)
+        return coverage_of(words, others, Coverage(*known.coverage()))
 
     def _words(
         self,

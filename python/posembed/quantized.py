@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posembed import _formats, _gguf, functional, pretrained
-from posembed._library import bindings
+from posembed._files import FileRows, rowwise_codes
 from posembed._memory import prefer_huge_pages
 from posembed._validation import whole
 from posembed.functional import CodeFormat
@@ -117,7 +117,7 @@ class QuantizedTable(Hosted, Table):
             found = _formats.find(pretrained.open_vectors(path), "".join(names))
             if found is not None:
                 return cls(*found.kept(), dtype=dtype)
-        codes, scales, block_rows, block_columns = bindings().FileRows(path, names).codes()
+        codes, scales, block_rows, block_columns = FileRows(path, names).codes()
         return cls(codes, scales, block_rows=block_rows, block_columns=block_columns, dtype=dtype)
 
     @classmethod
@@ -160,7 +160,7 @@ class QuantizedTable(Hosted, Table):
             packed = _as_rowwise(packed, bits)
         elif layout != "rowwise":
             raise ValueError(f"layout: expected 'rowwise' or 'table-batched', got {layout!r}")
-        return cls(*bindings().rowwise_codes(packed, whole("bits", bits)), dtype=dtype)
+        return cls(*rowwise_codes(packed, whole("bits", bits)), dtype=dtype)
 
     def rows(self, ids: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
         """:meth:`forward` with results in ``dtype``."""

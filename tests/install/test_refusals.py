@@ -242,26 +242,41 @@ def test_find_package_refuses_another_torch(tmp_path: Path) -> None:
 # Loading.
 
 
+FAKE_TORCH = """
+class ops:
+    def load_library(path):
+        raise OSError("opened " + path)
+
+__version__ = '{}'
+"""
+# What a wheel for several torches holds.
+HELD = {"lib/torch2.9": "2.9.1", "lib/torch2.11": "2.11.0", "lib/torch2.15": "2.15.0"}
+
+
 def import_copy(
-    folder: Path, *, library: bytes | None, built_for: str = "2.11.0", torch_version: str = ""
+    folder: Path, built_for: dict[str, str], library: bytes = b"", torch_version: str = ""
 ) -> str:
-    """The error from importing a copy of the package with this library and this torch."""
+    """The error from importing a copy of the package with this torch and these libraries.
+
+    The torch that each was built for is given by the library's folder. A torch by version alone
+    cannot open any, and says so.
+    """
     copy = folder / "posembed"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("lib", "include", "*.so"))
-    if library is not None:
-        (copy / "lib").mkdir()
-        (copy / "lib" / "libposembed.so").write_bytes(library)
-        (copy / "lib" / "build.json").write_text(json.dumps({"torch_version": built_for}))
+    for name, version in built_for.items():
+        (copy / name).mkdir(parents=True)
+        (copy / name / "libposembed.so").write_bytes(library)
+        (copy / name / "build.json").write_text(json.dumps({"torch_version": version}))
     if torch_version:
         (folder / "torch").mkdir()
-        (folder / "torch" / "__init__.py").write_text(f"__version__ = '{torch_version}'\n")
+        (folder / "torch" / "__init__.py").write_text(FAKE_TORCH.format(torch_version))
     status, output = run(sys.executable, "-c", "import posembed", PYTHONPATH=folder)
     assert status != 0
     return output.partition("ImportError: ")[2]
 
 
 def test_loading_beside_another_torch(tmp_path: Path) -> None:
-    error = import_copy(tmp_path, library=b"", torch_version="2.12.1+cu130")
+    error = import_copy(tmp_path, {"lib": "2.11.0"}, torch_version="2.12.1+cu130")
     assert error == (
         "This posembed was built for torch 2.11, but torch 2.12.1+cu130 is installed. Install the "
         "torch that it was built for (python -m pip install torch==2.11.0), or build posembed for "
@@ -271,14 +286,41 @@ def test_loading_beside_another_torch(tmp_path: Path) -> None:
 
 
 def test_loading_without_a_library(tmp_path: Path) -> None:
-    error = import_copy(tmp_path, library=None)
+    error = import_copy(tmp_path, {})
     assert error.startswith(f"posembed is not built: {tmp_path}/posembed/lib/libposembed.so is")
     assert error.endswith("pip install --no-build-isolation --no-deps --force-reinstall .")
 
 
 def test_loading_a_library_that_cannot_be_opened(tmp_path: Path) -> None:
     version = torch.__version__
-    error = import_copy(tmp_path, library=b"no library", built_for=version)
+    error = import_copy(tmp_path, {"lib": version}, b"no library")
     assert (
         f"libposembed.so was built for torch {version} and cannot be loaded beside torch" in error
     )
+
+
+@pytest.mark.parametrize("version", ["2.10.0", "2.13.1+cpu", "2.16.0a0+git1"])
+def test_a_wheel_refuses_a_torch_that_it_does_not_hold(tmp_path: Path, version: str) -> None:
+    error = import_copy(tmp_path, HELD, torch_version=version)
+    assert error.startswith(
+        f"This wheel of posembed is for torch 2.9, 2.11, 2.15, but torch {version} is"
+    )
+    assert "python -m pip install 'torch==2.15.*'" in error
+    assert error.endswith("pip install --no-build-isolation --no-deps --force-reinstall .")
+
+
+@pytest.mark.parametrize("version", ["2.11.0+cu130", "2.15.1"])
+def test_a_wheel_chooses_the_library_by_torch(tmp_path: Path, version: str) -> None:
+    minor = ".".join(version.split(".")[:2])
+    error = import_copy(tmp_path, HELD, torch_version=version)
+    assert f"opened {tmp_path}/posembed/lib/torch{minor}/libposembed.so" in error
+
+
+def test_a_build_from_source_comes_before_those_of_a_wheel(tmp_path: Path) -> None:
+    error = import_copy(tmp_path, {"lib": "2.11.0", **HELD}, torch_version="2.11.1")
+    assert f"opened {tmp_path}/posembed/lib/libposembed.so" in error
+
+
+def test_a_library_in_the_wrong_folder_is_refused(tmp_path: Path) -> None:
+    error = import_copy(tmp_path, {"lib/torch2.15": "2.11.0"}, torch_version="2.15.0")
+    assert error.startswith("This posembed was built for torch 2.11, but torch 2.15.0 is installed")

@@ -1,4 +1,8 @@
-"""The wheel: its contents and requirements, and its use on a machine without a compiler."""
+"""Wheels: contents and requirements, and use on a machine without a compiler.
+
+The wheel for every torch and Python holds the library for the installed torch alone here; `make
+test-wheel` tries others.
+"""
 
 import os
 import re
@@ -22,15 +26,24 @@ SITE = Path(sysconfig.get_path("purelib"))
 QUICKSTART = ROOT / "examples/cpp/quickstart"
 
 
+MINOR = ".".join(torch.__version__.split(".")[:2])
+
+
+def built(folder: Path, torches: str) -> Path:
+    """Built in the folder of the tests' own build, where nothing is compiled again."""
+    with used_alone():
+        wheel = build_wheel.build(
+            folder,
+            POSEMBED_BUILD=str(BUILD),
+            POSEMBED_TORCHES=torches,
+            CMAKE_ARGS="-DPOSEMBED_WARNINGS_AS_ERRORS=ON",
+        )
+    return build_wheel.repair(wheel, folder / "repaired")
+
+
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built in the folder of the tests' own build, where nothing is compiled again."""
-    folder = tmp_path_factory.mktemp("wheel")
-    with used_alone():
-        built = build_wheel.build(
-            folder, POSEMBED_BUILD=str(BUILD), CMAKE_ARGS="-DPOSEMBED_WARNINGS_AS_ERRORS=ON"
-        )
-    return build_wheel.repair(built, folder / "repaired")
+    return built(tmp_path_factory.mktemp("wheel"), f"{MINOR}={Path(torch.__file__).parent}")
 
 
 @pytest.fixture(scope="module")
@@ -65,35 +78,52 @@ def run(*command: object, **environment: str) -> str:
 def test_it_is_a_python_package_and_a_cpp_package(wheel: zipfile.ZipFile) -> None:
     assert {
         "posembed/__init__.py",
-        "posembed/_C.pyi",
         "posembed/include/posembed/rotary.h",
         "posembed/include/posembed/version.h",
-        "posembed/lib/cmake/PosEmbed/LibTorch.cmake",
-        "posembed/lib/cmake/PosEmbed/PosEmbedConfig.cmake",
-        "posembed/lib/libposembed.so",
+        f"posembed/lib/torch{MINOR}/cmake/PosEmbed/LibTorch.cmake",
+        f"posembed/lib/torch{MINOR}/cmake/PosEmbed/PosEmbedConfig.cmake",
+        f"posembed/lib/torch{MINOR}/libposembed.so",
         "posembed/py.typed",
     } <= set(wheel.namelist())
-    assert any(name.startswith("posembed/_C.cpython-") for name in wheel.namelist())
+
+
+def libraries(wheel: zipfile.ZipFile) -> set[str]:
+    return {name.removeprefix("posembed/") for name in wheel.namelist() if ".so" in name}
+
+
+def required_torch(wheel: zipfile.ZipFile) -> list[str]:
+    (metadata,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    return re.findall(r"Requires-Dist: (torch\W.*)", wheel.read(metadata).decode())
 
 
 def test_it_brings_no_other_library(wheel: zipfile.ZipFile) -> None:
-    libraries = {Path(name).name for name in wheel.namelist() if ".so" in name}
-    extension = sysconfig.get_config_var("EXT_SUFFIX")
-    assert libraries == {"libposembed.so", f"_C{extension}"}
+    assert libraries(wheel) == {f"lib/torch{MINOR}/libposembed.so"}
 
 
-def test_it_runs_where_torch_runs(file: Path) -> None:
-    assert f"manylinux_2_28_{os.uname().machine}" in file.name
+def test_it_fits_every_python_where_torch_runs(file: Path) -> None:
+    assert "-py3-none-manylinux_2_" in file.name
+    assert file.name.endswith(f"manylinux_2_28_{os.uname().machine}.whl")
 
 
-def test_it_needs_the_torch_it_was_built_for(wheel: zipfile.ZipFile) -> None:
-    (metadata,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
-    minor = ".".join(torch.__version__.split(".")[:2])
-    assert f"Requires-Dist: torch=={minor}.*\n" in wheel.read(metadata).decode()
+def test_it_replaces_no_torch(wheel: zipfile.ZipFile) -> None:
+    assert required_torch(wheel) == ["torch>=2.11"]
 
 
 def test_it_finds_torch_beside_itself(wheel: zipfile.ZipFile) -> None:
-    assert b"\0$ORIGIN/../../torch/lib\0" in wheel.read("posembed/lib/libposembed.so")
+    library = wheel.read(f"posembed/lib/torch{MINOR}/libposembed.so")
+    assert b"\0$ORIGIN/../../../torch/lib\0" in library
+
+
+def test_the_wheel_of_one_python_has_the_cpp_modules(tmp_path: Path) -> None:
+    """So it fits one torch, too, and says so."""
+    file = built(tmp_path, "")
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    assert f"-{tag}-{tag}-manylinux_2_28_" in file.name
+    with zipfile.ZipFile(file) as wheel:
+        extension = sysconfig.get_config_var("EXT_SUFFIX")
+        assert libraries(wheel) == {"lib/libposembed.so", f"_C{extension}"}
+        assert required_torch(wheel) == [f"torch=={MINOR}.*"]
+        assert b"\0$ORIGIN/../../torch/lib\0" in wheel.read("posembed/lib/libposembed.so")
 
 
 def test_it_names_no_folder_of_the_machine_that_built_it(wheel: zipfile.ZipFile) -> None:

@@ -102,7 +102,7 @@ def test_bindings_use_what_users_use() -> None:
         for file in sources_of(family)
         if not file.name.endswith("_operator.h")
     )
-    shared = ["csrc/binding/files.cpp includes pretrained/source.h"]  # of both from_file
+    shared = ["csrc/binding/tables.cpp includes pretrained/source.h"]  # of both from_file
     assert broken(sources_of("binding"), (*inside, *others)) == shared
 
 

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     arguments = parser.parse_args(argv)
     if arguments.cmake_dir:
-        print(_library.PACKAGE / "lib" / "cmake" / "PosEmbed")
+        print(_library.LIBRARY.parent / "cmake" / "PosEmbed")
         return 0
     if arguments.command is None:
         parser.print_help(sys.stderr)
