@@ -10,18 +10,14 @@
 #include "alibi/alibi_checks.h"
 #include "alibi/alibi_operator.h"
 #include "dispatcher/autograd.h"
-#include "dispatcher/saved_call.h"
-#include "dispatcher/tangent.h"
+#include "dispatcher/linear.h"
 
 namespace posembed::alibi {
 namespace {
 
-using dispatcher::SavedOutput;
-using dispatcher::SavedVariable;
+using dispatcher::FunctionNode;
+using dispatcher::Gradients;
 using dispatcher::variable_list;
-
-int64_t code(at::ScalarType type) { return static_cast<int64_t>(type); }
-at::ScalarType type_of(int64_t code) { return static_cast<at::ScalarType>(code); }
 
 /// The call of a derivative, to which hidden keys contribute nothing.
 Call unmasked(Call call) {
@@ -41,93 +37,33 @@ Tensor of_visible_keys(const Tensor& tensor, const Call& call) {
   return tensor.masked_fill(bias.lt(0), 0);
 }
 
-using SavedOptions = dispatcher::SavedCall<Call>;
+/// `dtype`: of slopes.
+variable_list bias_gradient(const Gradients& gradients, const Call& call, bool two_sided,
+                            bool of_samples, at::ScalarType dtype) {
+  return {alibi_bias_backward(gradients[0], two_sided, of_samples, dtype, call)};
+}
 
-/// Gradient of alibi_bias.
-class AlibiBiasBackward : public dispatcher::OperatorNode<AlibiBiasBackward> {
- public:
-  static constexpr const char* label = "AlibiBiasBackward";
+/// The bias by which alibi_bias_backward reduced a gradient of these sizes.
+Tensor bias_backward_transpose(const Tensor& slopes, const dispatcher::Shape& shape, bool, bool,
+                               const MaybeType&, const Call& call) {
+  const auto& sizes = shape.sizes;
+  const size_t rank = sizes.size();
+  const Tensor bias =
+      alibi_bias(slopes, sizes[rank - 2], sizes[rank - 1], shape.dtype, unmasked(call));
+  return rank == 4 ? bias.expand_symint(sizes) : bias;
+}
 
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    call.members(visit);
-    visit(two_sided);
-    visit(of_samples);
-    visit(dtype);
+/// The gradient of the scores passes through.
+variable_list add_gradient(const Gradients& gradients, const Call& call, double scale,
+                           bool two_sided, bool of_samples, at::ScalarType dtype) {
+  const Tensor& gradient = gradients[0];
+  variable_list result(2);
+  if (gradients.needs(0)) result[0] = scaled(gradient, scale);
+  if (gradients.needs(1)) {
+    result[1] = alibi_bias_backward(gradient, two_sided, of_samples, dtype, call);
   }
-
-  variable_list backward(variable_list&& gradients) {
-    if (!gradients[0].defined()) return {Tensor()};
-    return {
-        alibi_bias_backward(gradients[0], two_sided, of_samples, type_of(dtype), call.unpack())};
-  }
-
-  SavedOptions call;
-  bool two_sided = false;
-  bool of_samples = false;
-  int64_t dtype = 0;  // of slopes
-};
-
-/// Gradient of alibi_bias_backward.
-class AlibiBiasBackwardBackward : public dispatcher::OperatorNode<AlibiBiasBackwardBackward> {
- public:
-  static constexpr const char* label = "AlibiBiasBackwardBackward";
-
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    call.members(visit);
-    visit(queries);
-    visit(keys);
-    visit(batch);
-    visit(batched);
-    visit(dtype);
-  }
-
-  variable_list backward(variable_list&& gradients) {
-    if (!gradients[0].defined()) return {Tensor()};
-    const Tensor bias =
-        alibi_bias(gradients[0], queries, keys, type_of(dtype), unmasked(call.unpack()));
-    if (!batched) return {bias};
-    return {bias.expand_symint({batch, -1, -1, -1})};
-  }
-
-  SavedOptions call;
-  c10::SymInt queries;
-  c10::SymInt keys;
-  c10::SymInt batch;
-  bool batched = false;
-  int64_t dtype = 0;  // of the gradient that was reduced
-};
-
-/// Gradient of alibi_add. The gradient of the scores passes through.
-class AlibiAddBackward : public dispatcher::OperatorNode<AlibiAddBackward> {
- public:
-  static constexpr const char* label = "AlibiAddBackward";
-
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    call.members(visit);
-    visit(scale);
-    visit(two_sided);
-    visit(of_samples);
-    visit(dtype);
-  }
-
-  variable_list backward(variable_list&& gradients) {
-    const Tensor& gradient = gradients[0];
-    if (!gradient.defined()) return {Tensor(), Tensor()};
-    const Tensor of_scores = needs(0) ? scaled(gradient, scale) : Tensor();
-    if (!needs(1)) return {of_scores, Tensor()};
-    return {of_scores,
-            alibi_bias_backward(gradient, two_sided, of_samples, type_of(dtype), call.unpack())};
-  }
-
-  SavedOptions call;
-  double scale = 1.0;
-  bool two_sided = false;
-  bool of_samples = false;
-  int64_t dtype = 0;  // of slopes
-};
+  return result;
+}
 
 /// Gradient of alibi_softmax.
 class AlibiSoftmaxBackward : public dispatcher::OperatorNode<AlibiSoftmaxBackward> {
@@ -148,82 +84,56 @@ class AlibiSoftmaxBackward : public dispatcher::OperatorNode<AlibiSoftmaxBackwar
     if (!gradients[0].defined()) return {Tensor(), Tensor()};
     const auto [of_scores, of_slopes] =
         alibi_softmax_backward(gradients[0], unpack_output(weights), scale, needs(1) ? sides : 0,
-                               of_samples, type_of(dtype), call.unpack());
+                               of_samples, static_cast<at::ScalarType>(dtype), call.unpack());
     return {of_scores, needs(1) ? of_slopes : Tensor()};
   }
 
-  SavedOutput weights;
-  SavedOptions call;
+  dispatcher::SavedOutput weights;
+  dispatcher::SavedCall<Call> call;
   double scale = 1.0;
   int64_t sides = 1;
   bool of_samples = false;
   int64_t dtype = 0;  // of slopes
 };
 
-/// Gradient of alibi_softmax_backward, which is linear in `grad` and quadratic in `weights`.
-class AlibiSoftmaxBackwardBackward : public dispatcher::OperatorNode<AlibiSoftmaxBackwardBackward> {
- public:
-  static constexpr const char* label = "AlibiSoftmaxBackwardBackward";
-
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    visit(grad);
-    visit(weights);
-    call.members(visit);
-    visit(scale);
+/// The gradient of the biased scores' gradient.
+Tensor of_biased_scores(const Tensor& of_scores, const Tensor& of_slopes, double scale,
+                        const Tensor& like, const Call& options) {
+  if (!of_slopes.defined() || of_slopes.dim() == 0 || of_slopes.sym_size(-1) == 0) {
+    return of_scores.defined() ? scaled(of_scores, scale) : Tensor();
   }
+  const Call derived = unmasked(options);
+  if (of_scores.defined()) return alibi_add(of_scores, of_slopes, scale, derived);
+  return alibi_bias(of_slopes, like.sym_size(-2), like.sym_size(-1), like.scalar_type(), derived)
+      .expand_symint(like.sym_sizes());
+}
 
-  variable_list backward(variable_list&& gradients) {
-    const Call options = call.unpack();
-    Tensor g = grad.unpack();
-    const Tensor w = weights.unpack();
-    Tensor direction = of_biased_scores(gradients[0], gradients[1], g, options);
-    if (!direction.defined()) return {Tensor(), Tensor()};
-    variable_list result(2);
-    if (needs(0)) {
-      result[0] =
-          std::get<0>(alibi_softmax_backward(direction, w, 1.0, 0, false, std::nullopt, options));
-    }
-    if (needs(1)) {
-      g = of_visible_keys(g, options);
-      direction = of_visible_keys(direction, options);
-      const Tensor mean = (g * w).sum(-1, true), change = (direction * w).sum(-1, true);
-      result[1] = direction * (g - mean) - g * change;
-    }
-    return result;
+/// Of alibi_softmax_backward, which is linear in `grad` and quadratic in `weights`.
+variable_list softmax_backward_gradient(const Gradients& gradients, const Tensor& grad,
+                                        const Tensor& weights, const Call& call, double scale) {
+  variable_list result(2);
+  Tensor direction = of_biased_scores(gradients[0], gradients[1], scale, grad, call);
+  if (!direction.defined()) return result;
+  if (gradients.needs(0)) {
+    result[0] =
+        std::get<0>(alibi_softmax_backward(direction, weights, 1.0, 0, false, std::nullopt, call));
   }
-
-  SavedVariable grad;
-  SavedVariable weights;
-  SavedOptions call;
-  double scale = 1.0;
-
- private:
-  /// The gradient of the biased scores' gradient, from which both results are computed.
-  Tensor of_biased_scores(const Tensor& of_scores, const Tensor& of_slopes, const Tensor& like,
-                          const Call& options) {
-    if (!of_slopes.defined() || of_slopes.dim() == 0 || of_slopes.sym_size(-1) == 0) {
-      return of_scores.defined() ? scaled(of_scores, scale) : Tensor();
-    }
-    const Call derived = unmasked(options);
-    if (of_scores.defined()) return alibi_add(of_scores, of_slopes, scale, derived);
-    return alibi_bias(of_slopes, like.sym_size(-2), like.sym_size(-1), like.scalar_type(), derived)
-        .expand_symint(like.sym_sizes());
+  if (gradients.needs(1)) {
+    const Tensor g = of_visible_keys(grad, call);
+    direction = of_visible_keys(direction, call);
+    const Tensor mean = (g * weights).sum(-1, true), change = (direction * weights).sum(-1, true);
+    result[1] = direction * (g - mean) - g * change;
   }
-};
+  return result;
+}
 
 // -------------------------------------------------------------------------------------- alibi_bias
 
 Tensor bias_autograd(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys, MaybeType dtype,
                      const Call& original) {
   const Call call = with_positions(original, queries, keys);
-  auto node = dispatcher::node_for<AlibiBiasBackward>(slopes);
-  if (node) {
-    node->call.save(call);
-    node->two_sided = sides_of(slopes) == 2;
-    node->of_samples = has_samples(slopes);
-    node->dtype = code(slopes.scalar_type());
-  }
+  auto node = dispatcher::node_for<FunctionNode<alibi_bias, bias_gradient>>(slopes);
+  if (node) node->save(call, sides_of(slopes) == 2, has_samples(slopes), slopes.scalar_type());
   Tensor output =
       dispatcher::below_autograd([&] { return alibi_bias(slopes, queries, keys, dtype, call); });
   if (node) torch::autograd::set_history(output, node);
@@ -232,22 +142,6 @@ Tensor bias_autograd(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys
         output, alibi_bias(direction, queries, keys, output.scalar_type(), unmasked(call)));
   }
   return output;
-}
-
-Tensor bias_backward_autograd(const Tensor& grad, bool two_sided, bool by_sample, MaybeType dtype,
-                              const Call& call) {
-  auto node = dispatcher::node_for<AlibiBiasBackwardBackward>(grad);
-  if (node && grad.dim() >= 3) {
-    node->call.save(call);
-    node->queries = grad.sym_size(-2);
-    node->keys = grad.sym_size(-1);
-    node->batched = grad.dim() == 4;
-    node->batch = node->batched ? grad.sym_size(0) : c10::SymInt(1);
-    node->dtype = code(grad.scalar_type());
-  }
-  return dispatcher::linear(node, grad, [&](const Tensor& reduced) {
-    return alibi_bias_backward(reduced, two_sided, by_sample, dtype, call);
-  });
 }
 
 // --------------------------------------------------------------------------- alibi_add and softmax
@@ -277,15 +171,11 @@ Tensor biased_tangent(const Tensor& scores, const Tensor& slopes, double scale, 
 Tensor add_autograd(const Tensor& scores, const Tensor& slopes, double scale,
                     const Call& original) {
   const Call call = with_positions_of(scores, original);
-  auto node = dispatcher::node_for<AlibiAddBackward>(scores, slopes);
+  auto node = dispatcher::node_for<FunctionNode<alibi_add, add_gradient>>(scores, slopes);
   Tensor output =
       dispatcher::below_autograd([&] { return alibi_add(scores, slopes, scale, call); });
   if (node) {
-    node->call.save(call);
-    node->scale = scale;
-    node->two_sided = sides_of(slopes) == 2;
-    node->of_samples = has_samples(slopes);
-    node->dtype = code(slopes.scalar_type());
+    node->save(call, scale, sides_of(slopes) == 2, has_samples(slopes), slopes.scalar_type());
     torch::autograd::set_history(output, node);
   }
   dispatcher::set_tangent(output, biased_tangent(scores, slopes, scale, call));
@@ -305,7 +195,7 @@ Tensor softmax_autograd(const Tensor& scores, const Tensor& slopes, double scale
     node->scale = scale;
     node->sides = sides_of(slopes);
     node->of_samples = has_samples(slopes);
-    node->dtype = code(slopes.scalar_type());
+    node->dtype = static_cast<int64_t>(slopes.scalar_type());
   }
   const Tensor direction = biased_tangent(scores, slopes, scale, call);
   if (direction.defined()) {
@@ -344,14 +234,12 @@ void set_softmax_backward_tangents(const Tensor& grad, const Tensor& weights, do
 std::tuple<Tensor, Tensor> softmax_backward_autograd(const Tensor& grad, const Tensor& weights,
                                                      double scale, int64_t sides, bool by_sample,
                                                      MaybeType dtype, const Call& call) {
-  auto node = dispatcher::node_for<AlibiSoftmaxBackwardBackward>(grad, weights);
+  using Node = FunctionNode<alibi_softmax_backward, softmax_backward_gradient>;
+  auto node = dispatcher::node_for<Node>(grad, weights);
   auto [of_scores, of_slopes] = dispatcher::below_autograd(
       [&] { return alibi_softmax_backward(grad, weights, scale, sides, by_sample, dtype, call); });
   if (node) {
-    node->grad = dispatcher::save(grad);
-    node->weights = dispatcher::save(weights);
-    node->call.save(call);
-    node->scale = scale;
+    node->save(grad, weights, call, scale);
     torch::autograd::set_history(variable_list{of_scores, of_slopes}, node);
   }
   set_softmax_backward_tangents(grad, weights, scale, call, of_scores, of_slopes);
@@ -363,7 +251,7 @@ std::tuple<Tensor, Tensor> softmax_backward_autograd(const Tensor& grad, const T
 TORCH_LIBRARY_FRAGMENT(posembed, m) {
   alibi_bias.differentiate<bias_autograd>(m);
   alibi_bias_out.refuse_gradients(m);
-  alibi_bias_backward.differentiate<bias_backward_autograd>(m);
+  dispatcher::differentiate_linear<alibi_bias_backward, bias_backward_transpose>(m);
   alibi_add.differentiate<add_autograd>(m);
   alibi_add_.refuse_gradients(m);
   alibi_softmax.differentiate<softmax_autograd>(m);

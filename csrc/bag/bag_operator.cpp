@@ -15,14 +15,12 @@
 
 #include "bag/bag.h"
 #include "core/brief.h"
-#include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
+#include "dispatcher/linear.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/saved_call.h"
 #include "dispatcher/schema.h"
-#include "dispatcher/tangent.h"
 #include "token/token_backward.h"
 #include "token/token_operator.h"
 
@@ -326,6 +324,8 @@ void weights_backward(const Tensor& gradient, const Tensor& weight, const Bag& i
 // the derivatives of the sum and of its two gradients are these three operators again. A maximum
 // saves the indices of the elements it took; its derivative selects the elements there.
 
+using dispatcher::FunctionNode;
+using dispatcher::Gradients;
 using dispatcher::SavedVariable;
 using dispatcher::variable_list;
 
@@ -359,41 +359,22 @@ Tensor choose(const Tensor& table, const Tensor& ids, const Tensor& maxima) {
 
 // ------------------------------------------------------------------------------- sum and mean
 
-class TokenBagNode : public dispatcher::OperatorNode<TokenBagNode> {
- public:
-  static constexpr const char* label = "TokenBagBackward";
-
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    bag.members(visit);
-    visit(weight);
-    visit(weights);
-    visit(rows);
-    visit(mode);
-    visit(form);
+/// `table` and `weights` are defined if the gradient of the other needs them.
+variable_list bag_gradient(const Gradients& gradients, const Bag& in, const Tensor& table,
+                           const MaybeTensor& weights, const c10::SymInt& rows, Text mode,
+                           Text form) {
+  variable_list result(2);
+  if (gradients.needs(0)) {
+    result[0] = table_gradient(gradients[0], rows, in, mode, weights, std::nullopt, form);
   }
+  if (gradients.needs(1)) result[1] = token_bag_weights_backward(gradients[0], table, in);
+  return result;
+}
 
-  variable_list backward(variable_list&& gradients) {
-    variable_list result(2);
-    const Tensor& gradient = gradients[0];
-    if (!gradient.defined()) return result;
-    const Bag in = bag.unpack();
-    if (needs(0)) {
-      result[0] =
-          table_gradient(gradient, rows, in, mode, dispatcher::unpack(weights), std::nullopt, form);
-    }
-    if (needs(1)) {
-      result[1] = token_bag_weights_backward(gradient, *dispatcher::unpack(weight), in);
-    }
-    return result;
-  }
-
-  dispatcher::SavedCall<Bag> bag;
-  SavedVariable weight;  // saved if the weights need a gradient
-  SavedVariable weights;
-  c10::SymInt rows;
-  std::string mode, form;
-};
+/// `tensor` if `other` needs a gradient.
+Tensor kept_for(const Tensor& other, const Tensor& tensor) {
+  return other.defined() && other.requires_grad() ? tensor : Tensor();
+}
 
 bool wants_derivative(const Tensor& tensor) {
   return torch::autograd::compute_requires_grad(tensor) || dispatcher::tangent(tensor).defined();
@@ -405,14 +386,10 @@ Tensor bag_autograd(const Tensor& weight, const Bag& in, Text mode, const MaybeT
     return std::get<0>(token_bag_max(weight, in, gradient));
   }
   const Tensor factors = or_undefined(weights);
-  auto node = dispatcher::node_for<TokenBagNode>(weight, factors);
+  auto node = dispatcher::node_for<FunctionNode<token_bag, bag_gradient>>(weight, factors);
   if (node) {
-    node->bag.save(in);
-    if (factors.defined() && factors.requires_grad()) node->weight = dispatcher::save(weight);
-    node->weights = dispatcher::save(weights);
-    node->rows = weight.sym_size(0);
-    node->mode = mode;
-    node->form = gradient;
+    node->save(in, kept_for(factors, weight), if_defined(kept_for(weight, factors)),
+               weight.sym_size(0), mode, gradient);
   }
   return dispatcher::bilinear(node, weight, factors,
                               [&](const Tensor& table, const Tensor& scales) {
@@ -422,40 +399,18 @@ Tensor bag_autograd(const Tensor& weight, const Bag& in, Text mode, const MaybeT
 
 // ------------------------------------------------------------------------------------ maximum
 
-class TokenBagMaxNode : public dispatcher::OperatorNode<TokenBagMaxNode> {
- public:
-  static constexpr const char* label = "TokenBagMaxBackward";
-
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    bag.members(visit);
-    visit(maxima);
-    visit(rows);
-    visit(form);
-  }
-
-  variable_list backward(variable_list&& gradients) {
-    if (!gradients[0].defined()) return {Tensor()};
-    return {table_gradient(gradients[0], rows, bag.unpack(), "max", std::nullopt,
-                           dispatcher::unpack(maxima), form)};
-  }
-
-  dispatcher::SavedCall<Bag> bag;
-  SavedVariable maxima;
-  c10::SymInt rows;
-  std::string form;
-};
+variable_list max_gradient(const Gradients& gradients, const Bag& in, const Tensor& maxima,
+                           const c10::SymInt& rows, Text form) {
+  return {table_gradient(gradients[0], rows, in, "max", std::nullopt, maxima, form)};
+}
 
 std::tuple<Tensor, Tensor> max_autograd(const Tensor& weight, const Bag& in, Text gradient) {
-  auto node = dispatcher::node_for<TokenBagMaxNode>(weight);
+  auto node = dispatcher::node_for<FunctionNode<token_bag_max, max_gradient>>(weight);
   std::tuple<Tensor, Tensor> outputs =
       dispatcher::below_autograd([&] { return token_bag_max(weight, in, gradient); });
   auto& [output, maxima] = outputs;
   if (node) {
-    node->bag.save(in);
-    node->rows = weight.sym_size(0);
-    node->form = gradient;
-    node->maxima = dispatcher::save(maxima);
+    node->save(in, maxima, weight.sym_size(0), gradient);
     torch::autograd::set_history(output, node);
   }
   if (const Tensor direction = dispatcher::tangent(weight); direction.defined()) {
@@ -466,63 +421,33 @@ std::tuple<Tensor, Tensor> max_autograd(const Tensor& weight, const Bag& in, Tex
 
 // ------------------------------------------------------------------------- the table's gradient
 
-class TokenBagBackwardNode : public dispatcher::OperatorNode<TokenBagBackwardNode> {
- public:
-  static constexpr const char* label = "TokenBagBackwardBackward";
-
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    bag.members(visit);
-    visit(gradient);
-    visit(weights);
-    visit(maxima);
-    visit(mode);
+/// `gradient` and `weights` are defined if the gradient of the other needs them.
+variable_list backward_gradient(const Gradients& gradients, const Bag& in, const Tensor& gradient,
+                                const MaybeTensor& weights, const MaybeTensor& maxima, Text mode) {
+  variable_list result(2);
+  const Tensor& table = gradients[0];
+  if (gradients.needs(0)) {
+    result[0] = maxima.has_value() ? choose(table, in.ids, *maxima)
+                                   : token_bag(table, in, mode, weights, "dense");
   }
-
-  variable_list backward(variable_list&& gradients) {
-    variable_list result(2);
-    const Tensor& table = gradients[0];
-    if (!table.defined()) return result;
-    const Bag in = bag.unpack();
-    if (needs(0)) {
-      const MaybeTensor chosen = dispatcher::unpack(maxima);
-      result[0] = chosen.has_value()
-                      ? choose(table, in.ids, *chosen)
-                      : token_bag(table, in, mode, dispatcher::unpack(weights), "dense");
-    }
-    if (needs(1)) {
-      result[1] = token_bag_weights_backward(*dispatcher::unpack(gradient), table, in);
-    }
-    return result;
-  }
-
-  dispatcher::SavedCall<Bag> bag;
-  SavedVariable gradient;  // saved if the weights need a gradient
-  SavedVariable weights, maxima;
-  std::string mode;
-};
+  if (gradients.needs(1)) result[1] = token_bag_weights_backward(gradient, table, in);
+  return result;
+}
 
 Tensor backward_autograd(const Tensor& gradient, c10::SymInt num_embeddings, const Bag& in,
                          Text mode, const MaybeTensor& weights, const MaybeTensor& maxima) {
   const Tensor factors = or_undefined(weights);
-  auto node = dispatcher::node_for<TokenBagBackwardNode>(gradient, factors);
+  using Node = FunctionNode<token_bag_backward, backward_gradient>;
+  auto node = dispatcher::node_for<Node>(gradient, factors);
   if (node) {
-    node->bag.save(in);
-    if (factors.defined() && factors.requires_grad()) node->gradient = dispatcher::save(gradient);
-    node->weights = dispatcher::save(weights);
-    node->maxima = dispatcher::save(maxima);
-    node->mode = mode;
+    node->save(in, kept_for(factors, gradient), if_defined(kept_for(gradient, factors)), maxima,
+               mode);
   }
   return dispatcher::bilinear(
       node, gradient, factors, [&](const Tensor& rows, const Tensor& scales) {
         return token_bag_backward(rows, num_embeddings, in, mode, if_defined(scales), maxima);
       });
 }
-
-class TokenBagRowsNode : public token::RowsNode<TokenBagRowsNode> {
- public:
-  static constexpr const char* label = "TokenBagRowsBackward";
-};
 
 std::tuple<Tensor, Tensor> backward_rows_autograd(const Tensor& gradient,
                                                   c10::SymInt num_embeddings, const Bag& in,
@@ -531,47 +456,26 @@ std::tuple<Tensor, Tensor> backward_rows_autograd(const Tensor& gradient,
   const auto call = [&] {
     return token_bag_backward_rows(gradient, num_embeddings, in, mode, weights, maxima);
   };
-  return token::underived_rows<TokenBagRowsNode>(call, gradient, or_undefined(weights));
+  return token::underived_rows<token_bag_backward_rows>(call, gradient, or_undefined(weights));
 }
 
 // ----------------------------------------------------------------------- the weights' gradient
 
-class TokenBagWeightsNode : public dispatcher::OperatorNode<TokenBagWeightsNode> {
- public:
-  static constexpr const char* label = "TokenBagWeightsBackward";
-
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    bag.members(visit);
-    visit(gradient);
-    visit(weight);
+variable_list weights_gradient(const Gradients& gradients, const Bag& in, const Tensor& gradient,
+                               const Tensor& table) {
+  variable_list result(2);
+  const Tensor& weights = gradients[0];
+  if (gradients.needs(0)) result[0] = token_bag(table, in, "sum", weights, "dense");
+  if (gradients.needs(1)) {
+    result[1] = token_bag_backward(gradient, table.sym_size(0), in, "sum", weights, std::nullopt);
   }
-
-  variable_list backward(variable_list&& gradients) {
-    variable_list result(2);
-    const Tensor& weights = gradients[0];
-    if (!weights.defined()) return result;
-    const Bag in = bag.unpack();
-    const Tensor table = *dispatcher::unpack(weight);
-    if (needs(0)) result[0] = token_bag(table, in, "sum", weights, "dense");
-    if (needs(1)) {
-      result[1] = token_bag_backward(*dispatcher::unpack(gradient), table.sym_size(0), in, "sum",
-                                     weights, std::nullopt);
-    }
-    return result;
-  }
-
-  dispatcher::SavedCall<Bag> bag;
-  SavedVariable gradient, weight;
-};
+  return result;
+}
 
 Tensor weights_backward_autograd(const Tensor& gradient, const Tensor& weight, const Bag& in) {
-  auto node = dispatcher::node_for<TokenBagWeightsNode>(gradient, weight);
-  if (node) {
-    node->bag.save(in);
-    node->gradient = dispatcher::save(gradient);
-    node->weight = dispatcher::save(weight);
-  }
+  using Node = FunctionNode<token_bag_weights_backward, weights_gradient>;
+  auto node = dispatcher::node_for<Node>(gradient, weight);
+  if (node) node->save(in, gradient, weight);
   return dispatcher::bilinear(node, gradient, weight, [&](const Tensor& rows, const Tensor& table) {
     return token_bag_weights_backward(rows, table, in);
   });

@@ -44,7 +44,7 @@ inline std::optional<at::Tensor> unpack(const SavedVariable& saved) {
 }
 
 /// Base of every operator's node. Derived provides
-///   static constexpr const char* label;                        the name that shows in grad_fn
+///   static constexpr const char* label; or std::string         the name that shows in grad_fn
 ///   template <typename Visitor> void members(Visitor& visit);  calls visit(member) for each member
 ///   variable_list backward(variable_list&& gradients);         calls registered operators only
 template <typename Derived>
@@ -99,6 +99,21 @@ class OperatorNode : public torch::autograd::Node {
     return needed_.has_value() ? (*needed_ >> edge & 1) != 0 : task_should_compute_output(edge);
   }
 
+  /// needs(edge) as bits, below one bit that marks their number.
+  int64_t needed() const {
+    if (needed_.has_value()) return *needed_;
+    int64_t bits = int64_t{1} << num_outputs();
+    for (size_t edge = 0; edge < num_outputs(); ++edge) bits |= int64_t{needs(edge)} << edge;
+    return bits;
+  }
+
+  /// The number of inputs, from needed().
+  static size_t count_of(int64_t needed) {
+    size_t count = 0;
+    while ((needed >>= 1) != 0) ++count;
+    return count;
+  }
+
   at::Tensor unpack_output(const SavedOutput& saved) {
     using Pointer = decltype(torch::autograd::Edge::function);
     return saved.unpack(needed_.has_value() ? Pointer() : Pointer(this->getptr()));
@@ -116,10 +131,8 @@ class OperatorNode : public torch::autograd::Node {
 
   /// The arguments of the call in a compiled graph: which inputs need a gradient, then the members.
   Arguments pack() {
-    int64_t needed = 0;
-    for (size_t edge = 0; edge < num_outputs(); ++edge) needed |= int64_t{needs(edge)} << edge;
     Arguments arguments;
-    arguments.pack(needed);
+    arguments.pack(needed());
     auto add = [this, &arguments](auto& member) {
       if constexpr (std::is_same_v<std::decay_t<decltype(member)>, SavedOutput>) {
         arguments.pack(std::optional<at::Tensor>(unpack_output(member)));

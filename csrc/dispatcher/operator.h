@@ -108,6 +108,8 @@ class OperatorOf<Schema, Result(Arguments...)> {
   /// @param name  without the namespace posembed; a string literal
   constexpr explicit OperatorOf(const char* name) : name_(name) {}
 
+  const char* name() const { return name_; }
+
   Result operator()(Arguments... arguments) const {
     return Schema::call(found().typed, std::forward<Arguments>(arguments)...);
   }

@@ -13,14 +13,21 @@
 
 namespace posembed::dispatcher {
 
-/// How a node keeps a field: a tensor as a SavedVariable, text as a string, everything else in the
-/// type that schemas use.
+/// How a node keeps a field: a tensor as a SavedVariable, text as a string, a dtype as its number,
+/// everything else in the type that schemas use.
 template <typename Field>
 struct SavedField {
   using Passed = std::decay_t<typename SchemaType<Field>::Type>;
   using Type = std::conditional_t<std::is_same_v<Passed, std::string_view>, std::string, Passed>;
   static Type save(const Field& field) { return Type(SchemaType<Field>::to(field)); }
   static Field unpack(const Type& saved) { return SchemaType<Field>::from(saved); }
+};
+
+template <>
+struct SavedField<at::ScalarType> {
+  using Type = int64_t;
+  static Type save(at::ScalarType field) { return static_cast<Type>(field); }
+  static at::ScalarType unpack(Type saved) { return static_cast<at::ScalarType>(saved); }
 };
 
 template <>

@@ -14,13 +14,11 @@
 
 #include "core/brief.h"
 #include "core/double_double.h"
-#include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/launch.h"
+#include "dispatcher/linear.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/saved_call.h"
 #include "dispatcher/schema.h"
-#include "dispatcher/tangent.h"
 #include "dispatcher/tensors.h"
 #include "fourier/fourier.h"
 
@@ -204,41 +202,26 @@ at::ScalarType sum_type(const Encoding& e, at::ScalarType type) {
   return wide ? at::kDouble : at::kFloat;
 }
 
-class FourierFeaturesBackward : public dispatcher::OperatorNode<FourierFeaturesBackward> {
- public:
-  static constexpr const char* label = "FourierFeaturesBackward";
-
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    saved.members(visit);
+variable_list gradient(const dispatcher::Gradients& gradients, const Encoding& e) {
+  variable_list result(4);
+  if (gradients.needs(3)) result[3] = gradients[0];
+  if (!(gradients.needs(0) || gradients.needs(1) || gradients.needs(2))) return result;
+  const NoAutocast disabled(c10::autocast_dispatch_keyset);
+  const at::ScalarType type = sum_type(e, gradients[0].scalar_type());
+  const Tensor product = unfolded(e, gradients[0].to(type)).mul(derivative(e, type));
+  const Tensor angles = reordered(e, at::sum(product, dim_of_waves(e)));
+  if (gradients.needs(0)) {
+    const Tensor sum = at::matmul(angles, rates(e, e.frequencies, type).t());
+    result[0] = sum.reshape_symint(e.coordinates.sym_sizes()).to(e.coordinates.scalar_type());
   }
-
-  variable_list backward(variable_list&& gradients) {
-    const Tensor& gradient = gradients[0];
-    variable_list result(4);
-    if (!gradient.defined()) return result;
-    if (needs(3)) result[3] = gradient;
-    if (!(needs(0) || needs(1) || needs(2))) return result;
-    const NoAutocast disabled(c10::autocast_dispatch_keyset);
-    const Encoding e = saved.unpack();
-    const at::ScalarType type = sum_type(e, gradient.scalar_type());
-    const Tensor product = unfolded(e, gradient.to(type)).mul(derivative(e, type));
-    const Tensor angles = reordered(e, at::sum(product, dim_of_waves(e)));
-    if (needs(0)) {
-      const Tensor sum = at::matmul(angles, rates(e, e.frequencies, type).t());
-      result[0] = sum.reshape_symint(e.coordinates.sym_sizes()).to(e.coordinates.scalar_type());
-    }
-    if (needs(1)) {
-      const Tensor factor = rows(factors(e, e.coordinates, type));
-      const Tensor sum = at::matmul(factor.t(), rows(angles)).mul(e.radians_of_unit());
-      result[1] = sum.expand_symint(e.frequencies.sym_sizes()).to(e.frequencies.scalar_type());
-    }
-    if (needs(2)) result[2] = at::sum(rows(angles), 0).to(e.phases->scalar_type());
-    return result;
+  if (gradients.needs(1)) {
+    const Tensor factor = rows(factors(e, e.coordinates, type));
+    const Tensor sum = at::matmul(factor.t(), rows(angles)).mul(e.radians_of_unit());
+    result[1] = sum.expand_symint(e.frequencies.sym_sizes()).to(e.frequencies.scalar_type());
   }
-
-  dispatcher::SavedCall<Encoding> saved;
-};
+  if (gradients.needs(2)) result[2] = at::sum(rows(angles), 0).to(e.phases->scalar_type());
+  return result;
+}
 
 /// The tangent of features; undefined if no argument has one.
 Tensor feature_tangent(const Encoding& e, const Tensor& features) {
@@ -271,12 +254,12 @@ Tensor feature_tangent(const Encoding& e, const Tensor& features) {
 }
 
 Tensor autograd(const Encoding& e, MaybeType dtype) {
-  auto node = dispatcher::node_for<FourierFeaturesBackward>(
+  auto node = dispatcher::node_for<dispatcher::FunctionNode<fourier_features, gradient>>(
       e.coordinates, e.frequencies, e.phases.value_or(Tensor()), e.x.value_or(Tensor()));
   if (node) {
     Encoding kept = e;
     kept.x.reset();
-    node->saved.save(kept);
+    node->save(kept);
   }
   Tensor output = dispatcher::below_autograd([&] { return fourier_features(e, dtype); });
   if (node) torch::autograd::set_history(output, node);

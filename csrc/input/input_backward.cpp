@@ -13,8 +13,7 @@
 #include <tuple>
 
 #include "dispatcher/autograd.h"
-#include "dispatcher/saved_call.h"
-#include "dispatcher/tangent.h"
+#include "dispatcher/linear.h"
 #include "input/input_checks.h"
 #include "input/input_operator.h"
 #include "learned/learned_operator.h"
@@ -280,37 +279,9 @@ BackwardRows backward_rows_autograd(const Tensor& gradient, const Tensor& mean, 
 }
 
 /// Dropout is linear, so its mask applies to tangents and gradients too.
-class InputDropoutBackward : public dispatcher::OperatorNode<InputDropoutBackward> {
- public:
-  static constexpr const char* label = "InputDropoutBackward";
-
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    visit(seed);
-    visit(probability);
-    visit(first);
-  }
-
-  dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
-    if (!gradients[0].defined()) return {Tensor()};
-    return {input_dropout(gradients[0], seed.unpack(), probability, first)};
-  }
-
-  dispatcher::SavedVariable seed;
-  double probability = 0;
-  c10::SymInt first = 0;
-};
-
-Tensor dropout_autograd(const Tensor& x, const Tensor& seed, double probability,
-                        c10::SymInt first) {
-  auto node = dispatcher::node_for<InputDropoutBackward>(x);
-  if (node) {
-    node->seed = dispatcher::save(seed);
-    node->probability = probability;
-    node->first = first;
-  }
-  return dispatcher::linear(
-      node, x, [&](const Tensor& in) { return input_dropout(in, seed, probability, first); });
+Tensor dropout_transpose(const Tensor& gradient, const dispatcher::Shape&, const Tensor& seed,
+                         double probability, const c10::SymInt& first) {
+  return input_dropout(gradient, seed, probability, first);
 }
 
 }  // namespace
@@ -320,7 +291,7 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
   input_embedding_forward.differentiate<forward_autograd>(m);
   input_embedding_backward.differentiate<backward_autograd>(m);
   input_embedding_backward_rows.differentiate<backward_rows_autograd>(m);
-  input_dropout.differentiate<dropout_autograd>(m);
+  dispatcher::differentiate_linear<input_dropout, dropout_transpose>(m);
 }
 
 }  // namespace posembed::input

@@ -21,14 +21,12 @@
 
 #include "core/index_range.h"
 #include "dispatcher/autocast.h"
-#include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/launch.h"
+#include "dispatcher/linear.h"
 #include "dispatcher/memory_checks.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/saved_call.h"
 #include "dispatcher/schema.h"
-#include "dispatcher/tangent.h"
 #include "dispatcher/tensors.h"
 #include "relative_logits/relative_logits.h"
 
@@ -483,6 +481,7 @@ Tensor rows_of(const Tensor& like, c10::SymInt queries, c10::SymInt keys,
 // Derivatives of relative logits, which are linear in the query, in the table and in scores that
 // are added. Hidden keys have no derivative.
 
+using dispatcher::Gradients;
 using dispatcher::primal;
 using dispatcher::tangent;
 using dispatcher::variable_list;
@@ -504,73 +503,42 @@ void add_derived(Tensor& sum, Factors factors, const Tensor& query, const Tensor
   sum = relative_logits(with(factors, query, table), maybe(sum));
 }
 
-class RelativeLogitsBackward : public dispatcher::OperatorNode<RelativeLogitsBackward> {
- public:
-  static constexpr const char* label = "RelativeLogitsBackward";
+variable_list logits_gradient(const Gradients& gradients, const Factors& factors) {
+  variable_list result{Tensor(), Tensor(), gradients[0]};
+  if (!gradients.needs(0) && !gradients.needs(1)) return result;
+  const auto [of_query, of_table] =
+      relative_logits_backward(gradients[0], factors, gradients.needs(0), gradients.needs(1));
+  if (gradients.needs(0)) result[0] = of_query;
+  if (gradients.needs(1)) result[1] = of_table;
+  return result;
+}
 
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    factors.members(visit);
+/// `has_query`, `has_table`: whether relative_logits_backward computed these results.
+variable_list backward_gradient(const Gradients& gradients, const Tensor& gradient,
+                                const Factors& given, bool has_query, bool has_table) {
+  const Tensor of_query = has_query ? gradients[0] : Tensor(),
+               of_table = has_table ? gradients[1] : Tensor();
+  variable_list result(3);
+  if (gradients.needs(0)) {
+    add_derived(result[0], given, of_query, given.table);
+    add_derived(result[0], given, given.query, of_table);
   }
-
-  variable_list backward(variable_list&& gradients) {
-    const Tensor& gradient = gradients[0];
-    variable_list result{Tensor(), Tensor(), gradient};
-    if (!gradient.defined() || !(needs(0) || needs(1))) return result;
-    const auto [of_query, of_table] =
-        relative_logits_backward(gradient, factors.unpack(), needs(0), needs(1));
-    if (needs(0)) result[0] = of_query;
-    if (needs(1)) result[1] = of_table;
-    return result;
+  if (gradients.needs(1) && of_table.defined()) {
+    const Factors changed = with(given, given.query, of_table);
+    result[1] = std::get<0>(relative_logits_backward(gradient, changed, true, false));
   }
-
-  dispatcher::SavedCall<Factors> factors;
-};
-
-/// Gradient of relative_logits_backward.
-class RelativeLogitsBackwardBackward
-    : public dispatcher::OperatorNode<RelativeLogitsBackwardBackward> {
- public:
-  static constexpr const char* label = "RelativeLogitsBackwardBackward";
-
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    visit(gradient);
-    factors.members(visit);
-    visit(has_query);
-    visit(has_table);
+  if (gradients.needs(2) && of_query.defined()) {
+    const Factors changed = with(given, of_query, given.table);
+    result[2] = std::get<1>(relative_logits_backward(gradient, changed, false, true));
   }
-
-  variable_list backward(variable_list&& gradients) {
-    const Tensor of_query = has_query ? gradients[0] : Tensor(),
-                 of_table = has_table ? gradients[1] : Tensor();
-    variable_list result(3);
-    const Tensor g = gradient.unpack();
-    const Factors given = factors.unpack();
-    if (needs(0)) {
-      add_derived(result[0], given, of_query, given.table);
-      add_derived(result[0], given, given.query, of_table);
-    }
-    if (needs(1) && of_table.defined()) {
-      const Factors changed = with(given, given.query, of_table);
-      result[1] = std::get<0>(relative_logits_backward(g, changed, true, false));
-    }
-    if (needs(2) && of_query.defined()) {
-      const Factors changed = with(given, of_query, given.table);
-      result[2] = std::get<1>(relative_logits_backward(g, changed, false, true));
-    }
-    return result;
-  }
-
-  dispatcher::SavedVariable gradient;
-  dispatcher::SavedCall<Factors> factors;
-  bool has_query = true, has_table = true;  // results that were computed
-};
+  return result;
+}
 
 Tensor logits_autograd(const Factors& factors, const MaybeTensor& scores) {
   const auto& [query, table, rows, scale, by_key] = factors;
-  auto node = dispatcher::node_for<RelativeLogitsBackward>(query, table, scores.value_or(Tensor()));
-  if (node) node->factors.save(factors);
+  using Node = dispatcher::FunctionNode<relative_logits, logits_gradient>;
+  auto node = dispatcher::node_for<Node>(query, table, scores.value_or(Tensor()));
+  if (node) node->save(factors);
   Tensor output = dispatcher::below_autograd([&] { return relative_logits(factors, scores); });
   if (node) torch::autograd::set_history(output, node);
   Tensor direction = scores.has_value() ? dispatcher::copied_tangent(*scores) : Tensor();
@@ -600,14 +568,9 @@ void set_backward_tangents(const Tensor& gradient, const Factors& factors, const
 
 Two backward_autograd(const Tensor& gradient, const Factors& factors, bool query_gradient,
                       bool table_gradient) {
-  auto node =
-      dispatcher::node_for<RelativeLogitsBackwardBackward>(gradient, factors.query, factors.table);
-  if (node) {
-    node->gradient = dispatcher::save(gradient);
-    node->factors.save(factors);
-    node->has_query = query_gradient;
-    node->has_table = table_gradient;
-  }
+  using Node = dispatcher::FunctionNode<relative_logits_backward, backward_gradient>;
+  auto node = dispatcher::node_for<Node>(gradient, factors.query, factors.table);
+  if (node) node->save(gradient, factors, query_gradient, table_gradient);
   const Two results = dispatcher::below_autograd(
       [&] { return relative_logits_backward(gradient, factors, query_gradient, table_gradient); });
   if (node) {

@@ -8,14 +8,12 @@
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
 
-#include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
+#include "dispatcher/linear.h"
 #include "dispatcher/memory_checks.h"
-#include "dispatcher/saved_call.h"
 #include "dispatcher/schema.h"
-#include "dispatcher/tangent.h"
 #include "posembed/rotary.h"
 #include "rotary/rotary.h"
 #include "rotary/rotary_checks.h"
@@ -298,10 +296,8 @@ void sum_gradient(const Tensor& gradient, const Tensor& query, const Rotation& r
 // gradients; both are linear in each argument and each other's derivative. Rotated tensors are
 // saved only if frequencies need a gradient.
 
-using dispatcher::SavedVariable;
+using dispatcher::Gradients;
 using dispatcher::variable_list;
-
-using SavedRotation = dispatcher::SavedCall<Rotation>;
 
 /// The transpose of a rotation: a rotation by minus the angle, times the same factor.
 Rotation transposed(Rotation rotation) {
@@ -322,114 +318,60 @@ Rotation with_text(Rotation rotation, Text spec) {
   return rotation;
 }
 
-/// Gradient of rotary and of rotary_pair.
-class RotaryBackward : public dispatcher::OperatorNode<RotaryBackward> {
- public:
-  static constexpr const char* label = "RotaryBackward";
-
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    rotation.members(visit);
-    visit(query);
-    visit(key);
-  }
-
-  /// Takes a gradient for each rotated tensor; returns one more, that of frequencies.
-  variable_list backward(variable_list&& gradients) {
-    const Rotation forward = rotation.unpack(), back = transposed(forward);
-    const size_t count = gradients.size();
-    if (count == 2 && gradients[0].defined() && gradients[1].defined()) {
-      std::tie(gradients[0], gradients[1]) = rotary_pair(gradients[0], gradients[1], back);
-    } else {
-      if (gradients[0].defined()) gradients[0] = rotary(gradients[0], back);
-      if (count == 2 && gradients[1].defined()) {
-        const std::string spec = text_of_key(forward);
-        gradients[1] = rotary(gradients[1], with_text(back, spec));
-      }
+/// Gradients of the rotated tensors of rotary and rotary_pair, then that of frequencies, for which
+/// alone `query` and `key` are saved.
+variable_list rotated_gradient(const Gradients& gradients, const Rotation& forward,
+                               const Tensor& query, const Tensor& key) {
+  const Rotation back = transposed(forward);
+  const size_t count = gradients.size();
+  variable_list result(count + 1);
+  if (count == 2 && gradients[0].defined() && gradients[1].defined()) {
+    std::tie(result[0], result[1]) = rotary_pair(gradients[0], gradients[1], back);
+  } else {
+    if (gradients[0].defined()) result[0] = rotary(gradients[0], back);
+    if (count == 2 && gradients[1].defined()) {
+      const std::string spec = text_of_key(forward);
+      result[1] = rotary(gradients[1], with_text(back, spec));
     }
-    gradients.emplace_back();
-    if (!needs(count)) return std::move(gradients);
-    const SavedVariable* const rotated[] = {&query, &key};
-    for (size_t i = 0; i < count; ++i) {
-      if (!gradients[i].defined()) continue;
-      const Tensor part =
-          rotary_frequencies_backward(gradients[i], *dispatcher::unpack(*rotated[i]), forward);
-      gradients[count] = dispatcher::accumulate(gradients[count], part);
-    }
-    return std::move(gradients);
   }
-
-  SavedRotation rotation;
-  SavedVariable query, key;  // saved if frequencies need a gradient
-};
-
-/// Gradient of rotary_tangent.
-class RotaryTangentBackward : public dispatcher::OperatorNode<RotaryTangentBackward> {
- public:
-  static constexpr const char* label = "RotaryTangentBackward";
-
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    rotation.members(visit);
-    visit(rotated);
+  if (!gradients.needs(count)) return result;
+  for (size_t i = 0; i < count; ++i) {
+    if (!result[i].defined()) continue;
+    const Tensor part = rotary_frequencies_backward(result[i], i == 0 ? query : key, forward);
+    result[count] = dispatcher::accumulate(result[count], part);
   }
+  return result;
+}
 
-  variable_list backward(variable_list&& gradients) {
-    const Tensor& gradient = gradients[0];
-    if (!gradient.defined()) return {Tensor(), Tensor()};
-    const Rotation forward = rotation.unpack();
-    variable_list result(2);
-    if (needs(0)) result[0] = rotary_tangent(gradient, transposed(forward));
-    if (needs(1)) {
-      result[1] = rotary_frequencies_backward(gradient, *dispatcher::unpack(rotated), forward);
-    }
-    return result;
+/// `rotated` is saved for the frequencies' gradient.
+variable_list tangent_gradient(const Gradients& gradients, const Rotation& forward,
+                               const Tensor& rotated) {
+  variable_list result(2);
+  if (gradients.needs(0)) result[0] = rotary_tangent(gradients[0], transposed(forward));
+  if (gradients.needs(1)) {
+    result[1] = rotary_frequencies_backward(gradients[0], rotated, forward);
   }
+  return result;
+}
 
-  SavedRotation rotation;
-  SavedVariable rotated;
-};
-
-/// Gradient of rotary_frequencies_backward.
-class RotaryFrequenciesBackwardBackward
-    : public dispatcher::OperatorNode<RotaryFrequenciesBackwardBackward> {
- public:
-  static constexpr const char* label = "RotaryFrequenciesBackwardBackward";
-
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    rotation.members(visit);
-    visit(gradient);
-    visit(query);
-  }
-
-  variable_list backward(variable_list&& gradients) {
-    if (!gradients[0].defined()) return {Tensor(), Tensor()};
-    const Rotation tangent_call = with_frequencies(rotation.unpack(), gradients[0]);
-    variable_list result(2);
-    if (needs(0)) {
-      result[0] = rotary_tangent(*dispatcher::unpack(query), tangent_call);
-    }
-    if (needs(1)) {
-      result[1] = rotary_tangent(*dispatcher::unpack(gradient), transposed(tangent_call));
-    }
-    return result;
-  }
-
-  SavedRotation rotation;
-  SavedVariable gradient, query;
-};
+variable_list frequencies_gradient(const Gradients& gradients, const Rotation& rotation,
+                                   const Tensor& gradient, const Tensor& query) {
+  const Rotation tangent_call = with_frequencies(rotation, gradients[0]);
+  variable_list result(2);
+  if (gradients.needs(0)) result[0] = rotary_tangent(query, tangent_call);
+  if (gradients.needs(1)) result[1] = rotary_tangent(gradient, transposed(tangent_call));
+  return result;
+}
 
 /// The node of a rotation. Saves the rotated tensors only for the gradient of frequencies.
-template <typename... Keys>
-auto backward_node(const Rotation& rotation, const Tensor& query, const Keys&... key) {
-  auto node = dispatcher::node_for<RotaryBackward>(query, key..., rotation.call.frequencies());
+auto backward_node(const Rotation& rotation, const Tensor& query, const Tensor& key = {}) {
+  using Node = dispatcher::FunctionNode<rotary, rotated_gradient>;
+  const MaybeTensor& frequencies = rotation.call.frequencies();
+  auto node = key.defined() ? dispatcher::node_for<Node>(query, key, frequencies)
+                            : dispatcher::node_for<Node>(query, frequencies);
   if (node) {
-    node->rotation.save(rotation);
-    if (rotation.call.frequencies().has_value() && rotation.call.frequencies()->requires_grad()) {
-      node->query = dispatcher::save(query);
-      ((node->key = dispatcher::save(key)), ...);
-    }
+    const bool keeps = frequencies.has_value() && frequencies->requires_grad();
+    node->save(rotation, keeps ? query : Tensor(), keeps ? key : Tensor());
   }
   return node;
 }
@@ -486,11 +428,9 @@ std::tuple<Tensor, Tensor> pair_autograd(const Tensor& query, const Tensor& key,
 }
 
 Tensor tangent_autograd(const Tensor& rotated, const Rotation& rotation) {
-  auto node = dispatcher::node_for<RotaryTangentBackward>(rotated, rotation.call.frequencies());
-  if (node) {
-    node->rotation.save(rotation);
-    node->rotated = dispatcher::save(rotated);
-  }
+  using Node = dispatcher::FunctionNode<rotary_tangent, tangent_gradient>;
+  auto node = dispatcher::node_for<Node>(rotated, rotation.call.frequencies());
+  if (node) node->save(rotation, rotated);
   const Tensor direction = rotation.call.frequencies().value_or(Tensor());
   return dispatcher::bilinear(
       node, rotated, direction, [&](const Tensor& in, const Tensor& tangent) {
@@ -501,12 +441,9 @@ Tensor tangent_autograd(const Tensor& rotated, const Rotation& rotation) {
 
 Tensor frequencies_backward_autograd(const Tensor& gradient, const Tensor& query,
                                      const Rotation& rotation) {
-  auto node = dispatcher::node_for<RotaryFrequenciesBackwardBackward>(gradient, query);
-  if (node) {
-    node->rotation.save(rotation);
-    node->gradient = dispatcher::save(gradient);
-    node->query = dispatcher::save(query);
-  }
+  using Node = dispatcher::FunctionNode<rotary_frequencies_backward, frequencies_gradient>;
+  auto node = dispatcher::node_for<Node>(gradient, query);
+  if (node) node->save(rotation, gradient, query);
   // Only the dtype of the frequencies matters.
   const Rotation plain = with_frequencies(rotation, primal(rotation.call.frequencies()));
   return dispatcher::bilinear(node, gradient, query,

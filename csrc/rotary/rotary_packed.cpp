@@ -8,12 +8,10 @@
 #include <optional>
 #include <utility>
 
-#include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
+#include "dispatcher/linear.h"
 #include "dispatcher/memory_checks.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/saved_call.h"
-#include "dispatcher/tangent.h"
 #include "rotary/rotary_checks.h"
 #include "rotary/rotary_operator.h"
 #include "rotary/rotary_specification.h"
@@ -158,26 +156,17 @@ void packed_backward(const Tensor& query, const Tensor& key, const Tensor& value
 
 // -------------------------------------------------------------------------------- derivatives
 
-template <typename Derived>
-class PackedNode : public dispatcher::OperatorNode<Derived> {
- public:
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    saved.members(visit);
-  }
+using dispatcher::FunctionNode;
+using dispatcher::Gradients;
+using dispatcher::variable_list;
 
-  /// The transpose of the saved rotation.
-  PackedRotation transposed() const {
-    PackedRotation call = saved.unpack();
-    call.rotation.transpose = !call.rotation.transpose;
-    return call;
-  }
-
-  dispatcher::SavedCall<PackedRotation> saved;
-};
+PackedRotation transposed(PackedRotation call) {
+  call.rotation.transpose = !call.rotation.transpose;
+  return call;
+}
 
 /// rotary_packed_backward with zeros for gradients that are undefined; undefined if all are.
-Tensor joined(dispatcher::variable_list gradients, const PackedRotation& call) {
+Tensor joined(variable_list gradients, const PackedRotation& call) {
   const auto given = std::find_if(gradients.begin(), gradients.end(),
                                   [](const Tensor& gradient) { return gradient.defined(); });
   if (given == gradients.end()) return {};
@@ -192,27 +181,18 @@ Tensor joined(dispatcher::variable_list gradients, const PackedRotation& call) {
 }
 
 /// Gradient of rotary_packed_pair, or of rotary_packed, which adds the value.
-class RotaryPackedBackward : public PackedNode<RotaryPackedBackward> {
- public:
-  static constexpr const char* label = "RotaryPackedBackward";
+variable_list packed_gradient(const Gradients& gradients, const PackedRotation& call) {
+  variable_list parts(3);
+  for (size_t i = 0; i < gradients.size(); ++i) parts[i] = gradients[i];
+  return {joined(std::move(parts), transposed(call))};
+}
 
-  dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
-    gradients.resize(3);
-    return {joined(std::move(gradients), transposed())};
-  }
-};
+using PackedNode = FunctionNode<rotary_packed, packed_gradient>;
 
-/// Gradient of rotary_packed_backward.
-class RotaryPackedBackwardBackward : public PackedNode<RotaryPackedBackwardBackward> {
- public:
-  static constexpr const char* label = "RotaryPackedBackwardBackward";
-
-  dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
-    if (!gradients[0].defined()) return dispatcher::variable_list(3);
-    const auto [query, key, value] = rotary_packed(gradients[0], transposed());
-    return {query, key, value};
-  }
-};
+variable_list joined_gradient(const Gradients& gradients, const PackedRotation& call) {
+  const auto [query, key, value] = rotary_packed(gradients[0], transposed(call));
+  return {query, key, value};
+}
 
 /// Tangents and frequencies that learn take the way of separate tensors.
 Two packed_pair_autograd(const Tensor& qkv, const PackedRotation& call) {
@@ -223,10 +203,10 @@ Two packed_pair_autograd(const Tensor& qkv, const PackedRotation& call) {
     const auto [query, key, value] = parts_of(qkv, call);
     return rotary_pair(laid_out(query, call), laid_out(key, call), call.rotation);
   }
-  auto node = dispatcher::node_for<RotaryPackedBackward>(qkv);
+  auto node = dispatcher::node_for<PackedNode>(qkv);
   Two results = dispatcher::below_autograd([&] { return rotary_packed_pair(qkv, call); });
   if (node) {
-    node->saved.save(call);
+    node->save(call);
     torch::autograd::set_history(std::get<0>(results), node);
     torch::autograd::set_history(std::get<1>(results), node);
   }
@@ -238,7 +218,7 @@ Two packed_pair_autograd(const Tensor& qkv, const PackedRotation& call) {
 Three packed(const Tensor& qkv, const PackedRotation& call) {
   const auto [query, key] = rotary_packed_pair(qkv, call);
   const auto node = query.grad_fn();
-  const bool takes_value = dynamic_cast<RotaryPackedBackward*>(node.get()) != nullptr;
+  const bool takes_value = dynamic_cast<PackedNode*>(node.get()) != nullptr;
   std::optional<at::AutoDispatchBelowAutograd> only_tracked_as_view;
   if (takes_value) only_tracked_as_view.emplace();
   const Tensor value = laid_out(std::get<2>(parts_of(qkv, call)), call);
@@ -248,10 +228,11 @@ Three packed(const Tensor& qkv, const PackedRotation& call) {
 
 Tensor packed_backward_autograd(const Tensor& query, const Tensor& key, const Tensor& value,
                                 const PackedRotation& call) {
-  auto node = dispatcher::node_for<RotaryPackedBackwardBackward>(query, key, value);
+  using Node = FunctionNode<rotary_packed_backward, joined_gradient>;
+  auto node = dispatcher::node_for<Node>(query, key, value);
   Tensor packed =
       dispatcher::below_autograd([&] { return rotary_packed_backward(query, key, value, call); });
-  if (node) node->saved.save(call);
+  if (node) node->save(call);
   if (node) torch::autograd::set_history(packed, node);
   using dispatcher::tangent;
   dispatcher::set_tangent(packed, joined({tangent(query), tangent(key), tangent(value)}, call));

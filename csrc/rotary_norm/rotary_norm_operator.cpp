@@ -18,14 +18,12 @@
 #include <vector>
 
 #include "dispatcher/autocast.h"
-#include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
+#include "dispatcher/linear.h"
 #include "dispatcher/memory_checks.h"
-#include "dispatcher/saved_call.h"
 #include "dispatcher/schema.h"
-#include "dispatcher/tangent.h"
 #include "dispatcher/tensors.h"
 #include "rotary/rotary_checks.h"
 #include "rotary_norm/rotary_norm.h"
@@ -539,40 +537,26 @@ bool tables_require_grad(const Call& call) {
 
 // ------------------------------------------------------------------------ by the fused kernels
 
-class NormRotaryBackward : public dispatcher::OperatorNode<NormRotaryBackward> {
- public:
-  static constexpr const char* label = "NormRotaryBackward";
-
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    call.members(visit);
-    visit(query_rstd);
-    visit(key_rstd);
+/// `query_rstd`, `key_rstd`: saved unless the call is general.
+dispatcher::variable_list fused_gradient(const dispatcher::Gradients& gradients,
+                                         const Call& forward, const Tensor& query_rstd,
+                                         const Tensor& key_rstd) {
+  const auto or_zeros = [](const Tensor& gradient, const Tensor& like) {
+    return gradient.defined() ? gradient : at::zeros_like(like);
+  };
+  const Tensor query_gradient = or_zeros(gradients[0], forward.query);
+  const Tensor key_gradient = or_zeros(gradients[1], forward.key);
+  if (is_general(forward)) {
+    const Gradients query = backward_chain(forward, query_of(forward), query_gradient);
+    const Gradients key = backward_chain(forward, key_of(forward), key_gradient);
+    return {query.rows, key.rows, query.weight, key.weight, query.bias, key.bias};
   }
-
-  dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
-    if (!gradients[0].defined() && !gradients[1].defined()) return dispatcher::variable_list(6);
-    const Call forward = call.unpack();
-    const auto or_zeros = [](const Tensor& gradient, const Tensor& like) {
-      return gradient.defined() ? gradient : at::zeros_like(like);
-    };
-    const Tensor query_gradient = or_zeros(gradients[0], forward.query);
-    const Tensor key_gradient = or_zeros(gradients[1], forward.key);
-    if (is_general(forward)) {
-      const Gradients query = backward_chain(forward, query_of(forward), query_gradient);
-      const Gradients key = backward_chain(forward, key_of(forward), key_gradient);
-      return {query.rows, key.rows, query.weight, key.weight, query.bias, key.bias};
-    }
-    auto [query, key, query_weight, key_weight] = norm_rotary_backward(
-        query_gradient, key_gradient, query_rstd.unpack(), key_rstd.unpack(), forward);
-    if (!forward.query_weight.has_value()) query_weight = Tensor();
-    if (!forward.key_weight.has_value()) key_weight = Tensor();
-    return {query, key, query_weight, key_weight, Tensor(), Tensor()};
-  }
-
-  dispatcher::SavedCall<Call> call;
-  dispatcher::SavedVariable query_rstd, key_rstd;  // unless the call is general
-};
+  auto [query, key, query_weight, key_weight] =
+      norm_rotary_backward(query_gradient, key_gradient, query_rstd, key_rstd, forward);
+  if (!forward.query_weight.has_value()) query_weight = Tensor();
+  if (!forward.key_weight.has_value()) key_weight = Tensor();
+  return {query, key, query_weight, key_weight, Tensor(), Tensor()};
+}
 
 bool requires_grad(const Call& call) {
   const NormRotaryCall& options = call.options;
@@ -583,11 +567,9 @@ bool requires_grad(const Call& call) {
 
 auto backward_node(const Call& call) {
   const NormRotaryCall& options = call.options;
-  auto node = dispatcher::node_for<NormRotaryBackward>(call.query, call.key, call.query_weight,
-                                                       call.key_weight, options.query_bias(),
-                                                       options.key_bias());
-  if (node) node->call.save(call);
-  return node;
+  using Node = dispatcher::FunctionNode<norm_rotary, fused_gradient>;
+  return dispatcher::node_for<Node>(call.query, call.key, call.query_weight, call.key_weight,
+                                    options.query_bias(), options.key_bias());
 }
 
 /// A separate operator also for autograd: an outer torch.func transform differentiates this call.
@@ -599,8 +581,7 @@ Four forward_autograd(const Call& call) {
   if (has_tangent(call)) {
     std::tie(query, key) = forward_chain(call);
   } else if (node) {
-    node->query_rstd = dispatcher::save(query_rstd);
-    node->key_rstd = dispatcher::save(key_rstd);
+    node->save(call, query_rstd, key_rstd);
     torch::autograd::set_history(query, node);
     torch::autograd::set_history(key, node);
   }
@@ -613,6 +594,7 @@ Two general_autograd(const Call& call) {
   auto node = backward_node(call);
   Two outputs = dispatcher::below_autograd([&] { return norm_rotary(call); });
   if (node) {
+    node->save(call, Tensor(), Tensor());
     torch::autograd::set_history(std::get<0>(outputs), node);
     torch::autograd::set_history(std::get<1>(outputs), node);
   }

@@ -9,13 +9,11 @@
 #include <optional>
 #include <utility>
 
-#include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
+#include "dispatcher/linear.h"
 #include "dispatcher/memory_checks.h"
-#include "dispatcher/saved_call.h"
 #include "dispatcher/schema.h"
-#include "dispatcher/tangent.h"
 #include "rotary/rotary_checks.h"
 
 namespace posembed::rotary_tables {
@@ -270,7 +268,7 @@ namespace {
 // is rotated by the transpose, and in the tables, whose gradient is composed of torch's operators.
 // Rotated tensors are saved only if tables need a gradient.
 
-using dispatcher::SavedVariable;
+using dispatcher::Gradients;
 using dispatcher::variable_list;
 using MaybeTensor = std::optional<Tensor>;
 
@@ -351,69 +349,42 @@ std::pair<Tensor, Tensor> gradients_of_tables(const TableGradients& sums, const 
 
 // -------------------------------------------------------------------------------------------- node
 
-/// Gradient of rotary_tables and of rotary_tables_pair.
-class RotaryTablesBackward : public dispatcher::OperatorNode<RotaryTablesBackward> {
- public:
-  static constexpr const char* label = "RotaryTablesBackward";
-
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    call.members(visit);
-    visit(query);
-    visit(key);
-  }
-
-  /// Takes a gradient for each rotated tensor; returns two more, those of cos and sin.
-  variable_list backward(variable_list&& gradients) {
-    const TableRotation rotation = call.unpack();
-    const size_t count = gradients.size();
-    variable_list result(count + 2);
-    if (needs(count) || needs(count + 1)) {
-      const SavedVariable* const rotated[] = {&query, &key};
-      TableGradients sums;
-      for (size_t i = 0; i < count; ++i) {
-        if (!gradients[i].defined()) continue;
-        const TableGradients own =
-            table_gradients(gradients[i], *dispatcher::unpack(*rotated[i]), rotation);
-        sums = {dispatcher::accumulate(sums.cosine, own.cosine),
-                dispatcher::accumulate(sums.sine, own.sine)};
-      }
-      if (sums.cosine.defined()) {
-        std::tie(result[count], result[count + 1]) =
-            gradients_of_tables(sums, rotation.tables.cos());
-      }
+/// Gradients of the rotated tensors of rotary_tables and rotary_tables_pair, then those of cos and
+/// sin, for which alone `query` and `key` are saved.
+variable_list rotated_gradient(const Gradients& gradients, const TableRotation& rotation,
+                               const Tensor& query, const Tensor& key) {
+  const size_t count = gradients.size();
+  variable_list result(count + 2);
+  if (gradients.needs(count) || gradients.needs(count + 1)) {
+    TableGradients sums;
+    for (size_t i = 0; i < count; ++i) {
+      if (!gradients[i].defined()) continue;
+      const TableGradients own = table_gradients(gradients[i], i == 0 ? query : key, rotation);
+      sums = {dispatcher::accumulate(sums.cosine, own.cosine),
+              dispatcher::accumulate(sums.sine, own.sine)};
     }
-    rotate_back(gradients, transposed(rotation), &result);
+    std::tie(result[count], result[count + 1]) = gradients_of_tables(sums, rotation.tables.cos());
+  }
+  const TableRotation back = transposed(rotation);
+  if (count == 2 && gradients[0].defined() && gradients[1].defined()) {
+    std::tie(result[0], result[1]) = rotary_tables_pair(gradients[0], gradients[1], back);
     return result;
   }
-
-  dispatcher::SavedCall<TableRotation> call;
-  SavedVariable query, key;  // saved if tables need a gradient
-
- private:
-  void rotate_back(const variable_list& gradients, const TableRotation& back,
-                   variable_list* result) const {
-    auto& out = *result;
-    if (gradients.size() == 2 && gradients[0].defined() && gradients[1].defined()) {
-      std::tie(out[0], out[1]) = rotary_tables_pair(gradients[0], gradients[1], back);
-      return;
-    }
-    for (size_t i = 0; i < gradients.size(); ++i) {
-      if (gradients[i].defined()) out[i] = rotary_tables(gradients[i], back);
-    }
+  for (size_t i = 0; i < count; ++i) {
+    if (gradients[i].defined()) result[i] = rotary_tables(gradients[i], back);
   }
-};
+  return result;
+}
 
-template <typename... Keys>
-auto backward_node(const TableRotation& rotation, const Tensor& query, const Keys&... key) {
-  const RotaryTables& tables = rotation.tables;
-  auto node = dispatcher::node_for<RotaryTablesBackward>(query, key..., tables.cos(), tables.sin());
+auto backward_node(const TableRotation& rotation, const Tensor& query, const Tensor& key = {}) {
+  using Node = dispatcher::FunctionNode<rotary_tables, rotated_gradient>;
+  const Tensor& cos = rotation.tables.cos();
+  const MaybeTensor& sin = rotation.tables.sin();
+  auto node = key.defined() ? dispatcher::node_for<Node>(query, key, cos, sin)
+                            : dispatcher::node_for<Node>(query, cos, sin);
   if (node) {
-    node->call.save(rotation);
-    if (torch::autograd::compute_requires_grad(tables.cos(), tables.sin())) {
-      node->query = dispatcher::save(query);
-      ((node->key = dispatcher::save(key)), ...);
-    }
+    const bool keeps = torch::autograd::compute_requires_grad(cos, sin);
+    node->save(rotation, keeps ? query : Tensor(), keeps ? key : Tensor());
   }
   return node;
 }

@@ -16,14 +16,12 @@
 #include <string>
 #include <vector>
 
-#include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
+#include "dispatcher/linear.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/saved_call.h"
 #include "dispatcher/schema.h"
-#include "dispatcher/tangent.h"
 #include "dispatcher/tensors.h"
 #include "sinusoidal/sinusoidal.h"
 #include "sinusoidal/sinusoidal_specification.h"
@@ -394,6 +392,7 @@ namespace {
 // derivative with respect to a position is again a sinusoid, a quarter turn ahead and times the
 // frequency: sinusoidal_encode of the next order. A learned scale multiplies it.
 
+using dispatcher::Gradients;
 using dispatcher::variable_list;
 
 Tensor derivative(Encoding encoding, at::ScalarType dtype) {
@@ -507,62 +506,33 @@ Tensor addition_tangent(const Addition& addition, const Tensor& x) {
   return tangents.size() == 1 ? tangents[0] : at::cat(tangents, -1);
 }
 
-/// Gradient of sinusoidal_add.
-class SinusoidalAddBackward : public dispatcher::OperatorNode<SinusoidalAddBackward> {
- public:
-  static constexpr const char* label = "SinusoidalAddBackward";
-
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    saved.members(visit);
-  }
-
-  variable_list backward(variable_list&& gradients) {
-    const Tensor& gradient = gradients[0];
-    variable_list result{gradient, Tensor(), Tensor()};
-    if (!gradient.defined() || !(needs(1) || needs(2))) return result;
-    const Addition addition = saved.unpack();  // once: checkpointing forbids a second unpack
-    const SpecificationPointer spec = specification(addition.spec);
-    std::vector<Tensor> of_axis(std::max<size_t>(1, spec->parts.size()));
-    for (const Block& block : blocks_of(addition, gradient, *spec)) {
-      const Tensor columns = block.columns(gradient);
-      if (needs(1)) of_axis[block.axis] = position_gradient(columns, block.encoding());
-      if (needs(2)) {
-        result[2] = dispatcher::accumulate(result[2], scale_gradient(columns, block.encoding()));
-      }
+/// `addition` is empty if only x needs a gradient.
+variable_list add_gradient(const Gradients& gradients, const Addition& addition) {
+  const bool positions = gradients.needs(1), factor = gradients.needs(2);
+  variable_list result{gradients[0], Tensor(), Tensor()};
+  if (!positions && !factor) return result;
+  const SpecificationPointer spec = specification(addition.spec);
+  std::vector<Tensor> of_axis(std::max<size_t>(1, spec->parts.size()));
+  for (const Block& block : blocks_of(addition, gradients[0], *spec)) {
+    const Tensor columns = block.columns(gradients[0]);
+    if (positions) of_axis[block.axis] = position_gradient(columns, block.encoding());
+    if (factor) {
+      result[2] = dispatcher::accumulate(result[2], scale_gradient(columns, block.encoding()));
     }
-    if (needs(1)) result[1] = spec->parts.empty() ? of_axis[0] : at::stack(of_axis);
-    if (needs(2)) result[2] = result[2].to(addition.scale->scalar_type());
-    return result;
   }
+  if (positions) result[1] = spec->parts.empty() ? of_axis[0] : at::stack(of_axis);
+  if (factor) result[2] = result[2].to(addition.scale->scalar_type());
+  return result;
+}
 
-  dispatcher::SavedCall<Addition> saved;  // empty if only x needs a gradient
-};
-
-/// Gradient of sinusoidal_encode.
-class SinusoidalEncodeBackward : public dispatcher::OperatorNode<SinusoidalEncodeBackward> {
- public:
-  static constexpr const char* label = "SinusoidalEncodeBackward";
-
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    saved.members(visit);
+variable_list encode_gradient(const Gradients& gradients, const Encoding& encoded) {
+  variable_list result(2);
+  if (gradients.needs(0)) result[0] = position_gradient(gradients[0], encoded);
+  if (gradients.needs(1)) {
+    result[1] = scale_gradient(gradients[0], encoded).to(encoded.scale->scalar_type());
   }
-
-  variable_list backward(variable_list&& gradients) {
-    const Tensor& gradient = gradients[0];
-    variable_list result(2);
-    if (!gradient.defined()) return result;
-    const Encoding encoded = saved.unpack();
-    if (needs(0)) result[0] = position_gradient(gradient, encoded);
-    if (needs(1)) {
-      result[1] = scale_gradient(gradient, encoded).to(encoded.scale->scalar_type());
-    }
-    return result;
-  }
-
-  dispatcher::SavedCall<Encoding> saved;
-};
+  return result;
+}
 
 bool requires_grad(const MaybeTensor& tensor) {
   return tensor.has_value() && tensor->requires_grad();
@@ -571,9 +541,10 @@ bool requires_grad(const MaybeTensor& tensor) {
 Tensor add_autograd(const Tensor& x, const Addition& addition) {
   const Tensor positions = addition.positions.value_or(Tensor()),
                factor = addition.scale.value_or(Tensor());
-  auto node = dispatcher::node_for<SinusoidalAddBackward>(x, positions, factor);
+  using Node = dispatcher::FunctionNode<sinusoidal_add, add_gradient>;
+  auto node = dispatcher::node_for<Node>(x, positions, factor);
   if (node && (requires_grad(addition.positions) || requires_grad(addition.scale))) {
-    node->saved.save(addition);
+    node->save(addition);
   }
   Tensor output = dispatcher::below_autograd([&] { return sinusoidal_add(x, addition); });
   if (node) torch::autograd::set_history(output, node);
@@ -587,9 +558,9 @@ Tensor add_autograd(const Tensor& x, const Addition& addition) {
 }
 
 Tensor encode_autograd(const Encoding& encoding, MaybeType dtype) {
-  auto node = dispatcher::node_for<SinusoidalEncodeBackward>(encoding.positions,
-                                                             encoding.scale.value_or(Tensor()));
-  if (node) node->saved.save(encoding);
+  using Node = dispatcher::FunctionNode<sinusoidal_encode, encode_gradient>;
+  auto node = dispatcher::node_for<Node>(encoding.positions, encoding.scale.value_or(Tensor()));
+  if (node) node->save(encoding);
   Tensor output = dispatcher::below_autograd([&] { return sinusoidal_encode(encoding, dtype); });
   if (node) torch::autograd::set_history(output, node);
   dispatcher::set_tangent(output, encoding_tangent(encoding, output.scalar_type()));

@@ -8,8 +8,7 @@
 #include <tuple>
 #include <vector>
 
-#include "dispatcher/autograd.h"
-#include "dispatcher/tangent.h"
+#include "dispatcher/linear.h"
 #include "token/token.h"
 
 namespace posembed::token {
@@ -61,25 +60,18 @@ void sum_repeated(const RowTargets& destinations);
 inline constexpr const char* no_second_derivative =
     "posembed: gradient='rows' has no second derivative; use gradient='dense'";
 
-/// A node that throws when it runs; Derived provides its label.
-template <typename Derived>
-class RowsNode : public dispatcher::OperatorNode<Derived> {
- public:
-  template <typename Visitor>
-  void members(Visitor&) {}
+inline dispatcher::variable_list refuse_rows(const dispatcher::Gradients&) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, no_second_derivative);
+}
 
-  dispatcher::variable_list backward(dispatcher::variable_list&&) {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, no_second_derivative);
-  }
-};
-
-/// Calls `function`, which returns row ids and rows, and gives the rows that node.
-template <typename Node, typename Function, typename... Inputs>
+/// Calls `function`, which calls `op`, and gives the rows that it returns beside their ids a node
+/// that throws when it runs.
+template <auto& op, typename Function, typename... Inputs>
 std::tuple<at::Tensor, at::Tensor> underived_rows(const Function& function,
                                                   const Inputs&... inputs) {
   TORCH_CHECK_NOT_IMPLEMENTED(!(dispatcher::tangent(inputs).defined() || ...),
                               no_second_derivative);
-  auto node = dispatcher::node_for<Node>(inputs...);
+  auto node = dispatcher::node_for<dispatcher::FunctionNode<op, refuse_rows>>(inputs...);
   std::tuple<at::Tensor, at::Tensor> outputs = dispatcher::below_autograd(function);
   if (node) torch::autograd::set_history(std::get<1>(outputs), node);
   return outputs;

@@ -22,15 +22,13 @@
 #include "core/brief.h"
 #include "core/index_range.h"
 #include "core/stream_bytes.h"
-#include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
+#include "dispatcher/linear.h"
 #include "dispatcher/output_memory.h"
 #include "dispatcher/parallel.h"
-#include "dispatcher/saved_call.h"
 #include "dispatcher/schema.h"
-#include "dispatcher/tangent.h"
 #include "dispatcher/tensors.h"
 #include "token/token.h"
 #include "token/token_backward.h"
@@ -467,51 +465,29 @@ void gather_both(const Tensor& weight, const Tensor& features, const Places& in,
   gather(features, rows, {0, 1.0, core::ErrorKind::slot, false, true}, out);
 }
 
-class FeaturesNode : public dispatcher::OperatorNode<FeaturesNode> {
- public:
-  static constexpr const char* label = "EmbeddingWithFeaturesBackward";
-
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    call.members(visit);
-    visit(num_embeddings);
-    visit(num_features);
-    visit(form);
+dispatcher::variable_list features_gradient(const dispatcher::Gradients& gradients,
+                                            const Places& in, const c10::SymInt& num_embeddings,
+                                            const c10::SymInt& num_features, Text form) {
+  dispatcher::variable_list found(2);
+  const Tensor rows = feature_rows(in.places);
+  // As in a part of a vocabulary, -1 is no row.
+  constexpr int64_t start = 0;
+  if (gradients.needs(0)) {
+    const Tensor ids = at::where(rows.eq(-1), in.ids.to(at::kLong), -1);
+    found[0] = table_gradient(gradients[0], num_embeddings,
+                              {ids, in.padding_idx, in.scale, false, start}, form);
   }
-
-  dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
-    const Tensor& gradient = gradients[0];
-    dispatcher::variable_list found(2);
-    if (!gradient.defined()) return found;
-    const Places in = call.unpack();
-    const Tensor rows = feature_rows(in.places);
-    // As in a part of a vocabulary, -1 is no row.
-    constexpr int64_t start = 0;
-    if (needs(0)) {
-      const Tensor ids = at::where(rows.eq(-1), in.ids.to(at::kLong), -1);
-      found[0] = table_gradient(gradient, num_embeddings,
-                                {ids, in.padding_idx, in.scale, false, start}, form);
-    }
-    if (needs(1)) {
-      found[1] = embedding_backward(gradient, num_features, {rows, -1, 1.0, false, start});
-    }
-    return found;
+  if (gradients.needs(1)) {
+    found[1] = embedding_backward(gradients[0], num_features, {rows, -1, 1.0, false, start});
   }
-
-  dispatcher::SavedCall<Places> call;
-  c10::SymInt num_embeddings, num_features;
-  std::string form;
-};
+  return found;
+}
 
 Tensor features_autograd(const Tensor& weight, const Tensor& features, const Places& in,
                          Text gradient) {
-  auto node = dispatcher::node_for<FeaturesNode>(weight, features);
-  if (node) {
-    node->call.save(in);
-    node->num_embeddings = weight.sym_size(0);
-    node->num_features = features.sym_size(0);
-    node->form = gradient;
-  }
+  using Node = dispatcher::FunctionNode<embedding_with_features, features_gradient>;
+  auto node = dispatcher::node_for<Node>(weight, features);
+  if (node) node->save(in, weight.sym_size(0), features.sym_size(0), gradient);
   const auto call = [&](const Tensor& table, const Tensor& others) {
     return embedding_with_features(table, others, in, gradient);
   };
@@ -544,36 +520,9 @@ namespace {
 // Derivatives of the token operators. Look-up and summing of rows are each other's transpose, so
 // each is the other's gradient, and only ids are saved.
 
-class EmbeddingNode : public dispatcher::OperatorNode<EmbeddingNode> {
- public:
-  static constexpr const char* label = "EmbeddingBackward";
-
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    ids.members(visit);
-    visit(num_embeddings);
-    visit(form);
-  }
-
-  dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
-    if (!gradients[0].defined()) return {Tensor()};
-    return {table_gradient(gradients[0], num_embeddings, ids.unpack(), form)};
-  }
-
-  dispatcher::SavedCall<Ids> ids;
-  c10::SymInt num_embeddings;
-  std::string form;
-};
-
-Tensor embedding_autograd(const Tensor& weight, const Ids& ids, Text gradient) {
-  auto node = dispatcher::node_for<EmbeddingNode>(weight);
-  if (node) {
-    node->ids.save(ids);
-    node->num_embeddings = weight.sym_size(0);
-    node->form = gradient;
-  }
-  return dispatcher::linear(node, weight,
-                            [&](const Tensor& table) { return embedding(table, ids, gradient); });
+Tensor embedding_transpose(const Tensor& gradient, const dispatcher::Shape& table, const Ids& ids,
+                           Text form) {
+  return table_gradient(gradient, table.sizes[0], ids, form);
 }
 
 /// The count of each id among the ids: [..., 1], in a dtype that can hold it. 1 for ids outside the
@@ -587,51 +536,24 @@ Tensor counts(const Ids& in, const c10::SymInt& num_embeddings, const Tensor& li
   return look_up(embedding_backward(ones, num_embeddings, plain), plain).clamp_min(1);
 }
 
-/// The gradient of embedding_backward: a look-up of the rows that it summed into.
-class EmbeddingBackwardNode : public dispatcher::OperatorNode<EmbeddingBackwardNode> {
- public:
-  static constexpr const char* label = "EmbeddingBackwardBackward";
-
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    ids.members(visit);
+/// A look-up of the rows that embedding_backward summed into.
+Tensor backward_transpose(const Tensor& table, const dispatcher::Shape&, const c10::SymInt&,
+                          const Ids& in) {
+  Ids plain = in;
+  plain.padding_idx = -1;
+  plain.scale_grad_by_freq = false;
+  Tensor rows = look_up(table, plain);
+  if (in.padding_idx >= 0) rows = rows.masked_fill(in.ids.eq(in.padding_idx).unsqueeze(-1), 0);
+  if (in.scale_grad_by_freq) {
+    rows = at::div(rows, counts(in, table.sym_size(0), table)).to(table.scalar_type());
   }
-
-  dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
-    const Tensor& table = gradients[0];
-    if (!table.defined()) return {Tensor()};
-    const Ids in = ids.unpack();
-    Ids plain = in;
-    plain.padding_idx = -1;
-    plain.scale_grad_by_freq = false;
-    Tensor rows = look_up(table, plain);
-    if (in.padding_idx >= 0) rows = rows.masked_fill(in.ids.eq(in.padding_idx).unsqueeze(-1), 0);
-    if (in.scale_grad_by_freq) {
-      rows = at::div(rows, counts(in, table.sym_size(0), table)).to(table.scalar_type());
-    }
-    return {rows};
-  }
-
-  dispatcher::SavedCall<Ids> ids;
-};
-
-Tensor backward_autograd(const Tensor& gradient, c10::SymInt num_embeddings, const Ids& ids) {
-  auto node = dispatcher::node_for<EmbeddingBackwardNode>(gradient);
-  if (node) node->ids.save(ids);
-  return dispatcher::linear(node, gradient, [&](const Tensor& rows) {
-    return embedding_backward(rows, num_embeddings, ids);
-  });
+  return rows;
 }
-
-class EmbeddingRowsBackward : public RowsNode<EmbeddingRowsBackward> {
- public:
-  static constexpr const char* label = "EmbeddingRowsBackward";
-};
 
 std::tuple<Tensor, Tensor> backward_rows_autograd(const Tensor& gradient,
                                                   c10::SymInt num_embeddings, const Ids& ids) {
   const auto call = [&] { return embedding_backward_rows(gradient, num_embeddings, ids); };
-  return underived_rows<EmbeddingRowsBackward>(call, gradient);
+  return underived_rows<embedding_backward_rows>(call, gradient);
 }
 
 }  // namespace
@@ -697,8 +619,8 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
   embedding_backward_rows.implement_sized_by_values<backward_rows>(m);
   embedding_with_features.implement<empty_rows_and_features, gather_both>(m);
   embedding_with_features.differentiate<features_autograd>(m);
-  embedding.differentiate<embedding_autograd>(m);
-  embedding_backward.differentiate<backward_autograd>(m);
+  dispatcher::differentiate_linear<embedding, embedding_transpose>(m);
+  dispatcher::differentiate_linear<embedding_backward, backward_transpose>(m);
   embedding_backward_rows.differentiate<backward_rows_autograd>(m);
 }
 

@@ -49,7 +49,7 @@ def permute_rotary_weight(
     """
     if to not in ("interleaved", "half_split"):
         raise ValueError(f"to: expected 'interleaved' or 'half_split', got {to!r}")
-    return _PERMUTE_WEIGHT(  # type: ignore[no-any-return]
+    return _PERMUTE_WEIGHT(
         weight,
         num_heads,
         to == "interleaved",

@@ -457,8 +457,8 @@ class RotaryEmbedding(Leaf, nn.Module):
             and self._parameters.get("frequencies", self) is None
         ):
             if key is None:
-                return ROTARY(query, self._text, positions, self.layout, offset)  # type: ignore[no-any-return]
-            return ROTARY_PAIR(query, key, self._text, positions, self.layout, offset)  # type: ignore[no-any-return]
+                return ROTARY(query, self._text, positions, self.layout, offset)
+            return ROTARY_PAIR(query, key, self._text, positions, self.layout, offset)
         if seq_len is not None:
             self._check_length(seq_len, query, positions, offset, cu_seqlens)
         text = self._text if seq_len is None else self._with_heads(self._text_for(seq_len))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,12 +22,10 @@ _ALIBI_POSITIONS = gated(torch.ops.posembed.alibi_positions.default)
 _ALIBI_SCALED_SLOPES = gated(torch.ops.posembed.alibi_scaled_slopes.default)
 _ALIBI_SLOPES = gated(torch.ops.posembed.alibi_slopes.default)
 _ALIBI_BIAS = gated(torch.ops.posembed.alibi_bias.default)
-_ON_SCORES = {
-    "alibi_add": gated(torch.ops.posembed.alibi_add.default),
-    "alibi_add_": gated(torch.ops.posembed.alibi_add_.default),
-    "alibi_softmax": gated(torch.ops.posembed.alibi_softmax.default),
-    "alibi_softmax_": gated(torch.ops.posembed.alibi_softmax_.default),
-}
+_ALIBI_ADD = gated(torch.ops.posembed.alibi_add.default)
+_ALIBI_ADD_ = gated(torch.ops.posembed.alibi_add_.default)
+_ALIBI_SOFTMAX = gated(torch.ops.posembed.alibi_softmax.default)
+_ALIBI_SOFTMAX_ = gated(torch.ops.posembed.alibi_softmax_.default)
 
 
 def score_options(
@@ -54,12 +52,16 @@ def score_options(
 
 
 def on_scores(
-    name: str, scores: Tensor, slopes: Tensor, scale: float, options: tuple[Any, ...]
-) -> Any:
+    operator: Callable[..., Tensor],
+    scores: Tensor,
+    slopes: Tensor,
+    scale: float,
+    options: tuple[Any, ...],
+) -> Tensor:
     """Calls an operator on scores, with the last arguments of :func:`score_options`."""
     if any_sharded(scores, slopes):
-        return call(name, scores, slopes, scale, *options)
-    return _ON_SCORES[name](scores, slopes, scale, *options)
+        return call(operator, scores, slopes, scale, *options)
+    return operator(scores, slopes, scale, *options)
 
 
 def alibi_slopes(
@@ -99,7 +101,7 @@ def alibi_slopes(
         >>> pe.functional.alibi_slopes(4)
         tensor([0.2500, 0.0625, 0.0156, 0.0039])
     """
-    return _ALIBI_SLOPES(  # type: ignore[no-any-return]
+    return _ALIBI_SLOPES(
         num_heads,
         kind,
         max_bias,
@@ -131,10 +133,8 @@ def alibi_scaled_slopes(slopes: Tensor, key_length: int, train_length: int) -> T
         tensor([0.1250, 0.0312, 0.0078, 0.0020])
     """
     if is_sharded(slopes):
-        return call("alibi_scaled_slopes", slopes, key_length, train_length)  # type: ignore[no-any-return]
-    return _ALIBI_SCALED_SLOPES(  # type: ignore[no-any-return]
-        slopes, key_length, train_length
-    )
+        return call(_ALIBI_SCALED_SLOPES, slopes, key_length, train_length)
+    return _ALIBI_SCALED_SLOPES(slopes, key_length, train_length)
 
 
 def alibi_positions(attention_mask: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ def alibi_positions(attention_mask: Tensor) -> Tensor:
         >>> pe.functional.alibi_positions(torch.tensor([0, 0, 1, 1, 0, 1]))
         tensor([0, 0, 0, 1, 0, 2])
     """
-    return _ALIBI_POSITIONS(attention_mask)  # type: ignore[no-any-return]
+    return _ALIBI_POSITIONS(attention_mask)
 
 
 def alibi_bias(
@@ -217,11 +217,11 @@ def bias(
 ) -> Tensor:
     """:func:`alibi_bias` with the last arguments of :func:`score_options`."""
     if out is None and is_sharded(slopes):
-        return call("alibi_bias", slopes, query_length, key_length, dtype, *options)  # type: ignore[no-any-return]
+        return call(_ALIBI_BIAS, slopes, query_length, key_length, dtype, *options)
     if out is None and dtype is None and not options:
-        return _ALIBI_BIAS(slopes, query_length, key_length)  # type: ignore[no-any-return]
+        return _ALIBI_BIAS(slopes, query_length, key_length)
     if out is None:
-        return _ALIBI_BIAS(slopes, query_length, key_length, dtype, *options)  # type: ignore[no-any-return]
+        return _ALIBI_BIAS(slopes, query_length, key_length, dtype, *options)
     if dtype not in (None, out.dtype):
         raise TypeError(f"dtype: expected none or that of out, {out.dtype}, got {dtype}")
     _ALIBI_BIAS_OUT(out, slopes, query_length, key_length, *options)
@@ -264,7 +264,7 @@ def alibi_add(
                 [-0.5000,  0.0000,  0.5000]])
     """
     options = score_options(causal, positions_from_mask, **positions)
-    return on_scores("alibi_add", scores, slopes, scale, options)  # type: ignore[no-any-return]
+    return on_scores(_ALIBI_ADD, scores, slopes, scale, options)
 
 
 def alibi_add_(
@@ -287,7 +287,7 @@ def alibi_add_(
         ValueError: Shapes are incompatible; or grad mode is on and an argument requires grad.
     """
     options = score_options(causal, positions_from_mask, **positions)
-    on_scores("alibi_add_", scores, slopes, scale, options)
+    on_scores(_ALIBI_ADD_, scores, slopes, scale, options)
     return scores
 
 
@@ -319,7 +319,7 @@ def alibi_softmax(
                 [0.1863, 0.3072, 0.5065]])
     """
     options = score_options(causal, positions_from_mask, **positions)
-    return on_scores("alibi_softmax", scores, slopes, scale, options)  # type: ignore[no-any-return]
+    return on_scores(_ALIBI_SOFTMAX, scores, slopes, scale, options)
 
 
 def alibi_softmax_(
@@ -342,7 +342,7 @@ def alibi_softmax_(
         ValueError: Shapes are incompatible; or grad mode is on and an argument requires grad.
     """
     options = score_options(causal, positions_from_mask, **positions)
-    on_scores("alibi_softmax_", scores, slopes, scale, options)
+    on_scores(_ALIBI_SOFTMAX_, scores, slopes, scale, options)
     return scores
 
 
@@ -391,8 +391,8 @@ def alibi_attention(
     """
     options = (scale, dropout, *score_options(causal, positions_from_mask, **positions))
     if is_sharded(query):
-        return call("alibi_attention", query, key, value, slopes, *options)  # type: ignore[no-any-return]
-    return _ALIBI_ATTENTION(query, key, value, slopes, *options)  # type: ignore[no-any-return]
+        return call(_ALIBI_ATTENTION, query, key, value, slopes, *options)
+    return _ALIBI_ATTENTION(query, key, value, slopes, *options)
 
 
 def check_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> None:
@@ -441,5 +441,5 @@ def alibi_lse_correction(
     """
     options = (query_length, query_start, key_start, form, causal)
     if is_sharded(slopes):
-        return call("alibi_lse_correction", slopes, *options)  # type: ignore[no-any-return]
-    return _ALIBI_LSE_CORRECTION(slopes, *options)  # type: ignore[no-any-return]
+        return call(_ALIBI_LSE_CORRECTION, slopes, *options)
+    return _ALIBI_LSE_CORRECTION(slopes, *options)

@@ -78,7 +78,7 @@ def pooled(
     """:func:`token_bag` with the operator's arguments, which are slow to pass for one bag."""
     options = (padding, include_last_offset, mode, weights, gradient)
     if any_sharded(weight, ids):
-        return call("token_bag", weight, ids, offsets, *options)  # type: ignore[no-any-return]
+        return call(_TOKEN_BAG, weight, ids, offsets, *options)
     if weights is None and options == _SUM:
-        return _TOKEN_BAG(weight, ids, offsets)  # type: ignore[no-any-return]
-    return _TOKEN_BAG(weight, ids, offsets, *options)  # type: ignore[no-any-return]
+        return _TOKEN_BAG(weight, ids, offsets)
+    return _TOKEN_BAG(weight, ids, offsets, *options)

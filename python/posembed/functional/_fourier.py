@@ -79,8 +79,8 @@ def features(
     """:func:`fourier_features` of frequencies with two dimensions."""
     arguments = (coordinates, frequencies, phases, x, unit, waves, order, 0, dtype)
     if is_sharded(coordinates):
-        return call("fourier_features", *arguments)  # type: ignore[no-any-return]
-    return _FOURIER_FEATURES(*arguments)  # type: ignore[no-any-return]
+        return call(_FOURIER_FEATURES, *arguments)
+    return _FOURIER_FEATURES(*arguments)
 
 
 def fourier_bands(first: float, last: float, count: int, *, device: Device | None = None) -> Tensor:
@@ -103,4 +103,4 @@ def fourier_bands(first: float, last: float, count: int, *, device: Device | Non
         >>> pe.functional.fourier_bands(1.0, 112.0, 64).sum(0)[:3].tolist()
         [1.0, 2.761904761904762, 4.523809523809524]
     """
-    return _FOURIER_BANDS(first, last, count, device)  # type: ignore[no-any-return]
+    return _FOURIER_BANDS(first, last, count, device)

@@ -35,6 +35,8 @@ _REMEDIES = {
     "ndarray": "; torch.from_numpy({name})",
 }
 
+Pair = Callable[..., tuple[Tensor, Tensor]]  # an operator with two results
+
 
 def wrong_type(name: str, expected: str, found: str) -> TypeError:
     """The error for an argument whose type has the name ``found``."""
@@ -51,10 +53,11 @@ def check_tensors(**tensors: Any) -> None:
             raise wrong_type(name, "a Tensor", type(value).__name__)
 
 
-def gated(operator: Any, **names: str) -> Callable[..., Any]:
+def gated(operator: Any, **names: str) -> Callable[..., Tensor]:
     """The operator; an argument of a wrong type raises TypeError with the argument's name.
 
-    ``names`` are those of the function's arguments, where the operator's differ.
+    ``names`` are those of the function's arguments, where the operator's differ. Where it does
+    not return one Tensor, :func:`typing.cast` says what it returns.
     """
 
     def call(*arguments: Any) -> Any:
@@ -66,6 +69,7 @@ def gated(operator: Any, **names: str) -> Callable[..., Any]:
                 raise
         raise explained
 
+    call.__name__ = operator._schema.name.removeprefix("posembed::")
     return call
 
 

@@ -107,7 +107,7 @@ def input_embedding(
         first_token,
         own_rows,
     )
-    return _INPUT_EMBEDDING(  # type: ignore[no-any-return]
+    return _INPUT_EMBEDDING(
         token,
         ids,
         position,

@@ -72,8 +72,8 @@ def added(
 ) -> Tensor:
     """:func:`learned_add` without keywords, which are slow for one token."""
     if any_sharded(x, weight):
-        return call("learned_add", x, weight, positions, offset, first_row)  # type: ignore[no-any-return]
-    return _LEARNED_ADD(x, weight, positions, offset, first_row)  # type: ignore[no-any-return]
+        return call(_LEARNED_ADD, x, weight, positions, offset, first_row)
+    return _LEARNED_ADD(x, weight, positions, offset, first_row)
 
 
 def learned_encode(weight: Tensor, positions: Tensor, *, first_row: int = 0) -> Tensor:
@@ -89,8 +89,8 @@ def learned_encode(weight: Tensor, positions: Tensor, *, first_row: int = 0) -> 
                 [0., 1.]])
     """
     if any_sharded(weight, positions):
-        return call("learned_encode", weight, positions, first_row)  # type: ignore[no-any-return]
-    return _LEARNED_ENCODE(weight, positions, first_row)  # type: ignore[no-any-return]
+        return call(_LEARNED_ENCODE, weight, positions, first_row)
+    return _LEARNED_ENCODE(weight, positions, first_row)
 
 
 def learned_extend(
@@ -192,8 +192,8 @@ def learned_resample(
     """
     how = (method, align_corners, antialias, scale_offset)
     if is_sharded(weight):
-        return call("learned_resample", weight, grid, new_grid, *how)  # type: ignore[no-any-return]
-    return _LEARNED_RESAMPLE(weight, grid, new_grid, *how)  # type: ignore[no-any-return]
+        return call(_LEARNED_RESAMPLE, weight, grid, new_grid, *how)
+    return _LEARNED_RESAMPLE(weight, grid, new_grid, *how)
 
 
 def learned_packed(
@@ -244,8 +244,8 @@ def learned_packed(
     """
     how = (method, align_corners, antialias, scale_offset)
     if is_sharded(weight):
-        return call("learned_packed", weight, grid, grids, merge, num_tokens, *how)  # type: ignore[no-any-return]
-    return _LEARNED_PACKED(weight, grid, grids, merge, num_tokens, *how)  # type: ignore[no-any-return]
+        return call(_LEARNED_PACKED, weight, grid, grids, merge, num_tokens, *how)
+    return _LEARNED_PACKED(weight, grid, grids, merge, num_tokens, *how)
 
 
 def roberta_positions(ids: Tensor, padding_idx: int, *, past_length: int = 0) -> Tensor:
@@ -272,7 +272,7 @@ def roberta_positions(ids: Tensor, padding_idx: int, *, past_length: int = 0) ->
     check_tensors(ids=ids)
     if ids.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"ids: expected int32 or int64, got {ids.dtype}")
-    return _LEARNED_POSITIONS(ids.ne(padding_idx), past_length)  # type: ignore[no-any-return]
+    return _LEARNED_POSITIONS(ids.ne(padding_idx), past_length)
 
 
 def opt_positions(attention_mask: Tensor, *, past_length: int = 0) -> Tensor:
@@ -294,7 +294,7 @@ def opt_positions(attention_mask: Tensor, *, past_length: int = 0) -> Tensor:
         tensor([[-1, -1,  0,  1,  2]])
     """
     check_tensors(attention_mask=attention_mask)
-    return _LEARNED_POSITIONS(attention_mask, 0, past_length)  # type: ignore[no-any-return]
+    return _LEARNED_POSITIONS(attention_mask, 0, past_length)
 
 
 def fairseq_positions(ids: Tensor, padding_idx: int) -> Tensor:

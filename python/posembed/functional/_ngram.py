@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from posembed.sharding import call, is_sharded
 
 _NGRAM_IDS = gated(torch.ops.posembed.ngram_ids.default)
 _NGRAM_MASK = gated(torch.ops.posembed.ngram_mask.default)
+Whole = Callable[..., list[int]]
+_NGRAM_MULTIPLIERS = cast(Whole, gated(torch.ops.posembed.ngram_multipliers.default))
+_NGRAM_PRIMES = cast(Whole, gated(torch.ops.posembed.ngram_primes.default))
 Numbers = Sequence[int] | Tensor
 Table = Sequence[Sequence[int]] | Tensor
 
@@ -102,14 +105,14 @@ def text_mask(ids: Tensor, mask: Tensor | None, lengths: Tensor | None) -> Tenso
         return mask
     if mask is not None:
         raise ValueError("lengths: expected none beside a mask")
-    return _NGRAM_MASK(ids, lengths)  # type: ignore[no-any-return]
+    return _NGRAM_MASK(ids, lengths)
 
 
 def hashed(ids: Tensor, *options: Any) -> Tensor:
     """:func:`ngram_ids` with the operator's arguments, which are slow to make for one token."""
     if type(ids) is not Tensor and is_sharded(ids):
-        return call("ngram_ids", ids, *options)  # type: ignore[no-any-return]
-    return _NGRAM_IDS(ids, *options)  # type: ignore[no-any-return]
+        return call(_NGRAM_IDS, ids, *options)
+    return _NGRAM_IDS(ids, *options)
 
 
 def lists(
@@ -144,9 +147,9 @@ def _flattened(name: str, table: Table, rows: int, heads: int) -> Sequence[int]:
 
 def derived_multipliers(count: int, vocab_size: int, layer: int, seed: int) -> list[int]:
     """The multipliers of a layer of qwen4_exp."""
-    return torch.ops.posembed.ngram_multipliers.default(count, vocab_size, layer, seed)  # type: ignore[no-any-return]
+    return _NGRAM_MULTIPLIERS(count, vocab_size, layer, seed)
 
 
 def derived_primes(count: int, start: int, skip: int) -> list[int]:
     """The primes from ``start`` on, without the first ``skip``."""
-    return torch.ops.posembed.ngram_primes.default(count, start, skip)  # type: ignore[no-any-return]
+    return _NGRAM_PRIMES(count, start, skip)

@@ -68,9 +68,9 @@ def _of_documents(
     if batch is not None and x.dim() + batch >= 0 and x.shape[batch] != 1:
         raise ValueError(f"cu_seqlens: expected batch 1, got batch {x.shape[batch]}")
     if isinstance(offset, Tensor):
-        return _PACKED_POSITIONS(cu_seqlens, x.shape[seq], offset)  # type: ignore[no-any-return]
+        return _PACKED_POSITIONS(cu_seqlens, x.shape[seq], offset)
     _check_number(offset)
-    return _PACKED_POSITIONS(cu_seqlens, x.shape[seq]) + offset  # type: ignore[no-any-return]
+    return _PACKED_POSITIONS(cu_seqlens, x.shape[seq]) + offset
 
 
 def _check_number(offset: Any) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
-from posembed.functional._gate import gated
+from posembed.functional._gate import Pair, gated
 from posembed.sharding import refuse_sharded
 
 StepRule = Literal["sgd", "rowwise_adagrad", "rowwise_adam", "adam"]
 StepRounding = Literal["nearest", "stochastic", "remainder"]
-_MERGED_ROWS = gated(torch.ops.posembed.embedding_backward_rows.default)
+_MERGED_ROWS = cast(Pair, gated(torch.ops.posembed.embedding_backward_rows.default))
 _STEP_ROWS_ = gated(torch.ops.posembed.step_rows_.default)
 
 
@@ -122,4 +122,4 @@ def step_rows_(
 
 def merged_rows(rows: Tensor, ids: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     """Ids in ascending order, each once, and the sums of their rows [count, dim]."""
-    return _MERGED_ROWS(rows, num_rows, ids)  # type: ignore[no-any-return]
+    return _MERGED_ROWS(rows, num_rows, ids)

@@ -171,7 +171,7 @@ def grid(
                 [-0.7500, -0.2500,  0.2500,  0.7500, -0.7500, -0.2500,  0.2500,  0.7500]])
     """
     where = None if device is None else torch.device(device)
-    return _GRID_POSITIONS(  # type: ignore[no-any-return]
+    return _GRID_POSITIONS(
         frames, height, width, centred, _numbers(scale), _numbers(offset), order, merge, where
     )
 
@@ -215,7 +215,7 @@ def packed_grids(
         tensor([[0, 0, 1, 1, 0, 0, 1, 1],
                 [0, 1, 0, 1, 2, 3, 2, 3]])
     """
-    return _PACKED_GRID_POSITIONS(grids, order, merge, num_tokens)  # type: ignore[no-any-return]
+    return _PACKED_GRID_POSITIONS(grids, order, merge, num_tokens)
 
 
 def packed(
@@ -255,13 +255,13 @@ def packed(
         tensor([[ 0,  1,  0,  1,  2, -1]])
     """
     if documents is None and cu_seqlens is not None:
-        return _PACKED_POSITIONS(cu_seqlens, num_tokens, offset)  # type: ignore[no-any-return]
+        return _PACKED_POSITIONS(cu_seqlens, num_tokens, offset)
     if documents is None or cu_seqlens is not None:
         raise ValueError("packed: expected either cu_seqlens or documents")
     for name, value in (("num_tokens", num_tokens), ("offset", offset)):
         if value is not None:
             raise ValueError(f"{name}: expected none beside documents")
-    return _DOCUMENT_POSITIONS(documents)  # type: ignore[no-any-return]
+    return _DOCUMENT_POSITIONS(documents)
 
 
 def zigzag(

@@ -56,9 +56,7 @@ def embedding_quantized(
         torch.Size([1, 2, 64])
     """
     refuse_sharded(ids=ids, codes=codes)
-    return _EMBEDDING(  # type: ignore[no-any-return]
-        codes, scales, ids, biases, block_rows, block_columns or 0, scale, dtype
-    )
+    return _EMBEDDING(codes, scales, ids, biases, block_rows, block_columns or 0, scale, dtype)
 
 
 def quantize_rows(

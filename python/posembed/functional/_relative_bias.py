@@ -12,6 +12,7 @@ from posembed.sharding import call, is_sharded
 
 _RELATIVE_BIAS = gated(torch.ops.posembed.relative_bias.default)
 _RELATIVE_BUCKETS = gated(torch.ops.posembed.relative_buckets.default)
+_RELATIVE_LOG_DISTANCES = gated(torch.ops.posembed.relative_log_distances.default)
 _RELATIVE_WINDOW_BIAS = gated(torch.ops.posembed.relative_window_bias.default)
 _RELATIVE_WINDOW_RESAMPLE = gated(torch.ops.posembed.relative_window_resample.default)
 
@@ -52,9 +53,7 @@ def relative_buckets(
         >>> pe.functional.relative_buckets(torch.tensor([-200, -9, -1, 0, 1, 9, 200])).tolist()
         [15, 8, 1, 0, 17, 24, 31]
     """
-    return _RELATIVE_BUCKETS(  # type: ignore[no-any-return]
-        distances, num_buckets, max_distance, bidirectional, kind
-    )
+    return _RELATIVE_BUCKETS(distances, num_buckets, max_distance, bidirectional, kind)
 
 
 def relative_bias(
@@ -96,8 +95,8 @@ def relative_bias(
     lengths = (query_length, key_length, query_offset)
     options = (max_distance, bidirectional, kind)
     if is_sharded(weight):
-        return call("relative_bias", weight, *lengths, *options)  # type: ignore[no-any-return]
-    return _RELATIVE_BIAS(weight, *lengths, *options)  # type: ignore[no-any-return]
+        return call(_RELATIVE_BIAS, weight, *lengths, *options)
+    return _RELATIVE_BIAS(weight, *lengths, *options)
 
 
 def relative_window_bias(weight: Tensor, window: Window, *, class_token: bool = False) -> Tensor:
@@ -130,8 +129,8 @@ def relative_window_bias(weight: Tensor, window: Window, *, class_token: bool = 
                  [2., 1.]]])
     """
     if is_sharded(weight):
-        return call("relative_window_bias", weight, window, class_token)  # type: ignore[no-any-return]
-    return _RELATIVE_WINDOW_BIAS(weight, window, class_token)  # type: ignore[no-any-return]
+        return call(_RELATIVE_WINDOW_BIAS, weight, window, class_token)
+    return _RELATIVE_WINDOW_BIAS(weight, window, class_token)
 
 
 def relative_window_resample(
@@ -169,8 +168,8 @@ def relative_window_resample(
     """
     options = (window, new_window, method, align_corners, antialias)
     if is_sharded(weight):
-        return call("relative_window_resample", weight, *options)  # type: ignore[no-any-return]
-    return _RELATIVE_WINDOW_RESAMPLE(weight, *options)  # type: ignore[no-any-return]
+        return call(_RELATIVE_WINDOW_RESAMPLE, weight, *options)
+    return _RELATIVE_WINDOW_RESAMPLE(weight, *options)
 
 
 def relative_log_distances(
@@ -204,5 +203,4 @@ def relative_log_distances(
         tensor([-1.0600,  0.0000,  1.0600])
     """
     like = torch.empty(0, dtype=dtype, device=device)
-    operator = torch.ops.posembed.relative_log_distances.default
-    return operator(like, window, window if scale_window is None else scale_window)  # type: ignore[no-any-return]
+    return _RELATIVE_LOG_DISTANCES(like, window, window if scale_window is None else scale_window)

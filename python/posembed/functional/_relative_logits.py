@@ -99,7 +99,7 @@ def _rows(
     check_names(positions)
     offset = positions.get("query_offset")
     offsets = offset if isinstance(offset, Tensor) else None
-    return _RELATIVE_ROWS(  # type: ignore[no-any-return]
+    return _RELATIVE_ROWS(
         like,
         query_length,
         key_length,
@@ -233,8 +233,8 @@ def logits_of(
 ) -> Tensor:
     """The operator."""
     if any_sharded(query, table):
-        return call("relative_logits", query, table, rows, scale, keyed, scores)  # type: ignore[no-any-return]
-    return _RELATIVE_LOGITS(query, table, rows, scale, keyed, scores)  # type: ignore[no-any-return]
+        return call(_RELATIVE_LOGITS, query, table, rows, scale, keyed, scores)
+    return _RELATIVE_LOGITS(query, table, rows, scale, keyed, scores)
 
 
 def relative_logits_(
@@ -274,7 +274,7 @@ def relative_logits_(
     """
     arguments = (scores, query, table, rows, scale, by_key(by))
     if any_sharded(scores, query) or is_sharded(table):
-        call("relative_logits_", *arguments)
+        call(_RELATIVE_LOGITS_, *arguments)
     else:
         _RELATIVE_LOGITS_(*arguments)
     return scores

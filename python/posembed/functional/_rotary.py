@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import torch
 from torch import Tensor
 
-from posembed.functional._gate import gated
+from posembed.functional._gate import Pair, gated
 from posembed.functional._offset import of_layout
 from posembed.functional._options import Layout, rotary_text
 from posembed.sharding import call, is_sharded, refuse_sharded
@@ -19,7 +19,7 @@ _ROTARY_PAIR_ = gated(torch.ops.posembed.rotary_pair_.default)
 _ROTARY_PAIR_OUT = gated(torch.ops.posembed.rotary_pair_out.default)
 _ROTARY_REROTATE_ = gated(torch.ops.posembed.rotary_rerotate_.default)
 ROTARY = gated(torch.ops.posembed.rotary.default)
-ROTARY_PAIR = gated(torch.ops.posembed.rotary_pair.default)
+ROTARY_PAIR = cast(Pair, gated(torch.ops.posembed.rotary_pair.default))
 
 
 @overload
@@ -148,11 +148,11 @@ def rotated(
         options = (*options, inverse, cu_seqlens, frequencies)
     if type(query) is not Tensor and is_sharded(query):
         if key is None:
-            return call("rotary", query, *options)  # type: ignore[no-any-return]
-        return call("rotary_pair", query, key, *options)  # type: ignore[no-any-return]
+            return call(ROTARY, query, *options)
+        return call(ROTARY_PAIR, query, key, *options)
     if key is None:
-        return ROTARY(query, *options)  # type: ignore[no-any-return]
-    return ROTARY_PAIR(query, key, *options)  # type: ignore[no-any-return]
+        return ROTARY(query, *options)
+    return ROTARY_PAIR(query, key, *options)
 
 
 def rotate_into(
@@ -338,8 +338,8 @@ def rotated_in_place(
     if inverse is not False or cu_seqlens is not None or frequencies is not None:
         options = (*options, inverse, cu_seqlens, frequencies)
     if type(query) is not Tensor and is_sharded(query):
-        call("rotary_", query, *options) if key is None else call(
-            "rotary_pair_", query, key, *options
+        call(_ROTARY_, query, *options) if key is None else call(
+            _ROTARY_PAIR_, query, key, *options
         )
     elif key is None:
         _ROTARY_(query, *options)

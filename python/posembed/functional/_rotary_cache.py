@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from posembed.functional._gate import gated
+from posembed.functional._gate import Pair, gated
 from posembed.functional._offset import counted
 from posembed.functional._options import CacheLayout, Layout, rotary_text
 from posembed.functional._rotary_norm import Norm, NormOver, norm_flags
 from posembed.sharding import call, is_sharded, refuse_sharded
 from posembed.specification import RotarySpec
 
-_MLA_ROTARY = gated(torch.ops.posembed.mla_rotary.default)
+_MLA_ROTARY = cast(Pair, gated(torch.ops.posembed.mla_rotary.default))
 _MLA_ROTARY_CACHE_ = gated(torch.ops.posembed.mla_rotary_cache_.default)
 _ROTARY_CACHE_ = gated(torch.ops.posembed.rotary_cache_.default)
 
@@ -185,8 +185,8 @@ def mla_rotary(
     positions, offset = counted(offset, positions, query, layout, cu_seqlens)
     options = (rotary_text(spec), positions, layout, offset, inverse)
     if is_sharded(query) or is_sharded(key_rope):
-        return call("mla_rotary", query, key_rope, *options)  # type: ignore[no-any-return]
-    return _MLA_ROTARY(query, key_rope, *options)  # type: ignore[no-any-return]
+        return call(_MLA_ROTARY, query, key_rope, *options)
+    return _MLA_ROTARY(query, key_rope, *options)
 
 
 def mla_rotary_cache_(

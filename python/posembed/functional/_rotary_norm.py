@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal, TypedDict, overload
+from typing import Any, Literal, TypedDict, cast, overload
 
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from posembed.functional._gate import check_tensors, gated
+from posembed.functional._gate import Pair, check_tensors, gated
 from posembed.functional._offset import counted
 from posembed.functional._options import Layout, rotary_text
 from posembed.functional._rotary_tables import TableNumerics
 from posembed.sharding import call, is_sharded
 from posembed.specification import RotarySpec
 
-_NORM_ROTARY = gated(torch.ops.posembed.norm_rotary.default)
+_NORM_ROTARY = cast(Pair, gated(torch.ops.posembed.norm_rotary.default))
 _NORM_ROTARY_ = gated(torch.ops.posembed.norm_rotary_.default)
 
 Norm = Literal["rms", "layer"]
@@ -160,10 +160,10 @@ def norm_rotary(
         norm, over, query_bias, key_bias, cos, sin, numerics, round_before_weight,
     )  # fmt: skip
     if is_sharded(query):
-        results = call("norm_rotary", *tensors, *options)
+        results = call(_NORM_ROTARY, *tensors, *options)
     else:
         results = _NORM_ROTARY(*tensors, *options)
-    return results if both else results[0]  # type: ignore[no-any-return]
+    return results if both else results[0]
 
 
 @overload
@@ -244,7 +244,7 @@ def norm_rotary_(
         norm, over, query_bias, key_bias, cos, sin, numerics, round_before_weight,
     )  # fmt: skip
     if is_sharded(query):
-        call("norm_rotary_", *tensors, *options)
+        call(_NORM_ROTARY_, *tensors, *options)
     else:
         _NORM_ROTARY_(*tensors, *options)
     return (query, tensors[1]) if both else query

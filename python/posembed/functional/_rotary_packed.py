@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +14,8 @@ from posembed.functional._options import Layout, rotary_text
 from posembed.sharding import call, is_sharded
 from posembed.specification import RotarySpec
 
-_ROTARY_PACKED = gated(torch.ops.posembed.rotary_packed.default)
+Three = Callable[..., tuple[Tensor, Tensor, Tensor]]
+_ROTARY_PACKED = cast(Three, gated(torch.ops.posembed.rotary_packed.default))
 _ROTARY_PACKED_ = gated(torch.ops.posembed.rotary_packed_.default)
 
 PackedOrder = Literal["blocks", "groups"]
@@ -113,15 +115,15 @@ def rotated_packed(qkv: Tensor, spec: str, *given: Any) -> tuple[Tensor, Tensor,
     """:func:`rotary_packed` with the text of a specification."""
     options = _options(qkv, spec, *given)
     if is_sharded(qkv):
-        return call("rotary_packed", qkv, *options)  # type: ignore[no-any-return]
-    return _ROTARY_PACKED(qkv, *options)  # type: ignore[no-any-return]
+        return call(_ROTARY_PACKED, qkv, *options)
+    return _ROTARY_PACKED(qkv, *options)
 
 
 def rotated_packed_in_place(qkv: Tensor, spec: str, *given: Any) -> Tensor:
     """:func:`rotary_packed_` with the text of a specification."""
     options = _options(qkv, spec, *given)
     if is_sharded(qkv):
-        call("rotary_packed_", qkv, *options)
+        call(_ROTARY_PACKED_, qkv, *options)
     else:
         _ROTARY_PACKED_(qkv, *options)
     return qkv

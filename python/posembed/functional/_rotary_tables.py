@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Literal, cast, overload
 
 import torch
 from torch import Tensor
 
-from posembed.functional._gate import check_tensors, gated
+from posembed.functional._gate import Pair, check_tensors, gated
 from posembed.sharding import call, is_sharded
 
 _ROTARY_TABLES = gated(torch.ops.posembed.rotary_tables.default)
-_ROTARY_TABLES_PAIR = gated(torch.ops.posembed.rotary_tables_pair.default)
+_ROTARY_TABLES_PAIR = cast(Pair, gated(torch.ops.posembed.rotary_tables_pair.default))
 _ROTARY_TABLES_OUT = gated(torch.ops.posembed.rotary_tables_out.default)
 _ROTARY_TABLES_PAIR_OUT = gated(torch.ops.posembed.rotary_tables_pair_out.default)
 _ROTARY_TABLES_ = gated(torch.ops.posembed.rotary_tables_.default)
@@ -184,8 +184,8 @@ def rotary_tables_(
         layout, rows, key_rows = "thd", _swapped(query), _swapped(key)
     options = (cos, sin, layout, interleaved, half_width, start, numerics)
     if is_sharded(query):
-        call("rotary_tables_", rows, *options) if key is None else call(
-            "rotary_tables_pair_", rows, key_rows, *options
+        call(_ROTARY_TABLES_, rows, *options) if key is None else call(
+            _ROTARY_TABLES_PAIR_, rows, key_rows, *options
         )
     elif key is None:
         _ROTARY_TABLES_(rows, *options)
@@ -243,12 +243,12 @@ def rotated_by_tables(
 ) -> Tensor | tuple[Tensor, Tensor]:
     if is_sharded(query) and out is None:
         if key is None:
-            return call("rotary_tables", query, *options)  # type: ignore[no-any-return]
-        return call("rotary_tables_pair", query, key, *options)  # type: ignore[no-any-return]
+            return call(_ROTARY_TABLES, query, *options)
+        return call(_ROTARY_TABLES_PAIR, query, key, *options)
     if out is None:
         if key is None:
-            return _ROTARY_TABLES(query, *options)  # type: ignore[no-any-return]
-        return _ROTARY_TABLES_PAIR(query, key, *options)  # type: ignore[no-any-return]
+            return _ROTARY_TABLES(query, *options)
+        return _ROTARY_TABLES_PAIR(query, key, *options)
     if key is None:
         if not isinstance(out, Tensor):
             raise ValueError(f"out: expected a tensor, got {type(out).__name__}")

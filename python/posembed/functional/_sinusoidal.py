@@ -107,7 +107,7 @@ def sinusoidal_grid_positions(
 
 def cells(like: Tensor, grid: Sequence[int], mask: Tensor | None, spec: str) -> Tensor:
     """:func:`sinusoidal_grid_positions` on the device of a tensor."""
-    return _GRID_POSITIONS(like, spec, grid, mask)  # type: ignore[no-any-return]
+    return _GRID_POSITIONS(like, spec, grid, mask)
 
 
 def waved(
@@ -115,10 +115,10 @@ def waved(
 ) -> Tensor:
     """:func:`sinusoidal` without keywords, which are slow for one token."""
     if type(x) is not Tensor and is_sharded(x):
-        return call("sinusoidal_add", x, spec, positions, offset, scale)  # type: ignore[no-any-return]
+        return call(_SINUSOIDAL_ADD, x, spec, positions, offset, scale)
     if scale is None:
-        return _SINUSOIDAL_ADD(x, spec, positions, offset)  # type: ignore[no-any-return]
-    return _SINUSOIDAL_ADD(x, spec, positions, offset, scale)  # type: ignore[no-any-return]
+        return _SINUSOIDAL_ADD(x, spec, positions, offset)
+    return _SINUSOIDAL_ADD(x, spec, positions, offset, scale)
 
 
 def sinusoidal_encode(
@@ -166,8 +166,8 @@ def _encoded(
     positions: Tensor, text: str, scale: Tensor | None, dtype: torch.dtype | None
 ) -> Tensor:
     if is_sharded(positions):
-        return call("sinusoidal_encode", positions, text, scale, 0, dtype)  # type: ignore[no-any-return]
-    return _SINUSOIDAL_ENCODE(positions, text, scale, 0, dtype)  # type: ignore[no-any-return]
+        return call(_SINUSOIDAL_ENCODE, positions, text, scale, 0, dtype)
+    return _SINUSOIDAL_ENCODE(positions, text, scale, 0, dtype)
 
 
 def sinusoidal_shift_matrix(distance: float, *, spec: SinusoidalSpec) -> Tensor:
@@ -188,6 +188,4 @@ def sinusoidal_shift_matrix(distance: float, *, spec: SinusoidalSpec) -> Tensor:
         >>> pe.functional.sinusoidal_shift_matrix(3, spec=pe.SinusoidalSpec(64)).shape
         torch.Size([64, 64])
     """
-    return _SINUSOIDAL_SHIFT_MATRIX(  # type: ignore[no-any-return]
-        distance, sinusoidal_text(spec)
-    )
+    return _SINUSOIDAL_SHIFT_MATRIX(distance, sinusoidal_text(spec))

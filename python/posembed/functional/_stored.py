@@ -12,7 +12,7 @@ _FILE_ROWS = gated(torch.ops.posembed.file_rows.default)
 
 def file_rows(ids: Tensor, file: int, scale: float, dtype: torch.dtype) -> Tensor:
     """``scale`` times the rows of ids in an open table, by its handle."""
-    return _FILE_ROWS(ids, file, scale, dtype)  # type: ignore[no-any-return]
+    return _FILE_ROWS(ids, file, scale, dtype)
 
 
 def mapped(table: Tensor, device: torch.device) -> Tensor:

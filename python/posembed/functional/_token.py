@@ -81,12 +81,12 @@ def looked_up(ids: Tensor, weight: Tensor, *options: Any) -> Tensor:
     """:func:`embedding` with the operator's options, which are slow to pass for one token."""
     if type(weight) not in PLAIN or type(ids) is not Tensor:
         if is_sharded(weight) or is_sharded(ids):
-            return call("embedding", weight, ids, *options)  # type: ignore[no-any-return]
+            return call(_EMBEDDING, weight, ids, *options)
         if is_wrapper(weight):
             return _of_wrapper(ids, weight, *options)
     if options == PLAIN_LOOKUP:
-        return _EMBEDDING(weight, ids)  # type: ignore[no-any-return]
-    return _EMBEDDING(weight, ids, *options)  # type: ignore[no-any-return]
+        return _EMBEDDING(weight, ids)
+    return _EMBEDDING(weight, ids, *options)
 
 
 def _of_wrapper(
@@ -154,7 +154,7 @@ def embedding_with_features(
     """
     check_tensors(ids=ids, weight=weight, features=features, places=places)
     refuse_sharded(ids=ids, weight=weight, features=features, places=places)
-    return _WITH_FEATURES(  # type: ignore[no-any-return]
+    return _WITH_FEATURES(
         weight, features, ids, places, padding_row(padding_idx, weight), scale, gradient
     )
 
@@ -199,7 +199,7 @@ def embedding_resize(
         )
     check_tensors(weight=weight)
     given = isinstance(initialization, Tensor)
-    return _EMBEDDING_RESIZE(  # type: ignore[no-any-return]
+    return _EMBEDDING_RESIZE(
         weight,
         num_embeddings,
         initialization if given else None,

@@ -6,11 +6,12 @@ torch.distributed.tensor is slow to import, so only functions that have a DTenso
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+Result = TypeVar("Result")
 PLAIN = (Tensor, nn.Parameter)
 
 
@@ -25,11 +26,12 @@ def any_sharded(first: Tensor, second: Tensor) -> bool:
     return not plain and (is_sharded(first) or is_sharded(second))
 
 
-def call(name: str, *arguments: Any) -> Any:
-    """Calls an operator with each process's shards; the results are DTensors."""
+def call(operator: Callable[..., Result], *arguments: Any) -> Result:
+    """Calls a gated operator with each process's shards; the results are DTensors."""
     from posembed.sharding import calls
 
-    return calls.call(name, *arguments)
+    result: Result = calls.call(operator.__name__, *arguments)
+    return result
 
 
 def summed_over_processes(tensor: Any) -> Tensor:

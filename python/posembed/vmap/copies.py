@@ -12,7 +12,7 @@ from torch import Tensor
 
 def loop_rule(
     operator: Any, info: Any, in_dims: tuple[int | None, ...], *args: Any, **options: Any
-) -> Any:
+) -> tuple[Any, Any]:
     """Calls any operator once per copy, for mappings too rare for a specific rule."""
     results = []
     for i in range(info.batch_size):

@@ -42,7 +42,7 @@ def embedding_rule(
     if weight_dim is None or ids_dim is None:
         return merged_rule("embedding", operator, info, in_dims, weight, ids, *given)  # type: ignore[no-any-return]
     if options and options[0] >= 0:  # ids outside one shard of a vocabulary would be in the next
-        return loop_rule(operator, info, in_dims, weight, ids, *given)  # type: ignore[no-any-return]
+        return loop_rule(operator, info, in_dims, weight, ids, *given)
     tables = weight.movedim(weight_dim, 0)
     operator(tables[0, :, :1].detach(), ids)  # raises for bad ids, with their values
     places = copies_of(ids, ids_dim, tables.shape[1], info.batch_size)
@@ -69,7 +69,7 @@ def embedding_backward_rule(
     if ids_dim is None:
         return merged_rule("embedding_backward", operator, info, in_dims, *given)  # type: ignore[no-any-return]
     if len(options) > 2 and options[2] >= 0:  # ids of other shards would be in the next table
-        return loop_rule(operator, info, in_dims, *given)  # type: ignore[no-any-return]
+        return loop_rule(operator, info, in_dims, *given)
     places = copies_of(ids, ids_dim, num_embeddings, info.batch_size)
     rows = front(gradient, gradient_dim, info.batch_size)
     if padding_idx >= 0:
