@@ -80,9 +80,10 @@ install-locked:
 test-cpp: build-tests
 	ctest --test-dir $(BUILD) --output-on-failure --parallel 2 $(CTEST_ARGS)
 
-# Files of tests are spread over processes, whose waiting threads leave the cores to each other.
+# Files of tests are spread over processes, the longest first (tests/python/conftest.py); waiting threads leave the cores
+# to each other.
 test-python: build $(requirements_dev)
-	OMP_WAIT_POLICY=passive $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --junitxml=$(BUILD)/reports/pytest.xml $(PYTEST_ARGS)
+	OMP_WAIT_POLICY=passive $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --junitxml=$(BUILD)/reports/pytest.xml $(PYTEST_ARGS)
 
 # Patches every model class of the installed transformers, or of TRANSFORMERS=5.24.0; make test takes one in 48.
 test-transformers: private other = $(abspath $(BUILD))/transformers-$(TRANSFORMERS)

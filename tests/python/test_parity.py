@@ -270,6 +270,8 @@ MODULES = [
     ),
     twins("RotaryEmbedding", 8, learned_frequencies=True, frequency_sizes=(2, 3), call=lambda m: m.forward(numbers(2, 5, 3, 8), positions=ids(2, 1, 5))),
     twins("RotaryEmbedding", 8, numerics="float32", call=rotate_pair),
+    twins("RotaryEmbedding", 8, call=lambda m: m.forward(numbers(2, 5, 3, 8), positions=numbers(2, 5))),
+    twins("RotaryEmbedding", 12, sections=pe.Sections((2, 4), within_axes=True), call=lambda m: m.forward(numbers(1, 5, 2, 12), positions=ids(2, 1, 5))),
     twins("RotaryEmbedding", 8, base=300.0, learned_frequencies=True, call=rotate_pair),
     twins("RotaryEmbedding", 8, layout="thd", call=lambda m: m.forward(numbers(7, 2, 8), cu_seqlens=torch.tensor([0, 3, 7]))),
     twins("RotaryEmbedding", 8, base=1e6, layout="bhsd", call=lambda m: m.forward(numbers(2, 3, 5, 8), inverse=True)),

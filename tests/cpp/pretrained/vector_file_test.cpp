@@ -92,18 +92,6 @@ TEST_F(VectorFiles, InterruptedAndShortReadsAreContinued) {
   EXPECT_TRUE(torch::equal(rows, torch::tensor({{1.0f, 2.0f}, {3.0f, 4.0f}})));
 }
 
-TEST_F(VectorFiles, ListsAndConverts) {
-  const VectorFile file = open(write_table("model.safetensors", 3));
-  EXPECT_EQ(file.format(), Format::safetensors);
-  EXPECT_EQ(file.names(), std::vector<std::string>{"table"});
-  EXPECT_EQ(file.shape("table"), (std::vector<int64_t>{3, 2}));
-  EXPECT_EQ(file.dtype("table"), torch::kFloat);
-  EXPECT_TRUE(
-      torch::equal(file.tensor("table", torch::kBFloat16), counted(3).to(torch::kBFloat16)));
-  EXPECT_TRUE(torch::equal(file.table(), counted(3)));
-  EXPECT_THROW(file.tensor("other"), c10::ValueError);
-}
-
 TEST_F(VectorFiles, RowsForWords) {
   const VectorFile file = open(write("tiny.txt", "the 1 2\ncat 3 4\nthe 5 6\ndog 7 8\n"));
   const Rows rows = file.rows({"dog", "", "the", "emu"});
@@ -164,19 +152,6 @@ TEST_F(VectorFiles, ErrorsNameFilePlaceAndReason) {
   EXPECT_THROW(open(std::filesystem::path(path).parent_path()), std::filesystem::filesystem_error);
 }
 
-TEST_F(VectorFiles, ProgressEndsAtTheEndAndCanStop) {
-  const std::string text = "the 1 2\ncat 3 4\n";
-  const VectorFile file = open(write("tiny.txt", text));
-  int64_t last = 0;
-  file.table(ReadOptions().progress([&](int64_t done, int64_t total) {
-    last = done;
-    EXPECT_EQ(total, static_cast<int64_t>(text.size()));
-  }));
-  EXPECT_EQ(last, static_cast<int64_t>(text.size()));
-  const auto stop = [](int64_t, int64_t) { throw std::runtime_error("enough"); };
-  EXPECT_THROW(file.table(ReadOptions().progress(stop)), std::runtime_error);
-}
-
 TEST(Vocabulary, KnowsNoWordBeforeItIsIndexed) {
   pretrained::Vocabulary vocabulary;
   vocabulary.add("king");
@@ -186,17 +161,6 @@ TEST(Vocabulary, KnowsNoWordBeforeItIsIndexed) {
   EXPECT_EQ(vocabulary.meet("king"), 0);
   EXPECT_TRUE(vocabulary.is_met(0));
   EXPECT_FALSE(vocabulary.is_met(-1) || vocabulary.is_met(1));
-}
-
-TEST_F(VectorFiles, FillAVocabularyThatKeepsWhatWasFound) {
-  const VectorFile file = open(write("tiny.txt", "the 1 2\ncat 3 4\n"));
-  Vocabulary vocabulary;
-  for (const char* word : {"cat", "emu"}) vocabulary.add(word);
-  const torch::Tensor vectors = file.rows(vocabulary, ReadOptions().missing(Missing::zero));
-  EXPECT_TRUE(torch::equal(vectors, torch::tensor({{3.f, 4.f}, {0.f, 0.f}})));
-  EXPECT_TRUE(vocabulary.is_met(0));
-  EXPECT_FALSE(vocabulary.is_met(1));
-  EXPECT_EQ(vocabulary.count_met(), 1);
 }
 
 TEST_F(VectorFiles, BecomeTokenEmbeddings) {

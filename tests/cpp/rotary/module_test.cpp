@@ -159,28 +159,6 @@ TEST(RotaryModule, ClonesOfLearnedFrequenciesLearnApart) {
   EXPECT_FALSE(torch::equal(copy->forward(query), rope->forward(query)));
 }
 
-TEST(RotaryModule, AxesOfAHeadRotateAsHeadsOfTheirOwn) {
-  RotarySpec time(4), row(8);
-  time.base = 256.0;
-  row.scaling = posembed::NtkScaling{2.0};
-  const RotarySpec spec = RotarySpec::axial({time, row});
-  EXPECT_TRUE(spec.sections->within_axes);
-  const torch::Tensor query = torch::randn({1, 5, 2, 12});
-  const torch::Tensor positions = torch::randint(9, {2, 1, 5}, torch::kLong);
-  const torch::Tensor rotated = RotaryEmbedding(spec)->forward(query, RotaryCall(positions));
-  const auto alone = [&](const RotarySpec& part, int64_t start, int64_t axis) {
-    const torch::Tensor window = query.narrow(3, start, part.head_dim).contiguous();
-    return RotaryEmbedding(part)->forward(window, RotaryCall(positions[axis]));
-  };
-  EXPECT_TRUE(
-      torch::allclose(rotated, torch::cat({alone(time, 0, 0), alone(row, 4, 1)}, /*dim=*/3)));
-  RotarySpec flux(128);
-  flux.interleaved = true;
-  flux.sections = posembed::Sections::of({8, 28, 28}, false, /*restart=*/true);
-  EXPECT_EQ(RotarySpec::from_preset("flux"), flux);
-  EXPECT_THROW(RotarySpec::from_preset("flux9"), c10::ValueError);
-}
-
 TEST(RotaryModule, StandsInASequential) {
   RotaryEmbedding rope(RotaryOptions(8));
   torch::nn::Sequential model(rope, torch::nn::LayerNorm(torch::nn::LayerNormOptions({8})));
@@ -227,14 +205,6 @@ TEST(RotaryModule, EachSampleHasItsLength) {
       c10::ValueError);
 }
 
-TEST(RotaryModule, SpecificationIsAValue) {
-  RotarySpec spec(128);
-  spec.base = 500000.0;
-  EXPECT_EQ(RotarySpec::from_json(spec.to_json()), spec);
-  EXPECT_NE(RotarySpec(128), spec);
-  EXPECT_EQ(spec.frequencies().numel(), 64);
-}
-
 TEST(RotaryModule, BadInputRaisesC10Errors) {
   RotaryEmbedding rope(RotaryOptions(8));
   const torch::Tensor query = torch::randn({1, 3, 2, 8});
@@ -278,17 +248,6 @@ TEST(RotaryModule, RefusesOptionsThatItHasItself) {
   }
 }
 
-TEST(RotaryModule, MessagesNameTheLayoutThatFits) {
-  RotaryEmbedding rope(8);
-  const torch::Tensor query = torch::randn({2, 8, 10, 8}), key = torch::randn({2, 2, 10, 8});
-  EXPECT_EQ(error_of([&] { rope(query, key); }),
-            "key: expected seq 8, got 2 (layout 'bshd'; [2, 8, 10, 8] looks like 'bhsd')");
-  EXPECT_EQ(error_of([&] { rope(query, RotaryCall(torch::arange(10))); }),
-            "positions: expected seq 8, got 10 (layout 'bshd'; [2, 8, 10, 8] looks like 'bhsd')");
-  EXPECT_EQ(error_of([&] { rope(query, RotaryCall(torch::arange(9))); }),
-            "positions: expected seq 8, got 9 (layout 'bshd')");
-}
-
 TEST(RotaryModule, ChecksTheHeadsOfItsModel) {
   RotaryEmbedding rope(RotaryOptions(8).heads(8).key_heads(2));
   const auto heads = [](int64_t count) { return torch::randn({1, 3, count, 8}); };
@@ -307,20 +266,6 @@ TEST(RotaryModule, ChecksTheHeadsOfItsModel) {
   EXPECT_THROW(RotaryEmbedding(RotaryOptions(8).key_heads(2)), c10::ValueError);
   EXPECT_THROW(RotaryEmbedding(RotaryOptions(8).heads(0)), c10::ValueError);
   EXPECT_NO_THROW(RotaryEmbedding(8)(heads(3), heads(5)));
-}
-
-TEST(RotaryModule, RefusesALengthWithoutEffect) {
-  const RotaryCall call = RotaryCall().seq_len(torch::tensor({9}));
-  EXPECT_NE(error_of([&] {
-              RotaryEmbedding(8)(torch::randn({1, 3, 2, 8}), call);
-            }).find("seq_len: expected none"),
-            std::string::npos);
-}
-
-TEST(RotaryModule, RefusesPositionsThatAreNone) {
-  RotaryEmbedding rope(8);
-  const torch::Tensor query = torch::randn({1, 2, 2, 8});
-  EXPECT_THROW(rope(query, RotaryCall(torch::tensor({0.0, double{NAN}}))), c10::IndexError);
 }
 
 }  // namespace

@@ -118,20 +118,6 @@ TEST(TokenModule, RefusesWhatDoesNotFit) {
   }
 }
 
-TEST(QuantizedTable, ConversionsAndClonesKeepEveryBit) {
-  const torch::Tensor weight = torch::randn({9, 64}), ids = torch::tensor({8, 0});
-  posembed::QuantizedTable table(posembed::functional::quantize_rows(weight, "float8", 32));
-  const torch::Tensor before = table->forward(ids), scales = table->rows.scales.clone();
-  const auto copy = std::dynamic_pointer_cast<posembed::QuantizedTableImpl>(table->clone());
-  EXPECT_NE(copy->rows.codes.data_ptr(), table->rows.codes.data_ptr());
-  EXPECT_TRUE(torch::equal(copy->forward(ids), before));
-  table->to(torch::kBFloat16);
-  EXPECT_TRUE(torch::equal(table->rows.scales, scales));
-  EXPECT_EQ(table->rows.codes.dtype(), torch::kFloat8_e4m3fn);
-  EXPECT_TRUE(torch::equal(table->forward(ids), before.to(torch::kBFloat16)));
-  EXPECT_TRUE(torch::equal(copy->dequantize().index({ids}), before));
-}
-
 template <typename Module, typename... Call>
 void check_quantised(Module& module, const Call&... call) {
   const auto forward = [&](auto& each) { return each->forward(call...); };
@@ -176,42 +162,6 @@ TEST(Quantised, BagsSumRowsOfCodesInFloat32) {
   EXPECT_TRUE(
       torch::equal(posembed::functional::token_bag(some_ids(), rows, call, torch::kBFloat16),
                    expected.to(torch::kBFloat16)));
-}
-
-TEST(Quantised, LayersAreParts) {
-  const torch::Tensor ids = some_ids();
-  for (const int64_t block : {0, 16, 32}) {
-    posembed::PerLayerEmbedding table(9, 4, 16, 2.0);
-    table->quantize("int4", block);
-    const torch::Tensor all = table->forward(ids);
-    for (int64_t layer = -4; layer < 4; ++layer) {
-      EXPECT_TRUE(torch::equal(table->layer(ids, layer), all.select(-2, layer)));
-    }
-    EXPECT_EQ(table->table->rows.split(4).has_value(), block != 32);
-    EXPECT_EQ(table->memory(), 9 * (32 + 8 * (block == 0 ? 1 : 64 / block)));
-  }
-  const auto rows = posembed::functional::quantize_rows(torch::randn({9, 64}), "int8");
-  EXPECT_THROW(rows.split(5), c10::ValueError);
-  EXPECT_EQ(rows.split(4)->codes.data_ptr(), rows.codes.data_ptr());
-  const posembed::QuantizedRows empty{torch::zeros({5, 0}, torch::kChar), torch::ones({5, 1})};
-  EXPECT_FALSE(empty.split(4).has_value());
-}
-
-TEST(Quantised, RowwiseTables) {
-  const torch::Tensor codes = torch::tensor({{0, 255, 3, 16}}, torch::kByte);
-  const torch::Tensor pair = torch::tensor({{0.5, -2.0}}, torch::kFloat);
-  const torch::Tensor packed = torch::cat({codes, pair.view(torch::kByte)}, 1);
-  const auto numbers = [](const posembed::QuantizedRows& rows) {
-    return posembed::functional::embedding(torch::tensor({0}), rows);
-  };
-  EXPECT_TRUE(torch::equal(numbers(posembed::QuantizedRows::from_rowwise(packed)),
-                           codes.to(torch::kFloat) * 0.5 - 2.0));
-  const torch::Tensor half =
-      torch::cat({codes, pair.to(torch::kHalf).view(torch::kByte)}, 1).contiguous();
-  EXPECT_TRUE(torch::equal(numbers(posembed::QuantizedRows::from_rowwise(half, 4)),
-                           torch::tensor({{0, 0, 15, 15, 3, 0, 0, 1}}, torch::kFloat) * 0.5 - 2.0));
-  EXPECT_THROW(posembed::QuantizedRows::from_rowwise(packed, 2), c10::ValueError);
-  EXPECT_THROW(posembed::QuantizedRows::from_rowwise(pair), c10::TypeError);
 }
 
 /// A file with a table "t" of float32 numbers.
@@ -265,13 +215,6 @@ TEST(Mapped, IsTheTableItselfOnTheCpu) {
   EXPECT_EQ(posembed::mapped(table, torch::kCPU).data_ptr(), table.data_ptr());
   EXPECT_THROW(posembed::mapped(table.t(), torch::kCPU), c10::ValueError);
   EXPECT_THROW(posembed::mapped(table, torch::kMeta), c10::ValueError);
-}
-
-TEST(TokenModule, RefusesADenseGradientThatIsSparse) {
-  EXPECT_THROW(TokenEmbedding(TokenOptions(9, 4).sparse(true).gradient(TableGradient::dense)),
-               c10::ValueError);
-  TokenEmbedding rows(TokenOptions(9, 4).sparse(true));
-  EXPECT_EQ(rows->options.gradient(), TableGradient::rows);
 }
 
 }  // namespace

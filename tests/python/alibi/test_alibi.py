@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import subprocess
 import sys
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from support.alibi import add, bias, mask_of, paper_slopes, positions_of, softmax
-from support.case import FLOATING, TOLERANCE, assert_close, same_for_any_thread_count
+from support.case import FLOATING, TOLERANCE, assert_close
 from support.halves import AT_ONCE
 from support.refusals import refused
 from torch.nn.attention.flex_attention import flex_attention
@@ -520,33 +519,6 @@ def test_gradients_of_scaled_slopes() -> None:
     refused((lambda: pe.functional.alibi_scaled_slopes(slopes, 16, 0), ValueError, "train_length: expected a positive number, got 0"))  # fmt: skip
 
 
-def test_learned_slopes_train(device: torch.device) -> None:
-    """Learned slopes converge to those that made the target."""
-    target = pe.ALiBi(4, causal=False, slopes=torch.tensor([0.9, 0.5, 0.2, 0.05]), device=device)(8)
-    alibi = pe.ALiBi(4, causal=False, learned=True, device=device)
-    assert list(alibi.state_dict()) == ["slopes"]
-    optimizer = torch.optim.SGD(alibi.parameters(), lr=0.02)
-    for _ in range(50):
-        optimizer.zero_grad()
-        loss = (alibi(8) - target).square().mean((1, 2)).sum()
-        loss.backward()
-        optimizer.step()
-    assert_close(alibi.slopes, torch.tensor([0.9, 0.5, 0.2, 0.05]), 1e-4)
-
-
-@pytest.mark.parametrize("way", ["bias", "add", "softmax"])
-def test_slope_gradients_are_the_same_for_any_thread_count(way: str) -> None:
-    torch.manual_seed(0)
-    slopes = torch.rand(5, requires_grad=True)
-    scores, weight = torch.randn(2, 5, 200, 300)
-    calls = {
-        "bias": lambda: pe.functional.alibi_bias(slopes, 200, 300, causal=False),
-        "add": lambda: pe.functional.alibi_add(scores, slopes, causal=False),
-        "softmax": lambda: pe.functional.alibi_softmax(scores, slopes),
-    }
-    same_for_any_thread_count(lambda: torch.autograd.grad((calls[way]() * weight).sum(), slopes))
-
-
 def test_future_keys_may_be_left_alone(device: torch.device) -> None:
     """For use with another mask that hides them."""
     alibi = pe.ALiBi(3, device=device)
@@ -560,13 +532,6 @@ def test_future_keys_may_be_left_alone(device: torch.device) -> None:
     expected = add(scores.double(), slopes, **options)
     alibi.add_(scores, **options)
     assert_close(scores, expected, 1e-6)
-
-
-def test_module_holds_nothing_that_can_rot() -> None:
-    alibi = pe.ALiBi(12, max_bias=6.0)
-    assert torch.equal(copy.deepcopy(alibi).to("meta").half().to("cpu").slopes, alibi.slopes)
-    assert pe.ALiBi(12).bfloat16()(4).dtype == torch.bfloat16
-    assert pe.ALiBi(12, device="meta")(4).device.type == "meta"
 
 
 def test_made_where_meta_is_the_default_device() -> None:

@@ -7,7 +7,7 @@ import copy
 import posembed as pe
 import pytest
 import torch
-from support.case import FLOATING, TOLERANCE, assert_close, same_for_any_thread_count
+from support.case import FLOATING, TOLERANCE, assert_close
 from support.halves import AT_ONCE, CUDA_ON_CPU
 from support.input import apart, assert_equals_calls
 from support.refusals import refused
@@ -240,19 +240,6 @@ def test_dropout_follows_the_seed_and_its_gradient_the_mask(
     embed.zero_grad()
     (apart(embed, ids, types) * kept / 0.6).backward(torch.ones_like(first))
     assert_close(found, embed.token.weight.grad.to_dense(), 1e-5)
-
-
-def test_dropout_has_the_same_mask_for_any_thread_count() -> None:
-    embed, _, _ = make({"max_positions": 512, "norm": "layer", "num_types": 2}, dropout=0.5)
-    ids = torch.randint(0, ROWS, (8, 512))
-    types = torch.randint(0, 2, (8, 512))
-
-    def step() -> list[torch.Tensor]:
-        torch.manual_seed(3)
-        output = embed(ids, types=types)
-        return [output, *torch.autograd.grad(output.square().sum(), [*embed.parameters()])]
-
-    same_for_any_thread_count(step)
 
 
 @kinds

@@ -233,26 +233,23 @@ def test_dinos_offset(antialias: bool) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("method", ["bicubic", "bilinear"])
-@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("how", [{}, {"align_corners": True}, {"antialias": True}], ids=str)
 def test_results_beside_float64(
-    dtype: torch.dtype, method: Any, align_corners: bool, device: torch.device
+    dtype: torch.dtype, method: Any, how: dict[str, bool], device: torch.device
 ) -> None:
-    position = pe.LearnedPositionalEmbedding(
-        grid=(4, 7),
-        prefix_tokens=2,
-        embedding_dim=DIM,
-        resampling=method,
-        align_corners=align_corners,
-        dtype=dtype,
-        device=device,
-    )
-    image = position.weight.detach()[2:].double().reshape(1, 4, 7, DIM).permute(0, 3, 1, 2)
-    expected = interpolate(image, (9, 3), mode=method, align_corners=align_corners)
+    """And gradients."""
+    position = pe.LearnedPositionalEmbedding(grid=(4, 7), prefix_tokens=2, embedding_dim=DIM, resampling=method, dtype=dtype, device=device, **how)  # fmt: skip
+    exact = position.weight.detach().double().requires_grad_()
+    image = exact[2:].reshape(1, 4, 7, DIM).permute(0, 3, 1, 2)
+    rows = interpolate(image, (9, 3), mode=method, **how).permute(0, 2, 3, 1).reshape(-1, DIM)
     found = position.resampled((9, 3))
     assert found.dtype == dtype
     assert torch.equal(found[:2], position.weight[:2])
-    rows = expected.permute(0, 2, 3, 1).reshape(-1, DIM)
     assert_close(found[2:], rows, TOLERANCE[dtype])
+    gradient = torch.randn_like(found)
+    (own,) = torch.autograd.grad(found, position.weight, gradient)
+    (theirs,) = torch.autograd.grad(torch.cat([exact[:2], rows]), exact, gradient.double())
+    assert_close(own, theirs, 8 * TOLERANCE[dtype])
 
 
 def test_antialiasing_that_learns_has_a_graph_for_each_grid() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import struct
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,10 @@ import posembed as pe
 import pytest
 import torch
 from posembed.pretrained import open_vectors
+from safetensors.torch import save_file
 from support import vector_files
 from support.refusals import refused
+from support.vector_files import entry, safetensors
 
 # ---------------------------------------------------------------------------------------- separators
 
@@ -139,9 +140,7 @@ def test_on_bad_row_refuses_what_it_does_not_know(tmp_path: Path) -> None:
 
 
 def write(path: Path, name: str, dtype: str, shape: list[int], data: bytes) -> Path:
-    entry = {"dtype": dtype, "shape": shape, "data_offsets": [0, len(data)]}
-    header = json.dumps({name: entry}).encode()
-    path.write_bytes(struct.pack("<Q", len(header)) + header + data)
+    path.write_bytes(safetensors({name: entry(shape, 0, len(data), dtype)}, data))
     return path
 
 
@@ -388,12 +387,11 @@ SCALES = {
 def test_codes_are_multiplied_by_the_scales_beside_them(
     kind: str, dtype: torch.dtype, end: str, tmp_path: Path
 ) -> None:
-    theirs = pytest.importorskip("safetensors.torch")
     rows, columns = 300, 132
     scale = SCALES[kind](rows, columns)
     codes = numbers(rows, columns).mul(300).round().to(dtype)
     path = tmp_path / "m.safetensors"
-    theirs.save_file({"e.weight": codes, f"e.weight{end}": scale, "other": torch.ones(2)}, path)
+    save_file({"e.weight": codes, f"e.weight{end}": scale, "other": torch.ones(2)}, path)
     if kind == "blocks":
         full = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)[:rows, :columns]
     elif kind == "groups of columns":
@@ -415,9 +413,7 @@ def test_packed_numbers_with_scales_are_refused(tmp_path: Path) -> None:
     """F4 in pairs, with a scale for each group of 16, as NVFP4 and MXFP4 files have them."""
     codes = torch.zeros(4, 16, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
     scales = torch.ones(4, 2).to(torch.float8_e4m3fn)
-    pytest.importorskip("safetensors.torch").save_file(
-        {"e.weight": codes, "e.weight_scale": scales}, tmp_path / "m.safetensors"
-    )
+    save_file({"e.weight": codes, "e.weight_scale": scales}, tmp_path / "m.safetensors")
     message = r"'e.weight' has codes \(F4\) of packed codes with scales beside: dequantise it with"
     for options in ({}, {"dtype": torch.bfloat16}):
         refused((lambda: pe.TokenEmbedding.from_file(tmp_path / "m.safetensors", tensor="e.weight", **options), TypeError, message))  # fmt: skip
@@ -437,9 +433,7 @@ def test_rows_of_model2vec_by_token_id(table: str, beside: set[str], tmp_path: P
     weights = WEIGHTS.double()[: len(mapping)]
     tensors = {table: ROWS, "mapping": mapping, "weights": weights}
     path = tmp_path / "model.safetensors"
-    pytest.importorskip("safetensors.torch").save_file(
-        {name: tensors[name] for name in (table, *sorted(beside))}, path
-    )
+    save_file({name: tensors[name] for name in (table, *sorted(beside))}, path)
     expected = ROWS.double()[mapping] * (weights[:, None] if "weights" in beside else 1)
     token = pe.TokenEmbedding.from_file(path)
     assert torch.equal(token.weight, expected.float())
@@ -455,17 +449,11 @@ def test_rows_of_model2vec_by_token_id(table: str, beside: set[str], tmp_path: P
 
 def test_a_mapping_that_does_not_fit(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    pytest.importorskip("safetensors.torch").save_file(
-        {"embeddings": ROWS, "mapping": torch.tensor([0, 3])}, path
-    )
+    save_file({"embeddings": ROWS, "mapping": torch.tensor([0, 3])}, path)
     refused((lambda: pe.TokenEmbedding.from_file(path), ValueError, "mapping: expected rows of 'embeddings', which has 3"))  # fmt: skip
-    pytest.importorskip("safetensors.torch").save_file(
-        {"embeddings": ROWS, "mapping": MAPPING, "weights": WEIGHTS[:3]}, path
-    )
+    save_file({"embeddings": ROWS, "mapping": MAPPING, "weights": WEIGHTS[:3]}, path)
     refused((lambda: pe.TokenEmbedding.from_file(path), ValueError, "weights: expected 5, one for each token, got 3"))  # fmt: skip
-    pytest.importorskip("safetensors.torch").save_file(
-        {"embeddings": 70000 * ROWS, "mapping": MAPPING}, path
-    )
+    save_file({"embeddings": 70000 * ROWS, "mapping": MAPPING}, path)
     refused((lambda: pe.TokenEmbedding.from_file(path, dtype=torch.float16), pe.FileFormatError, "embeddings: expected a number that is finite in"))  # fmt: skip
 
 
@@ -482,51 +470,42 @@ CODES = torch.ones(4, 2, dtype=torch.int8)
 def test_codes_are_never_taken_as_numbers(
     tensors: dict[str, torch.Tensor], message: str, tmp_path: Path
 ) -> None:
-    theirs = pytest.importorskip("safetensors.torch")
     path = tmp_path / "m.safetensors"
-    theirs.save_file(tensors, path)
+    save_file(tensors, path)
     for module in (pe.TokenEmbedding, pe.cpp.TokenEmbedding):
         for dtype in (None, torch.float32):
             refused((lambda: module.from_file(path, tensor="e.weight", dtype=dtype), TypeError, message))  # fmt: skip
 
 
 def test_rows_of_missing_words_have_no_scale(tmp_path: Path) -> None:
-    theirs = pytest.importorskip("safetensors.torch")
     path = tmp_path / "m.safetensors"
     codes = torch.ones(2, 3, dtype=torch.int8)
-    theirs.save_file({"e": codes, "e_scale": torch.tensor([[float("inf")], [2.0]])}, path)
+    save_file({"e": codes, "e_scale": torch.tensor([[float("inf")], [2.0]])}, path)
     file = open_vectors(path, words=["a", "b"])
     assert file.rows(["x", "b"], missing="zero").vectors.tolist() == [[0.0] * 3, [2.0] * 3]
     assert file.table().shape == (2, 3)  # the only table: scales are none
 
 
 def test_blocks_come_first_where_a_row_could_be_groups(tmp_path: Path) -> None:
-    theirs = pytest.importorskip("safetensors.torch")
     path = tmp_path / "m.safetensors"
     codes = torch.ones(1, 300).to(torch.float8_e4m3fn)
-    theirs.save_file({"e": codes, "e_scale_inv": torch.tensor([[1.0, 2.0, 3.0]])}, path)
+    save_file({"e": codes, "e_scale_inv": torch.tensor([[1.0, 2.0, 3.0]])}, path)
     row = open_vectors(path).table("e")[0]
     assert [row[i].item() for i in (127, 128, 255, 256)] == [1.0, 2.0, 2.0, 3.0]
 
 
 def test_a_large_shape_without_numbers_takes_no_memory(tmp_path: Path) -> None:
-    header = json.dumps(
-        {
-            "e": {"dtype": "F8_E4M3", "shape": [2**40, 0], "data_offsets": [0, 0]},
-            "e_scale": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
-        }
-    ).encode()
+    header = {"e": entry([2**40, 0], 0, 0, "F8_E4M3"), "e_scale": entry([1], 0, 4)}
     path = tmp_path / "m.safetensors"
-    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    path.write_bytes(safetensors(header, bytes(4)))
     assert open_vectors(path).table("e").shape == (2**40, 0)
 
 
 def test_words_may_share_rows(tmp_path: Path) -> None:
     """As in model2vec's files, whose "mapping" gives each token a row."""
-    theirs = pytest.importorskip("safetensors.torch")
     rows, mapping = torch.arange(6.0).reshape(3, 2), [0, 1, 2, 1, 0]
     path = tmp_path / "m.safetensors"
-    theirs.save_file({"embeddings": rows, "mapping": torch.tensor(mapping)}, path)
+    save_file({"embeddings": rows, "mapping": torch.tensor(mapping)}, path)
     words = dict(zip("abcde", mapping, strict=True))
     file = open_vectors(path, words=words)
     found = file.rows([*"dxe", "a"], tensor="embeddings", missing="zero")

@@ -19,7 +19,7 @@ import posembed as pe
 import pytest
 import torch
 from posembed.pretrained import Coverage, open_vectors
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from support import vector_files
 from support.refusals import refused
 from support.vector_files import WORDS, entry, safetensors, table
@@ -257,7 +257,6 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def test_agrees_with_safetensors(tmp_path: Path) -> None:
-    theirs = pytest.importorskip("safetensors.torch")
     tensors = {str(dtype): table(7, 8).mul(9).to(dtype) for dtype in DTYPES}
     tensors |= {
         "scalar": torch.tensor(3.5),
@@ -265,11 +264,11 @@ def test_agrees_with_safetensors(tmp_path: Path) -> None:
         "deep": table(24, 5).view(2, 3, 4, 5),
     }
     path = tmp_path / "model.safetensors"
-    theirs.save_file(tensors, path, metadata={"format": "pt"})
+    save_file(tensors, path, metadata={"format": "pt"})
     file = open_vectors(path)
     assert file.format == "safetensors"
     assert sorted(file.names) == sorted(tensors)
-    for name, wanted in theirs.load_file(path).items():
+    for name, wanted in load_file(path).items():
         assert file.shape(name) == tuple(wanted.shape)
         assert file.dtype(name) == wanted.dtype
         read = file.tensor(name)
@@ -316,7 +315,6 @@ def test_six_bits_are_listed_and_not_read(tmp_path: Path) -> None:
 
 
 def write_shards(folder: Path) -> dict[str, torch.Tensor]:
-    theirs = pytest.importorskip("safetensors.torch")
     shards = {
         f"model-{i}-of-2.safetensors": {
             f"layer{i}.weight": table(4, 6, seed=i),
@@ -326,7 +324,7 @@ def write_shards(folder: Path) -> dict[str, torch.Tensor]:
     }
     weight_map = {}
     for file, tensors in shards.items():
-        theirs.save_file(tensors, folder / file)
+        save_file(tensors, folder / file)
         weight_map |= dict.fromkeys(tensors, file)
     index = {"metadata": {"total_size": 240}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))

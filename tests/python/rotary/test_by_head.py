@@ -6,7 +6,6 @@ from collections.abc import Callable
 import posembed as pe
 import pytest
 import torch
-from support.case import same_for_any_thread_count
 from support.refusals import refused
 from torch import Tensor
 
@@ -65,19 +64,6 @@ def test_each_head_turns_as_if_alone(layout: pe.functional.Layout, device: torch
         found.clone(), None, places, frequencies=frequencies, inverse=True, **options
     )
     assert torch.allclose(back, query, atol=1e-6)
-
-
-def test_gradients_do_not_depend_on_threads() -> None:
-    frequencies = torch.rand(2, HEADS, PAIRS, requires_grad=True)
-    query, places = torch.randn(2, 900, HEADS, DIM), torch.randint(0, 99, (2, 2, 900))
-
-    def step() -> tuple[Tensor, ...]:
-        rotated = pe.functional.rotary(
-            query, positions=places, spec=pe.RotarySpec(DIM), frequencies=frequencies
-        )
-        return torch.autograd.grad(rotated.square().mul(query).sum(), frequencies)
-
-    same_for_any_thread_count(step)
 
 
 def test_nan_stays_in_its_pair(device: torch.device) -> None:

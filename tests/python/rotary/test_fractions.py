@@ -163,14 +163,6 @@ def test_in_compiled_functions(device: torch.device) -> None:
     assert torch.equal(compiled(query, positions), rotated(query, positions))
 
 
-def test_the_cpp_module_takes_them() -> None:
-    query, key = tensors(torch.float32)
-    found = pe.cpp.RotaryEmbedding(16)(query, key, FRACTIONS)
-    wanted = pe.RotaryEmbedding(16)(query, key, FRACTIONS)
-    assert torch.equal(found[0], wanted[0])
-    assert torch.equal(found[1], wanted[1])
-
-
 def test_what_is_refused(device: torch.device) -> None:
     query, _ = tensors(torch.float32, device)
     rope = pe.RotaryEmbedding(16)

@@ -73,24 +73,6 @@ def test_nothing_rotated_is_kept_unless_frequencies_learn(device: torch.device) 
             assert kept == []
 
 
-def test_gradients_of_frequencies_alone(device: torch.device) -> None:
-    """Query and key need no gradient."""
-    query, key = torch.randn(2, 1, 6, 2, 16, device=device, dtype=torch.float64)
-    rope = learned(device=device, dtype=torch.float64)
-
-    def score(frequencies: Tensor) -> Tensor:
-        rotated = pe.functional.rotary(
-            query, key, spec=rope.spec, frequencies=frequencies, offset=3
-        )
-        return torch.einsum("bqhd,bkhd->bhqk", *rotated)
-
-    frequencies = rope.frequencies.detach().requires_grad_()
-    assert torch.autograd.gradcheck(score, (frequencies,), check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(score, (frequencies,))
-    hessian = torch.func.hessian(lambda f: score(f).pow(2).sum())(frequencies.detach())
-    assert torch.allclose(hessian, hessian.T)
-
-
 def test_scores_do_not_depend_on_the_start(device: torch.device) -> None:
     """Nor do the frequencies' gradients, although each side's grows with position."""
     query, key = torch.randn(2, 1, 6, 2, 16, device=device, dtype=torch.float64)
@@ -143,14 +125,6 @@ def test_bound_modules_say_that_a_cast_has_narrowed_them() -> None:
     refused((lambda: rope.forward(torch.randn(1, 6, 2, 16)), TypeError, "frequencies: expected float32 or float64, got bfloat16"))  # fmt: skip
 
 
-def test_state_dict_holds_them() -> None:
-    rope, other = learned(base=300.0), learned()
-    assert list(rope.state_dict()) == ["frequencies"]
-    other.load_state_dict(rope.state_dict())
-    assert torch.equal(other.frequencies, rope.frequencies)
-    assert repr(rope) == "RotaryEmbedding(16, base=300, layout='bshd', learned_frequencies=True)"
-
-
 def test_cached_keys_move_by_learned_frequencies() -> None:
     rope = learned(base=300.0)
     with torch.no_grad():
@@ -187,26 +161,3 @@ def test_a_dynamic_specification_starts_them_once_resolved() -> None:
         refused((lambda: kind(spec, learned_frequencies=True), ValueError, "pass spec.resolve(seq_len)"))  # fmt: skip
         rope = kind(spec.resolve(65), learned_frequencies=True)
         assert torch.equal(rope.frequencies, spec.frequencies(65).float())
-
-
-def test_training_finds_the_frequencies_of_the_data(device: torch.device) -> None:
-    """Trained on a teacher with another base, frequencies approach the teacher's."""
-    torch.manual_seed(0)
-    teacher = pe.RotaryEmbedding(16, base=50.0)
-    rope = pe.RotaryEmbedding(16, base=80.0, learned_frequencies=True, device=device)
-    wanted = teacher.spec.frequencies().float().to(device)
-    optimizer = torch.optim.Adam(rope.parameters(), lr=3e-3)
-    losses, away = [], [(rope.frequencies - wanted).abs().max().item()]
-    for _ in range(200):
-        query, key = torch.randn(2, 4, 8, 2, 16, device=device)
-        target, scores = (
-            torch.einsum("bqhd,bkhd->bhqk", *module(query, key)) for module in (teacher, rope)
-        )
-        loss = (scores - target).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    away.append((rope.frequencies - wanted).abs().max().item())
-    assert losses[-1] < 0.01 * losses[0]
-    assert away[1] < 0.1 * away[0]

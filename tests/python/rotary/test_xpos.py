@@ -97,16 +97,6 @@ def test_inverse_undoes_and_keys_alone_are_the_pairs_keys(
     torch.testing.assert_close(back, (query, key), rtol=0, atol=4 * tolerance)
 
 
-def test_gradients_of_one_of_two(device: torch.device) -> None:
-    """The key's gradient grows where the query's fades."""
-    query, key = torch.randn(2, 1, 4, 2, 32, dtype=torch.float64, device=device).unbind(0)
-    key.requires_grad_()
-    rotated = pe.functional.rotary(query, key, spec=SPEC, offset=900)[1]
-    (found,) = torch.autograd.grad(rotated.square().sum() / 2, key)
-    size = (pe.functional.rotary(key, spec=SPEC.for_keys(), offset=900).square().sum()).item()
-    assert float((found * key.detach()).sum()) == pytest.approx(size, rel=1e-12)
-
-
 def test_rerotated_keys_are_as_if_rotated_anew(device: torch.device) -> None:
     key = torch.randn(1, 6, 2, 32, dtype=torch.float64, device=device)
     old, new = torch.arange(6, device=device) + 400, torch.arange(6, device=device) + 17

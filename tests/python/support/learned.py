@@ -131,6 +131,7 @@ CASES = in_schema_order(
         case("learned_extend", extend_sample, reference_extend),
         case("learned_resample", resample_sample("bicubic", False), reference_resample),
         case("learned_resample-bilinear-antialias", resample_sample("bilinear", True), reference_resample),
+        case("learned_resample-bilinear", resample_sample("bilinear", False), reference_resample),
         case("learned_packed", packed_sample("bicubic"), reference_packed),
         case("learned_packed-bilinear", packed_sample("bilinear"), reference_packed),
         case("learned_backward", backward_sample(offset=1), reference_backward),

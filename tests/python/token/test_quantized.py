@@ -398,6 +398,7 @@ def test_cpp_modules_quantise() -> None:
         (pe.TokenBag(ROWS, COLUMNS), pe.cpp.TokenBag(ROWS, COLUMNS)),
         (pe.NgramEmbedding(spec, 64), pe.cpp.NgramEmbedding(spec, 64)),
         (pe.NgramEmbedding(spec, 64, summed=True), pe.cpp.NgramEmbedding(spec, 64, summed=True)),
+        (pe.PerLayerEmbedding(ROWS, 4, 16), pe.cpp.PerLayerEmbedding(ROWS, 4, 16)),
     ):
         with torch.no_grad():
             theirs.parameters()[0].copy_(ours.weight)
@@ -405,3 +406,5 @@ def test_cpp_modules_quantise() -> None:
         theirs.quantize("int4", 16)
         assert torch.equal(theirs.forward(IDS), ours(IDS))
         assert theirs.memory() == ours.memory()["cpu"]
+    for layer in range(-4, 4):
+        assert torch.equal(theirs.layer(IDS, layer), ours.layer(IDS, layer))
