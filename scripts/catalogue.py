@@ -396,6 +396,23 @@ def pairing(model_type: str, own: Class) -> Fields:
     return {}
 
 
+def rotates_whole_heads(model_type: str, own: Class) -> bool:
+    """Whether the rotary modules of a model pass over partial_rotary_factor."""
+    code, vision = code_of(own), "vision" in model_type
+    modules = [
+        value
+        for name, value in (vars(code) if code else {}).items()
+        if name.endswith("RotaryEmbedding")
+        and ("Vision" in name) == vision
+        and getattr(value, "__module__", None) == getattr(code, "__name__", "")
+    ]
+    bases = [base for module in modules for base in module.__mro__[:-1]]
+    own_bases = [base for base in bases if base.__module__ == modules[0].__module__]
+    return bool(modules) and not any(
+        "partial_rotary_factor" in inspect.getsource(base) for base in own_bases
+    )
+
+
 OTHERS = "other positions, or none"
 # What a model without rotation has instead, by the names of its tensors and modules.
 INSTEAD = {
@@ -432,6 +449,7 @@ def entry(model_type: str) -> Fields:
     nested = parts(own)
     if not found and model_type not in BY_HAND and not nested:
         return {"instead": instead(own)}
+    found["whole_heads"] = rotates_whole_heads(model_type, own)
     found["defaults"] = {**single(own), **rope(own)}
     count = next((key for key in COUNTS if isinstance(own.defaults.get(key), int)), None)
     for key in LISTS:
@@ -457,7 +475,7 @@ def entry(model_type: str) -> Fields:
     if nested:
         found["parts"] = nested
         if own_parts(own, nested):
-            found["own_parts"] = own_parts(own, nested)
+            found["own_parts"] = sorted(own_parts(own, nested))
     beside = TAKEN - {"original_max_position_embeddings"}  # which classes keep without a scaling
     known = sorted({name for name in own.names() if CONCERNS.search(name)} - beside)
     if known:
@@ -471,6 +489,7 @@ def written(types: Fields) -> str:
     for name, own in types.items():
         if "instead" in own:
             without.setdefault(own["instead"], []).append(name)
+    whole_heads = [name for name, own in types.items() if own.pop("whole_heads", False)]
     lists = [f"  {json.dumps(kind)}: {json.dumps(without[kind])}" for kind in sorted(without)]
     rotating = [
         f"  {json.dumps(name)}: {json.dumps(own, sort_keys=True)}"
@@ -481,6 +500,7 @@ def written(types: Fields) -> str:
     return "\n".join(
         [
             *("{", f' "source": {json.dumps(source)},', ' "instead": {', ",\n".join(lists), " },"),
+            f' "whole_heads": {json.dumps(whole_heads)},',
             *(' "types": {', ",\n".join(rotating), " }", "}"),
         ]
     )

@@ -141,10 +141,11 @@ void check_length(const char* scaling, int64_t value) {
                     value);
 }
 
-/// A factor above a length that no model is trained for is a length: the arguments are swapped.
+/// A factor that large beside a length that short is a length: the arguments are swapped. Short
+/// sequences have short lengths: 16 codebooks, beside a factor of 32 (CSM).
 void check_length(const char* scaling, int64_t value, double factor) {
   check_length(scaling, value);
-  TORCH_CHECK_VALUE(value >= 256 || factor <= static_cast<double>(value), scaling,
+  TORCH_CHECK_VALUE(value >= 256 || factor < 256, scaling,
                     ".factor: expected at most original_max_positions, ", value, ", got ", factor,
                     "; the factor comes first");
 }

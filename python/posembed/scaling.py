@@ -25,7 +25,7 @@ class Scaling:
         factor, length = (
             getattr(self, name, None) for name in ("factor", "original_max_positions")
         )
-        if factor is not None and length is not None and min(factor, 256) > length > 1:
+        if factor is not None and length is not None and factor >= 256 > length > 1:
             name = type(self).__name__
             raise ValueError(
                 f"{name}.factor: expected at most original_max_positions, {length}, got {factor}; "

@@ -52,6 +52,8 @@ def types() -> dict[str, Fields]:
     for instead, names in generated["instead"].items():
         for name in names:
             found.setdefault(name, {})["instead"] = instead
+    for name in generated["whole_heads"]:
+        found[name]["whole_heads"] = True
     for name, own in table("models")["types"].items():
         found[name] = _patched(found.get(name), own)
     return found

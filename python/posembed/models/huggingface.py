@@ -23,7 +23,7 @@ from posembed.models.fields import (
 from posembed.models.layers import Layer, check_type, every_layer, kinds_of_layers
 from posembed.models.options import Options
 from posembed.models.parts import layer_part
-from posembed.models.unknown_keys import check_understood
+from posembed.models.unknown_keys import check_understood, repeated
 from posembed.models.widths import Widths, check_rotated, head_width, latent_width, widths_of
 from posembed.specification import RotarySpec
 
@@ -89,7 +89,11 @@ def _base_of(config: Keys, rope: Keys, rules: Fields, stated: float | None) -> f
     base = same("rope_theta", (rules.get("base") if given is None else given, stated))
     if base is not None:
         return base_number("rope_theta", base)
-    parts = [key for key in config.fields if key.endswith("_config")]
+    parts = [
+        key
+        for key, value in config.fields.items()
+        if key.endswith("_config") and "model_type" in value
+    ]
     hint = f": pass part= of {shown(parts)}" if parts else ""
     raise ValueError(f"rope_theta: missing in the configuration{hint}")
 
@@ -236,15 +240,17 @@ def _rules_of_part(layer: Layer, stated: Stated) -> Fields | None:
     return {**others, **own}
 
 
-def _check_all_understood(config: Keys, rules: Fields, stated: Stated) -> None:
+def _check_all_understood(config: Keys, rope: Keys, spec: RotarySpec, stated: Stated) -> None:
     """Rejects keys that may concern positions, unless they are known not to."""
-    known = table("words")
     config.ignore("global_head_dim", "max_position_embeddings", "per_layer_config")
-    config.ignore(*known["by_layer"], *known["layer_counts"])
+    config.ignore(*table("words")["by_layer"], *table("words")["layer_counts"])
     if config.has("no_rope_layers"):
         config.ignore("no_rope_layer_interval")
-    ignore = stated.options.ignore
-    check_understood(config, stated.accounted, ignore, rules.get("said", {}))
+    known = {*stated.accounted, *stated.options.ignore}
+    blocks = rope_parameters.of(config.fields).values()
+    bases = [block.get("rope_theta") for block in blocks if isinstance(block, dict)]
+    read = repeated(spec, [*bases, rope.take("rope_theta")], scalings.rope_type(rope))
+    check_understood(config, known, read)
 
 
 def _of_layer(layer: Layer, stated: Stated, axis: str | None = None) -> RotarySpec | None:
@@ -257,7 +263,7 @@ def _of_layer(layer: Layer, stated: Stated, axis: str | None = None) -> RotarySp
     if rope is None:
         return None
     spec = _rotation(config, rope, rules, stated, axis)
-    _check_all_understood(config, rules, stated)
+    _check_all_understood(config, rope, spec, stated)
     rope.done()
     return spec
 
@@ -318,6 +324,12 @@ def _rules_of(fields: Fields, part: str | None) -> Fields:
     rules = catalogue.of(fields)
     name = f"model_type {shown(fields.get('model_type'))}"
     if "instead" in rules:
+        key, kind = "position_embedding_type", fields.get("position_embedding_type")
+        if kind in table("words")["said"][key]:
+            raise ValueError(
+                f"{key}: got {shown(kind)}, but the class of {name} has {rules['instead']}: "
+                "describe the rotation of the model's own code in full with RotarySpec"
+            )
         raise ValueError(f"{name} does not rotate: it has {rules['instead']}")
     if "parts" in rules and rules.keys().isdisjoint(("pairing", "unrotated")):
         raise ValueError(f"{name} is made of parts: pass part= of {shown(sorted(rules['parts']))}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from posembed.models.fields import Fields, Keys, base_number, flag, real, same, text_of, whole
 from posembed.models.layers import check_type
 from posembed.models.options import Options
-from posembed.models.unknown_keys import check_understood
+from posembed.models.unknown_keys import check_understood, repeated
 from posembed.scaling import Llama3Scaling, RotaryScaling, YarnScaling
 from posembed.specification import RotarySpec
 
@@ -112,8 +112,11 @@ def read(fields: Fields, options: Options) -> RotarySpec:
     base, scaling = _base_of(keys, options), _scaling_of(keys)
     head_dim = _head_dim_of(keys)
     keys.ignore("dim", "n_heads", "head_dim", *NO_BEARING)
-    check_understood(keys, (), options.ignore)
-    return RotarySpec(head_dim, base=base, scaling=scaling, interleaved=True)
+    spec = RotarySpec(head_dim, base=base, scaling=scaling, interleaved=True)
+    check_understood(
+        keys, options.ignore, repeated(spec, [], "yarn" if keys.take("yarn") else "default")
+    )
+    return spec
 
 
 def read_layers(fields: Fields, options: Options) -> list[RotarySpec | None]:

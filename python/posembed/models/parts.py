@@ -7,7 +7,7 @@ from typing import Any
 
 from posembed.models import catalogue
 from posembed.models.data import table
-from posembed.models.fields import Fields, shown, text_of
+from posembed.models.fields import Fields, same, shown, text_of
 
 LAYER_PARTS = ("attention", "indexer", "linear_attention")
 
@@ -88,7 +88,8 @@ def _with_base_of_attention(fields: Fields) -> Fields:
     if not isinstance(block, dict) or block.get("rope_theta") is None:
         return fields
     others = {key: value for key, value in block.items() if key != "rope_theta"}
-    return {**fields, "rope_theta": block["rope_theta"], "attn_config": others}
+    theta = same("rope_theta", (fields.get("rope_theta"), block["rope_theta"]))
+    return {**fields, "rope_theta": theta, "attn_config": others}
 
 
 def typed(fields: Fields, part: str | None) -> Fields:

@@ -33,7 +33,7 @@ def of(fields: Fields) -> Fields:
     for name, value in (("rope_parameters", parameters), ("rope_scaling", scaling)):
         if value is not None:
             check_mapping(value, name)
-    rope = same("rope_scaling", (parameters, scaling)) or {}
+    rope = _agreed(parameters, scaling)
     if not is_nested(rope):
         return _from_bases(fields, rope)
     for key in SHARED:
@@ -41,6 +41,23 @@ def of(fields: Fields) -> Fields:
             raise ValueError(f"{key}: expected a number or a name, got {shown(rope[key])}")
     _check_nested(fields, rope)
     return rope
+
+
+def _agreed(parameters: Fields | None, scaling: Fields | None) -> Fields:
+    """The block under both of its names, of which one may have keys that stood beside the other."""
+    if not parameters or not scaling:
+        return parameters or scaling or {}
+    one, other = (
+        {
+            "rope_type" if key == "type" and "rope_type" not in block else key: block[key]
+            for key in block
+        }
+        for block in (parameters, scaling)
+    )
+    beside = {"rope_theta", "partial_rotary_factor"} & (one.keys() ^ other.keys())
+    if any(one.get(key) != other.get(key) for key in {*one, *other} - beside):
+        same("rope_scaling", (parameters, scaling))
+    return {**other, **one}
 
 
 def _check_nested(fields: Fields, rope: Fields) -> None:

@@ -1,22 +1,21 @@
 """Keys of configuration files that no reader has taken.
 
 A key about positions raises, so a new name for the base or the scaling is never passed over; all
-others are ignored.
+others are ignored, and so are keys that say once more what is read.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from posembed.models import catalogue
 from posembed.models.data import table, words
-from posembed.models.fields import Keys, NoRuleError, shown, text_of
+from posembed.models.fields import Keys, NoRuleError, shown
+from posembed.specification import RotarySpec
 
-# What position_embedding_type says of a model that rotates.
-ROTATIONS = {"rope", "rope_gptj", "rotary"}
+Said = Mapping[str, Collection[Any]]
 
 
 def _is_about_positions(word: str) -> bool:
@@ -34,46 +33,59 @@ def _names_positions(key: str) -> bool:
     return any(map(_is_about_positions, found))
 
 
-def _concerns_positions(key: str, value: Any, parts: Collection[str] = ()) -> bool:
+def _repeats(key: str, value: Any, said: Said) -> bool:
+    """Whether a key, or how it ends, says what is known; indexers rotate in their own way."""
+    names = [name for name, values in said.items() if value in values]
+    ends = tuple(f"_{name}" for name in names)
+    return key in names or (key.endswith(ends) and not key.startswith("index"))
+
+
+def _concerns_positions(key: str, value: Any, said: Said, parts: Collection[str] = ()) -> bool:
     """Whether a key or, in a block, a member may change the rotation.
 
     Parts of the model are read on their own.
     """
-    if key == "position_embedding_type" and text_of(value) in ROTATIONS:
+    if _repeats(key, value, said):
         return False
     if _names_positions(key):
         return True
     if isinstance(value, dict):
         if key in parts or "model_type" in value:
             return False
-        return any(_concerns_positions(name, each) for name, each in value.items())
-    return isinstance(value, list) and any(_concerns_positions("", each) for each in value)
+        return any(_concerns_positions(name, each, said) for name, each in value.items())
+    return isinstance(value, list) and any(_concerns_positions("", each, said) for each in value)
+
+
+def repeated(spec: RotarySpec, bases: list[Any], rope_type: str) -> dict[str, list[Any]]:
+    """What words.json's repeats may repeat of a specification."""
+    return {
+        "base": [spec.base, *bases],
+        "factor": [getattr(spec.scaling, "factor", 1.0)],
+        "interleaved": [spec.interleaved],
+        "rope_type": [rope_type],
+        "share": [(spec.rotary_dim or 0) / spec.head_dim],
+    }
 
 
 def check_understood(
-    keys: Keys,
-    accounted: Collection[str],
-    ignore: Collection[str],
-    said: Mapping[str, Collection[Any]] = MappingProxyType({}),
+    keys: Keys, known: Collection[str], read: Mapping[str, Collection[Any]]
 ) -> None:
     """Raises ValueError for remaining keys about positions.
 
     Args:
         keys: The configuration, after its readers.
-        accounted: Keys that the model's configuration class knows.
-        ignore: Keys that the caller knows.
-        said: Keys that are understood if they have one of these values, which say what is known of
-            the model anyway.
+        known: Keys that the model's configuration class, or the caller, knows.
+        read: What was read, by its name in words.json's repeats.
     """
-    known = {*accounted, *ignore}
-    says = {**table("words")["said"], **said}
-    parts = catalogue.of(keys.fields).get("parts", {})
+    rules = catalogue.of(keys.fields)
+    said: dict[str, Collection[Any]] = {**table("words")["said"], **rules.get("said", {})}
+    for fact, names in table("words")["repeats"].items():
+        said |= dict.fromkeys(names, read[fact])
     unknown = [
         key
         for key in keys.left()
         if key not in known
-        and keys.fields[key] not in says.get(key, ())
-        and _concerns_positions(key, keys.fields[key], parts)
+        and _concerns_positions(key, keys.fields[key], said, rules.get("parts", {}))
     ]
     if unknown:
         raise NoRuleError(

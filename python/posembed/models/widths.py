@@ -107,10 +107,12 @@ def _clvp_widths(config: Keys) -> Widths:
     return Widths(head_width(config), max(projection // (2 * heads), 32))
 
 
-def _rotary_width(head_dim: int, part: Any, stated: Any, rules: Fields) -> int:
+def _rotary_width(head_dim: int, part: Any, stated: Any, rules: Fields, rope_type: str) -> int:
     """The rotated width of heads, unless qk_rope_head_dim gives it."""
     if part is None and rules.get("width") == "partial_rotary_factor":
         part = 1.0
+    if "whole_heads" in rules and rope_type in ("axial", "default"):  # only scalings read it
+        part = None
     by_part = None if part is None else share_of(head_dim, real("partial_rotary_factor", part))
     width = same("rotary_dim", (stated, by_part))
     return head_dim if width is None else whole("rotary_dim", width)
@@ -135,4 +137,5 @@ def widths_of(config: Keys, rope: Keys, rules: Fields, rope_type: str) -> Widths
         return Widths(head_dim, own)  # a window of the head, DeepSeek-V4's
     if rope_type == "proportional":
         return Widths(head_dim, head_dim)
-    return Widths(head_dim, _rotary_width(head_dim, part, own if apart else stated, rules))
+    stated = own if apart else stated
+    return Widths(head_dim, _rotary_width(head_dim, part, stated, rules, rope_type))

@@ -335,16 +335,73 @@ def test_blocks_about_attention_are_looked_into(key: str) -> None:
     assert pe.RotarySpec.from_huggingface({**LLAMA, key: {"chunk_size": 8}}) == pe.RotarySpec(128)
 
 
-def test_keys_that_say_what_is_known() -> None:
-    """And are refused where they say something else."""
-    for fields, key, value, other in (
+NOMIC = {"model_type": "nomic_bert", "n_embd": 768, "n_head": 12, "rotary_emb_base": 1000}
+STABLE = {"model_type": "stablelm", "hidden_size": 2560, "num_attention_heads": 32}
+
+
+@pytest.mark.parametrize(
+    ("fields", "key", "value", "other"),
+    [
         ({"model_type": "glm_moe_dsa"}, "indexer_rope_interleave", True, False),
         ({"model_type": "mimo", "head_dim": 128, "rope_theta": 1e4}, "use_mrope", False, True),
         ({"model_type": "minimax_m3_vl_vision"}, "rope_mode", "3d", "2d"),
-    ):
-        read = pe.RotarySpec.from_huggingface
-        assert read({**fields, key: value}) == read(fields)
-        refused((lambda: read({**fields, key: other}), ValueError, key))
+        ({"model_type": "modernbert", "num_hidden_layers": 1}, "position_embedding_type", "absolute", "rope"),
+        ({"model_type": "hunyuan_v1_moe"}, "use_rotary_pos_emb", True, False),
+        ({"model_type": "hunyuan_v1_moe"}, "position_embedding_xdrope", False, True),
+        # What is read, under another name.
+        ({"model_type": "lfm2"}, "theta", 1e6, 1e4),
+        ({**LLAMA, "rope_parameters": {"rope_theta": 5e5}}, "text_rope_base", 5e5, 1e4),
+        ({"model_type": "sam2_video"}, "memory_attention_rope_theta", 10000, 20000),
+        (NOMIC, "rotary_emb_fraction", 1.0, 0.5),
+        (NOMIC, "rotary_emb_interleaved", False, True),
+        (NOMIC, "rotary_scaling_factor", 1, 2),
+        (STABLE, "rope_pct", 0.25, 0.5),
+        ({**LLAMA, "rope_theta": 1e4}, "rope_type", "default", "yarn"),
+        ({**LLAMA, "rope_theta": 1e4}, "attn_config", {"rope_theta": 1e4}, {"rope_theta": 1e6}),
+        ({**LLAMA, "rope_theta": 1e4}, "my_config", {"rope_interleaved": False}, {"rope_interleaved": True}),
+        ({**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "rope_scaling", {"type": "linear", "factor": 2.0}, {"type": "linear", "factor": 3.0}),
+        ({"dim": 64, "n_heads": 4, "rope_theta": 1e4}, "rope_interleaved", True, False),
+    ],
+)  # fmt: skip
+def test_keys_that_say_what_is_known(
+    fields: dict[str, Any], key: str, value: Any, other: Any
+) -> None:
+    """They are refused where they say something else."""
+    read = pe.RotarySpec.from_huggingface
+    assert read({**fields, key: value}) == read(fields)
+    refused(
+        (
+            lambda: read({**fields, key: other}),
+            ValueError,
+            key.removeprefix("attn_config") or "rope_theta",
+        )
+    )
+
+
+def test_an_indexer_has_a_pairing_of_its_own() -> None:
+    fields = {"model_type": "deepseek_v32", "indexer_rope_interleave": True}
+    assert pe.RotarySpec.from_huggingface({"model_type": "deepseek_v32"}).interleaved
+    refused((lambda: pe.RotarySpec.from_huggingface(fields), ValueError, "indexer_rope_interleave"))
+
+
+def test_codebooks_are_short_sequences() -> None:
+    """CSM's depth decoder: a factor of 32 beside a length of 16."""
+    scaling = {"rope_type": "llama3", "factor": 32.0, "original_max_position_embeddings": 16}
+    scaling |= {"low_freq_factor": 0.001953125, "high_freq_factor": 0.0078125}
+    fields = {"model_type": "csm_depth_decoder_model", "rope_scaling": scaling, "rope_theta": 5e5}
+    expected = pe.Llama3Scaling(32, 0.001953125, 0.0078125, 16)
+    assert pe.RotarySpec.from_huggingface(fields).scaling == expected
+    refused((lambda: pe.Llama3Scaling(8192, 1, 4, 8), ValueError, "the factor comes first"))
+
+
+def test_a_file_that_rotates_where_its_class_does_not() -> None:
+    """jina-embeddings-v3 has code of its own, and XLM-RoBERTa's name."""
+    fields = {"model_type": "xlm-roberta", "position_embedding_type": "rotary"}
+    with pytest.raises(
+        ValueError, match="position_embedding_type: got 'rotary', but the class"
+    ) as raised:
+        pe.RotarySpec.from_huggingface(fields)
+    assert "does not rotate" not in str(raised.value)
 
 
 @pytest.mark.parametrize("ignore", [(), ("rope_ratio",)])

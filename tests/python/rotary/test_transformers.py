@@ -6,6 +6,9 @@ the rotation itself: pairing, direction, window, axes.
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import dataclasses
 import re
 from pathlib import Path
 
@@ -172,6 +175,33 @@ def test_every_model() -> None:
     assert len(agreeing) >= 246
     assert {*by_default.values()} <= {"agrees", "no such layer"}, by_default
     assert [*by_default.values()].count("agrees") >= 18
+
+
+def test_parts_of_heads_count_where_the_class_reads_them() -> None:
+    """partial_rotary_factor of type default, which most classes pass over."""
+    seen, wrong = [], {}
+    for model in models():
+        config = copy.deepcopy(model.config)
+        blocks = getattr(config, "rope_parameters", None) or {}
+        block = blocks.get(model.layer_type, blocks)
+        if block.get("rope_type") != "default" or model.model_type in APART:
+            continue
+        if getattr(config, "qk_rope_head_dim", None):  # the width is a key of its own
+            continue
+        block["partial_rotary_factor"] = (block.get("partial_rotary_factor") or 1.0) / 2
+        changed = dataclasses.replace(model, config=config)
+        with contextlib.suppress(AttributeError, LookupError, ValueError):  # no such layer
+            spec = pe.RotarySpec.from_huggingface(config, model.layer_type)
+            theirs = of_layer(changed.rotary(), "inv_freq", model.layer_type).numel()
+            ours = spec.rotary_dim // 2
+            if spec.sections is not None and spec.sections.restart:
+                ours = spec.sections.axis_of_pair.count(0)
+            seen.append((ours, "whole_heads" in TYPES[model.model_type]))
+            if ours != theirs:
+                wrong[str(model)] = (ours, theirs)
+    assert wrong == {}
+    assert sum(whole for _, whole in seen) > 130
+    assert sum(not whole for _, whole in seen) > 20
 
 
 def test_nobody_is_left_out() -> None:
