@@ -382,6 +382,7 @@ class SinusoidalPositionalEmbedding(ModuleWrapper):
         cos_first: bool | None = None,
         shift: float | None = None,
         scale: float = 1.0,
+        position_scale: int = 1,
         padding_idx: int | None = None,
         learned_scale: bool = False,
         axes: Sequence[int] | None = None,
