@@ -383,16 +383,18 @@ using Wholes = std::optional<std::vector<int64_t>>;
 
 std::shared_ptr<Module> make_sinusoidal(
     int64_t embedding_dim, double base, const std::string& preset, std::optional<bool> cos_first,
-    std::optional<double> shift, double scale, std::optional<int64_t> padding_idx,
-    bool learned_scale, const Wholes& axes, const Wholes& widths, std::optional<double> start,
-    std::optional<double> length, const std::optional<std::vector<double>>& interpolation_scale,
-    std::optional<int64_t> max_size, const std::string& layout) {
+    std::optional<double> shift, double scale, int64_t position_scale,
+    std::optional<int64_t> padding_idx, bool learned_scale, const Wholes& axes,
+    const Wholes& widths, std::optional<double> start, std::optional<double> length,
+    const std::optional<std::vector<double>>& interpolation_scale, std::optional<int64_t> max_size,
+    const std::string& layout) {
   return std::make_shared<Module>(SinusoidalOptions(embedding_dim)
                                       .base(base)
                                       .preset(preset)
                                       .cos_first(cos_first)
                                       .shift(shift)
                                       .scale(scale)
+                                      .position_scale(position_scale)
                                       .padding_idx(padding_idx)
                                       .learned_scale(learned_scale)
                                       .axes(axes)
@@ -429,11 +431,11 @@ const Binding binding_of_sinusoidal([](py::module_& module) {
       .def(py::init(&make_sinusoidal), py::arg("embedding_dim"), py::kw_only(),
            py::arg("base") = 10000.0, py::arg("preset") = "vaswani",
            py::arg("cos_first") = py::none(), py::arg("shift") = py::none(), py::arg("scale") = 1.0,
-           py::arg("padding_idx") = py::none(), py::arg("learned_scale") = false,
-           py::arg("axes") = py::none(), py::arg("widths") = py::none(),
-           py::arg("start") = py::none(), py::arg("length") = py::none(),
-           py::arg("interpolation_scale") = py::none(), py::arg("max_size") = py::none(),
-           py::arg("layout") = "bsd")
+           py::arg("position_scale") = 1, py::arg("padding_idx") = py::none(),
+           py::arg("learned_scale") = false, py::arg("axes") = py::none(),
+           py::arg("widths") = py::none(), py::arg("start") = py::none(),
+           py::arg("length") = py::none(), py::arg("interpolation_scale") = py::none(),
+           py::arg("max_size") = py::none(), py::arg("layout") = "bsd")
       .def("forward", &sinusoidal_forward, py::arg("x"), py::arg("positions") = py::none(),
            py::kw_only(), py::arg("offset") = 0, py::arg("grid") = py::none(),
            py::arg("mask") = py::none(), py::arg("cu_seqlens") = py::none(), without_gil())

@@ -49,7 +49,6 @@ WORDS = {
 }
 # What C++ returns as a tuple, an object or a str.
 RESULTS: dict[str, str] = {
-    "rowwise_codes": "tuple[Tensor, Tensor, Tensor]",
 }
 # Static methods of wrappers, whose docstrings have no parameters.
 STATIC = {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "core/cpu_kernel.h"
 #include "core/cuda_launch.h"
@@ -14,11 +15,26 @@ namespace posembed::relative_logits {
 /// A row that stands for logit 0, and one for -infinity, which hides the key.
 inline constexpr int32_t no_row = -1, hidden_row = -2;
 
+/// Consecutive keys of a query whose rows are equal (step 0) or follow one another (1 or -1), or
+/// `any_step`.
+struct Run {
+  int32_t keys, row, step;
+};
+
+inline constexpr int32_t any_step = 2;
+
+/// The runs of a query's rows on one axis, and the first and last row; low > high if there is none.
+struct Line {
+  std::vector<Run> runs;
+  int32_t low, high;
+};
+
 /// A block of scores, and the products of its places: its queries, or its keys if `by_key`. CPU
 /// kernels take one sample and head.
 struct Block {
   const int32_t* rows = nullptr;  // [axes, batch, queries, keys], keys contiguous
   int64_t row_stride[3] = {0};    // axes, batch, queries; in elements, as other strides
+  const Line* lines = nullptr;    // CPU: [axes, batch, queries], as rows; null if `by_key`
   const void* scores = nullptr;   // [batch, heads, queries, keys], keys contiguous
   int64_t score_stride[3] = {0};  // batch, heads, queries
   void* out = nullptr;            // like scores
@@ -33,6 +49,9 @@ struct Block {
   core::DeviceError* error = nullptr;  // CUDA: where a row outside the table is recorded
 };
 
+/// Finds the runs of `keys` rows.
+POSEMBED_CPU_KERNEL(find_runs, void(const int32_t* rows, int64_t keys, Line& line));
+
 /// Sets first_row and row_count to the rows that the block uses, or to one row if it uses none.
 POSEMBED_CPU_KERNEL(narrow_rows, void(Block& block));
 
@@ -41,7 +60,7 @@ POSEMBED_CPU_KERNEL(narrow_rows, void(Block& block));
 /// Products have the compute type.
 POSEMBED_CPU_KERNEL(gather, void(const Block& block));
 
-/// Adds scale * scores to products, in the order of axes, queries and keys.
+/// Adds scale * scores to products, in an order that the rows give.
 POSEMBED_CPU_KERNEL(scatter, void(const Block& block));
 
 /// On `stream`. Products have the type of scores. A row outside the table is recorded, and its

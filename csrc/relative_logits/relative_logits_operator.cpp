@@ -17,6 +17,8 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "core/index_range.h"
@@ -96,8 +98,10 @@ struct PlainProducts {
 /// query: [batch, heads, places, dim]; table: [heads or 1, rows, dim], in the compute type on the
 /// CPU; rows: int32 [axes, batch or 1, queries, keys], keys contiguous
 struct Problem : Factors {
-  Tensor scores, out;  // [batch, heads, queries, keys]
-  Tensor of_query;     // like query
+  Tensor scores, out;                              // [batch, heads, queries, keys]
+  Tensor of_query;                                 // like query
+  std::shared_ptr<const std::vector<Line>> lines;  // [axes, batch or 1, queries], on the CPU
+  const int32_t* first_line = nullptr;             // the rows of the first line
 
   int64_t planes() const { return query.size(0) * query.size(1); }
   int64_t places() const { return query.size(2); }
@@ -133,13 +137,14 @@ struct Problem : Factors {
       block.out = out.mutable_data_ptr();
       strides(out, block.out_stride);
     }
+    block.keys = rows.size(3);
+    if (lines) block.lines = lines->data() + (block.rows - first_line) / block.keys;
     block.row_count = table.size(1);
     block.scalar = dispatcher::scalar_of(query);
     block.axes = rows.size(0);
     block.batch = query.size(0);
     block.heads = query.size(1);
     block.queries = rows.size(2);
-    block.keys = rows.size(3);
     block.scale = scale;
     block.by_key = by_key;
     block.error = dispatcher::device_error(query.device());
@@ -163,12 +168,28 @@ Tensor kernel_rows(const Tensor& rows, int64_t count) {
   return dense;
 }
 
+/// Finds the runs of all queries once for all heads.
+void find_lines(Problem& problem) {
+  const Tensor& rows = problem.rows;
+  const int64_t keys = rows.size(3);
+  problem.first_line = rows.const_data_ptr<int32_t>();
+  std::vector<Line> lines(static_cast<size_t>(rows.numel() / keys));
+  at::parallel_for(0, static_cast<int64_t>(lines.size()), 64, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      find_runs_cpu(problem.first_line + i * keys, keys, lines[static_cast<size_t>(i)]);
+    }
+  });
+  problem.lines = std::make_shared<const std::vector<Line>>(std::move(lines));
+}
+
 Problem problem_of(const Factors& factors, const Tensor& scores) {
-  Problem problem{factors, scores, {}, {}};
+  Problem problem{factors, scores, {}, {}, {}};
   Tensor& table = problem.table;
   if (table.dim() == 2) table = table.unsqueeze(0);
   if (!dispatcher::on_cuda(table)) table = table.to(dispatcher::compute_type(table));
   problem.rows = kernel_rows(factors.rows, table.size(1));
+  const bool on_cpu = !dispatcher::on_cuda(table);
+  if (on_cpu && !factors.by_key && problem.rows.numel() > 0) find_lines(problem);
   return problem;
 }
 

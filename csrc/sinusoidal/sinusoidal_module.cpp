@@ -101,6 +101,7 @@ SinusoidalSpec SinusoidalOptions::spec() const {
   spec.cos_first = cos_first_;
   spec.shift = shift_;
   spec.scale = scale_;
+  spec.position_scale = position_scale_;
   spec.padding_idx = padding_idx_;
   spec.axes = axes_;
   spec.widths = widths_;
@@ -139,6 +140,7 @@ void SinusoidalPositionalEmbeddingImpl::pretty_print(std::ostream& stream) const
   }
   if (const auto shift = options.shift()) stream << ", shift=" << *shift;
   if (options.scale() != 1.0) stream << ", scale=" << options.scale();
+  if (options.position_scale() != 1) stream << ", position_scale=" << options.position_scale();
   if (const auto padding = options.padding_idx()) stream << ", padding_idx=" << *padding;
   if (options.learned_scale()) stream << ", learned_scale=True";
   const auto print_all = [&](const char* name, const auto& numbers) {

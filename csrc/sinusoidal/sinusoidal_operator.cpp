@@ -236,7 +236,7 @@ Tensor shift_matrix(double distance, Text text) {
   const Specification& spec = *pointer;
   const int64_t dim = spec.layout.columns;
   Tensor matrix = at::zeros({dim, dim}, at::kDouble);
-  const Position position = core::split(distance);
+  const Position position = core::split(distance * static_cast<double>(spec.spec.position_scale));
   TORCH_CHECK_VALUE(position.scale == 1.0, "distance: expected a finite number below 2^63, got ",
                     distance);
   for (size_t pair = 0; pair < spec.wide_turns.size(); ++pair) {
@@ -276,8 +276,9 @@ Tensor permutation(Text text, Text other_text) {
   const SpecificationPointer pointer = specification_of_one_axis(text),
                              other_pointer = specification_of_one_axis(other_text);
   const Specification &spec = *pointer, &other = *other_pointer;
-  const bool same_values =
-      spec.turns == other.turns && spec.spec.scale == other.spec.scale && spec.first == other.first;
+  const bool same_values = spec.turns == other.turns && spec.spec.scale == other.spec.scale &&
+                           spec.spec.position_scale == other.spec.position_scale &&
+                           spec.first == other.first;
   const std::vector<Content> from = contents(spec), to = contents(other);
   TORCH_CHECK_VALUE(
       same_values && std::is_permutation(from.begin(), from.end(), to.begin(), to.end()),

@@ -26,6 +26,9 @@ constexpr int64_t max_columns = 65536;
 /// The largest index of a table's row in any program.
 constexpr int64_t max_padding_idx = std::numeric_limits<int32_t>::max();
 
+/// Larger ones would leave no digits of float64 positions.
+constexpr int64_t max_position_scale = std::numeric_limits<int32_t>::max();
+
 /// Reads a field; if it is absent or null, the value does not change.
 template <typename T>
 void read(const nlohmann::json& object, const char* key, T& value) {
@@ -73,6 +76,9 @@ SinusoidalSpec parse(const std::string& text) {
   read(object, "cos_first", spec.cos_first);
   read(object, "shift", spec.shift);
   read(object, "scale", spec.scale);
+  std::optional<int64_t> times;
+  read_whole(object, "position_scale", times);
+  spec.position_scale = times.value_or(1);
   read_whole(object, "padding_idx", spec.padding_idx);
   read_whole(object, "axes", spec.axes);
   read_whole(object, "widths", spec.widths);
@@ -212,6 +218,7 @@ SinusoidalSpec block_of(const SinusoidalSpec& spec, int64_t width) {
   block.cos_first = spec.cos_first;
   block.shift = spec.shift;
   block.scale = spec.scale;
+  block.position_scale = spec.position_scale;
   return block;
 }
 
@@ -248,6 +255,8 @@ void SinusoidalSpec::check() const {
   TORCH_CHECK_VALUE(std::isfinite(base) && base >= 1.0,
                     "base: expected a finite number of at least 1, got ", base);
   TORCH_CHECK_VALUE(std::isfinite(scale), "scale: expected a finite number, got ", scale);
+  TORCH_CHECK_VALUE(position_scale >= 1 && position_scale <= max_position_scale,
+                    "position_scale: expected 1 to ", max_position_scale, ", got ", position_scale);
   TORCH_CHECK_VALUE(std::isfinite(shift.value_or(0.0)), "shift: expected a finite number, got ",
                     shift.value_or(0.0));
   TORCH_CHECK_VALUE(padding_idx.value_or(0) >= 0 && padding_idx.value_or(0) <= max_padding_idx,
@@ -272,6 +281,7 @@ std::string SinusoidalSpec::to_json() const {
                         {"cos_first", or_null(cos_first)},
                         {"shift", or_null(shift)},
                         {"scale", scale},
+                        {"position_scale", position_scale},
                         {"padding_idx", or_null(padding_idx)},
                         {"axes", or_null(axes)},
                         {"widths", or_null(widths)},
@@ -341,6 +351,7 @@ Sinusoid Specification::sinusoid(int64_t order) const {
   result.wide_turns = wide_turns.data();
   result.scale = spec.scale;
   result.first = first;
+  result.position_scale = spec.position_scale;
   result.order = order;
   return result;
 }

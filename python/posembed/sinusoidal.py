@@ -43,6 +43,8 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
         cos_first: Put cosines before sines; default: False.
         shift: Frequencies are ``base ** (-i / (dim / 2 - shift))``; default: the preset's.
         scale: Multiplies the encoding.
+        position_scale: A whole number that multiplies positions, exactly, also fractional ones:
+            diffusers' ``scale`` of a timestep.
         padding_idx: The padding row of fairseq's table; tokens follow it. Position 0 has the
             sinusoid of ``padding_idx + 1``. Position -1, which
             :func:`posembed.functional.fairseq_positions` gives to padding, is zero. Default: 1 for
@@ -82,6 +84,7 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
         cos_first: bool | None = None,
         shift: float | None = None,
         scale: float = 1.0,
+        position_scale: int = 1,
         padding_idx: int | None = None,
         axes: Sequence[int] | None = None,
         widths: Sequence[int] | None = None,
@@ -102,6 +105,7 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
             cos_first=cos_first,
             shift=shift,
             scale=scale,
+            position_scale=position_scale,
             padding_idx=padding_idx,
             axes=axes,
             widths=widths,
@@ -212,6 +216,8 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
             parts.append(f"shift={spec.shift:g}")
         if self.initial_scale != 1.0:
             parts.append(f"scale={self.initial_scale:g}")
+        if spec.position_scale != 1:
+            parts.append(f"position_scale={spec.position_scale}")
         if spec.padding_idx is not None:
             parts.append(f"padding_idx={spec.padding_idx}")
         if self.scale is not None:

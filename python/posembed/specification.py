@@ -599,6 +599,8 @@ class SinusoidalSpec:
         shift: Frequencies are ``base ** (-i / (embedding_dim / 2 - shift))``; default: the
             preset's.
         scale: Multiplies the encoding.
+        position_scale: A whole number that multiplies positions, exactly, also fractional ones:
+            diffusers' ``scale`` of a timestep.
         padding_idx: Position 0 has the sinusoid of ``padding_idx + 1``, and position -1 (padding)
             is zero. Default: 1 with "fairseq", otherwise None.
         axes: For positions of several axes (rows and columns; or frames, rows and columns): the
@@ -630,6 +632,7 @@ class SinusoidalSpec:
     cos_first: bool | None = None
     shift: float | None = None
     scale: float = 1.0
+    position_scale: int = 1
     padding_idx: int | None = None
     axes: Sequence[int] | None = None  # stored as a tuple, like the next ones
     widths: Sequence[int] | None = None
@@ -674,7 +677,7 @@ class SinusoidalSpec:
         """The encoding of timesteps in a UNet of diffusers, by its config.json.
 
         Its first widths and the keys flip_sin_to_cos and freq_shift count. What other models of
-        diffusers call ``scale`` multiplies the timestep, not the encoding: pass ``1000 * t``.
+        diffusers call ``scale`` multiplies the timestep, not the encoding: ``position_scale``.
 
         Args:
             config: A dict, a configuration of diffusers, or the path of a config.json or folder.
@@ -733,7 +736,8 @@ class SinusoidalSpec:
 
     def frequencies(self) -> Tensor:
         """Radians per position of each pair of sine and cosine, block by block: float64 [pairs]."""
-        return torch.ops.posembed.sinusoidal_frequencies.default(self.text)  # type: ignore[no-any-return]
+        frequencies: Tensor = torch.ops.posembed.sinusoidal_frequencies.default(self.text)
+        return frequencies * self.position_scale
 
     def wavelengths(self) -> Tensor:
         """Positions per turn of each pair: float64 [pairs]."""

@@ -160,18 +160,20 @@ def test_vllm(neox: bool, head: int, fraction: float) -> None:
 
 @pytest.mark.parametrize("cos_first", [False, True])
 @pytest.mark.parametrize("shift", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("scale", [1.0, 10.0])
+@pytest.mark.parametrize("scale", [1, 10, 1000])
 @pytest.mark.parametrize("base", [10.0, 10000.0])
-def test_diffusers_time_steps(cos_first: bool, shift: float, scale: float, base: float) -> None:
+def test_diffusers_time_steps(cos_first: bool, shift: float, scale: int, base: float) -> None:
     """get_timestep_embedding: its scale multiplies the time step, not the encoding."""
-    width, steps = 64, torch.tensor([0.0, 0.5, 7.0, 999.0])
+    width, steps = 64, torch.tensor([0.0, 0.5, -0.25, 7.0, 999.0, 0.3], dtype=torch.float64)
     rates = base ** (-torch.arange(width // 2, dtype=torch.float64) / (width // 2 - shift))
-    phases = steps.double()[:, None] * scale * rates
+    phases = steps[:, None] * scale * rates
     parts = [phases.sin(), phases.cos()]
+    expected = torch.cat(parts[::-1] if cos_first else parts, -1)
     module = pe.SinusoidalPositionalEmbedding(
-        width, base=base, preset="ddpm", cos_first=cos_first, shift=shift
+        width, base=base, preset="ddpm", cos_first=cos_first, shift=shift, position_scale=scale
     )
-    assert_near(module.encode(steps * scale), torch.cat(parts[::-1] if cos_first else parts, -1))
+    assert torch.allclose(module.encode(steps), expected, rtol=0, atol=1e-10)
+    assert_near(module.encode(steps[:5].float()), expected[:5])
 
 
 @pytest.mark.parametrize("rows", [1, 3])

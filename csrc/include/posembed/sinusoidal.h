@@ -32,7 +32,8 @@ struct POSEMBED_API SinusoidalSpec {
   std::optional<bool> cos_first;  ///< cosines before sines; default: false
   /// Frequency i is base^(-i / (embedding_dim / 2 - shift)); default: the preset's shift.
   std::optional<double> shift;
-  double scale = 1.0;  ///< multiplies the encoding
+  double scale = 1.0;          ///< multiplies the encoding
+  int64_t position_scale = 1;  ///< multiplies positions, exactly: diffusers' scale of a timestep
   /// The row of padding in fairseq's table: position 0 has the sinusoid of padding_idx + 1, and
   /// position -1, padding, is zero. Default: 1 with fairseq; otherwise positions are not shifted.
   std::optional<int64_t> padding_idx;
@@ -115,6 +116,8 @@ struct POSEMBED_API SinusoidalOptions {
   TORCH_ARG(std::optional<double>, shift) = std::nullopt;
   /// Multiplies the encoding.
   TORCH_ARG(double, scale) = 1.0;
+  /// Multiplies positions, exactly: diffusers' scale of a timestep.
+  TORCH_ARG(int64_t, position_scale) = 1;
   /// Position 0 has the sinusoid of padding_idx + 1, and position -1, padding, is zero; default: 1
   /// with fairseq, otherwise none.
   TORCH_ARG(std::optional<int64_t>, padding_idx) = std::nullopt;

@@ -32,12 +32,16 @@ def encodings(
     padding = numbers["padding_idx"]
     if padding is None:
         padding = 1 if preset == "fairseq" else -1
-    places = positions if padding < 0 else positions + (padding + 1)
+    places = positions
+    times = numbers["position_scale"]
+    if times != 1:  # float64 has the digits of the products
+        places = places.to(torch.float64 if places.is_floating_point() else torch.int64) * times
+    places = places if padding < 0 else places + (padding + 1)
     cosines, sines = exact_cosines_and_sines(places, frequencies, dtype, signed)
     for _ in range(order % 4):
         cosines, sines = -sines, cosines
     if order:
-        factor = ((frequencies * (2 * math.pi)) ** order).to(dtype)
+        factor = ((frequencies * (2 * math.pi * times)) ** order).to(dtype)
         cosines, sines = cosines * factor, sines * factor
     pairs = (cosines, sines) if numbers["cos_first"] else (sines, cosines)
     interleaved = preset == "vaswani"

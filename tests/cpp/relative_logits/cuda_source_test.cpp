@@ -38,6 +38,9 @@ struct Problem {
                      : kind == Rows::clipped     ? clipped
                                                  : key % 5);
     }
+    for (int64_t line = 0; line < (by_key ? 0 : 4 * queries); ++line) {
+      find_runs_cpu(rows.data() + line * keys, keys, lines.emplace_back());
+    }
     for (float& score : scores) score = normal(generator);
     products.resize(static_cast<size_t>(6 * places * row_count));
     for (float& product : products) product = normal(generator);
@@ -70,6 +73,7 @@ struct Problem {
 
   int64_t places;
   std::vector<int32_t> rows;
+  std::vector<Line> lines;
   std::vector<float> scores, products;
   Block block;
 };
@@ -81,6 +85,7 @@ void on_planes(const Problem& problem, const Kernel& kernel) {
   for (int64_t plane = 0; plane < 6; ++plane) {
     Block block = problem.block;
     block.rows += plane / 3 * size;
+    if (!block.by_key) block.lines = problem.lines.data() + plane / 3 * block.queries;
     block.scores = static_cast<const float*>(block.scores) + plane * size;
     if (block.out != nullptr) block.out = static_cast<float*>(block.out) + plane * size;
     block.products = static_cast<float*>(block.products) + plane * problem.places * row_count;

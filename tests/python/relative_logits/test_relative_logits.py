@@ -233,3 +233,45 @@ def test_places_of_several_blocks(by: str, device: torch.device) -> None:
     wanted = torch.autograd.grad(expected, (query, table), upper)
     for one, other in zip(torch.autograd.grad(found, (query, table), upper), wanted, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("by", ["query", "key"])
+def test_runs_of_rows(dtype: torch.dtype, by: str, device: torch.device) -> None:
+    """Lines of equal, rising and falling rows of every length, of -1 and of -2, on two axes."""
+    torch.manual_seed(0)
+    count, queries, keys = 60, 70, 150
+
+    def line() -> Tensor:
+        parts: list[Tensor] = []
+        while sum(map(len, parts)) < keys:
+            size, first = int(torch.randint(1, 45, ())), int(torch.randint(-2, count, ()))
+            step = int(torch.randint(-1, 2, ())) if first >= 0 else 0
+            part = first + step * torch.arange(size)
+            parts.append(part[(part >= (0 if first >= 0 else -2)) & (part < count)])
+        return torch.cat(parts)[:keys]
+
+    rows = torch.stack([line() for _ in range(2 * queries)]).view(2, 1, queries, keys).to(device)
+    sizes = (2, 2, queries if by == "query" else keys, 8)
+    query, table = torch.randn(sizes, device=device), torch.randn(count, 8, device=device)
+    scores, upper = torch.randn(2, 2, 2, queries, keys, device=device)
+    leaves = [x.to(dtype).requires_grad_() for x in (query, table)]
+    found = logits_of(*leaves, rows, by=by, scores=scores.to(dtype), scale=0.5)
+    upper = upper.to(dtype).masked_fill(rows.eq(-2).any(0), 0)
+
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    products = exact[0] @ exact[1].T * 0.5
+    expected = scores.to(dtype).double()
+    for axis in rows:
+        at = axis.clamp_min(0)
+        at = at if by == "query" else at.mT
+        logits = products.gather(-1, at.expand(2, 2, *at.shape[1:]))
+        logits = logits if by == "query" else logits.mT
+        expected = expected + torch.where(axis >= 0, logits, 0.0)
+        expected = expected.masked_fill(axis == -2, -math.inf)
+    slack = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2}.get(dtype, 6e-2)
+    gradients = torch.autograd.grad(found, leaves, upper)
+    wanted = torch.autograd.grad(expected, exact, upper.double())
+    for one, other in zip((found, *gradients), (expected, *wanted), strict=True):
+        bound = slack * other[other.isfinite()].abs().max()
+        torch.testing.assert_close(one.double(), other, rtol=0, atol=float(bound))
