@@ -81,9 +81,9 @@ def test_layers_of_gemma(tables: Any, dtype: torch.dtype, device: torch.device) 
         logits = model(ids).logits
     report = patch(model, tables=tables)
     assert "one kernel; equal bits" in [row.action for row in report.patched]
-    assert isinstance(table, _tables.ScaledTable)
+    assert isinstance(table, _tables.Instance)
     assert isinstance(table, type(model.model.embed_tokens))
-    assert not isinstance(model.model.embed_tokens, _tables.ScaledTable)  # the head shares it
+    assert not isinstance(model.model.embed_tokens, _tables.Instance)  # the head shares it
     assert torch.equal(table(ids), expected)
     assert table.weight.device.type == ("cpu" if tables == "host" else device.type)
     assert table.weight.requires_grad == (tables == "stay")
@@ -118,7 +118,7 @@ def test_ngrams_of_qwen(tables: Any, first: int, device: torch.device) -> None:
     expected = run()
     report = patch(model, tables=tables)
     assert [row.action for row in report.patched] == ["one kernel; equal bits"]
-    assert isinstance(memory, _tables.NgramTable)
+    assert isinstance(memory, _tables.Instance)
     for found, wanted in zip(run(), expected, strict=True):
         assert torch.equal(found, wanted)
     assert memory.ngram_embedding.weight.device.type == ("cpu" if tables == "host" else device.type)
@@ -216,7 +216,7 @@ def test_scales_of_any_name() -> None:
     ids = torch.tensor([3, 0])
     expected = model[0](ids)
     assert [row.action for row in patch(model).patched] == ["one kernel; equal bits"]
-    assert isinstance(model[0], _tables.ScaledTable)
+    assert isinstance(model[0], _tables.Instance)
     assert torch.equal(model[0](ids), expected)
 
 
@@ -252,7 +252,7 @@ def test_ngrams_of_any_name(device: torch.device) -> None:
 
     expected = run()
     assert [row.action for row in patch(model).patched] == ["one kernel; equal bits"]
-    assert isinstance(model[0], _tables.NgramTable)
+    assert isinstance(model[0], _tables.Instance)
     for again in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         model = again
         for found, wanted in zip(run(), expected, strict=True):
