@@ -48,9 +48,8 @@ _calls: weakref.WeakKeyDictionary[Any, dict[Path, tuple[Rotation, types.CodeType
     weakref.WeakKeyDictionary()
 )
 _codes: weakref.WeakKeyDictionary[Any, dict[Any, types.CodeType]] = weakref.WeakKeyDictionary()
-# What places do: a rotation, or why the code stays, or ''.
-_found: weakref.WeakKeyDictionary[Any, tuple[Any, Rotation | str]] = weakref.WeakKeyDictionary()
-_inside: dict[tuple[types.CodeType, int], tuple[Any, Rotation | str]] = {}
+# By function: its code, and what that and functions inside it do: a rotation, why it stays, or ''.
+_found: weakref.WeakKeyDictionary[Any, tuple[Any, Any, Any]] = weakref.WeakKeyDictionary()
 
 
 class Place(NamedTuple):
@@ -195,12 +194,13 @@ def reach(part: Any) -> dict[Place, Rotation | str]:
         seen.add(function)
         place, code = Place(function), Place(function).code
         if _found.get(function, (None,))[0] is not code:
-            _found[function] = code, _examined(function, owner, bound)
-        result = _found[function][1]
+            result = _examined(function, owner, bound)
+            inner = [] if isinstance(result, Rotation) else _inner(function, code)
+            _found[function] = code, result, dict(inner)
+        _, result, inner = _found[function]
         if isinstance(result, Rotation):
             found[place] = result
             continue
-        inner = dict(_inner(function, code, ()))
         found |= {inside: x for inside, x in inner.items() if x}
         for name, value, names in _used(function):
             behind = list(functions_behind(value, names))
@@ -251,7 +251,7 @@ def _examined(function: types.FunctionType, owner: type | None, bound: bool) -> 
 
 
 def _inner(
-    function: types.FunctionType, code: types.CodeType, path: Path
+    function: types.FunctionType, code: types.CodeType, path: Path = ()
 ) -> Iterator[tuple[Place, Rotation | str]]:
     """Functions that a function's code defines, without variables around them."""
     for at, x in enumerate(code.co_consts):
@@ -259,14 +259,11 @@ def _inner(
             continue
         if not x.co_flags & inspect.CO_OPTIMIZED or x.co_freevars:
             continue
-        key = x, id(function.__globals__)
-        if key not in _inside:
-            made = types.FunctionType(x, function.__globals__, x.co_name)
-            result = recognise(made)
-            if isinstance(result, str) and not result.startswith("it rotates"):
-                result = result if ROTATES.match(x.co_name) or roles_of(made) else ""
-            _inside[key] = function.__globals__, result
-        yield Place(function, (*path, at)), _inside[key][1]
+        made = types.FunctionType(x, function.__globals__, x.co_name)
+        result = recognise(made)
+        if isinstance(result, str) and not result.startswith("it rotates"):
+            result = result if ROTATES.match(x.co_name) or roles_of(made) else ""
+        yield Place(function, (*path, at)), result
         yield from _inner(function, x, (*path, at))
 
 

@@ -36,7 +36,7 @@ LINEAR = {
     *("reshape_as", "roll", "select", "split", "split_with_sizes", "squeeze", "stack", "swapaxes"),
     *("swapdims", "take_along_dim", "tensor_split", "tile", "transpose", "unbind", "unflatten"),
     *("unsqueeze", "view", "view_as", "view_as_complex", "view_as_real", "t", "empty_like"),
-    *("zeros_like", "ones_like", "empty", "zeros", "ones", "tensor", "new_empty", "new_zeros"),
+    *("zeros_like", "ones_like", "empty", "zeros", "ones", "new_empty", "new_zeros"),
     *("to", "type", "type_as", "float", "double", "half", "bfloat16", "arange", "cos", "sin"),
     *("polar", "outer", "div", "autocast", "is_tensor", "is_complex", "is_floating_point"),
 }
@@ -185,8 +185,7 @@ class Gate:
     @functools.cached_property
     def jumps(self) -> dict[types.CodeType, dict[int, Jump]]:
         """The jumps that count, of all that was read."""
-        every = {code: dict(_jumps(code)) for code in self.codes}
-        return {code: jumps for code, jumps in every.items() if jumps}
+        return {code: jumps for code in self.codes if (jumps := dict(_jumps(code)))}
 
     def __call__(self, frame: types.FrameType, event: str, argument: Any) -> Any:
         """Traces a frame, for ``sys.settrace``."""

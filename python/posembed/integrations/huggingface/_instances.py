@@ -99,11 +99,7 @@ class Instance(Hosted):
     ) -> bool:
         """Whether rows have the bits of the model's own code, and counts the call.
 
-        Args:
-            weight: The table.
-            ids: What is looked up; the first call of each kind is compared.
-            found: The rows.
-            own: Runs the model's own code; None if that has another effect.
+        ``own`` runs that code at the first call of each kind; None if it has another effect.
         """
 
         def compare() -> str | None:
@@ -184,19 +180,16 @@ def _scaling(scale: float) -> Forward:
             module.posembed_calls.kernel += 1
             return found
         same = module.posembed_compare(module.weight, input_ids, found, lambda: own(input_ids))
-        return found if same else own(input_ids)  # type: ignore[no-any-return]
+        return found if same else own(input_ids)
 
     return forward
 
 
 def _joining(name: str, spec: NgramSpec, called: Any) -> Forward:
-    """What a module does that hashes n-grams and joins their rows.
+    """What a module does that hashes n-grams and joins the rows of its table with this name.
 
-    Args:
-        name: The name of its ``nn.Embedding``.
-        spec: The numbers.
-        called: How it asks the cache for the tokens before, the state of a convolution, and what it
-            gives the cache beside the tokens.
+    ``called`` says how it asks the cache for the tokens before, the state of a convolution, and
+    what it gives the cache beside the tokens.
     """
     size = spec.ngram_size - 1
 
@@ -242,12 +235,7 @@ def scaled(module: Any, ids: Tensor, scale: float) -> Tensor:
 def place(model: nn.Module, where: Where) -> Iterator[tuple[Any, int, str]]:
     """Puts tables of layers and of n-grams on the kernels; no input table, which a head may share.
 
-    Args:
-        model: The model.
-        where: Where tables are afterwards.
-
-    Yields:
-        Classes, how many modules have each, and why they were left, or ''.
+    Yields classes, how many modules have each, and why they were left, or ''.
     """
     parameters = (x for module in model.modules() for x in module.parameters(recurse=False))
     owners = collections.Counter(map(id, parameters))
@@ -295,7 +283,7 @@ def _layers(module: Any, original: Any) -> tuple[str, Any, Any] | None:
     rows, dtype = module.num_embeddings, module.weight.dtype
     if module.max_norm is not None or module.sparse:
         return "it has an option that the kernel lacks", None, None
-    gate = _gate(module, original)
+    gate = _gate(module, original, {"tensor"})
     if gate.reason or gate.jumps:
         return gate.reason or gate.branch(), None, None
     if not dtype.is_floating_point or dtype.itemsize == 1:
@@ -312,7 +300,7 @@ def _layers(module: Any, original: Any) -> tuple[str, Any, Any] | None:
     return "it computes something else than rows times a number", None, None
 
 
-def _gate(module: Any, original: type, more: Collection[str] = ()) -> Gate:
+def _gate(module: Any, original: type, more: Collection[str]) -> Gate:
     """The gate of what a module's forward does before that of PyTorch's classes."""
     names = {*vars(module), *module._buffers, *module._parameters, *module._modules}
     gate = Gate({*names, "forward", "super", *more}, original, more)
@@ -328,11 +316,9 @@ def _ngrams(module: Any, original: Any) -> tuple[str, Any, Any] | None:
     for x in module._buffers.values():
         if x is not None and x.dtype == torch.int64 and x.dim() == 1 and not x.is_meta:
             lists.append(x.tolist())
-    if len(lists) != 3:
-        return None
     children = module.named_children()
     tables = [(n, x) for n, x in children if original_of(type(x)) is nn.Embedding]
-    if len(tables) != 1:
+    if len(lists) != 3 or len(tables) != 1:
         return None
     ((name, table),) = tables
     gate = _gate(module, original, HASHES)
@@ -408,9 +394,7 @@ def _hashes_alike(module: Any, original: Any, name: str, spec: NgramSpec) -> Any
 def _keeping(source: Any, specs: dict[str | None, RotarySpec]) -> Forward:
     """What a rotary module does whose tables carry the positions that they were made from.
 
-    Args:
-        source: A module of the same configuration on the CPU.
-        specs: A specification for each layer type, or None.
+    ``source`` is a module of the same configuration on the CPU, with specifications by layer type.
     """
     texts: dict[Any, str] = {}  # of the specification; '' if another rotation is meant
 
@@ -523,8 +507,7 @@ def _turned(
 def attach(model: nn.Module) -> Iterator[tuple[Any, int, str]]:
     """Makes rotary modules keep positions beside their tables.
 
-    Yields:
-        Classes, how many modules have each, and why their tables are used alone, or ''.
+    Yields classes, how many modules have each, and why their tables are used alone, or ''.
     """
     counts: dict[tuple[Any, str], int] = collections.Counter()
     for module in list(model.modules()):
@@ -553,14 +536,15 @@ def _source(module: Any, original: Any) -> Forward | str:
             fresh = original(module.config).train(module.training)
     except Exception:  # another kind of module may need anything
         return "it cannot be made from its configuration"
-    for name, buffer in fresh.named_buffers():
+    buffers = dict(fresh.named_buffers())
+    for name, value in {**vars(fresh), **buffers}.items():
         mine = getattr(module, name, None)
-        if not isinstance(mine, Tensor) or mine.is_meta:
-            return "its frequencies are not there yet (meta device)"
-        if not torch.equal(buffer.to(mine.dtype), mine.cpu()):
-            return f"its {name} differs from that of its configuration"
-    for name, value in vars(fresh).items():
-        if isinstance(value, int | float | str) and vars(module).get(name) != value:
+        same = not isinstance(value, int | float | str) or mine == value
+        if name in buffers:
+            if not isinstance(mine, Tensor) or mine.is_meta:
+                return "its frequencies are not there yet (meta device)"
+            same = torch.equal(value.to(mine.dtype), mine.cpu())
+        if not same:
             return f"its {name} differs from that of its configuration"
     specs: dict[str | None, RotarySpec] = {}
     for name, _ in fresh.named_buffers():

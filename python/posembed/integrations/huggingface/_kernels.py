@@ -10,7 +10,6 @@ import copy
 import importlib
 import importlib.metadata
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -85,18 +84,7 @@ class RotaryPosEmb(nn.Module):
     def forward(
         self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
     ) -> tuple[Tensor, Tensor]:
-        """Rotates query and key.
-
-        Args:
-            q: Queries, as for the function that is replaced.
-            k: Keys.
-            cos: Cosines.
-            sin: Sines.
-            unsqueeze_dim: Where to insert the head dimension into the tables.
-
-        Returns:
-            The rotated queries and keys.
-        """
+        """Rotates query and key, by the arguments of the function that is replaced."""
         kind = type(self)
         if kind.forward is RotaryPosEmb.forward:
             return apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim)
@@ -113,18 +101,14 @@ def _recognised(kind: type[nn.Module]) -> bool:
     object that a constant-result function returns.
     """
     if "_posembed" not in vars(kind):
-        kind._posembed = _function(kind)  # type: ignore[attr-defined]
+        function, found = wrapped(kind), None
+        if function is not None:
+            # A new thread has none of this thread's modes: no autocast, tracing or transforms.
+            with ThreadPoolExecutor(1) as thread:
+                found = thread.submit(recognise, own_of(function)).result()  # patched or not
+        known = found.function() if isinstance(found, Rotation) else None
+        kind._posembed = known  # type: ignore[attr-defined]
     return vars(kind)["_posembed"] is not None
-
-
-def _function(kind: type[nn.Module]) -> Callable[..., Any] | None:
-    function = wrapped(kind)
-    if function is None:
-        return None
-    # A new thread has none of this thread's modes: no autocast, tracing or transforms.
-    with ThreadPoolExecutor(1) as thread:
-        found = thread.submit(recognise, own_of(function)).result()  # whether patched or not
-    return found.function() if isinstance(found, Rotation) else None
 
 
 _before: dict[str, Any] = {}  # earlier registrations under the name, to restore on unregister
@@ -134,11 +118,10 @@ def register_kernels() -> None:
     """Makes posembed rotate in every transformers model that is created with ``use_kernels=True``.
 
     The kernels package then replaces each function that transformers marks as ``rotary_pos_emb``
-    with posembed's rotation, on the CPU and, if posembed was built with CUDA, on GPUs. This works
-    for inference, for training and in ``torch.compile``. Results are bitwise identical to those of
-    the replaced function, as after ``patch(model)``; a function that is not recognised runs
-    unchanged. transformers' own entry for GPUs stays, with lower priority. Unlike
-    ``patch(model)``, this changes all models of a family at once, because they share the function.
+    with posembed's rotation, on the CPU and, if posembed was built with CUDA, on GPUs, also in
+    training and in ``torch.compile``. Results are bitwise identical to those of the function, which
+    runs unchanged if it is not recognised. transformers' own entry for GPUs stays, with lower
+    priority. All models of a family change at once, because they share the function.
 
     Raises:
         ImportError: kernels is missing or does not fit the installed transformers. The message
@@ -197,7 +180,6 @@ def _kernels() -> Any:
     return importlib.import_module("kernels")
 
 
-def _mapping() -> dict[str, Any]:
+def _mapping() -> Any:
     """Registered entries by name; kernels has no function to remove one."""
-    found: dict[str, Any] = importlib.import_module("kernels.layer.globals")._KERNEL_MAPPING.get()
-    return found
+    return importlib.import_module("kernels.layer.globals")._KERNEL_MAPPING.get()

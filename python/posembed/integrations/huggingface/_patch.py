@@ -40,8 +40,7 @@ class Row:
         modules: How many modules of the model have one of these classes.
         patched: Whether posembed replaces it.
         reason: Why nothing changed, or what runs in place of a table.
-        rotates: Whether it is a function that rotates, and no bias, table or method that only looks
-            as if it rotated.
+        rotates: Whether it is no bias, and no method that only looks as if it rotated.
         exact: Whether modules keep positions beside the tables, for exact angles.
     """
 
@@ -179,8 +178,10 @@ class Report:
                 text += f"; {calls.kernel} of {total} calls" if total else "; 0 of your calls"
             if row.state:
                 text += f"; {row.state}"
-            users = f"{row.modules} x {', '.join(row.classes)}"
-            yield row.function, text, f"{users}, {_in_package(row.location)}"
+            folders = [os.path.join(folder, "") for folder in sys.path if folder]
+            known = [folder for folder in folders if row.location.startswith(folder)]
+            where = row.location.removeprefix(max(known, key=len, default=""))
+            yield row.function, text, f"{row.modules} x {', '.join(row.classes)}, {where}"
 
     def _repr_html_(self) -> str:
         """The table, for notebooks."""
@@ -196,13 +197,6 @@ class Report:
         return "\n".join([*lines, *self.notes])
 
 
-def _in_package(location: str) -> str:
-    """A file and line without the folder that Python imports the file from, if there is one."""
-    folders = [os.path.join(folder, "") for folder in sys.path if folder]
-    known = [folder for folder in folders if location.startswith(folder)]
-    return location.removeprefix(max(known, key=len, default=""))
-
-
 def patch(
     model: Any,
     *,
@@ -211,11 +205,10 @@ def patch(
 ) -> Report:
     """Makes posembed rotate in a loaded model of transformers, diffusers, timm, or your own.
 
-    Functions that rotate query and key are recognised by what they compute, so posembed does not
-    need to know their names or the model. Each gets other code, which calls
-    ``functional.rotary_tables``; whatever holds the function follows. Weights, ``state_dict``,
-    hooks and classes do not change. The effect is the process's: other models of the family run the
-    kernel too, with the same bits, until ``unpatch`` of the last patched one. Patched models can be
+    Functions that rotate query and key are recognised by what they compute. Each gets other code,
+    which calls the kernel; whatever holds the function follows. Weights, ``state_dict``, hooks and
+    classes do not change. The effect is the process's: other models of the family run the kernel
+    too, with the same bits, until ``unpatch`` of the last patched one. Patched models can be
     compiled and copied; a model that was compiled before is compiled again by itself. A pickle has
     the model alone: patch it again in another process. Patching a second time has no effect.
 

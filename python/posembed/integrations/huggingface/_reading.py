@@ -24,9 +24,9 @@ from posembed.integrations.huggingface._gate import UNKNOWN, Gate, compared, con
 from posembed.integrations.huggingface._rotation import (
     INNER,
     NARROW,
-    TOKENS_FIRST,
     Columns,
     Form,
+    Plan,
     Roles,
     Rotation,
     Rule,
@@ -38,9 +38,8 @@ BATCH, HEADS, KEY_HEADS, TOKENS, ROWS, HEAD = 2, 3, 4, 5, 7, 12
 # Leading dimensions of tensors and of tables: batch, heads, tokens or 1; and the dimension of heads
 # to insert. Functions that take no such dimension get tables that have it, too.
 LAYOUTS: list[tuple[str, str, int | None]] = [
-    *(("bhs", "bs", 1), ("bsh", "bs", 2), ("bhs", "bs", -3), ("bsh", "bs", -2)),
-    *(("bhs", "1s", 1), ("bsh", "1s", 2), ("sh", "s", 1), ("hs", "s", 0), ("sh", "s", -2)),
-    *(("hs", "s", -3), ("bhs", "1s", -3), ("bsh", "1s", -2), ("bhs", "s", 0), ("bsh", "s", 1)),
+    *(("bhs", "bs", 1), ("bsh", "bs", 2), ("bhs", "1s", 1), ("bsh", "1s", 2)),
+    *(("sh", "s", 1), ("hs", "s", 0), ("bhs", "s", 0), ("bsh", "s", 1)),
 ]
 INSERTED = [
     *(("bhs", "b1s"), ("bhs", "11s"), ("bsh", "bs1"), ("bsh", "1s1"), ("bsh", "s1"), ("sh", "s1")),
@@ -75,7 +74,6 @@ COS, SIN = re.compile(r"cos(_|$|ine)"), re.compile(r"sin(_|$|e$)")
 JOINT, COMPLEX = re.compile("sinusoid"), re.compile("freqs?_(ci|complex)")
 OPTIONAL = re.compile("(k|key|v|value)(_|$)")
 ROUNDS = "it rotates, but rounds its products in a way that the kernel has not"
-DETACHED = "it rotates, but its results have no gradients"
 MAKES = "it makes its cosines and sines itself, from positions or frequencies"
 FIRST = 16  # of the numbers in tables; below are the factors 0 and 1
 # One call: leading dimensions of tensors and of tables, the dimension of heads to insert, what is
@@ -136,7 +134,7 @@ def possible_roles(function: Any) -> Iterator[Roles]:
     Attributes of an instance are its tables, and an optional argument then has positions.
     """
     names, defaults = _parameters(function)
-    needed = [n for n in names if n not in defaults]
+    needed = tuple(n for n in names if n not in defaults)
     held = getattr(function, "attributes", ())
     if held:
         tensors = tuple(n for n in needed if n not in held)
@@ -146,21 +144,21 @@ def possible_roles(function: Any) -> Iterator[Roles]:
             yield Roles(names, defaults, tensors, cos, sin, positions=positions)
         return
     parameters = inspect.signature(function).parameters if names else {}
-    kinds = {n: getattr(parameters[n].annotation, "__name__", None) for n in needed}
-    kinds = {n: kind or parameters[n].annotation for n, kind in kinds.items()}
-    if len(names) > ARGUMENTS or any(kind in NUMBERS for kind in kinds.values()):
-        return
+    for name in needed:
+        kind = parameters[name].annotation
+        if len(names) > ARGUMENTS or getattr(kind, "__name__", kind) in NUMBERS:
+            return
     free = [n for n in names if defaults.get(n) is None]
     for count, tables in itertools.product((1, 2, 3), (1, 2)):
         for start in range(len(free) - count - tables + 1):
-            block = free[start : start + count + tables]
+            block = tuple(free[start : start + count + tables])
             if set(needed) <= set(block):
                 for tensors, table in (
                     (block[:count], block[count:]),
                     (block[tables:], block[:tables]),
                 ):
                     sin = table[1] if tables == 2 else None
-                    yield Roles(names, defaults, tuple(tensors), table[0], sin)
+                    yield Roles(names, defaults, tensors, table[0], sin)
 
 
 def with_attributes(method: types.FunctionType) -> Callable[..., Any] | None:
@@ -171,7 +169,8 @@ def with_attributes(method: types.FunctionType) -> Callable[..., Any] | None:
     """
     code = method.__code__
     names, this = _parameters(method)[0], code.co_varnames[:1]
-    steps, attributes = list(dis.get_instructions(code)), []
+    steps: list[Any] = list(dis.get_instructions(code))
+    attributes: list[str] = []
     for x, after in itertools.pairwise(steps):
         if x.argval in this or (isinstance(x.argval, tuple) and set(this) & set(x.argval)):
             if not x.opname.startswith("LOAD_FAST") or after.opname != "LOAD_ATTR":
@@ -230,17 +229,6 @@ def _samples(roles: Roles) -> list[Sample]:
     return found
 
 
-def _layout(sample: Sample, rule: Rule) -> tuple[int, int, int | None]:
-    """The entry of a sample in ``Rule.layouts``."""
-    tensors, table, dim, *_ = sample
-    dim = rule.unsqueeze if dim is None else dim
-    if table == "s11":
-        dim = TOKENS_FIRST
-    elif dim is None and table not in ("hs", "1hs", tensors):
-        dim = -2 if tensors[-1] == "h" else -3
-    return len(tensors) + 1, len(table) + 1, dim
-
-
 def _sizes(letters: str, heads: int = HEADS, tokens: int = TOKENS) -> list[int]:
     sizes = {"b": BATCH, "h": heads, "s": tokens, "1": 1}
     return [sizes[x] for x in letters]
@@ -249,15 +237,7 @@ def _sizes(letters: str, heads: int = HEADS, tokens: int = TOKENS) -> list[int]:
 def _arguments(
     roles: Roles, sample: Sample, tables: Any, gathers: bool, tensors: Callable[..., Tensor]
 ) -> dict[str, Any]:
-    """All that a function takes in a sample.
-
-    Args:
-        roles: The roles of its arguments.
-        sample: The shapes.
-        tables: The tables, in the form that it takes.
-        gathers: Whether it gathers their rows by position.
-        tensors: Makes what it rotates, by shape.
-    """
+    """All that a function takes in a sample; ``tensors`` makes what it rotates, by shape."""
     letters, rows, dim, change, _ = sample
     arguments: dict[str, Any] = dict(roles.options)
     if roles.form == "separate":
@@ -320,8 +300,7 @@ class Trial:
         # Columns for each pair, if tables have a value for each component.
         self.wide = 4 if roles.form in ("joint", "stacked", "matrices") else 2
         self.samples = _samples(roles)
-        self._arguments: dict[Any, dict[str, Any]] = {}
-        self._results: dict[Any, Any] = {}
+        self._calls: dict[Any, tuple[dict[str, Any], Any]] = {}
 
     def _shape(self, sample: Sample, wide: bool, gathers: bool) -> list[int]:
         """The shape of tables, with a value for each component or for each pair."""
@@ -410,11 +389,11 @@ class Trial:
 
     # ------------------------------------------------------------------------------------ rounding
 
-    def arguments(self, rule: Rule, at: int) -> dict[str, Any]:
-        """The arguments of one sample, of random numbers that are the same in every call."""
+    def call(self, rule: Rule, at: int) -> tuple[dict[str, Any], Any]:
+        """The arguments of one sample, the same random numbers each time, and the results."""
         wide = rule.ratio == self.wide
         key = wide, rule.gathers, at
-        if key not in self._arguments:
+        if key not in self._calls:
             generator, sample = torch.Generator("cpu").manual_seed(7), self.samples[at]
 
             def random(shape: Any, dtype: torch.dtype = sample[-1][0]) -> Tensor:
@@ -422,58 +401,48 @@ class Trial:
                 return made.to(dtype)
 
             shape = self._shape(sample, wide, rule.gathers)
-            first, second = (random(shape, sample[-1][1]) for _ in range(2))
+            first, second = random(shape, sample[-1][1]), random(shape, sample[-1][1])
             tables = _formed(self.roles.form, first, second)
-            self._arguments[key] = _arguments(self.roles, sample, tables, rule.gathers, random)
-        return self._arguments[key]
-
-    def result(self, rule: Rule, at: int) -> Any:
-        """The results of the function."""
-        arguments = self.arguments(rule, at)
-        if id(arguments) not in self._results:
-            self._results[id(arguments)] = _run(self.function, arguments)
-        return self._results[id(arguments)]
+            given = _arguments(self.roles, sample, tables, rule.gathers, random)
+            self._calls[key] = given, _run(self.function, given)
+        return self._calls[key]
 
     def compared(
         self, rule: Rule, changed: dict[str, None] | None = None
-    ) -> Iterator[tuple[int, dict[str, Any], Any, Any]]:
-        """Samples that a function and a rule take: place, arguments, and results of both.
+    ) -> Iterator[tuple[int, Plan, dict[str, Any], Any, Any]]:
+        """Samples that a function and a rule take: place, plan, arguments, and results of both.
 
-        Args:
-            rule: The rule.
-            changed: Other values of arguments.
+        Arguments may be changed to others.
         """
         roles = rule.roles
         for at in range(len(self.samples)):
-            given = {**self.arguments(rule, at), **(changed or {})}
-            expected = _run(self.function, given) if changed else self.result(rule, at)
-            if expected is None:
-                continue
+            given, expected = self.call(rule, at)
+            if changed:
+                given = {**given, **changed}
+                expected = _run(self.function, given)
             given = {**dict.fromkeys(roles.names), **roles.defaults, **given}
-            plan = rule.plan(given)
+            plan = None if expected is None else rule.plan(given)
             if plan is not None:
-                yield at, given, rule.run(given, plan), expected
+                yield at, plan, given, rule.run(given, plan), expected
 
     def followed(self, rule: Rule, *, strict: bool) -> Rule | None:
         """The rule with the layouts in which it holds; None if any result differs.
 
-        Args:
-            rule: The rule.
-            strict: Whether it has to hold for every dtype that the function takes.
+        If strict, it has to hold for every dtype that the function takes.
         """
         layouts, foreign, others, seen = set(), set(), set(), set()
         dtypes: dict[Any, tuple[torch.dtype, torch.dtype]] = {}
-        for at, given, found, expected in self.compared(rule):
+        for at, (layout, _, _), given, found, expected in self.compared(rule):
             sample = self.samples[at]
             differs, narrow = difference(found, expected, rule.cos is not None), sample[-1][1]
             if differs == "bits" and (strict or narrow not in NARROW):
                 return None
             if differs == "shapes" or (differs == "dtypes" and strict):
-                foreign.add(_layout(sample, rule))
+                foreign.add(layout)
             if differs:
                 others.add(sample[-1])
                 continue
-            layouts.add(_layout(sample, rule))
+            layouts.add(layout)
             query = given[rule.roles.tensors[0]]
             dtypes[sample[-1]] = query.dtype, rule.tables(given, query)[0].dtype
             seen.add(sample[3])
@@ -492,9 +461,9 @@ class Trial:
         """The rule, completed with what the function returns without its last tensors."""
         tensors = self.roles.tensors
         for lone in ("alone", "padded"):
-            found, same = dataclasses.replace(rule, lone=lone), []  # type: ignore[arg-type]
+            found, same = dataclasses.replace(rule, lone=lone), []
             for count in range(1, len(tensors)):
-                for _, _, ours, theirs in self.compared(found, dict.fromkeys(tensors[count:])):
+                for *_, ours, theirs in self.compared(found, dict.fromkeys(tensors[count:])):
                     same.append(not difference(ours, theirs, rule.cos is not None))
                     break
             if same and all(same):
@@ -507,9 +476,10 @@ class Trial:
         Attention in transformers gives the same bits in either order; other code may not.
         """
         for at, sample in enumerate(self.samples):
-            if len(sample[0]) < 3 or self.result(rule, at) is None:
+            given, result = self.call(rule, at)
+            if len(sample[0]) < 3 or result is None:
                 continue
-            given = dict(self.arguments(rule, at))
+            given = dict(given)
             for name in self.roles.tensors:
                 given[name] = given[name].transpose(1, 2).contiguous().transpose(1, 2)
             parts = parts_of(_run(self.function, given))
@@ -519,8 +489,7 @@ class Trial:
     def rule(self, *, packs: bool) -> Rule | None:
         """What the function computes in these roles; None if unknown.
 
-        Args:
-            packs: Whether results get the memory order of the function's.
+        If it ``packs``, results get the memory order of the function's.
         """
         dims = [None] if self.roles.unsqueeze else DIMS
         structures = list(self.structures())
@@ -539,44 +508,19 @@ class Trial:
                 return dataclasses.replace(rule, packs=packs and self.packs(rule))
         return None
 
-    def equals(self, other: Trial) -> bool:
-        """Whether the function gives the same with other options, in all samples."""
-        if self.roles.form != other.roles.form:
-            return False
-        for ratio, at in itertools.product((self.wide, 1), range(len(self.samples))):
-            found, expected = (x.result(Rule(ratio=ratio), at) for x in (self, other))
-            if (found is None) != (expected is None):
-                return False
-            if found is not None and difference(found, expected, True):
-                return False
-        return True
-
     def repeat(self, rule: Rule) -> None:
         """Runs the function again in all samples that the rule gives, and without tokens."""
         empty = False
-        for at, given, found, expected in self.compared(rule):
+        for at, _, given, found, expected in self.compared(rule):
             if difference(found, expected, False) in ("shapes", "dtypes"):
                 continue
-            arguments = self.arguments(rule, at)
+            arguments, _ = self.call(rule, at)
             _run(self.function, arguments)
             for name in () if empty else self.roles.tensors:
-                axis = self.samples[at][0].index("s")
-                less = {name: arguments[name].narrow(axis, 0, 0)}
+                less = {name: arguments[name].narrow(self.samples[at][0].index("s"), 0, 0)}
                 if rule.plan({**given, **less}) is None:  # own code
                     _run(self.function, {**arguments, **less})
             empty = True
-
-    def learns(self, rule: Rule) -> bool:
-        """Whether gradients flow through the function, in the first sample that it takes."""
-        for at in range(len(self.samples)):
-            given = dict(self.arguments(rule, at))
-            for name in self.roles.tensors:
-                given[name] = given[name].clone().requires_grad_()
-            with torch.enable_grad():
-                result = _run(self.function, given)
-            if result is not None:
-                return all(x is None or x.requires_grad for x in parts_of(result))
-        return False
 
 
 def _tokens(sample: Sample, rows: list[int | None]) -> Any:
@@ -662,7 +606,7 @@ def recognise(
     Args:
         function: A function of tensors, or a method that is bound to an instance.
         owner: The class of a static method, or of one bound to an instance without attributes.
-        attributes: Whether it is a method that may rotate by tables that its instance holds.
+        attributes: Whether it is a method that may rotate by tables of its instance.
     """
     function = wrapped(type(function)) or function
     key: Any = getattr(function, "__func__", function)
@@ -683,11 +627,10 @@ def recognise(
                 return ROUNDS
             makes = any({"cos", "sin"} <= set(code.co_names) for code in gate.codes)
             return MAKES if makes else UNKNOWN
-        if not cases[0][0].learns(cases[0][1]):
-            return DETACHED
-        with gate:
-            for trial, rule in cases if gate.jumps else ():
-                trial.repeat(rule)
+        if gate.jumps:
+            with gate:
+                for trial, rule in cases:
+                    trial.repeat(rule)
         return gate.unseen() or Rotation(held, tuple(rule for _, rule in cases))
 
 
@@ -702,12 +645,7 @@ def _tried(function: Any) -> dict[Trial, Rule | None]:
         if not any(found.values()):
             continue
         for optional in other_options(function, roles) if roles is not usual and not held else ():
-            for trial in _trials(function, optional):
-                same = next((x for x, rule in found.items() if rule and trial.equals(x)), None)
-                rule = trial.rule(packs=True) if same is None else found[same]
-                found[trial] = (
-                    None if rule is None else dataclasses.replace(rule, roles=trial.roles)
-                )
+            found |= {trial: trial.rule(packs=True) for trial in _trials(function, optional)}
         return turning | found
     return turning
 

@@ -24,7 +24,6 @@ ROUNDED = (torch.float32, *NARROW)
 Form = Literal["separate", "pair", "joint", "stacked", "matrices", "angles", "complex"]
 INNER = {"stacked": 1, "matrices": 2}  # dimensions of a pair's elements behind the pairs
 MAX_WIDTH = 1024  # rotated components that the kernel takes
-TOKENS_FIRST = -4  # the place of heads in a layout whose tables are [tokens, 1, 1, width]
 ANGLES = "posembed_angles"  # of tables that carry the positions that they were made from
 ATTACHED: weakref.WeakSet[Any] = weakref.WeakSet()  # rotary modules that make such tables
 OWN: list[None] = []  # has an element while all run the model's own code
@@ -37,38 +36,30 @@ WORDS = {
 # The columns of a table for each pair: the first table, 0, or the second, 1; the column to begin
 # at, as numbers of pairs and of columns; and the step from one column to the next.
 Columns = tuple[int, int, int, int]
-# How to call the operator: how tables and tensors are viewed, the head dimension, the operator's
-# options (layout, interleaved, half_width, start, numerics), and whether one call is enough.
-Plan = tuple[str | int, int, tuple[Any, ...], bool]
+# How tables belong to tensors: the ranks of both, the view ("" takes tables as they are, "squeezed"
+# without a dimension of size 1, "each head" with one for heads, "tokens first" as [tokens, 1, 1,
+# width], and "parts" for each part of the last dimension), and the head dimension then.
+Layout = tuple[int, int, str, int]
+# How to call the operator: the layout, the operator's options (layout, interleaved, half_width,
+# start, numerics), and whether one call is enough.
+Plan = tuple[Layout, tuple[Any, ...], bool]
 
 
 @dataclasses.dataclass(frozen=True)
 class Roles:
-    """Names of the arguments that matter for a rotation, in the function's order.
+    """Names of the arguments that matter for a rotation, in the function's order."""
 
-    Args:
-        names: All arguments.
-        defaults: Values of those that have one.
-        tensors: What is rotated.
-        cos: The tables, or the first of two.
-        sin: The second of two tables.
-        form: How tables are passed: in "separate" arguments, as a "pair", "joint" side by side,
-            "stacked" in a last dimension of 2, as "matrices" of 2 x 2, as their "angles", or
-            "complex".
-        unsqueeze: The head dimension to insert into the tables.
-        positions: Rows of the tables.
-        options: Values of other arguments that are not their defaults.
-    """
-
-    names: tuple[str, ...] = ()
-    defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
-    tensors: tuple[str, ...] = ()
-    cos: str = ""
+    names: tuple[str, ...] = ()  # all arguments
+    defaults: dict[str, Any] = dataclasses.field(default_factory=dict)  # of those that have one
+    tensors: tuple[str, ...] = ()  # what is rotated
+    cos: str = ""  # the tables, or the first of two
     sin: str | None = None
+    # How tables are passed: in arguments of their own, as a pair, side by side, in a last dimension
+    # of 2, as matrices of 2 x 2, as their angles, or as complex numbers.
     form: Form = "separate"
-    unsqueeze: str | None = None
-    positions: str | None = None
-    options: tuple[tuple[str, Any], ...] = ()
+    unsqueeze: str | None = None  # the head dimension to insert into the tables
+    positions: str | None = None  # rows of the tables
+    options: tuple[tuple[str, Any], ...] = ()  # values of others that are not their defaults
 
     def others(self) -> dict[str, Any]:
         """Arguments without a role, and the only value of each that a rotation supports."""
@@ -100,51 +91,31 @@ class Roles:
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """The rotation that a function computes, by arguments in some roles.
-
-    Args:
-        roles: The roles.
-        pairs: "halves" are components i and i + n/2, "adjacent" are 2i and 2i + 1, and
-            "regrouped" reads adjacent pairs and writes halves.
-        cos: Where the cosines of the first and of the second component of each pair are in the
-            tables; None for complex tables.
-        sin: The same of the sines.
-        ratio: Columns of a table for each pair.
-        signs: The signs of the sine's products in the first and the second component.
-        numerics: "float32" rounds each product as PyTorch does, "float32_product" rounds once,
-            "float64" computes in float64.
-        keeps_dtype: Whether results keep the dtype of their tensors even if tables are wider.
-        window: Which components rotate: "all", the "first" or the "last" of the head.
-        unsqueeze: The head dimension that the function inserts into its tables; None if it inserts
-            none.
-        gathers: Whether tables are gathered by position.
-        tokens: Which tokens rotate: "all" have a row in the tables, only the "last" have one, or
-            the query uses the "table's last" or the "table's first" rows.
-        layouts: The layouts for which this is verified: rank of a tensor, rank of a table, and the
-            head dimension that the table has or that is inserted, if there is one. None: all.
-        casts: Whether tables are converted to the dtype of the tensors first.
-        dtypes: The dtypes of tensors and tables for which this is verified; None: all.
-        packs: Whether results are contiguous, whatever the memory order of the tensors.
-        lone: What is returned if the last tensors are None: the rest "alone", or "padded" with
-            None. '' if it needs all.
-    """
+    """The rotation that a function computes, by arguments in some roles."""
 
     roles: Roles = Roles()
+    # Components i and i + n/2, or 2i and 2i + 1; "regrouped" reads these and writes halves.
     pairs: Literal["halves", "adjacent", "regrouped"] = "halves"
+    # Where the factors of the first and of the second component of a pair are in the tables, their
+    # columns for a pair, and the signs of the sine's products. Complex tables have no places.
     cos: tuple[Columns, Columns] | None = None
     sin: tuple[Columns, Columns] | None = None
     ratio: int = 1
     signs: tuple[int, int] = (-1, 1)
+    # "float32" rounds each product as PyTorch does, "float32_product" rounds once.
     numerics: Literal["float32", "float32_product", "float64"] = "float32"
-    keeps_dtype: bool = False
-    window: Literal["all", "first", "last"] = "all"
-    unsqueeze: int | None = None
-    gathers: bool = False
+    keeps_dtype: bool = False  # results have that of their tensors even if tables are wider
+    casts: bool = False  # tables are converted to the dtype of the tensors first
+    window: Literal["all", "first", "last"] = "all"  # components of the head that rotate
+    unsqueeze: int | None = None  # the head dimension that the function inserts into its tables
+    gathers: bool = False  # it gathers the tables' rows by position
+    # All tokens have a row in the tables, only the last have one, or the query uses some rows.
     tokens: Literal["all", "last", "table's last", "table's first"] = "all"
-    layouts: frozenset[tuple[int, int, int | None]] | None = None
-    casts: bool = False
+    # For which this is verified, with dtypes of tensors and tables. None: all.
+    layouts: frozenset[Layout] | None = None
     dtypes: frozenset[tuple[torch.dtype, torch.dtype]] | None = None
-    packs: bool = False
+    packs: bool = False  # results are contiguous, whatever the memory order of the tensors
+    # What is returned if the last tensors are None: the rest alone, or padded with None.
     lone: Literal["", "alone", "padded"] = ""
 
     @property
@@ -190,9 +161,10 @@ class Rule:
 
     def plan(self, given: dict[str, Any]) -> Plan | None:
         """How to rotate these arguments; None if the function itself has to run."""
-        roles = self.roles
-        for name, value in roles.others().items():
-            if not _same(given.get(name), value):
+        roles, kinds = self.roles, (int, float, str)
+        for name, value in roles.others().items():  # tensors are not compared
+            x = given.get(name)
+            if x is not value and (type(x) not in kinds or type(value) not in kinds or x != value):
                 return None
         slots = [given.get(name) for name in roles.tensors]
         tensors = [x for x in slots if x is not None]
@@ -208,86 +180,61 @@ class Rule:
         cos, sin = self.tables(given, tensors[0])
         if tensors[0].dim() not in (3, 4) or not self._takes_dtypes(tensors, cos, sin):
             return None
-        found = self._view(tensors, cos, dim)
-        return None if found is None else self._plan(tensors, cos, *found)
+        view, heads = self._view(tensors, cos, dim)
+        layout = tensors[0].dim(), cos.dim(), view, heads
+        if not heads or (self.layouts is not None and layout not in self.layouts):
+            return None
+        return self._plan(tensors, cos, layout)
 
     def _takes_dtypes(self, tensors: list[Tensor], cos: Tensor, sin: Tensor | None) -> bool:
         """Whether the operator supports the dtypes and devices."""
-        query, once = tensors[0], self.numerics == "float32_product"
-        if cos.is_complex() != (self.cos is None):
+        dtype, device = tensors[0].dtype, cos.device
+        if device.type not in KERNEL_DEVICES or cos.is_complex() != (self.cos is None):
             return False
-        if self.dtypes is not None and (query.dtype, cos.dtype) not in self.dtypes:
+        if any(x.dtype != dtype or x.device != device for x in tensors):
             return False
-        if once and cos.dtype not in (*ROUNDED, torch.complex64, torch.complex128):
-            return False
-        for x in tensors:
-            if x.device.type not in KERNEL_DEVICES or x.device != cos.device:
+        if self.numerics == "float32_product":
+            complexes = (torch.complex64, torch.complex128)
+            if dtype not in ROUNDED or cos.dtype not in (*ROUNDED, *complexes):
                 return False
-            if x.dtype != query.dtype or not x.is_floating_point():
-                return False
-            if once and x.dtype not in ROUNDED:
-                return False
-        same = cos.shape, cos.dtype, cos.device
-        return sin is None or (sin.shape, sin.dtype, sin.device) == same
+        known = self.dtypes is None or (dtype, cos.dtype) in self.dtypes
+        same = sin is None or (sin.shape, sin.dtype, sin.device) == (cos.shape, cos.dtype, device)
+        return known and same and tensors[0].is_floating_point()
 
-    def _view(
-        self, tensors: list[Tensor], cos: Tensor, dim: int | None
-    ) -> tuple[str | int, int] | None:
-        """How each table row comes to belong to all heads of a token, and the head dimension then.
-
-        "" takes tables as they are, "squeezed" without a dimension of size 1, "each head" with one
-        for heads, and "tokens first" as [tokens, 1, 1, width]; a number divides the last dimension
-        into parts. None for other broadcasts, and for layouts that are not verified.
-        """
+    def _view(self, tensors: list[Tensor], cos: Tensor, dim: int | None) -> tuple[str, int]:
+        """The view of tables, and the head dimension then; 0 for other broadcasts."""
         query, shape, rank = tensors[0], cos.shape[:-1], cos.dim()
-        view: str | int | None = ""
-        inserted: int | None = -3
-        heads = -3
         if dim is not None:
-            heads, inserted = dim if dim < 0 else dim - rank - 1, dim
-            if heads not in (-2, -3) or rank not in (2, query.dim() - 1):
-                return None
-        elif rank > 2:
-            known = rank <= query.dim() and rank - 1 in (2, query.dim() - 1)
-            if known and shape[-2] == 1 and (shape[-1] != 1 or query.shape[-2] == 1):
-                view = "squeezed"
-            elif known and shape[-1] == 1 and shape[-2] == query.shape[-3]:
-                view, heads, inserted = "squeezed", -2, -2
-            else:
-                view, heads = self._whole_view(tensors, shape), -2
-                inserted = TOKENS_FIRST if view == "tokens first" else None
-        layout = query.dim(), rank, inserted
-        if view is None or (self.layouts is not None and layout not in self.layouts):
-            return None
-        return view, heads
-
-    def _whole_view(self, tensors: list[Tensor], shape: torch.Size) -> str | int | None:
-        """The view of tables of more than a row for each token; None for other shapes."""
-        query, width = tensors[0], tensors[0].shape[-1]
+            heads = dim if dim < 0 else dim - rank - 1
+            return "", heads if heads in (-2, -3) and rank in (2, query.dim() - 1) else 0
+        if rank == 2:
+            return "", -3
+        known = rank <= query.dim() and rank - 1 in (2, query.dim() - 1)
+        if known and shape[-2] == 1 and (shape[-1] != 1 or query.shape[-2] == 1):
+            return "squeezed", -3
+        if known and shape[-1] == 1 and shape[-2] == query.shape[-3]:
+            return "squeezed", -2
         if self.tokens != "all":
-            return None
+            return "", 0
         if query.dim() == 4 and shape == (query.shape[0], 1, 1):
-            return "tokens first"
-        if any(x.shape != query.shape for x in tensors):
-            return None
-        if query.dim() == 4:
-            each = query.shape[1:-1], (1, *query.shape[1:-1]), query.shape[:-1]
-            return "each head" if shape in each else None
-        narrow = width <= MAX_WIDTH or self.pairs != "adjacent" or self.window != "all"
-        parts = (n for n in range(2, width // 2 + 1) if width % (2 * n) == 0)
-        if shape != query.shape[:-1]:
-            return None
-        return 1 if narrow else next(n for n in parts if width // n <= MAX_WIDTH)
+            return "tokens first", -2
+        each = query.shape[1:-1], (1, *query.shape[1:-1]), query.shape[:-1]
+        if shape not in each[0 if query.dim() == 4 else 2 :]:
+            return "", 0
+        same = all(x.shape == query.shape for x in tensors)
+        return "each head" if query.dim() == 4 else "parts", -2 if same else 0
 
-    def _plan(self, tensors: list[Tensor], cos: Tensor, view: str | int, heads: int) -> Plan | None:
-        """The plan for tensors and tables in a view, if the kernel takes their sizes."""
-        plain = view in ("", "squeezed", "each head") and (tensors[0].dim() == 4 or heads == -2)
+    def _plan(self, tensors: list[Tensor], cos: Tensor, layout: Layout) -> Plan | None:
+        """The plan for tensors and tables in a layout, if the kernel takes their sizes."""
+        rank, _, view, heads = layout
+        plain = view in ("", "squeezed", "each head") and (rank == 4 or heads == -2)
         plain = plain and len(tensors) <= 2 and self.pairs != "regrouped"
         plain = plain and not self._in_float64(cos)
-        tensors = [_viewed(x, view, heads) for x in tensors]
-        query, cos = tensors[0], _table(cos, view, heads)
-        layout = "bhsd" if heads == -3 else "thd" if query.dim() == 3 else "bshd"
-        axis, rows, head = _axis(layout), cos.shape[1 if cos.dim() == 4 else -2], query.shape[-1]
+        parts = self._parts(tensors[0])
+        tensors, cos = [_viewed(x, layout, parts) for x in tensors], _table(cos, layout, parts)
+        query, head = tensors[0], tensors[0].shape[-1]
+        order = "bhsd" if heads == -3 else "thd" if query.dim() == 3 else "bshd"
+        axis, rows = -2 if heads == -3 else -3, cos.shape[1 if cos.dim() == 4 else -2]
         width = cos.shape[-1] * (2 if self.has_halves or self.cos is None else 1)
         if width > MAX_WIDTH or (width > head if self.window != "all" else width != head):
             return None
@@ -310,8 +257,16 @@ class Rule:
         stays = cos.is_complex() or torch.promote_types(query.dtype, cos.dtype) == query.dtype
         plain = plain and (not self.keeps_dtype or stays)
         start = head - width if self.window == "last" else 0
-        options = layout, self.pairs == "adjacent", self.has_halves, start, numerics
-        return view, heads, options, plain
+        options = order, self.pairs == "adjacent", self.has_halves, start, numerics
+        return layout, options, plain
+
+    def _parts(self, query: Tensor) -> int:
+        """In how many parts the kernel rotates a last dimension that has all heads."""
+        width = query.shape[-1]
+        if width <= MAX_WIDTH or self.pairs != "adjacent" or self.window != "all":
+            return 1
+        parts = (n for n in range(2, width // 2 + 1) if width % (2 * n) == 0)
+        return next((n for n in parts if width // n <= MAX_WIDTH), 1)
 
     def _in_float64(self, cos: Tensor) -> bool:
         return self.numerics == "float64" or cos.dtype == torch.complex128
@@ -320,11 +275,14 @@ class Rule:
 
     def run(self, given: dict[str, Any], plan: Plan) -> Any:
         """The result for arguments that the plan was made for."""
-        view, heads, options, plain = plan
+        layout, options, plain = plan
         slots = [given[name] for name in self.roles.tensors]
         tensors = [x for x in slots if x is not None]
         cos, sin = self.tables(given, tensors[0])
-        cos, sin = _table(cos, view, heads), None if sin is None else _table(sin, view, heads)
+        if layout[2]:
+            parts = self._parts(tensors[0])
+            cos = _table(cos, layout, parts)
+            sin = None if sin is None else _table(sin, layout, parts)
         if not plain:
             turned = tuple([self._turned(x, cos, sin, plan) for x in tensors])
             return self.packed(turned, len(slots))
@@ -365,16 +323,16 @@ class Rule:
 
     def _turned(self, x: Tensor, cos: Tensor, sin: Tensor | None, plan: Plan) -> Tensor:
         """A rotation that needs more than a call: of other tokens, dtypes, pairs or views."""
-        view, heads, options, _ = plan
-        shape, dtype, x = x.shape, x.dtype, _viewed(x, view, heads)
+        layout, options, _ = plan
+        shape, dtype, x = x.shape, x.dtype, _viewed(x, layout, self._parts(x))
         if self._in_float64(cos):
             x, cos = x.double(), cos.to(torch.complex128 if cos.is_complex() else torch.float64)
             sin = None if sin is None else sin.double()
         x = regrouped(x) if self.pairs == "regrouped" else x
-        axis, rows = _axis(options[0]), cos.shape[1 if cos.dim() == 4 else -2]
+        axis, rows = -2 if layout[3] == -3 else -3, cos.shape[1 if cos.dim() == 4 else -2]
         more, before = x.shape[axis] - rows, None
         if more > 0:
-            before, x = torch.split(x, (more, rows), axis)
+            before, x = torch.split(x, [more, rows], axis)
         elif more < 0:
             rest = -2, -more if self.tokens == "table's last" else 0, rows + more
             cos, sin = cos.narrow(*rest), None if sin is None else sin.narrow(*rest)
@@ -397,7 +355,7 @@ class Rule:
 
         None if a plan needs more, or if not all tensors and tables are among them.
         """
-        roles, (view, _, options, plain) = self.roles, plan
+        roles, ((_, _, view, _), options, plain) = self.roles, plan
         first, *others = roles.tensors
         if not (plain and self.is_plain) or view or len(others) > 1:
             return None
@@ -423,44 +381,28 @@ def regrouped(x: Tensor) -> Tensor:
     return torch.cat((x[..., ::2], x[..., 1::2]), -1)
 
 
-def _axis(layout: str) -> int:
-    """The dimension of tokens."""
-    return -2 if layout == "bhsd" else -3
-
-
-def _viewed(x: Tensor, view: str | int, heads: int) -> Tensor:
-    """A tensor to rotate in the view of a plan."""
-    if isinstance(view, int):
-        return x.unflatten(-1, (view, -1))
+def _viewed(x: Tensor, layout: Layout, parts: int) -> Tensor:
+    """A tensor to rotate in a layout."""
+    rank, _, view, heads = layout
+    if view == "parts":
+        return x.view(*x.shape[:-1], parts, -1)
     if view == "tokens first":
         return x.flatten(1, 2)
-    return x[None] if x.dim() == 3 and heads == -3 else x
+    return x[None] if rank == 3 and heads == -3 else x
 
 
-def _table(table: Tensor, view: str | int, heads: int) -> Tensor:
-    """A table in the view of a plan."""
-    if isinstance(view, int):
-        return table.unflatten(-1, (view, -1))
-    match view:
+def _table(table: Tensor, layout: Layout, parts: int) -> Tensor:
+    """A table in a layout."""
+    match layout[2]:
         case "squeezed":
-            return table.squeeze(heads)
+            return table.squeeze(layout[3])
         case "tokens first":
             return table.flatten(0, -2)
         case "each head":
             return table if table.dim() == 4 else table[None]
+        case "parts":
+            return table.reshape(*table.shape[:-1], parts, -1)
     return table
-
-
-def _same(value: Any, supported: Any) -> bool:
-    """Whether an option has the supported value; tensors are not compared."""
-    if value is supported:
-        return True
-    if isinstance(value, bool) or isinstance(supported, bool):
-        return False
-    kinds = (int | float, str)
-    return (
-        any(isinstance(value, x) and isinstance(supported, x) for x in kinds) and value == supported
-    )
 
 
 # --------------------------------------------------------------------------------------- comparing
@@ -474,11 +416,8 @@ def parts_of(result: Any) -> list[Any]:
 def difference(first: Any, second: Any, exact: bool) -> str:
     """In what results differ, "shapes", "dtypes" or "bits"; '' if they are equal.
 
-    Args:
-        first: A result.
-        second: Another.
-        exact: Whether elements one rounding apart differ, too. PyTorch's complex product rounds
-            differently in the remainder of a SIMD vector, so its bits depend on shape and strides.
+    Unless exact, elements may be one rounding apart: PyTorch's complex product rounds differently
+    in the remainder of a SIMD vector, so its bits depend on shape and strides.
     """
     found = ""
     if isinstance(first, tuple) != isinstance(second, tuple):
@@ -537,11 +476,8 @@ def proved(
 ) -> bool | None:
     """Whether bits are those of the model's own code; None if that is not known yet.
 
-    Args:
-        proofs: By kind of call: '' or the difference.
-        kind: The kind of the call.
-        values: Its arguments.
-        compare: Runs both; None if the numbers cannot tell.
+    ``proofs`` has '' or the difference, by kind of call. ``compare`` runs both; None if the numbers
+    cannot tell.
     """
     try:
         known = proofs.get(kind)
@@ -734,7 +670,7 @@ class Rotation:
                 if not isinstance(y, Tensor):
                     kind.append(y)
                     continue
-                kept = y.dim() + plan[1] if name in self.rule.roles.tensors else -1
+                kept = y.dim() + plan[0][3] if name in self.rule.roles.tensors else -1
                 for i, n in enumerate(y.shape):  # lengths count by their powers of two
                     kind.append(n if i in (kept, y.dim() - 1) else n.bit_length())
                 kind.append((y.dtype, y.device, y.is_contiguous(), y.requires_grad))
