@@ -18,6 +18,7 @@ transformers = pytest.importorskip("transformers", minversion="5.0")
 
 from posembed.integrations.huggingface import (  # noqa: E402
     Report,
+    RotaryPosEmb,
     apply_rotary_pos_emb,
     patch,
     unpatch,
@@ -64,8 +65,10 @@ def test_logits(name: str, dtype: torch.dtype) -> None:
     assert equal(name, logits(copied), expected)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_gradients(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "numerics"), [*((name, "model") for name in MODELS), ("llama", "exact")]
+)
+def test_gradients(name: str, numerics: Any) -> None:
     model = small_model(name)
 
     def gradients() -> list[torch.Tensor]:
@@ -73,10 +76,10 @@ def test_gradients(name: str) -> None:
         model(ids()).logits.float().pow(2).mean().backward()
         return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
-    expected = gradients()
-    patch(model)
+    expected, report = gradients(), patch(model, numerics=numerics)
     for found, theirs in zip(gradients(), expected, strict=True):
         torch.testing.assert_close(found, theirs, rtol=1e-4, atol=1e-6)
+    assert any(each.exact for each in report.calls()) == (numerics == "exact")
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -150,9 +153,10 @@ def test_compiles_with_inductor() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_gradient_checkpointing() -> None:
+@pytest.mark.parametrize("numerics", ["model", "exact"])
+def test_gradient_checkpointing(numerics: Any) -> None:
     model = small_model("llama").train()
-    patch(model)
+    patch(model, numerics=numerics)
 
     def gradient() -> torch.Tensor:
         model.zero_grad()
@@ -213,10 +217,11 @@ def test_models_of_a_family_share_the_patch() -> None:
     assert report.calls()[0].kernel == kernel[2]
 
 
-def test_a_subclass_calls_its_parent() -> None:
+def test_a_subclass_calls_its_parent_and_a_hook_a_stored_method() -> None:
     """super() of the user's class reaches the patched method of the library's class.
 
-    No module names this class, as those that PyTorch's fully_shard makes.
+    No module names this class, as those that PyTorch's fully_shard makes; accelerate stores methods
+    of models on several devices.
     """
     from transformers.models.llama.modeling_llama import LlamaAttention
 
@@ -228,21 +233,12 @@ def test_a_subclass_calls_its_parent() -> None:
     expected = logits(model)
     for layer in model.model.layers:
         layer.self_attn.__class__ = Attention
+    attention = model.model.layers[0].self_attn
+    attention._old_forward = attention.forward
     report = patch(model)
     assert torch.equal(logits(model), expected)
     assert [(each.kernel, each.own) for each in report.calls()] == [(2, 0)]
-
-
-def test_methods_that_hooks_have_stored() -> None:
-    """As accelerate does for models on several devices."""
-    model = small_model("llama")
-    attention = model.model.layers[0].self_attn
-    attention._old_forward = attention.forward
-    kind = type(attention)
-    patch(model)
-    assert attention._old_forward.__func__ is kind.forward
-    unpatch(model)
-    assert attention._old_forward.__func__ is kind.forward
+    assert attention._old_forward.__func__ is Attention.forward
 
 
 def test_the_report_is_a_table() -> None:
@@ -318,34 +314,30 @@ def test_axes_that_turn_components_of_a_pair_apart() -> None:
     assert (report.calls()[0].exact, report.patched[0].action) == (0, "half-split, float32")
 
 
-@pytest.mark.parametrize("call", [patch, unpatch])
-def test_what_is_no_model(call: Any) -> None:
-    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module or .*, got str"):
-        call("llama")
+def test_what_is_no_model_or_option() -> None:
+    for call in (patch, unpatch):
+        with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module or .*, got str"):
+            call("llama")
+    for option, known in (("numerics", "'model' or 'exact'"), ("tables", "'stay' or 'host'")):
+        with pytest.raises(ValueError, match=f"{option}: expected {known}, got 'fast'"):
+            patch(small_model("llama"), **{option: "fast"})
 
 
 @pytest.mark.parametrize("dim", [1, 2, -2, -3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_function_alone(dim: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("apart", [False, True])  # halves of tables, as those of HunYuan-VL
+def test_the_function_and_the_layer_alone(dim: int, dtype: torch.dtype, apart: bool) -> None:
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as theirs
 
-    heads_first = dim in (1, -3)
-    shape = (2, 4, 5, 8) if heads_first else (2, 5, 4, 8)
-    q, k = torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)
-    angles = torch.rand(2, 5, 4).repeat(1, 1, 2)
-    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    found = apply_rotary_pos_emb(q, k, cos, sin, dim)
-    assert all(map(torch.equal, found, theirs(q, k, cos, sin, dim)))
-
-
-def test_the_function_alone_by_tables_with_different_halves() -> None:
-    """As those of HunYuan-VL."""
-    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as theirs
-
-    given = torch.randn(2, 2, 3, 8), torch.randn(2, 4, 3, 8), *torch.randn(2, 2, 3, 8)
-    assert all(map(torch.equal, apply_rotary_pos_emb(*given), theirs(*given)))
+    shape = (2, 4, 5, 8) if dim in (1, -3) else (2, 5, 4, 8)
+    angles = torch.rand(2, 5, 8) if apart else torch.rand(2, 5, 4).repeat(1, 1, 2)
+    tables = angles.cos().to(dtype), angles.sin().to(dtype)
+    given = *torch.randn(2, *shape, dtype=dtype), *tables
+    expected = theirs(*given, dim)
+    for function in (apply_rotary_pos_emb, RotaryPosEmb()):
+        assert all(map(torch.equal, function(*given, dim), expected))
     mapped, expected = (
-        torch.vmap(function)(*(x[None].repeat_interleave(2, 0) for x in given))
+        torch.vmap(function, in_dims=(0, 0, 0, 0, None))(*(x[None] for x in given), dim)
         for function in (apply_rotary_pos_emb, theirs)
     )
     assert all(map(torch.equal, mapped, expected))

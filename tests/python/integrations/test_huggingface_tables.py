@@ -18,22 +18,12 @@ transformers = pytest.importorskip("transformers")
 
 
 def gemma() -> Any:
-    config = transformers.Gemma3nTextConfig(
-        vocab_size=100,
-        vocab_size_per_layer_input=90,
-        hidden_size=32,
-        hidden_size_per_layer_input=7,
-        intermediate_size=16,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        num_kv_shared_layers=0,
-        head_dim=16,
-        layer_types=["sliding_attention", "full_attention"] * 2,
-        activation_sparsity_pattern=[0.0] * 4,
-        laurel_rank=4,
-    )
-    return transformers.Gemma3nForCausalLM(config)
+    sizes = {"vocab_size": 100, "vocab_size_per_layer_input": 90, "hidden_size": 32, "head_dim": 16}
+    sizes |= {"hidden_size_per_layer_input": 7, "intermediate_size": 16, "num_hidden_layers": 4}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "num_kv_shared_layers": 0}
+    layers = ["sliding_attention", "full_attention"] * 2
+    options = {"layer_types": layers, "activation_sparsity_pattern": [0.0] * 4, "laurel_rank": 4}
+    return transformers.Gemma3nForCausalLM(transformers.Gemma3nTextConfig(**sizes, **options))
 
 
 def qwen() -> Any:
@@ -81,9 +71,9 @@ def test_layers_of_gemma(tables: Any, dtype: torch.dtype, device: torch.device) 
         logits = model(ids).logits
     report = patch(model, tables=tables)
     assert "one kernel; equal bits" in [row.action for row in report.patched]
-    assert isinstance(table, _tables.ScaledTable)
+    assert isinstance(table, _tables.Instance)
     assert isinstance(table, type(model.model.embed_tokens))
-    assert not isinstance(model.model.embed_tokens, _tables.ScaledTable)  # the head shares it
+    assert not isinstance(model.model.embed_tokens, _tables.Instance)  # the head shares it
     assert torch.equal(table(ids), expected)
     assert table.weight.device.type == ("cpu" if tables == "host" else device.type)
     assert table.weight.requires_grad == (tables == "stay")
@@ -118,7 +108,7 @@ def test_ngrams_of_qwen(tables: Any, first: int, device: torch.device) -> None:
     expected = run()
     report = patch(model, tables=tables)
     assert [row.action for row in report.patched] == ["one kernel; equal bits"]
-    assert isinstance(memory, _tables.NgramTable)
+    assert isinstance(memory, _tables.Instance)
     for found, wanted in zip(run(), expected, strict=True):
         assert torch.equal(found, wanted)
     assert memory.ngram_embedding.weight.device.type == ("cpu" if tables == "host" else device.type)
@@ -211,15 +201,6 @@ def test_a_table_is_compared_at_the_first_call_of_each_kind() -> None:
     assert report.rows[0].state.endswith("other bits for int64 [64]")
 
 
-def test_scales_of_any_name() -> None:
-    model = nn.ModuleList([Scaled(5, 4)])
-    ids = torch.tensor([3, 0])
-    expected = model[0](ids)
-    assert [row.action for row in patch(model).patched] == ["one kernel; equal bits"]
-    assert isinstance(model[0], _tables.ScaledTable)
-    assert torch.equal(model[0](ids), expected)
-
-
 class Bigrams(nn.Module):
     """As qwen4_exp's, with other names, one size of n-grams and another state of the cache."""
 
@@ -252,7 +233,7 @@ def test_ngrams_of_any_name(device: torch.device) -> None:
 
     expected = run()
     assert [row.action for row in patch(model).patched] == ["one kernel; equal bits"]
-    assert isinstance(model[0], _tables.NgramTable)
+    assert isinstance(model[0], _tables.Instance)
     for again in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         model = again
         for found, wanted in zip(run(), expected, strict=True):
@@ -308,5 +289,3 @@ def test_an_empty_table_stays() -> None:
     model[0].weight.data.zero_()
     (row,) = patch(model).left
     assert row.action == "its table is empty, so that its scale cannot be seen"
-    with pytest.raises(ValueError, match="tables: expected 'stay' or 'host', got 'disk'"):
-        patch(model, tables="disk")  # type: ignore[arg-type]

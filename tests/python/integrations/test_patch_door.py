@@ -6,7 +6,9 @@ import copy
 import functools
 import inspect
 import pickle
+import sys
 import threading
+import types
 from typing import Any
 
 import pytest
@@ -80,8 +82,41 @@ class Other(Base):
         return -half(x)
 
 
+class Processor:
+    """A plain object, with a rotation inside its method, as diffusers' attention processors."""
+
+    def __call__(self, x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+        def turn(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+            return x * c + half(x) * s
+
+        return turn(x, c, s)
+
+
+# A module to import from, before the first patch reads what functions import.
+sys.modules["rotations_of_a_test"] = made = types.ModuleType("rotations_of_a_test")
+SOURCE = "import torch\ndef imported(x, c, s):\n    a, b = x.chunk(2, -1)\n"
+SOURCE += "    return x * c + torch.cat((-b, a), -1) * s\n"
+exec(compile(SOURCE, __file__, "exec"), vars(made))
+
+
+class Layer(nn.Module):
+    """As RoFormer's in transformers 5.24: its method is decorated twice, and takes tables."""
+
+    @logged
+    @logged
+    def forward(self, x: Tensor, sinusoidal_pos: Tensor) -> Tensor:
+        return x + sinusoidal_pos
+
+
 class Model(nn.Module):
     """Reaches rotations in every way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.processor = Processor()
+
+    def method(self, x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+        return x * c + half(x) * s
 
     @staticmethod
     def static(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
@@ -99,10 +134,14 @@ class Model(nn.Module):
                 return outer(*given)
             case "enclosed":
                 return enclosed(*given)
-        return self.static(*given)
+            case "imported":
+                from rotations_of_a_test import imported
+
+                return imported(*given)
+        return getattr(self, form)(*given)
 
 
-FORMS = ("turn", "decorated", "part", "outer", "enclosed", "static")
+FORMS = ("turn", "decorated", "part", "outer", "enclosed", "static", "method", "processor")
 
 
 def arguments() -> tuple[Tensor, Tensor, Tensor]:
@@ -115,7 +154,7 @@ def total(report: Any) -> tuple[int, int]:
     return sum(x.kernel for x in calls), sum(x.own for x in calls)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*FORMS, "imported"])
 def test_whatever_holds_a_function_follows(form: str) -> None:
     model, given = Model(), arguments()
     expected, count = model(form, *given), len(SEEN)
@@ -124,10 +163,37 @@ def test_whatever_holds_a_function_follows(form: str) -> None:
     once = 2 if form == "enclosed" else 1  # its own code calls another rotation when it is compared
     assert total(report) == (once, 0)
     assert len(SEEN) - count == (form == "decorated")  # the decorator's effect stays
+    if form in ("method", "processor", "static", "imported"):
+        compiled = torch.compile(model, fullgraph=True, backend="eager")
+        assert torch.equal(compiled(form, *given), expected)
     assert torch.equal(copy.deepcopy(model)(form, *given), expected)
     unpatch(model)
     assert torch.equal(model(form, *given), expected)
     assert total(report) == (once + 1, 0)
+
+
+def test_a_decorated_method_is_no_function() -> None:
+    assert patch(Layer()).rows == ()
+
+
+def simple(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    return x * c + half(x) * s
+
+
+class Scripted(Base):
+    """Calls a function and a method in code that torch.jit.script takes."""
+
+    def forward(self, x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+        return simple(x, c, s) + self.rotated(x, c, s)
+
+
+def test_a_patched_model_is_scripted_as_the_models_own_code() -> None:
+    model, given = Scripted(), arguments()
+    expected, report = model(*given), patch(model)
+    assert torch.equal(torch.jit.script(model)(*given), expected)
+    assert total(report) == (0, 0)
+    assert torch.equal(model(*given), expected)
+    assert total(report) == (2, 0)
 
 
 def test_what_describes_a_function_stays() -> None:
@@ -284,7 +350,7 @@ def test_benchmark_runs_both_in_turn() -> None:
     model, given = Model(), arguments()
     report = patch(model)
     times = report.benchmark(model, "turn", *given, rounds=3)
-    assert min(times) > 0
+    assert min(times.values()) > 0
     assert total(report) == (4, 0)
 
 

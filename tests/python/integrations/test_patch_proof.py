@@ -63,6 +63,11 @@ STAYS = {
     "torch.ctypes.memset(0, 0, 0)": "it uses memset",
     "q.share_memory_()": "it uses share_memory_",
     "with torch.no_grad(): q = q * cos": "it uses torch.no_grad",
+    "q = torch.tensor(q)": "it uses torch.tensor",
+    "q = q + torch.randn_like(q)": "it uses torch.randn_like",
+    "cos.grad = sin": "it has an effect",
+    "return torch.addcmul(q * cos, half(q), sin), k * cos": "it rotates, but rounds its products",
+    "a = torch.outer(cos[0], sin[0]); return q * a.cos() + half(q) * a.sin(), k": "it makes its",
 }
 REPLACED = [
     "if q.shape[-1] != k.shape[-1]: raise ValueError('q and k')",

@@ -25,10 +25,9 @@ from posembed.integrations.huggingface._gate import arithmetic, codes_in, conten
 from posembed.integrations.huggingface._reading import (
     COS,
     SIN,
-    plain,
     recognise,
-    recognise_method,
     roles_of,
+    wrapped,
 )
 from posembed.integrations.huggingface._rotation import OWN, Rotation
 
@@ -38,6 +37,7 @@ BIASES = re.compile(r"build\w*alibi")
 ROTATES = re.compile(r"_?(apply|rotate)\w*(rotary|rope|queries)|\w*(rotary|rope)_apply")
 BIAS = "it makes one row for each head, too little to gain anything"
 INLINE = "a method whose own code may rotate; posembed replaces functions"
+LOOKS = (BIAS, INLINE)  # of what only looks as if it rotated
 Path = tuple[int, ...]
 CALLS: dict[str, Callable[..., Any]] = {}  # what code calls, by its name in globals
 
@@ -48,8 +48,8 @@ _calls: weakref.WeakKeyDictionary[Any, dict[Path, tuple[Rotation, types.CodeType
     weakref.WeakKeyDictionary()
 )
 _codes: weakref.WeakKeyDictionary[Any, dict[Any, types.CodeType]] = weakref.WeakKeyDictionary()
-_found: weakref.WeakKeyDictionary[Any, tuple[Any, Found]] = weakref.WeakKeyDictionary()
-_inside: dict[tuple[types.CodeType, int], tuple[Any, Rotation | str]] = {}
+# By function: its code, and what that and functions inside it do: a rotation, why it stays, or ''.
+_found: weakref.WeakKeyDictionary[Any, tuple[Any, Any, Any]] = weakref.WeakKeyDictionary()
 
 
 class Place(NamedTuple):
@@ -82,19 +82,10 @@ class Place(NamedTuple):
     def name(self) -> str:
         """The qualified name of the function."""
         if not isinstance(self.function, types.FunctionType):
-            names = [getattr(self.function, name, "") for name in ("name", "__name__")]
-            names.append(type(self.function).__name__)
-            return next(x for x in names if x and isinstance(x, str))
+            name = getattr(self.function, "name", "") or getattr(self.function, "__name__", "")
+            return name if name and isinstance(name, str) else type(self.function).__name__
         inner = f"{self.function.__qualname__}.<locals>.{self.code.co_name}"
         return inner if self.path else self.function.__qualname__
-
-
-class Found(NamedTuple):
-    """What a place does: a rotation, or why the code stays; ``rotates`` if it looks like one."""
-
-    rotation: Rotation | None = None
-    reason: str = ""
-    rotates: bool = True
 
 
 def worth(module: Any) -> bool:
@@ -136,7 +127,7 @@ def own_of(function: types.FunctionType) -> types.FunctionType:
 
 def functions_behind(value: Any, names: Any = None) -> Iterator[types.FunctionType]:
     """The functions behind a value; of a class, only members with these names."""
-    value = plain(value)
+    value = wrapped(type(value)) or value
     if isinstance(value, staticmethod | classmethod | types.MethodType):
         yield from functions_behind(value.__func__)
     elif isinstance(value, functools.partial):
@@ -183,22 +174,18 @@ def _members(part: Any) -> Iterator[tuple[types.FunctionType, type | None, bool]
         for name, (value, functions) in members.items() if worth(base.__module__) else ():
             if name not in taken and not isinstance(value, type):
                 yield from ((f, base, isinstance(value, types.FunctionType)) for f in functions)
-        # A member that calls super() also runs that of the class's bases.
-        supers = {n for n, x in members.items() if any(_calls_super(f) for f in x[1])}
-        taken |= members.keys() - supers
+        for name, (_, functions) in members.items():  # super() also runs that of the class's bases
+            if not any("__class__" in f.__code__.co_freevars for f in functions):
+                taken.add(name)
     for value in list(vars(part).values()):
         function = value.func if isinstance(value, functools.partial) else value
         if isinstance(function, types.FunctionType):
             yield function, None, False
 
 
-def _calls_super(function: types.FunctionType) -> bool:
-    return "__class__" in function.__code__.co_freevars
-
-
-def reach(part: Any) -> dict[Place, Found]:
-    """Rotations that the methods of a module, or of an object, reach, and code that looks so."""
-    found: dict[Place, Found] = {}
+def reach(part: Any) -> dict[Place, Rotation | str]:
+    """Rotations that the methods of a module, or of an object, reach, and why other code stays."""
+    found: dict[Place, Rotation | str] = {}
     pending, seen = list(_members(part)), set()
     while pending:
         function, owner, bound = pending.pop()
@@ -207,87 +194,76 @@ def reach(part: Any) -> dict[Place, Found]:
         seen.add(function)
         place, code = Place(function), Place(function).code
         if _found.get(function, (None,))[0] is not code:
-            _found[function] = code, _examined(function, owner, bound)
-        examined = _found[function][1]
-        if examined.rotation is not None:
-            found[place] = examined
+            result = _examined(function, owner, bound)
+            inner = [] if isinstance(result, Rotation) else _inner(function, code)
+            _found[function] = code, result, dict(inner)
+        _, result, inner = _found[function]
+        if isinstance(result, Rotation):
+            found[place] = result
             continue
-        inner = dict(_inner(function, code, ()))
-        found |= {inside: x for inside, x in inner.items() if x.rotation or x.reason}
+        found |= {inside: x for inside, x in inner.items() if x}
         for name, value, names in _used(function):
             behind = list(functions_behind(value, names))
             pending += [(f, None, False) for f in behind]
             if behind or not callable(value) or isinstance(value, type | nn.Module):
                 continue
             if ROTATES.match(name) or (worth(type(value).__module__) and roles_of(value)):
-                kind = type(value).__name__
-                found[Place(value)] = Found(None, f"it is no function, but of the type {kind}")
-        if examined.reason and not any(x.rotation for x in inner.values()):
-            found[place] = examined
+                found[Place(value)] = f"it is no function, but of the type {type(value).__name__}"
+        if result and not any(isinstance(x, Rotation) for x in inner.values()):
+            found[place] = result
     return {place: x for place, x in found.items() if not _composes(place, x, found)}
 
 
-def _composes(place: Place, found: Found, others: dict[Place, Found]) -> bool:
+def _composes(place: Place, result: Any, others: dict[Place, Rotation | str]) -> bool:
     """Whether code that looks like a rotation only calls others that have a place of their own."""
-    other = not isinstance(place.function, types.FunctionType)
-    if found.rotation is not None or place.path or other:
+    if isinstance(result, Rotation) or place.path or type(place.function) is not types.FunctionType:
         return False
     called = {name for part in codes_in(place.code) for name in part.co_names}
     inner = [Place(f) for value in contents(place.function) for f in functions_behind(value)]
-    kinds = [x for x, y in others.items() if x != place and (y.rotation or not found.rotates)]
-    return any(x in inner or x.name.rpartition(".")[2] in called for x in kinds)
+    kinds = [x for x, y in others.items() if isinstance(y, Rotation) or result in LOOKS]
+    return any(x in inner or x.name.rpartition(".")[2] in called for x in kinds if x != place)
 
 
-def _examined(function: types.FunctionType, owner: type | None, bound: bool) -> Found:
+def _examined(function: types.FunctionType, owner: type | None, bound: bool) -> Rotation | str:
     """What a function does."""
     own, name = own_of(function), function.__name__
     result: Rotation | str = ""
     if bound and name == "forward":
-        if not {"-", "-="}.isdisjoint(arithmetic(own.__code__)) and issubclass(
-            owner or object, nn.Module
-        ):
-            result = recognise_method(own)
+        module = issubclass(owner or object, nn.Module)
+        if module and not {"-", "-="}.isdisjoint(arithmetic(own.__code__)):
+            result = recognise(own, attributes=True)
     elif bound and not name.startswith("__"):
         # A method that runs with an instance without attributes does not depend on any.
-        instance: Any = None
         with contextlib.suppress(TypeError):  # abstract classes, and those of dictionaries
-            instance = object.__new__(owner)  # type: ignore[arg-type]
-        if instance is not None:
+            instance: Any = object.__new__(owner)  # type: ignore[arg-type]
             result = recognise(types.MethodType(own, instance), owner=owner)
     elif not bound:
         result = recognise(own, owner=owner)
     if isinstance(result, Rotation):
-        return Found(result)
+        return result
     if BIASES.match(name):
-        return Found(None, BIAS, rotates=False)
+        return BIAS
     named = ROTATES.match(name) is not None or result.startswith("it rotates")
     code = getattr(inspect.unwrap(function), "__code__", function.__code__)
     if named or (not bound and code.co_varnames[:1] != ("self",) and roles_of(own)):
-        return Found(None, result or INLINE)
-    if bound and turns_inline(own.__code__):
-        return Found(None, INLINE, rotates=False)
-    return Found()
+        return result or INLINE
+    return INLINE if bound and turns_inline(own.__code__) else ""
 
 
 def _inner(
-    function: types.FunctionType, code: types.CodeType, path: Path
-) -> Iterator[tuple[Place, Found]]:
+    function: types.FunctionType, code: types.CodeType, path: Path = ()
+) -> Iterator[tuple[Place, Rotation | str]]:
     """Functions that a function's code defines, without variables around them."""
     for at, x in enumerate(code.co_consts):
         if not isinstance(x, types.CodeType) or x.co_name.startswith("<"):
             continue
         if not x.co_flags & inspect.CO_OPTIMIZED or x.co_freevars:
             continue
-        key = x, id(function.__globals__)
-        if key not in _inside:
-            made = types.FunctionType(x, function.__globals__, x.co_name)
-            result = recognise(made)
-            if isinstance(result, str) and not result.startswith("it rotates"):
-                result = result if ROTATES.match(x.co_name) or roles_of(made) else ""
-            _inside[key] = function.__globals__, result
-        result = _inside[key][1]
-        found = Found(result) if isinstance(result, Rotation) else Found(None, result)
-        yield Place(function, (*path, at)), found
+        made = types.FunctionType(x, function.__globals__, x.co_name)
+        result = recognise(made)
+        if isinstance(result, str) and not result.startswith("it rotates"):
+            result = result if ROTATES.match(x.co_name) or roles_of(made) else ""
+        yield Place(function, (*path, at)), result
         yield from _inner(function, x, (*path, at))
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import builtins
 import contextlib
 import dis
+import functools
 import inspect
 import itertools
 import math
 import sys
 import types
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ LINEAR = {
     *("reshape_as", "roll", "select", "split", "split_with_sizes", "squeeze", "stack", "swapaxes"),
     *("swapdims", "take_along_dim", "tensor_split", "tile", "transpose", "unbind", "unflatten"),
     *("unsqueeze", "view", "view_as", "view_as_complex", "view_as_real", "t", "empty_like"),
-    *("zeros_like", "ones_like", "empty", "zeros", "ones", "tensor", "new_empty", "new_zeros"),
+    *("zeros_like", "ones_like", "empty", "zeros", "ones", "new_empty", "new_zeros"),
     *("to", "type", "type_as", "float", "double", "half", "bfloat16", "arange", "cos", "sin"),
     *("polar", "outer", "div", "autocast", "is_tensor", "is_complex", "is_floating_point"),
 }
@@ -45,37 +46,17 @@ FACTS = {
     *("dtypes", "get"),
 }
 READS = {"get", "items", "keys", "values"}  # of dictionaries
-PRODUCTS = {"mul", "multiply", "mul_", "addcmul", "addcmul_", "einsum", "matmul", "bmm"}
+PRODUCTS = {"*", "*=", "mul", "multiply", "mul_", "addcmul", "addcmul_", "einsum", "matmul", "bmm"}
 CHANGES = {"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "YIELD_FROM"}
+LOADS = ("LOAD_ATTR", "LOAD_METHOD")
 PLAIN = (int, float, str, torch.dtype, type(None))
 CONTAINERS = (dict, list, set)
 UNKNOWN = "computes no known rotation"
 FOREIGN = "it uses {}, which is not known to be linear and free of effects"
+# A conditional jump: the offsets after it and at its target, what its condition reads, variables
+# that decide it alone, and their types if they are options of a call.
+Jump = tuple[int, int, str, list[str], tuple[type, ...]]
 SYMBOLS = {"BINARY_MULTIPLY": "*", "BINARY_SUBTRACT": "-", "UNARY_NEGATIVE": "-"}  # in Python 3.10
-
-
-def plain_function(function: Any, *, attributes: Collection[str] = (), owner: Any = None) -> Gate:
-    """What the gate knows of a function, of those that it wraps, and of those that it calls.
-
-    Args:
-        function: The function.
-        attributes: Names of attributes that it may read from its instance.
-        owner: Its class if it is a method, which may call others of the class.
-    """
-    gate = Gate(attributes, owner)
-    if has_wrapper(function):
-        gate.reason = "a function wraps it, whose effect is not known"
-        return gate
-    function = inspect.unwrap(function)
-    if not isinstance(function, types.FunctionType) or function.__code__.co_argcount < 2:
-        gate.reason = UNKNOWN
-        return gate
-    gate.reason = gate.effect(function)
-    for code in gate.codes:
-        if not PRODUCTS.isdisjoint(code.co_names) or not {"*", "*="}.isdisjoint(arithmetic(code)):
-            return gate
-    gate.reason = gate.reason or UNKNOWN
-    return gate
 
 
 def has_wrapper(function: Any) -> bool:
@@ -90,7 +71,11 @@ def has_wrapper(function: Any) -> bool:
 
 
 class Gate:
-    """Reads the code of a function and of all that it calls.
+    """Reads the code of a function and of all that it calls, and sees which of its sides run.
+
+    Jumps on None, on kinds of arguments and on arguments that are booleans or texts are decided by
+    the options of a call and do not count, nor do those on devices or sets of their names, since
+    calls on each device are compared, or sides that only raise.
 
     Args:
         attributes: Names of attributes that functions may read.
@@ -110,13 +95,31 @@ class Gate:
         self.owner = owner
         self.codes: dict[types.CodeType, None] = {}
         self.reason = ""
+        self.taken: set[tuple[types.CodeType, int, int]] = set()
+        self.optional: set[tuple[types.CodeType, int]] = set()
+
+    def refuses(self, function: Any) -> bool:
+        """Whether a function does anything but products with sums, and so must not be run."""
+        inner = inspect.unwrap(function)
+        if has_wrapper(function):
+            self.reason = "a function wraps it, whose effect is not known"
+        elif not isinstance(inner, types.FunctionType) or inner.__code__.co_argcount < 2:
+            self.reason = UNKNOWN
+        else:
+            self.reason = self.effect(inner)
+        for code in self.codes:
+            if not PRODUCTS.isdisjoint((*code.co_names, *arithmetic(code))):
+                return bool(self.reason)
+        self.reason = self.reason or UNKNOWN
+        return True
 
     def effect(self, function: types.FunctionType) -> str:
         """What a function does beside arithmetic, or ''."""
         defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         held = contents(function)
-        if any(isinstance(x, CONTAINERS) for x in (*defaults, *held)):
-            return "it holds a list or a dictionary that it may change"
+        for value in (*defaults, *held):
+            if isinstance(value, CONTAINERS):
+                return "it holds a list or a dictionary that it may change"
         for value in held:
             if effect := self._use("a variable around it", value):
                 return effect
@@ -128,36 +131,30 @@ class Gate:
         return ""
 
     def _of_code(self, code: types.CodeType, space: dict[str, Any]) -> str:
-        steps = list(dis.get_instructions(code))
-        writes = any(x.opname == "STORE_SUBSCR" for x in steps)
-        chain: tuple[str, Any] | None = None
-        for x in (*steps, None):
-            load = x is not None and x.opname in ("LOAD_ATTR", "LOAD_METHOD")
-            if chain is not None and load:
-                assert x is not None
-                chain = _attribute(chain, x.argval)
-                if chain is None:
-                    return f"it uses {x.argval}, which is not known to be free of effects"
-                continue
-            if chain is not None:
-                if effect := self._use(*chain):
+        steps, at = list(dis.get_instructions(code)), 0
+        while at < len(steps):
+            operation, name = steps[at].opname, steps[at].argval
+            at += 1
+            if operation in CHANGES or operation.startswith("IMPORT"):
+                return f"it has an effect: {operation} {name}"
+            if operation in ("LOAD_GLOBAL", "LOAD_NAME"):
+                if name not in space and not hasattr(builtins, name):
+                    return f"it uses {name}, which is not defined"
+                value = space.get(name, getattr(builtins, name, None))
+                while at < len(steps) and steps[at].opname in LOADS:
+                    last, at = steps[at].argval, at + 1
+                    name, value = _attribute(name, value, last)
+                    if not name:
+                        return f"it uses {last}, which is not known to be free of effects"
+                if effect := self._use(name, value):
                     return effect
-                if writes and isinstance(chain[1], CONTAINERS):
-                    return f"it changes {chain[0]}"
-                chain = None
-            if x is None:
-                return ""
-            if x.opname in CHANGES or x.opname.startswith("IMPORT"):
-                return f"it has an effect: {x.opname} {x.argval}"
-            if x.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                if x.argval not in space and not hasattr(builtins, x.argval):
-                    return f"it uses {x.argval}, which is not defined"
-                chain = x.argval, space.get(x.argval, getattr(builtins, x.argval, None))
-            elif load and x.argval not in self.known:  # a pure method of the class, or nothing
-                value = inspect.getattr_static(self.owner, x.argval, None) if self.owner else None
+                if isinstance(value, CONTAINERS) and "STORE_SUBSCR" in [x.opname for x in steps]:
+                    return f"it changes {name}"
+            elif operation in LOADS and name not in self.known:  # a pure method of the class
+                value = inspect.getattr_static(self.owner, name, None) if self.owner else None
                 value = value.__func__ if isinstance(value, staticmethod) else value
                 if not isinstance(value, types.FunctionType):
-                    return FOREIGN.format(x.argval)
+                    return FOREIGN.format(name)
                 if effect := self.effect(value):
                     return effect
         return ""
@@ -183,16 +180,71 @@ class Gate:
         known = last in self.functions or value in (torch.finfo, torch.Size, torch.device)
         return "" if known and root in ("torch", "einops", "_VariableFunctionsClass") else unknown
 
+    # ---------------------------------------------------------------------------------- branches
 
-def _attribute(chain: tuple[str, Any], name: str) -> tuple[str, Any] | None:
-    """What an attribute of a global is; None if it may not be read."""
-    path, value = f"{chain[0]}.{name}", chain[1]
+    @functools.cached_property
+    def jumps(self) -> dict[types.CodeType, dict[int, Jump]]:
+        """The jumps that count, of all that was read."""
+        return {code: jumps for code in self.codes if (jumps := dict(_jumps(code)))}
+
+    def __call__(self, frame: types.FrameType, event: str, argument: Any) -> Any:
+        """Traces a frame, for ``sys.settrace``."""
+        jumps = self.jumps.get(frame.f_code)
+        if not jumps:
+            return None
+        frame.f_trace_opcodes, before = True, -1
+
+        def step(frame: types.FrameType, event: str, argument: Any) -> Any:
+            nonlocal before
+            if event == "opcode":
+                if before in jumps:
+                    side = frame.f_lasti != jumps[before][0]
+                    self.taken.add((frame.f_code, before, side))
+                before = frame.f_lasti
+                if before in jumps:
+                    _, _, _, options, kinds = jumps[before]
+                    values = [frame.f_locals.get(name) for name in options]
+                    if values and all(isinstance(x, kinds) for x in values):
+                        self.optional.add((frame.f_code, before))
+            return step
+
+        return step
+
+    def __enter__(self) -> None:
+        """Sees the sides that run in the block."""
+        self.before = sys.gettrace()
+        if self.jumps:
+            sys.settrace(self)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self.before)
+
+    def branch(self) -> str:
+        """What the first jump depends on, or ''."""
+        for jumps in self.jumps.values():
+            return f"it branches on {next(iter(jumps.values()))[2]}"
+        return ""
+
+    def unseen(self) -> str:
+        """What a jump depends on of which one side has not run, or ''."""
+        for code, jumps in self.jumps.items():
+            for offset, (after, target, names, *_) in jumps.items():
+                ran = [side for side in (0, 1) if (code, offset, side) in self.taken]
+                one = len(ran) == 1 and (code, offset) not in self.optional
+                if one and not _raises(code, (after, target)[1 - ran[0]]):
+                    return f"it branches on {names}"
+        return ""
+
+
+def _attribute(path: str, value: Any, name: str) -> tuple[str, Any]:
+    """An attribute of a global, with its path; without one if it may not be read."""
+    inner = f"{path}.{name}"
     if isinstance(value, types.ModuleType):
         known = value.__name__ in LIBRARIES and hasattr(value, name)
-        return (path, getattr(value, name)) if known else None
+        return (inner, getattr(value, name)) if known else ("", None)
     if isinstance(value, PLAIN) or callable(value):
-        return path, inspect.getattr_static(value, name, None)
-    return (path, value) if type(value) is dict and name in READS else None
+        return inner, inspect.getattr_static(value, name, None)
+    return (inner, value) if type(value) is dict and name in READS else ("", None)
 
 
 # ------------------------------------------------------------------------------------------- code
@@ -236,92 +288,6 @@ def compared(function: Any) -> list[Any]:
     )
 
 
-# ---------------------------------------------------------------------------------------- branches
-
-
-class Jump(NamedTuple):
-    """A conditional jump.
-
-    Args:
-        ends: The offsets after it and at its target.
-        names: What its condition reads.
-        options: Variables that decide it alone.
-        kinds: Types of variables that are options of a call.
-    """
-
-    ends: tuple[int, int]
-    names: str
-    options: list[str]
-    kinds: tuple[type, ...]
-
-    def is_option(self, values: dict[str, Any]) -> bool:
-        """Whether the condition only reads arguments that are booleans, texts or None, or sets."""
-        kinds = (isinstance(values.get(name), self.kinds) for name in self.options)
-        return bool(self.options) and all(kinds)
-
-
-class Branches:
-    """Conditional jumps of some code, and which of their sides have run.
-
-    Jumps on None, on kinds of arguments and on arguments that are booleans or texts are decided by
-    the options of a call and do not count, nor do those on devices or sets of their names, since
-    calls on each device are compared, or sides that only raise.
-    """
-
-    def __init__(self, codes: Collection[types.CodeType]) -> None:
-        self.jumps = {code: dict(_jumps(code)) for code in codes}
-        self.taken: set[tuple[types.CodeType, int, int]] = set()
-        self.optional: set[tuple[types.CodeType, int]] = set()
-
-    def __bool__(self) -> bool:
-        return any(self.jumps.values())
-
-    def __call__(self, frame: types.FrameType, event: str, argument: Any) -> Any:
-        """Traces a frame, for ``sys.settrace``."""
-        jumps = self.jumps.get(frame.f_code)
-        if not jumps:
-            return None
-        frame.f_trace_opcodes, before = True, -1
-
-        def step(frame: types.FrameType, event: str, argument: Any) -> Any:
-            nonlocal before
-            if event == "opcode":
-                if before in jumps:
-                    side = frame.f_lasti != jumps[before].ends[0]
-                    self.taken.add((frame.f_code, before, side))
-                before = frame.f_lasti
-                if before in jumps and jumps[before].is_option(frame.f_locals):
-                    self.optional.add((frame.f_code, before))
-            return step
-
-        return step
-
-    def __enter__(self) -> None:
-        """Sees the sides that run in the block."""
-        self.before = sys.gettrace()
-        if self:
-            sys.settrace(self)
-
-    def __exit__(self, *_: object) -> None:
-        if self:
-            sys.settrace(self.before)
-
-    def first(self) -> str:
-        """What the first jump depends on."""
-        every = (jump for jumps in self.jumps.values() for jump in jumps.values())
-        return f"it branches on {next(every).names}"
-
-    def unknown(self) -> str:
-        """What a jump depends on of which one side has not run, or ''."""
-        for code, jumps in self.jumps.items():
-            for offset, jump in jumps.items():
-                ran = [side for side in (0, 1) if (code, offset, side) in self.taken]
-                one = len(ran) == 1 and (code, offset) not in self.optional
-                if one and not _raises(code, jump.ends[1 - ran[0]]):
-                    return f"it branches on {jump.names}"
-        return ""
-
-
 def _jumps(code: types.CodeType) -> Iterator[tuple[int, Jump]]:
     """The jumps that count, by offset."""
     condition: list[dis.Instruction] = []
@@ -341,7 +307,7 @@ def _jumps(code: types.CodeType) -> Iterator[tuple[int, Jump]]:
             facts = [y.argval for y in condition if y.opname in ("LOAD_ATTR", "LOAD_METHOD")]
             names = ", ".join(map(str, facts or read)) or "a value"
             options = (bool, str, type(None)) if set(read) <= set(given) else (set, frozenset)
-            yield x.offset, Jump((after.offset, x.argval), names, [] if facts else read, options)
+            yield x.offset, (after.offset, x.argval, names, [] if facts else read, options)
         condition = []
 
 

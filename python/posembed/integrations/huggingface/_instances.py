@@ -15,9 +15,10 @@ import functools
 import inspect
 import itertools
 import re
+import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,17 +27,18 @@ from posembed.functional import Layout
 from posembed.functional._ngram import hashed
 from posembed.functional._rotary import rotated
 from posembed.functional._token import looked_up, padding_row
-from posembed.integrations.huggingface._gate import Branches, Gate
+from posembed.integrations.huggingface._gate import Gate
 from posembed.integrations.huggingface._rotation import (
     ANGLES,
     ATTACHED,
     KERNEL_DEVICES,
     OWN,
-    Counter,
-    Proofs,
+    Calls,
+    Rotation,
     Rule,
     described,
     modes,
+    proved,
     regrouped,
     varies,
 )
@@ -44,14 +46,11 @@ from posembed.ngram import NgramSpec
 from posembed.specification import RotarySpec
 from posembed.tables import Hosted
 
-if TYPE_CHECKING:
-    from posembed.integrations.huggingface._rotation import Rotation
-
 Where = Literal["stay", "host"]
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-SPEC, SCALE, HOME = "posembed_ngrams", "posembed_scale", "posembed_home"
-SOURCE, PROVED = "posembed_source", "posembed_proved"
-ADDED = (SPEC, SCALE, SOURCE, PROVED, "on_host", "_mapped")
+# What a module does in place of its forward: it takes the module, its own forward, and arguments.
+Forward = Callable[..., Any]
+FORWARD, PROVED, HOME = "posembed_forward", "posembed_proved", "posembed_home"
+ADDED = (FORWARD, PROVED, "on_host", "_mapped")
 META = "its table is not there yet (meta device)"
 PROBED = 256  # rows
 # What the code of n-grams calls: functions of integers, and those of the cache.
@@ -66,21 +65,32 @@ ROUNDING = 1e-5  # absolute: float32 rounding of cosines, sines, products, for c
 LAYOUTS: dict[int | None, Layout] = {1: "bhsd", -3: "bhsd", 2: "bshd", -2: "bshd"}
 
 
-class Instance(nn.Module):
-    """Base class of modules that do something otherwise."""
+class Instance(Hosted):
+    """A module of a model that does something otherwise, which an attribute holds."""
 
-    posembed_counter: Counter
+    posembed_calls: Calls  # of all modules of a class
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the attribute does, or the model's own code."""
+        own = super().forward
+        if OWN and not self.on_host:  # where the model's own code cannot read the table
+            return own(*args, **kwargs)
+        return vars(self)[FORWARD](self, own, *args, **kwargs)
+
+    def host_names(self) -> tuple[str, ...]:
+        """The table alone."""
+        return ("weight",)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         made = memo[id(self)] = type(self).__new__(type(self))
         made.__dict__.update(copy.deepcopy(vars(self), memo))
-        if SOURCE in vars(made):
+        if self in ATTACHED:
             ATTACHED.add(made)
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """For pickle: the model's own class, and what it holds."""
-        held = self.__getstate__().items()  # type: ignore[no-untyped-call]
+        held = self.__getstate__().items()
         state = {name: x for name, x in held if name not in (*ADDED, HOME)}
         return copyreg._reconstructor, (original_of(type(self)), object, None), state  # type: ignore[attr-defined]
 
@@ -89,31 +99,27 @@ class Instance(nn.Module):
     ) -> bool:
         """Whether rows have the bits of the model's own code, and counts the call.
 
-        Args:
-            weight: The table.
-            ids: What is looked up; the first call of each kind is compared.
-            found: The rows.
-            own: Runs the model's own code; None if that has another effect.
+        ``own`` runs that code at the first call of each kind; None if it has another effect.
         """
 
-        def difference() -> str | None:
+        def compare() -> str | None:
             expected = own()
             if expected is not None and not varies(expected):
                 return None
             same = expected is not None and torch.equal(found, expected)
             return "" if same else f"other bits for {described([ids])}"
 
-        proved: bool | None = True
-        counter, proofs = self.posembed_counter, vars(self).setdefault(PROVED, Proofs())
+        known: bool | None = True
+        calls, proofs = self.posembed_calls, vars(self).setdefault(PROVED, {})
         if not hasattr(weight, "_local_tensor"):  # a look-up of its own would be a collective
             lengths = (n.bit_length() for n in ids.shape)
             kind = modes(), ids.dtype, weight.dtype, weight.device, *lengths
-            proved = proofs.hold(kind, (ids, weight), difference)
-            if proved is False:
-                counter.difference = proofs[kind]
-        counter.own += proved is False
-        counter.kernel += proved is not False
-        return proved is not False
+            known = proved(proofs, kind, (ids, weight), compare)
+            if known is False:
+                calls.difference = proofs[kind]
+        calls.own += known is False
+        calls.kernel += known is not False
+        return known is not False
 
 
 def original_of(cls: type) -> Any:
@@ -122,11 +128,11 @@ def original_of(cls: type) -> Any:
 
 
 @functools.cache
-def class_of(original: type, kind: type) -> type[Any]:
+def class_of(original: type) -> type[Any]:
     """The subclass of a model's class that does something otherwise."""
-    members = {"posembed_counter": Counter(), "posembed_original": original}
+    members = {"posembed_calls": Calls(), "posembed_original": original}
     members |= {"__module__": original.__module__, "__doc__": original.__doc__}
-    return type(original)(original.__name__, (kind, original), members)
+    return type(original)(original.__name__, (Instance, original), members)
 
 
 def become(module: nn.Module, cls: type) -> None:
@@ -138,6 +144,12 @@ def become(module: nn.Module, cls: type) -> None:
             method = value.__func__
             if getattr(before, method.__name__, None) is method:  # accelerate's _old_forward
                 vars(module)[name] = getattr(cls, method.__name__).__get__(module)
+
+
+def replace(module: nn.Module, forward: Forward) -> None:
+    """Makes a module do something else in place of its forward."""
+    vars(module)[FORWARD] = forward
+    become(module, class_of(original_of(type(module))))
 
 
 def restore(module: nn.Module) -> None:
@@ -157,84 +169,65 @@ def restore(module: nn.Module) -> None:
 # ------------------------------------------------------------------------------------------- tables
 
 
-class Ngrams(NamedTuple):
-    """How a module hashes n-grams.
+def _scaling(scale: float) -> Forward:
+    """What an ``nn.Embedding`` does whose rows are multiplied by a number."""
 
-    Args:
-        table: The name of its ``nn.Embedding``.
-        spec: The numbers.
-        read: How it asks the cache for the tokens before, the state of a convolution.
-        written: What it gives the cache beside the tokens.
-    """
-
-    table: str
-    spec: NgramSpec
-    read: Arguments
-    written: Arguments
-
-
-class ScaledTable(Hosted, Instance):
-    """An ``nn.Embedding`` whose rows are multiplied by a number."""
-
-    weight: Tensor
-    padding_idx: int | None
-
-    def host_names(self) -> tuple[str, ...]:
-        """The table alone."""
-        return ("weight",)
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """The rows of ids, times the scale."""
-        own, hosted = super().forward, getattr(self, "on_host", False)
-        if OWN and not hosted:
-            return own(input_ids)  # type: ignore[no-any-return]
-        found = scaled(self, input_ids, vars(self)[SCALE])
+    def forward(module: Any, own: Any, input_ids: Tensor) -> Tensor:
+        found = scaled(module, input_ids, scale)
         if torch.compiler.is_compiling():
             return found
-        if hosted:  # where the model's own code cannot read it
-            self.posembed_counter.kernel += 1
+        if module.on_host:
+            module.posembed_calls.kernel += 1
             return found
-        proved = self.posembed_compare(self.weight, input_ids, found, lambda: own(input_ids))
-        return found if proved else own(input_ids)
+        same = module.posembed_compare(module.weight, input_ids, found, lambda: own(input_ids))
+        return found if same else own(input_ids)
+
+    return forward
 
 
-class NgramTable(Instance):
-    """A module that hashes n-grams and joins their rows."""
+def _joining(name: str, spec: NgramSpec, called: Any) -> Forward:
+    """What a module does that hashes n-grams and joins the rows of its table with this name.
 
-    def forward(self, input_ids: Tensor, past_key_values: Any) -> Tensor:
-        """The joined rows, and the last tokens into the cache."""
-        own = super().forward
-        if OWN:
-            return own(input_ids, past_key_values)  # type: ignore[no-any-return]
-        ids, ngrams = input_ids.long(), vars(self)[SPEC]
-        spec, size, kept = ngrams.spec, ngrams.spec.ngram_size - 1, ids
+    ``called`` says how it asks the cache for the tokens before, the state of a convolution, and
+    what it gives the cache beside the tokens.
+    """
+    size = spec.ngram_size - 1
+
+    def forward(module: Any, own: Any, input_ids: Tensor, past_key_values: Any) -> Tensor:
+        ids = kept = input_ids.long()
         history = None
         if past_key_values is not None:
-            history = past_key_values.get_conv_state(*ngrams.read[0], **ngrams.read[1])
+            history = past_key_values.get_conv_state(*called.read[0], **called.read[1])
             short = size - ids.shape[1]
             if history is not None:
                 history = history[:, -size:]
             elif short > 0:
                 kept = nn.functional.pad(ids, (short, 0), value=spec.padding_token)
-        table = getattr(self, ngrams.table)
+        table = getattr(module, name)
         found: Tensor = table(hashed(ids, *spec.arguments, history)).flatten(-2)
 
         def expected() -> Tensor | None:
-            cache = None if past_key_values is None else _Recorder(history)
+            cache = None if past_key_values is None else _recorder(history)
             wanted: Tensor = own(input_ids, cache)
-            return wanted if cache is None or cache.wrote(ngrams, kept) else None
+            if cache is None:
+                return wanted
+            alike = (cache.read, cache.written) == (called.read, called.written)
+            alike = alike and cache.kept is not None and torch.equal(cache.kept, kept)
+            return wanted if alike else None
 
         known = torch.compiler.is_compiling()
-        if not (known or self.posembed_compare(table.weight, input_ids, found, expected)):
+        if not (known or module.posembed_compare(table.weight, input_ids, found, expected)):
             return own(input_ids, past_key_values)  # type: ignore[no-any-return]
         if past_key_values is not None:
-            past_key_values.update_conv_state(kept, *ngrams.written[0], **ngrams.written[1])
+            past_key_values.update_conv_state(kept, *called.written[0], **called.written[1])
         return found
+
+    return forward
 
 
 def scaled(module: Any, ids: Tensor, scale: float) -> Tensor:
     """The rows of an ``nn.Embedding``, times a number, wherever its table is."""
-    weight = module.near("weight", ids) if getattr(module, "on_host", False) else module.weight
+    weight = module.near("weight", ids) if isinstance(module, Instance) else module.weight
     padding = padding_row(module.padding_idx, weight)
     return looked_up(ids, weight, padding, scale, module.scale_grad_by_freq, -1, "dense")
 
@@ -242,12 +235,7 @@ def scaled(module: Any, ids: Tensor, scale: float) -> Tensor:
 def place(model: nn.Module, where: Where) -> Iterator[tuple[Any, int, str]]:
     """Puts tables of layers and of n-grams on the kernels; no input table, which a head may share.
 
-    Args:
-        model: The model.
-        where: Where tables are afterwards.
-
-    Yields:
-        Classes, how many modules have each, and why they were left, or ''.
+    Yields classes, how many modules have each, and why they were left, or ''.
     """
     parameters = (x for module in model.modules() for x in module.parameters(recurse=False))
     owners = collections.Counter(map(id, parameters))
@@ -258,20 +246,21 @@ def place(model: nn.Module, where: Where) -> Iterator[tuple[Any, int, str]]:
     counts: dict[tuple[Any, str], int] = collections.Counter()
     for module in list(model.modules()):
         original = original_of(type(module))
-        left = isinstance(module, torch.jit.ScriptModule)
-        left = left or id(module._parameters.get("weight")) in shared
-        reason = None if left else _added(module, original)
-        if reason is None:
+        left = isinstance(module, torch.jit.ScriptModule) or original is nn.Embedding
+        left = left or issubclass(original, Instance)  # or made from one, by FSDP
+        if left or id(module._parameters.get("weight")) in shared:
             continue
+        layers = issubclass(original, nn.Embedding)
+        found = (_layers if layers else _ngrams)(module, original)
+        if found is None:
+            continue
+        reason, table, forward = found
         counts[original, reason] += 1
         if reason:
             continue
-        table: Any = module
-        if SPEC in vars(module):
-            become(module, class_of(original, NgramTable))
-            table = getattr(module, vars(module)[SPEC].table)
-            vars(table)[SCALE] = 1.0
-        become(table, class_of(original_of(type(table)), ScaledTable))
+        replace(module, forward)
+        if table is not module:
+            replace(table, _scaling(1.0))
         if where == "host":
             device = table.weight.device
             vars(table).setdefault(HOME, (device, table.weight.requires_grad))
@@ -279,47 +268,39 @@ def place(model: nn.Module, where: Where) -> Iterator[tuple[Any, int, str]]:
     yield from ((cls, count, reason) for (cls, reason), count in counts.items())
 
 
-def _added(module: Any, original: type) -> str | None:
-    """Adds what a table's class needs; why it cannot, or None for modules that are no tables."""
-    if original is nn.Embedding or issubclass(original, Instance):  # or made from one, by FSDP
-        return None
-    if not issubclass(original, nn.Embedding):
-        return _add_ngrams(module, original)
+def _layers(module: Any, original: Any) -> tuple[str, Any, Any] | None:
+    """Why a table of layers stays, or '', itself, and what it does; None if it has no scale."""
     numbers = [  # any may be the scale
         float(x)
         for name, x in {**vars(module), **module._buffers}.items()
-        if name not in (*nn.Embedding.__constants__, SCALE)
+        if name not in nn.Embedding.__constants__
         and (isinstance(x, float) or (isinstance(x, Tensor) and x.numel() == 1 and not x.is_meta))
     ]
-    return _add_scale(module, original, numbers) if numbers else None
-
-
-def _add_scale(module: Any, original: Any, numbers: list[float]) -> str:
+    if not numbers:
+        return None
     if module.weight.is_meta:
-        return META
-    if module.max_norm is not None or module.sparse:
-        return "it has an option that the kernel lacks"
-    gate = _gate(module, original)
-    branches = Branches(gate.codes)
-    if gate.reason or branches:
-        return gate.reason or branches.first()
+        return META, None, None
     rows, dtype = module.num_embeddings, module.weight.dtype
-    ids = torch.arange(min(rows, PROBED), device=module.weight.device) * max(1, rows // PROBED)
+    if module.max_norm is not None or module.sparse:
+        return "it has an option that the kernel lacks", None, None
+    gate = _gate(module, original, {"tensor"})
+    if gate.reason or gate.jumps:
+        return gate.reason or gate.branch(), None, None
     if not dtype.is_floating_point or dtype.itemsize == 1:
-        return f"its table is in {dtype}"
+        return f"its table is in {dtype}", None, None
+    ids = torch.arange(min(rows, PROBED), device=module.weight.device) * max(1, rows // PROBED)
     rounded = [float(torch.tensor(x, dtype=dtype, device="cpu")) for x in numbers]
     with torch.no_grad():
         expected = original.forward(module, ids)
         if not varies(expected):
-            return "its table is empty, so that its scale cannot be seen"
+            return "its table is empty, so that its scale cannot be seen", None, None
         for scale in (*rounded, *numbers):
             if torch.equal(scaled(module, ids, scale), expected):
-                vars(module)[SCALE] = scale
-                return ""
-    return "it computes something else than rows times a number"
+                return "", module, _scaling(scale)
+    return "it computes something else than rows times a number", None, None
 
 
-def _gate(module: Any, original: type, more: Collection[str] = ()) -> Gate:
+def _gate(module: Any, original: type, more: Collection[str]) -> Gate:
     """The gate of what a module's forward does before that of PyTorch's classes."""
     names = {*vars(module), *module._buffers, *module._parameters, *module._modules}
     gate = Gate({*names, "forward", "super", *more}, original, more)
@@ -329,29 +310,26 @@ def _gate(module: Any, original: type, more: Collection[str] = ()) -> Gate:
     return gate
 
 
-def _add_ngrams(module: Any, original: Any) -> str | None:
+def _ngrams(module: Any, original: Any) -> tuple[str, Any, Any] | None:
+    """Why a module stays, or '', its table, and what it does; None if it hashes no n-grams."""
+    lists = []
+    for x in module._buffers.values():
+        if x is not None and x.dtype == torch.int64 and x.dim() == 1 and not x.is_meta:
+            lists.append(x.tolist())
     children = module.named_children()
     tables = [(n, x) for n, x in children if original_of(type(x)) is nn.Embedding]
-    lists = [
-        x.tolist()
-        for x in module._buffers.values()
-        if x is not None and x.dtype == torch.int64 and x.dim() == 1 and not x.is_meta
-    ]
-    if len(tables) != 1 or len(lists) != 3:
+    if len(lists) != 3 or len(tables) != 1:
         return None
     ((name, table),) = tables
     gate = _gate(module, original, HASHES)
     if table.weight.is_meta or gate.reason:
-        return META if table.weight.is_meta else gate.reason
+        return META if table.weight.is_meta else gate.reason, None, None
     for spec in _specifications(lists, vars(module).values(), table.num_embeddings):
-        branches = Branches(gate.codes)
-        with branches:
-            ngrams = _hashes_alike(module, original, name, spec)
-        if ngrams is not None:
-            if not branches.unknown():
-                vars(module)[SPEC] = ngrams
-            return branches.unknown()
-    return "it computes other rows than those of hashed n-grams"
+        with gate:
+            called = _hashes_alike(module, original, name, spec)
+        if called is not None:
+            return gate.unseen(), table, _joining(name, spec, called)
+    return "it computes other rows than those of hashed n-grams", None, None
 
 
 def _specifications(
@@ -374,36 +352,29 @@ def _specifications(
             )
 
 
-class _Recorder:
+def _recorder(history: Tensor | None = None) -> Any:
     """A cache with one state, which keeps how it is called."""
+    cache = types.SimpleNamespace(read=((), {}), written=((), {}), kept=None)
 
-    def __init__(self, history: Tensor | None = None) -> None:
-        self.history = history
-        self.read: Arguments = (), {}
-        self.written: Arguments = (), {}
-        self.kept: Tensor | None = None
+    def read(*args: Any, **kwargs: Any) -> Tensor | None:
+        cache.read = args, kwargs
+        return None if history is None else history.clone()
 
-    def get_conv_state(self, *args: Any, **kwargs: Any) -> Tensor | None:
-        self.read = args, kwargs
-        return None if self.history is None else self.history.clone()
-
-    def update_conv_state(self, ids: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        self.kept, self.written = ids, (args, kwargs)
+    def written(ids: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        cache.kept, cache.written = ids, (args, kwargs)
         return ids
 
-    def wrote(self, ngrams: Ngrams, kept: Tensor) -> bool:
-        """Whether it was called as the table calls the model's cache."""
-        calls = (self.read, self.written) == (ngrams.read, ngrams.written)
-        return calls and self.kept is not None and torch.equal(self.kept, kept)
+    cache.get_conv_state, cache.update_conv_state = read, written
+    return cache
 
 
-def _hashes_alike(module: Any, original: Any, name: str, spec: NgramSpec) -> Ngrams | None:
-    """How a module calls its cache, if it looks up the rows of a specification."""
+def _hashes_alike(module: Any, original: Any, name: str, spec: NgramSpec) -> Any:
+    """How a module calls its cache; None if it looks up other rows than the specification."""
     weight = getattr(module, name).weight
     device = next(module.buffers()).device
     every = torch.arange(PROBED, device=device).mul(7919).remainder(PROBED)[None]
     every[:, ::9] = spec.padding_token
-    cache = _Recorder()
+    cache = _recorder()
     with torch.no_grad():
         for ids in (every[:, :1], every):  # shorter than what the cache keeps, and longer
             rows = hashed(ids, *spec.arguments, None).to(weight.device)
@@ -414,123 +385,108 @@ def _hashes_alike(module: Any, original: Any, name: str, spec: NgramSpec) -> Ngr
                 return None
             if not torch.equal(expected.to(weight.device), found):
                 return None
-    return None if cache.kept is None else Ngrams(name, spec, cache.read, cache.written)
+    return None if cache.kept is None else cache
 
 
 # ------------------------------------------------------------------------------------- exact angles
 
 
-class WithPositions(Instance):
-    """A rotary module whose tables carry the positions that they were made from."""
+def _keeping(source: Any, specs: dict[str | None, RotarySpec]) -> Forward:
+    """What a rotary module does whose tables carry the positions that they were made from.
 
-    def forward(self, x: Tensor, position_ids: Tensor, *rest: Any, **named: Any) -> Any:
-        """The model's tables."""
-        tables = super().forward(x, position_ids, *rest, **named)
+    ``source`` is a module of the same configuration on the CPU, with specifications by layer type.
+    """
+    texts: dict[Any, str] = {}  # of the specification; '' if another rotation is meant
+
+    def forward(
+        module: Any, own: Any, x: Tensor, position_ids: Tensor, *rest: Any, **named: Any
+    ) -> Any:
+        tables = own(x, position_ids, *rest, **named)
         kind = next(iter((*rest, *named.values())), None)
-        source: Source = vars(self)[SOURCE]
         eager = not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled()
-        if eager and kind in source.specs and x.device.type in KERNEL_DEVICES and len(tables) == 2:
-            several = source.specs[kind].sections is not None
+        if eager and kind in specs and x.device.type in KERNEL_DEVICES and len(tables) == 2:
+            several = specs[kind].sections is not None
             if several and position_ids.dim() == 3 and position_ids.shape[0] == 1:
                 position_ids = position_ids[0]  # the same for all axes, as the model expands it
-            versions = [t._version for t in (position_ids, *tables)]
-            held = list(map(weakref.ref, tables))
-            angles = functools.partial(source.turned, kind, position_ids, held, versions)
+            held, versions = [*map(weakref.ref, tables)], _versions(position_ids, *tables)
             for table in tables:
-                setattr(table, ANGLES, angles)
+                setattr(
+                    table, ANGLES, functools.partial(turned, kind, position_ids, held, versions)
+                )
         return tables
 
-
-class Source:
-    """Specifications of a rotary module, and which rotations use its tables as they say.
-
-    Args:
-        module: A module of the same configuration on the CPU.
-        specs: A specification for each layer type, or None.
-    """
-
-    def __init__(self, module: Any, specs: dict[str | None, RotarySpec]) -> None:
-        self.module, self.specs = module, specs
-        self.texts: dict[Any, str] = {}  # of the specification; '' if another rotation is meant
-
     def turned(
-        self,
-        kind: str | None,
-        positions: Tensor,
-        held: list[weakref.ref[Tensor]],
-        versions: list[int],
-        rotation: Rotation,
-        given: dict[str, Any],
+        kind: Any, positions: Tensor, held: Any, versions: Any, rotation: Rotation, given: Any
     ) -> Any:
-        """The result by exact angles, or None if tables were changed or mean something else.
-
-        Args:
-            kind: The layer type, or None.
-            positions: [batch or 1, tokens], or [axes, batch or 1, tokens] with several axes.
-            held: The tables that were made from them.
-            versions: Of the positions and of the two tables.
-            rotation: What gets the tables.
-            given: Its arguments.
-        """
+        """The result by exact angles, or None if tables were changed or mean something else."""
         roles, rule = rotation.rule.roles, rotation.rule
-        if roles.form not in ("separate", "pair") or rule.cos is None:
-            return None
         tables = roles.tables(given)
-        same = all(x is y() for x, y in zip(tables, held, strict=True))
-        if not same or versions != [x._version for x in (positions, *tables)]:
+        if roles.form not in ("separate", "pair") or rule.cos is None or len(tables) != 2:
+            return None
+        if tables[0] is not held[0]() or tables[1] is not held[1]():
+            return None
+        if versions != _versions(positions, *tables):
             return None
         dim = given[roles.unsqueeze] if roles.unsqueeze else rule.unsqueeze
         slots: list[Any] = [given.get(name) for name in roles.tensors]
         key = rotation, kind, dim, slots[0].shape[-1]
-        if key not in self.texts:
-            text = dataclasses.replace(self.specs[kind], interleaved=rule.pairs == "adjacent").text
-            self.texts[key] = text if self._rotates_alike(*key, text) else ""
-        text = self.texts[key]
-        if not text or any(given[n] != x for n, x in roles.others().items()):
+        if key not in texts:
+            interleaved = rule.pairs == "adjacent"
+            text = dataclasses.replace(specs[kind], interleaved=interleaved).text
+            texts[key] = text if _rotates_alike(source, specs[kind], *key, text) else ""
+        if not texts[key] or any(given[n] != x for n, x in roles.others().items()):
             return None
         tensors = [x for x in slots if x is not None]
-        return rule.packed(_turned(rule, tensors, positions, text, dim), len(slots))
+        return rule.packed(_turned(rule, tensors, positions, texts[key], dim), len(slots))
 
-    def _rotates_alike(self, rotation: Rotation, kind: Any, dim: Any, head: int, text: str) -> bool:
-        """Whether tables and the specification rotate alike, at positions up to 32,767."""
-        spec, roles, rule = self.specs[kind], rotation.rule.roles, rotation.rule
-        if spec.interleaved != (rule.pairs != "halves") or head != spec.head_dim:
-            return False
-        if dim not in LAYOUTS or rule.tokens != "all" or rule.gathers:
-            return False
-        sizes = (2, len(POSITIONS)) if LAYOUTS[dim] == "bhsd" else (len(POSITIONS), 2)
-        random = torch.Generator("cpu").manual_seed(7)
-        query = torch.randn((1, *sizes, head), generator=random, dtype=torch.float32, device="cpu")
-        positions = torch.tensor([POSITIONS], device="cpu")
-        if spec.sections is not None:  # another order on each axis
-            axes = spec.sections.axes or 1 + max(spec.sections.axis_of_pair)
-            positions = torch.stack([positions.roll(axis, -1) for axis in range(axes)])
+    return forward
 
-        def theirs(x: Tensor) -> Tensor:
-            tables = self.module(x, positions, *([] if kind is None else [kind]))
-            given = {**roles.defaults, **dict.fromkeys(roles.tensors, x)}
-            pair = roles.form == "pair"
-            given |= (
-                {roles.cos: tables} if pair else {roles.cos: tables[0], roles.sin or "": tables[1]}
-            )
-            if roles.unsqueeze:
-                given[roles.unsqueeze] = dim
-            result = rotation.original(**given)
-            found: Tensor = result[0] if isinstance(result, tuple) else result
-            return found
 
-        def ours(factor: float) -> Tensor:
-            return _turned(rule, [query.double()], positions.double() * factor, text, dim)[0]
+def _versions(*tensors: Tensor) -> list[int]:
+    """Numbers that change when tensors do."""
+    return [x._version for x in tensors]
 
-        try:
-            with torch.no_grad():
-                expected, narrow = theirs(query), theirs(query.bfloat16())
-                exact, low, high = (ours(factor) for factor in (1.0, 1 - STEP, 1 + STEP))
-        except Exception:  # tables of another shape may raise anything
-            return False
-        slack = (high - low).abs() + ROUNDING * max(1.0, spec.attention_factor)
-        same = expected.shape == exact.shape and narrow.dtype == torch.bfloat16
-        return same and bool(((expected - exact).abs() <= slack).all())
+
+def _rotates_alike(
+    source: Any, spec: RotarySpec, rotation: Rotation, kind: Any, dim: Any, head: int, text: str
+) -> bool:
+    """Whether tables and the specification rotate alike, at positions up to 32,767."""
+    roles, rule = rotation.rule.roles, rotation.rule
+    if spec.interleaved != (rule.pairs != "halves") or head != spec.head_dim:
+        return False
+    if dim not in LAYOUTS or rule.tokens != "all" or rule.gathers:
+        return False
+    sizes = (2, len(POSITIONS)) if LAYOUTS[dim] == "bhsd" else (len(POSITIONS), 2)
+    random = torch.Generator("cpu").manual_seed(7)
+    query = torch.randn((1, *sizes, head), generator=random, dtype=torch.float32, device="cpu")
+    positions = torch.tensor([POSITIONS], device="cpu")
+    if spec.sections is not None:  # another order on each axis
+        axes = spec.sections.axes or 1 + max(spec.sections.axis_of_pair)
+        positions = torch.stack([positions.roll(axis, -1) for axis in range(axes)])
+
+    def theirs(x: Tensor) -> Tensor:
+        tables = source(x, positions, *([] if kind is None else [kind]))
+        given = {**roles.defaults, **dict.fromkeys(roles.tensors, x), roles.cos: tables}
+        if roles.form != "pair":
+            given |= {roles.cos: tables[0], roles.sin or "": tables[1]}
+        if roles.unsqueeze:
+            given[roles.unsqueeze] = dim
+        result = rotation.original(**given)
+        found: Tensor = result[0] if isinstance(result, tuple) else result
+        return found
+
+    def ours(factor: float) -> Tensor:
+        return _turned(rule, [query.double()], positions.double() * factor, text, dim)[0]
+
+    try:
+        with torch.no_grad():
+            expected, narrow = theirs(query), theirs(query.bfloat16())
+            exact, low, high = (ours(factor) for factor in (1.0, 1 - STEP, 1 + STEP))
+    except Exception:  # tables of another shape may raise anything
+        return False
+    slack = (high - low).abs() + ROUNDING * max(1.0, spec.attention_factor)
+    same = expected.shape == exact.shape and narrow.dtype == torch.bfloat16
+    return same and bool(((expected - exact).abs() <= slack).all())
 
 
 def _turned(
@@ -551,8 +507,7 @@ def _turned(
 def attach(model: nn.Module) -> Iterator[tuple[Any, int, str]]:
     """Makes rotary modules keep positions beside their tables.
 
-    Yields:
-        Classes, how many modules have each, and why their tables are used alone, or ''.
+    Yields classes, how many modules have each, and why their tables are used alone, or ''.
     """
     counts: dict[tuple[Any, str], int] = collections.Counter()
     for module in list(model.modules()):
@@ -566,15 +521,14 @@ def attach(model: nn.Module) -> Iterator[tuple[Any, int, str]]:
             continue
         found = _source(module, original)
         counts[original, found if isinstance(found, str) else ""] += 1
-        if isinstance(found, Source):
-            vars(module)[SOURCE] = found
-            become(module, class_of(original, WithPositions))
+        if not isinstance(found, str):
+            replace(module, found)
             ATTACHED.add(module)
     yield from ((cls, count, reason) for (cls, reason), count in counts.items())
 
 
-def _source(module: Any, original: Any) -> Source | str:
-    """The specifications of a rotary module, or why its tables are used alone."""
+def _source(module: Any, original: Any) -> Forward | str:
+    """What keeps the positions of a rotary module's tables, or why these are used alone."""
     if next(module.parameters(), None) is not None:
         return "it has parameters"
     try:
@@ -582,14 +536,15 @@ def _source(module: Any, original: Any) -> Source | str:
             fresh = original(module.config).train(module.training)
     except Exception:  # another kind of module may need anything
         return "it cannot be made from its configuration"
-    for name, buffer in fresh.named_buffers():
+    buffers = dict(fresh.named_buffers())
+    for name, value in {**vars(fresh), **buffers}.items():
         mine = getattr(module, name, None)
-        if not isinstance(mine, Tensor) or mine.is_meta:
-            return "its frequencies are not there yet (meta device)"
-        if not torch.equal(buffer.to(mine.dtype), mine.cpu()):
-            return f"its {name} differs from that of its configuration"
-    for name, value in vars(fresh).items():
-        if isinstance(value, int | float | str) and vars(module).get(name) != value:
+        same = not isinstance(value, int | float | str) or mine == value
+        if name in buffers:
+            if not isinstance(mine, Tensor) or mine.is_meta:
+                return "its frequencies are not there yet (meta device)"
+            same = torch.equal(value.to(mine.dtype), mine.cpu())
+        if not same:
             return f"its {name} differs from that of its configuration"
     specs: dict[str | None, RotarySpec] = {}
     for name, _ in fresh.named_buffers():
@@ -602,4 +557,4 @@ def _source(module: Any, original: Any) -> Source | str:
             return f"its configuration is not understood: {error}"
         if specs[match[1]].is_dynamic:
             return "its frequencies depend on the length of the sequence"
-    return Source(fresh, specs) if specs else "it has no frequencies"
+    return _keeping(fresh, specs) if specs else "it has no frequencies"

@@ -7,11 +7,9 @@ each one computes.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import importlib
 import importlib.metadata
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -78,21 +76,15 @@ class RotaryPosEmb(nn.Module):
     can_torch_compile = True
     has_backward = True
 
+    @classmethod
+    def load(cls) -> type[nn.Module]:
+        """The layer, which is its own repository for kernels."""
+        return cls
+
     def forward(
         self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
     ) -> tuple[Tensor, Tensor]:
-        """Rotates query and key.
-
-        Args:
-            q: Queries, as for the function that is replaced.
-            k: Keys.
-            cos: Cosines.
-            sin: Sines.
-            unsqueeze_dim: Where to insert the head dimension into the tables.
-
-        Returns:
-            The rotated queries and keys.
-        """
+        """Rotates query and key, by the arguments of the function that is replaced."""
         kind = type(self)
         if kind.forward is RotaryPosEmb.forward:
             return apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim)
@@ -109,27 +101,14 @@ def _recognised(kind: type[nn.Module]) -> bool:
     object that a constant-result function returns.
     """
     if "_posembed" not in vars(kind):
-        kind._posembed = _function(kind)  # type: ignore[attr-defined]
+        function, found = wrapped(kind), None
+        if function is not None:
+            # A new thread has none of this thread's modes: no autocast, tracing or transforms.
+            with ThreadPoolExecutor(1) as thread:
+                found = thread.submit(recognise, own_of(function)).result()  # patched or not
+        known = found.function() if isinstance(found, Rotation) else None
+        kind._posembed = known  # type: ignore[attr-defined]
     return vars(kind)["_posembed"] is not None
-
-
-def _function(kind: type[nn.Module]) -> Callable[..., Any] | None:
-    function = wrapped(kind)
-    if function is None:
-        return None
-    # A new thread has none of this thread's modes: no autocast, tracing or transforms.
-    with ThreadPoolExecutor(1) as thread:
-        found = thread.submit(recognise, own_of(function)).result()  # whether patched or not
-    return found.function() if isinstance(found, Rotation) else None
-
-
-@dataclasses.dataclass(frozen=True)
-class Repository:
-    """Tells kernels to find the layer in this module. All are equal, so it is loaded once."""
-
-    def load(self) -> type[nn.Module]:
-        """The layer."""
-        return RotaryPosEmb
 
 
 _before: dict[str, Any] = {}  # earlier registrations under the name, to restore on unregister
@@ -139,11 +118,10 @@ def register_kernels() -> None:
     """Makes posembed rotate in every transformers model that is created with ``use_kernels=True``.
 
     The kernels package then replaces each function that transformers marks as ``rotary_pos_emb``
-    with posembed's rotation, on the CPU and, if posembed was built with CUDA, on GPUs. This works
-    for inference, for training and in ``torch.compile``. Results are bitwise identical to those of
-    the replaced function, as after ``patch(model)``; a function that is not recognised runs
-    unchanged. transformers' own entry for GPUs stays, with lower priority. Unlike
-    ``patch(model)``, this changes all models of a family at once, because they share the function.
+    with posembed's rotation, on the CPU and, if posembed was built with CUDA, on GPUs, also in
+    training and in ``torch.compile``. Results are bitwise identical to those of the function, which
+    runs unchanged if it is not recognised. transformers' own entry for GPUs stays, with lower
+    priority. All models of a family change at once, because they share the function.
 
     Raises:
         ImportError: kernels is missing or does not fit the installed transformers. The message
@@ -159,11 +137,11 @@ def register_kernels() -> None:
     kernels = _kernels()
     mapping = _mapping()
     _before.setdefault(NAME, copy.deepcopy(mapping.get(NAME)))
-    devices: dict[Any, Repository] = {"cpu": Repository()}
+    devices: dict[Any, Any] = {"cpu": RotaryPosEmb}
     if "cuda" in KERNEL_DEVICES:
         # kernels prefers the narrowest interval, and transformers' entry covers every GPU.
         every = kernels.CUDAProperties(min_capability=0, max_capability=sys.maxsize - 1)
-        devices[kernels.Device(type="cuda", properties=every)] = Repository()
+        devices[kernels.Device(type="cuda", properties=every)] = RotaryPosEmb
     kernels.register_kernel_mapping({NAME: devices})
 
 
@@ -202,7 +180,6 @@ def _kernels() -> Any:
     return importlib.import_module("kernels")
 
 
-def _mapping() -> dict[str, Any]:
+def _mapping() -> Any:
     """Registered entries by name; kernels has no function to remove one."""
-    found: dict[str, Any] = importlib.import_module("kernels.layer.globals")._KERNEL_MAPPING.get()
-    return found
+    return importlib.import_module("kernels.layer.globals")._KERNEL_MAPPING.get()

@@ -6,57 +6,27 @@ import collections
 import dataclasses
 import html
 import importlib.metadata
-import itertools
 import os
+import statistics
 import sys
 import textwrap
 import time
 import types
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from posembed import _html
 from posembed.integrations.huggingface import _door, _instances
-from posembed.integrations.huggingface._rotation import Counter, Rotation
+from posembed.integrations.huggingface._rotation import ATTACHED, Calls, Rotation
 
 NOTHING = "nothing to replace: no function of the model's code rotates"
 TESTED = {"transformers": ("5.23", "5.24"), "diffusers": ("0.42",), "timm": ("1.0",)}
 PROGRAM = "a traced or exported program, which no longer runs the model's code"
 TABLE = "one kernel; equal bits"
 WIDTH = 100
-
-
-class Calls(NamedTuple):
-    """Calls of one function since the patch.
-
-    Args:
-        function: Its name.
-        location: Its file and line.
-        kernel: How often posembed's kernel ran.
-        own: How often the model's own code ran, for arguments that posembed does not support.
-        exact: How often the kernel ran by exact angles, not by the model's tables.
-    """
-
-    function: str
-    location: str
-    kernel: int
-    own: int
-    exact: int
-
-
-class Times(NamedTuple):
-    """Seconds of one call of a model, the median of several.
-
-    Args:
-        kernel: With posembed's kernels.
-        own: With the model's own code.
-    """
-
-    kernel: float
-    own: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +40,7 @@ class Row:
         modules: How many modules of the model have one of these classes.
         patched: Whether posembed replaces it.
         reason: Why nothing changed, or what runs in place of a table.
-        rotates: Whether it is a function that rotates, and no bias, table or method that only looks
-            as if it rotated.
+        rotates: Whether it is no bias, and no method that only looks as if it rotated.
         exact: Whether modules keep positions beside the tables, for exact angles.
     """
 
@@ -84,8 +53,8 @@ class Row:
     rotates: bool = True
     exact: bool = False
     _rotation: Rotation | None = dataclasses.field(default=None, compare=False, repr=False)
-    _counter: Counter = dataclasses.field(default_factory=Counter, compare=False, repr=False)
-    _before: tuple[int, int, int] = dataclasses.field(default=(0, 0, 0), compare=False, repr=False)
+    _calls: Calls = dataclasses.field(default_factory=Calls, compare=False, repr=False)
+    _before: Calls = dataclasses.field(default_factory=Calls, compare=False, repr=False)
 
     @property
     def action(self) -> str:
@@ -99,16 +68,16 @@ class Row:
     @property
     def state(self) -> str:
         """What the comparisons with the model's own code have shown, or ''."""
-        if self._counter.difference:
-            return f"the model's own code runs for some calls: {self._counter.difference}"
-        compared = self._rotation is None or self._rotation.proofs or not self._counter.kernel
+        if self._calls.difference:
+            return f"the model's own code runs for some calls: {self._calls.difference}"
+        compared = self._rotation is None or self._rotation.proofs or not self._calls.kernel
         return "" if compared else "not proved yet"
 
     def calls(self) -> Calls:
         """Calls since the patch."""
-        now = self._counter.kernel, self._counter.own, self._counter.exact
-        counts = (x - y for x, y in zip(now, self._before, strict=True))
-        return Calls(self.function, self.location, *counts)
+        now, then = self._calls, self._before
+        counts = now.kernel - then.kernel, now.own - then.own, now.exact - then.exact
+        return Calls(self.function, self.location, *counts, now.difference)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +128,9 @@ class Report:
         """
         return tuple(row.calls() for row in self.patched)
 
-    def benchmark(self, model: Any, *inputs: Any, rounds: int = 5, **named: Any) -> Times:
+    def benchmark(
+        self, model: Any, *inputs: Any, rounds: int = 5, **named: Any
+    ) -> dict[str, float]:
         """Times calls of a patched model with posembed's kernels and with its own code, in turn.
 
         Meanwhile other threads' calls of the same functions alternate, too. Compiled models are
@@ -172,14 +143,14 @@ class Report:
             named: Its named arguments.
 
         Returns:
-            The medians.
+            The median seconds of a call, by "kernel" and "own".
 
         Examples:
             >>> import torch
             >>> from posembed.integrations.huggingface import patch
             >>> model = torch.nn.Linear(2, 2)
             >>> times = patch(model).benchmark(model, torch.ones(1, 2))
-            >>> times.kernel > 0
+            >>> times["kernel"] > 0
             True
         """
 
@@ -191,12 +162,12 @@ class Report:
                 torch.cuda.synchronize()
             return time.perf_counter() - begin
 
-        kernel, own = [], []
+        times: dict[str, list[float]] = {"kernel": [], "own": []}
         for _ in range(rounds + 1):
-            kernel.append(seconds())
+            times["kernel"].append(seconds())
             with _door.own_code():
-                own.append(seconds())
-        return Times(*(sorted(x[1:])[rounds // 2] for x in (kernel, own)))
+                times["own"].append(seconds())
+        return {which: statistics.median(x[1:]) for which, x in times.items()}
 
     def _lines(self) -> Iterator[tuple[str, str, str]]:
         """What each row says: the function, what runs now, and where it stands."""
@@ -207,8 +178,10 @@ class Report:
                 text += f"; {calls.kernel} of {total} calls" if total else "; 0 of your calls"
             if row.state:
                 text += f"; {row.state}"
-            users = f"{row.modules} x {', '.join(row.classes)}"
-            yield row.function, text, f"{users}, {_in_package(row.location)}"
+            folders = [os.path.join(folder, "") for folder in sys.path if folder]
+            known = [folder for folder in folders if row.location.startswith(folder)]
+            where = row.location.removeprefix(max(known, key=len, default=""))
+            yield row.function, text, f"{row.modules} x {', '.join(row.classes)}, {where}"
 
     def _repr_html_(self) -> str:
         """The table, for notebooks."""
@@ -224,13 +197,6 @@ class Report:
         return "\n".join([*lines, *self.notes])
 
 
-def _in_package(location: str) -> str:
-    """A file and line without the folder that Python imports the file from, if there is one."""
-    folders = [os.path.join(folder, "") for folder in sys.path if folder]
-    known = [folder for folder in folders if location.startswith(folder)]
-    return location.removeprefix(max(known, key=len, default=""))
-
-
 def patch(
     model: Any,
     *,
@@ -239,11 +205,10 @@ def patch(
 ) -> Report:
     """Makes posembed rotate in a loaded model of transformers, diffusers, timm, or your own.
 
-    Functions that rotate query and key are recognised by what they compute, so posembed does not
-    need to know their names or the model. Each gets other code, which calls
-    ``functional.rotary_tables``; whatever holds the function follows. Weights, ``state_dict``,
-    hooks and classes do not change. The effect is the process's: other models of the family run the
-    kernel too, with the same bits, until ``unpatch`` of the last patched one. Patched models can be
+    Functions that rotate query and key are recognised by what they compute. Each gets other code,
+    which calls the kernel; whatever holds the function follows. Weights, ``state_dict``, hooks and
+    classes do not change. The effect is the process's: other models of the family run the kernel
+    too, with the same bits, until ``unpatch`` of the last patched one. Patched models can be
     compiled and copied; a model that was compiled before is compiled again by itself. A pickle has
     the model alone: patch it again in another process. Patching a second time has no effect.
 
@@ -301,7 +266,7 @@ def patch(
         raise ValueError(f"tables: expected 'stay' or 'host', got {tables!r}")
     parts = [part for one in models for part in _door.parts_of(one)]
     counts = collections.Counter(_instances.original_of(type(part)) for part in parts)
-    users: dict[_door.Place, tuple[_door.Found, dict[type, None]]] = {}
+    users: dict[_door.Place, tuple[Rotation | str, dict[type, None]]] = {}
     reached: set[type] = set()
     for part in parts:
         cls = _instances.original_of(type(part))
@@ -310,44 +275,44 @@ def patch(
             reached.add(cls)
             for place, found in _door.reach(part).items():
                 users.setdefault(place, (found, {}))[1][cls] = None
-    for (place, (found, _)), one in itertools.product(users.items(), models):
-        if found.rotation is not None:
-            _door.swap(place, found.rotation, one)
-    kept = [row for one in models for row in _instances.place(one, tables)]
+    kept: list[tuple[Any, int, str]] = []
     positions: list[tuple[Any, int, str]] = []
     for one in models:
+        for place, (found, _) in users.items():
+            if isinstance(found, Rotation):
+                _door.swap(place, found, one)
+        kept += _instances.place(one, tables)
         if numerics == "exact":
             positions += _instances.attach(one)
-        for module in one.modules() if numerics == "model" else ():
-            if isinstance(module, _instances.WithPositions):
+            continue
+        for module in one.modules():
+            if module in ATTACHED:
                 _instances.restore(module)
     exact, rows = any(not reason for _, _, reason in positions), []
     for place, (found, classes) in sorted(users.items(), key=lambda x: x[0].name):
-        count, rotation = sum(counts[cls] for cls in classes), found.rotation
-        counter = None if rotation is None else rotation.counter
-        row = _row(place.name, place.location, classes, count, found.reason, counter)
-        row = dataclasses.replace(row, rotates=found.rotates, _rotation=rotation)
-        rows.append(dataclasses.replace(row, exact=exact and rotation is not None))
+        count = sum(counts[cls] for cls in classes)
+        if isinstance(found, Rotation):
+            row = _row(place.name, place.location, classes, count, "", found.calls)
+            rows.append(dataclasses.replace(row, exact=exact, _rotation=found))
+        else:
+            row = _row(place.name, place.location, classes, count, found)
+            rows.append(dataclasses.replace(row, rotates=found not in _door.LOOKS))
     for cls, count, reason in kept:
-        kind = _instances.ScaledTable if issubclass(cls, nn.Embedding) else _instances.NgramTable
-        counter = None if reason else _instances.class_of(cls, kind).posembed_counter
+        calls = None if reason else _instances.class_of(cls).posembed_calls
         where = _door.Place(cls.forward).location
-        rows.append(_row("forward", where, [cls], count, reason or TABLE, counter))
+        rows.append(_row("forward", where, [cls], count, reason or TABLE, calls))
     for cls, count, reason in positions:
         if reason:
             text = f"its tables are used, without positions: {reason}"
-            where = _door.Place(cls.forward).location
-            rows.append(_row("forward", where, [cls], count, text))
-    programs = (torch.jit.ScriptModule, torch.fx.GraphModule)
-    for cls, count in collections.Counter(
-        type(x) for x in parts if isinstance(x, programs)
-    ).items():
-        rows.append(_row("forward", repr(cls), [cls], count, PROGRAM))
+            rows.append(_row("forward", _door.Place(cls.forward).location, [cls], count, text))
+    for cls, count in counts.items():
+        if issubclass(cls, torch.jit.ScriptModule | torch.fx.GraphModule):
+            rows.append(_row("forward", repr(cls), [cls], count, PROGRAM))
     roots, notes = {cls.__module__.partition(".")[0] for cls in counts}, []
-    for library in TESTED.keys() & roots:
+    for library in sorted(TESTED.keys() & roots):
         version, tested = importlib.metadata.version(library), " and ".join(TESTED[library])
         notes.append(f"{library} {version} (posembed is tested with {tested})")
-    return Report(tuple(rows), tuple(sorted(notes)))
+    return Report(tuple(rows), tuple(notes))
 
 
 def _row(
@@ -356,13 +321,12 @@ def _row(
     classes: Iterable[type],
     count: int,
     reason: str,
-    counter: Counter | None = None,
+    calls: Calls | None = None,
 ) -> Row:
-    """The row of what is patched if it has a counter."""
-    names, made = tuple(cls.__name__ for cls in classes), counter or Counter()
-    before = made.kernel, made.own, made.exact
-    facts = function, location, names, count, counter is not None, reason
-    return Row(*facts, False, _counter=made, _before=before)
+    """The row of what is patched if it has calls."""
+    names, live = tuple(cls.__name__ for cls in classes), calls or Calls()
+    facts = function, location, names, count, calls is not None, reason
+    return Row(*facts, _calls=live, _before=dataclasses.replace(live))
 
 
 def unpatch(model: Any) -> None:
