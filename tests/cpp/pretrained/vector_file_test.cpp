@@ -292,5 +292,62 @@ TEST_F(VectorFiles, LoadsNothingUnlessAllNamesAndShapesFit) {
   EXPECT_THROW(load_state(*linear, file, LoadOptions().strict(false)), c10::ValueError);
 }
 
+/// Two parts of a packed projection, or one transposed table.
+struct Parts : torch::nn::Module {
+  torch::Tensor first = register_parameter("first", torch::zeros({2, 2}));
+  torch::Tensor second = register_parameter("second", torch::zeros({1, 2}));
+};
+
+TEST_F(VectorFiles, LoadsTransposedAndSplitTensors) {
+  const VectorFile file = open(write_table("model.safetensors", 3));
+  const auto as_table = [](const std::string&) { return "table"; };
+  const auto part = [](const std::string& name, const torch::Tensor& tensor) {
+    return name == "first" ? tensor.slice(0, 0, 2).t() : tensor.slice(0, 2);
+  };
+  Parts parts;
+  load_state(parts, file, LoadOptions().name_in_file(as_table).transform(part));
+  EXPECT_TRUE(torch::equal(parts.first, torch::tensor({{0.f, 2.f}, {1.f, 3.f}})));
+  EXPECT_TRUE(torch::equal(parts.second, torch::tensor({{4.f, 5.f}})));
+  EXPECT_TRUE(torch::equal(file.tensor("table"), counted(3)));
+}
+
+TEST_F(VectorFiles, LoadsJoinedTensors) {
+  const VectorFile file = open(write_table("model.safetensors", 3));
+  torch::nn::Linear twice(torch::nn::LinearOptions(2, 6).bias(false));
+  const auto names = [](const std::string&) { return std::vector<std::string>{"table", "table"}; };
+  load_state(*twice, file, LoadOptions().names_in_file(names));
+  EXPECT_TRUE(torch::equal(twice->weight, torch::cat({counted(3), counted(3)})));
+  const auto lost = [](const std::string&) { return std::vector<std::string>{"table", "other"}; };
+  const auto none = [](const std::string&) { return std::vector<std::string>(); };
+  EXPECT_THROW(load_state(*twice, file, LoadOptions().names_in_file(lost)), c10::ValueError);
+  EXPECT_THROW(load_state(*twice, file, LoadOptions().names_in_file(none)), c10::ValueError);
+  const auto both =
+      LoadOptions().names_in_file(names).name_in_file([](const std::string& name) { return name; });
+  EXPECT_THROW(load_state(*twice, file, both), c10::ValueError);
+}
+
+TEST_F(VectorFiles, ChecksWhatATransformGives) {
+  const VectorFile file = open(write_table("model.safetensors", 3));
+  torch::nn::Linear linear = layer(/*bias=*/false);
+  const torch::Tensor before = linear->weight.clone();
+  const auto load = [&](const std::function<torch::Tensor(torch::Tensor)>& change) {
+    load_state(*linear, file,
+               LoadOptions()
+                   .name_in_file([](const std::string&) { return "table"; })
+                   .transform([&](const std::string& name, const torch::Tensor& tensor) {
+                     EXPECT_EQ(name, "weight");
+                     return change(tensor);
+                   }));
+  };
+  EXPECT_THROW(load([](const auto& x) { return x.t(); }), c10::ValueError);
+  EXPECT_THROW(load([](const auto&) { return torch::Tensor(); }), c10::ValueError);
+  EXPECT_THROW(load([](const auto& x) { return x.to(torch::kLong); }), c10::TypeError);
+  EXPECT_TRUE(torch::equal(linear->weight, before));
+  linear->to(torch::kHalf);
+  EXPECT_THROW(load([](const auto& x) { return x + 1e6; }), FileFormatError);
+  load([](const auto& x) { return x.to(torch::kDouble) + 1; });
+  EXPECT_TRUE(torch::equal(linear->weight, (counted(3) + 1).to(torch::kHalf)));
+}
+
 }  // namespace
 }  // namespace posembed::pretrained
