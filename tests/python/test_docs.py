@@ -85,6 +85,21 @@ def test_formulas_are_known_to_the_converter() -> None:
         assert not set(text) & set("\\&{}"), (page, formula)
 
 
+def test_cosines_of_the_derivation() -> None:
+    """The page's table of cos θ against cos 3θ."""
+    text = (
+        (DOCS / "families/rotary_derivation.md").read_text(encoding="utf-8").replace("\u2212", "-")
+    )
+    rows = re.findall(r"^\| (\d) \|(.*) \|$", text, re.MULTILINE)
+    theta = posembed.RotarySpec(16).frequencies()
+    for pair, cells in rows:
+        speed = theta[int(pair)]
+        near, far = speed.cos().item(), (3 * speed).cos().item()
+        found = [float(cell) for cell in cells.split("|")]
+        assert found == pytest.approx([speed.item(), near, far, near - far], abs=6e-5)
+    assert len(rows) == 5
+
+
 def test_functions_in_formulas_stand_apart() -> None:
     """Set without a space, "a cos" is read as another function."""
     pytest.importorskip("latex2mathml")
