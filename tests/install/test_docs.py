@@ -149,7 +149,7 @@ def test_the_example_reads_gpt2_and_bert(tmp_path: Path) -> None:
     gpt2 = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(n_embd=32, n_layer=12, n_head=4, n_positions=16, **sizes)
     )
-    logits = gpt2.eval()(torch.tensor([ids])).logits[0, -1]
+    logits = gpt2.eval()(torch.tensor([ids])).logits[0, -1].detach()
     state = {name: tensor for name, tensor in gpt2.state_dict().items() if name != "lm_head.weight"}
     old = {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
     for tensors in (state, old | {"h.0.attn.bias": torch.ones(1, 1, 16, 16)}):

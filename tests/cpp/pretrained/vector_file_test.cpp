@@ -61,11 +61,17 @@ class VectorFiles : public testing::Test {
 
   /// Writes the numbers 0, 1, 2, ... as the table "table", [rows, 2].
   std::string write_table(const std::string& name, int64_t rows) const {
-    const std::string header = R"({"table":{"dtype":"F32","shape":[)" + std::to_string(rows) +
-                               R"(,2],"data_offsets":[0,)" + std::to_string(8 * rows) + "]}}";
+    return write_numbers(name, 2 * rows,
+                         R"({"table":{"dtype":"F32","shape":[)" + std::to_string(rows) +
+                             R"(,2],"data_offsets":[0,)" + std::to_string(8 * rows) + "]}}");
+  }
+
+  /// Writes the numbers 0, 1, 2, ... behind a header of safetensors.
+  std::string write_numbers(const std::string& name, int64_t count,
+                            const std::string& header) const {
     const uint64_t length = header.size();
     std::string bytes(reinterpret_cast<const char*>(&length), sizeof length);
-    const torch::Tensor numbers = torch::arange(2 * rows, torch::kFloat);
+    const torch::Tensor numbers = torch::arange(count, torch::kFloat);
     bytes += header;
     bytes.append(static_cast<const char*>(numbers.const_data_ptr()), numbers.nbytes());
     return write(name, bytes);
@@ -312,18 +318,21 @@ TEST_F(VectorFiles, LoadsTransposedAndSplitTensors) {
 }
 
 TEST_F(VectorFiles, LoadsJoinedTensors) {
-  const VectorFile file = open(write_table("model.safetensors", 3));
-  torch::nn::Linear twice(torch::nn::LinearOptions(2, 6).bias(false));
-  const auto names = [](const std::string&) { return std::vector<std::string>{"table", "table"}; };
-  load_state(*twice, file, LoadOptions().names_in_file(names));
-  EXPECT_TRUE(torch::equal(twice->weight, torch::cat({counted(3), counted(3)})));
-  const auto lost = [](const std::string&) { return std::vector<std::string>{"table", "other"}; };
+  const VectorFile file =
+      open(write_numbers("model.safetensors", 6,
+                         R"({"b":{"dtype":"F32","shape":[2,2],"data_offsets":[8,24]},)"
+                         R"("a":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}})"));
+  torch::nn::Linear joined = layer(/*bias=*/false);
+  const auto names = [](const std::string&) { return std::vector<std::string>{"a", "b"}; };
+  load_state(*joined, file, LoadOptions().names_in_file(names));
+  EXPECT_TRUE(torch::equal(joined->weight, counted(3)));
+  const auto lost = [](const std::string&) { return std::vector<std::string>{"a", "other"}; };
   const auto none = [](const std::string&) { return std::vector<std::string>(); };
-  EXPECT_THROW(load_state(*twice, file, LoadOptions().names_in_file(lost)), c10::ValueError);
-  EXPECT_THROW(load_state(*twice, file, LoadOptions().names_in_file(none)), c10::ValueError);
+  EXPECT_THROW(load_state(*joined, file, LoadOptions().names_in_file(lost)), c10::ValueError);
+  EXPECT_THROW(load_state(*joined, file, LoadOptions().names_in_file(none)), c10::ValueError);
   const auto both =
       LoadOptions().names_in_file(names).name_in_file([](const std::string& name) { return name; });
-  EXPECT_THROW(load_state(*twice, file, both), c10::ValueError);
+  EXPECT_THROW(load_state(*joined, file, both), c10::ValueError);
 }
 
 TEST_F(VectorFiles, ChecksWhatATransformGives) {
