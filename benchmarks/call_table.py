@@ -1,10 +1,10 @@
-"""Several runs of run.py side by side: one table for each case, one row for each run.
+"""Several runs of run.py side by side: one table for each case, one column for each run.
 
 python benchmarks/run.py --case rotary --json 1.json --threads 1 --allocator reusing
 python benchmarks/run.py --case rotary --json 2.json --threads 2
 python benchmarks/call_table.py 1.json 2.json
 
-Cells say how many times as fast as the column's call posembed is, by the fastest timing of each.
+Cells say how many times as fast as the row's call posembed is, by the fastest timing of each.
 """
 
 from __future__ import annotations
@@ -26,33 +26,35 @@ def heading(runs: list[dict[str, Any]]) -> list[str]:
     return [f"- {name}: {first[name]}" for name in names]
 
 
-def setting(run: dict[str, Any]) -> str:
-    facts = run["facts"]
-    return f"{facts['threads']}, {facts['allocator']}"
+def column(run: dict[str, Any]) -> str:
+    """A run's setting in words."""
+    threads = run["facts"]["threads"]
+    return f"{threads} thread{'' if threads == '1' else 's'}, {run['facts']['allocator']}"
 
 
-def cells(result: dict[str, Any], labels: list[str]) -> list[str]:
-    """Times of posembed's calls, and its speed beside the others'."""
-    best, found = result["best"], []
-    for label in labels:
-        if label not in best:
-            found.append("")
-        elif label.startswith(OURS):
-            found.append(measure.readable(best[label]))
-        else:
-            found.append(f"{measure.speed(best, OURS, label):.2f}")
-    return found
+def cell(result: dict[str, Any], label: str) -> str:
+    """The time of a call of posembed, or its speed beside another's."""
+    best = result["best"]
+    if label not in best:
+        return ""
+    if label.startswith(OURS):
+        return str(measure.readable(best[label]))
+    return f"{measure.speed(best, OURS, label):.2f}"
 
 
-def case_table(name: str, results: list[tuple[str, dict[str, Any]]]) -> list[str]:
+def case_table(name: str, found: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
     """The case in every run that has it, and the goals that were missed."""
-    labels = list(dict.fromkeys(label for _, result in results for label in result["best"]))
+    labels = list(dict.fromkeys(label for _, result in found for label in result["best"]))
     labels.sort(key=lambda label: not label.startswith(OURS))
-    lines = [f"### {name}", "", f"| threads, allocator | {' | '.join(labels)} |"]
-    lines.append("|---|" + "---:|" * len(labels))
-    lines += [f"| {run} | {' | '.join(cells(result, labels))} |" for run, result in results]
+    lines = [f"### {name}", "", f"| call | {' | '.join(column(run) for run, _ in found)} |"]
+    lines.append("|---|" + "---:|" * len(found))
+    for label in labels:
+        lines.append(f"| {label} | {' | '.join(cell(result, label) for _, result in found)} |")
     missed = [
-        f"- {run}: {goal}" for run, result in results for goal in result["goals"] if "**" in goal
+        f"- {column(run)}: {goal}"
+        for run, result in found
+        for goal in result["goals"]
+        if "**" in goal
     ]
     return [*lines, "", *missed, *([""] if missed else [])]
 
@@ -67,10 +69,7 @@ def main() -> None:
     lines = [*heading(runs), ""]
     for name in names:
         found = [
-            (setting(run), result)
-            for run in runs
-            for result in run["results"]
-            if result["name"] == name
+            (run, result) for run in runs for result in run["results"] if result["name"] == name
         ]
         lines += case_table(name, found)
     print("\n".join(lines))

@@ -53,7 +53,7 @@ CALLS = {
 DTYPES = ("bfloat16", "float32")
 ROTARY = "rotary forward [4,2048,32+8,128] {}"
 TICKS, MARKED = (128, 4096, 131_072, 4_194_304), 131_072
-SETTING = "2, reusing"  # threads, allocator: the setting that favours posembed least
+SETTING = "2 threads, reusing"  # and its allocator: the setting that favours posembed least
 
 Table = dict[str, dict[str, str]]
 
@@ -74,6 +74,11 @@ def read_table(file: str, heading: str = "") -> Table:
     return {row[0]: dict(zip(head[1:], row[1:], strict=True)) for row in rows}
 
 
+def calls(file: str, case: str) -> dict[str, str]:
+    """What each call took in a case."""
+    return {call: cells[SETTING] for call, cells in read_table(file, case).items()}
+
+
 def milliseconds(row: dict[str, str], call: str) -> float:
     """The time of a call: cells of peers say how many times as fast posembed is."""
     number, unit = row["posembed"].split()
@@ -83,7 +88,7 @@ def milliseconds(row: dict[str, str], call: str) -> float:
 
 def rotary_times(dtype: str) -> dict[str, float]:
     """Milliseconds by the name that the chart shows."""
-    row = read_table("rotary_calls_cpu.md", ROTARY.format(dtype))[SETTING]
+    row = calls("rotary_calls_cpu.md", ROTARY.format(dtype))
     return {name: milliseconds(row, call) for call, name in CALLS.items()}
 
 
@@ -164,7 +169,7 @@ def bars(axes: Axes, times: dict[str, float], title: str, colors: dict[str, str]
 
 def rotary(colors: dict[str, str]) -> Figure:
     """Times of one rotary embedding by its peers, in bfloat16 and in float32."""
-    figure, places = pyplot.subplots(1, 2, figsize=(9.2, 3.3), sharey=True, layout="constrained")
+    figure, places = pyplot.subplots(1, 2, figsize=(8.4, 3.2), sharey=True, layout="constrained")
     for axes, dtype in zip(places, DTYPES, strict=True):
         bars(axes, rotary_times(dtype), dtype, colors)
     set_title(
@@ -176,7 +181,7 @@ def rotary(colors: dict[str, str]) -> Figure:
 
 def angle_error(colors: dict[str, str]) -> Figure:
     """Errors of float32 angles by position, and the largest error of posembed."""
-    figure, axes = pyplot.subplots(figsize=(9.2, 3.4), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(8.4, 3.2), layout="constrained")
     without_frame(axes, colors)
     theirs, ours = float32_errors(), largest_error()
     first, last = min(theirs), max(theirs)

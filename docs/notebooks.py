@@ -14,7 +14,8 @@ import pictures
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "examples" / "notebooks"
 NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
-INLINE = "module://matplotlib_inline.backend_inline"
+STYLE = Path(__file__).with_name("notebooks.mplstyle")
+DRAWING = {"MPLBACKEND": "module://matplotlib_inline.backend_inline", "MATPLOTLIBRC": str(STYLE)}
 
 
 def execute(path: Path) -> Any:
@@ -30,7 +31,7 @@ def execute(path: Path) -> Any:
         resources={"metadata": {"path": str(path.parent)}},
         extra_arguments=["--IPKernelApp.log_level=ERROR"],
     )
-    client.execute(env={**os.environ, "MPLBACKEND": INLINE})
+    client.execute(env={**os.environ, **DRAWING})
     for cell in notebook.cells:
         if cell.cell_type == "code":  # without progress bars and warnings
             cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]

@@ -1,4 +1,4 @@
-"""Draws the pictures of the pages, each for a light and for a dark page: SVG, or PNG for maps.
+"""Draws the pictures of the pages, for light and for dark ones: SVG, PNG for maps, a GIF.
 
 A picture carries the texts and numbers that it shows as its description: what a test compares,
 because another version of matplotlib writes other bytes.
@@ -87,11 +87,15 @@ def drawn() -> dict[str, Any]:
         pe.plot.rotated_pair(pe.RotarySpec(64), pair, axes=axes)
     return {
         "rotated_pair": pair_axes[0],
+        "layers": diagrams.layers(),
+        "tokens": diagrams.tokens(),
+        "waves": diagrams.waves(),
         "pairs": diagrams.pairs(),
         "layouts": diagrams.layouts(),
         "packed": diagrams.packed(),
         "paged": diagrams.paged(),
         "heat_map": pe.plot.heat_map(pe.SinusoidalSpec(512)),
+        "heat_map_million": pe.plot.heat_map(pe.SinusoidalSpec(512, base=1e6)),
         "shift_matrix": pe.plot.shift_matrix(pe.SinusoidalSpec(32), 7),
         "similarity_map": pe.plot.similarity_map(
             pe.SinusoidalPositionalEmbedding(64, preset="mae"), (7, 7)
@@ -155,6 +159,27 @@ def picture(figure: Any) -> tuple[str, bytes]:
     return ".png", small_png(saved(figure, "png"), words)
 
 
+def animation(background: str) -> bytes:
+    """The steps of an encoding as a GIF, whose comment describes the first and the last."""
+    frames, words = [], []
+    for position in range(diagrams.STEPS):
+        figure = diagrams.step(position).figure
+        figure.set(dpi=80, facecolor=background)
+        if position in (0, diagrams.STEPS - 1):
+            words.append(description(figure))
+        frames.append(Image.open(io.BytesIO(saved(figure, "png", facecolor=background))))
+        pyplot.close(figure)
+    palette = frames[-1].convert("RGB").quantize(48)
+    few = [
+        frame.convert("RGB").quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames
+    ]
+    file = io.BytesIO()
+    comment = "; ".join(words).encode("ascii", "backslashreplace")
+    options: dict[str, Any] = {"duration": 400, "loop": 0, "comment": comment}
+    few[0].save(file, "GIF", save_all=True, append_images=few[1:], **options)
+    return file.getvalue()
+
+
 def files() -> dict[Path, bytes]:
     """Every picture in both forms, by its file."""
     found = {}
@@ -164,6 +189,8 @@ def files() -> dict[Path, bytes]:
                 ending, content = picture(axes.figure)
                 found[PICTURES / f"{name}_{theme}{ending}"] = content
             pyplot.close("all")
+            background = "white" if theme == "light" else "#0d1117"  # GIFs have no half-clear dots
+            found[PICTURES / f"sinusoid_steps_{theme}.gif"] = animation(background)
     return found
 
 
@@ -171,6 +198,8 @@ def shown(content: bytes) -> str:
     """The description of a picture."""
     if content.startswith(b"\x89PNG"):
         return str(Image.open(io.BytesIO(content)).info.get("Description", ""))
+    if content.startswith(b"GIF"):
+        return str(Image.open(io.BytesIO(content)).info.get("comment", b"").decode())
     words = re.search(r"<dc:description>(.*?)</dc:description>", content.decode(), re.DOTALL)
     return "" if words is None else html.unescape(words[1])
 

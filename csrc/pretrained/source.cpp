@@ -3,6 +3,7 @@
 #include "pretrained/source.h"
 
 #include <ATen/ops/aminmax.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/real.h>
@@ -171,20 +172,40 @@ namespace {
 // ------------------------------------------------------------------------------------ module state
 // load_state: fills a module's parameters and buffers from a file, by name.
 
-/// A parameter or buffer, and its name in the file.
+/// A parameter or buffer, the names of its parts in the file, and what is copied to it.
 struct Target {
   std::string name;
   torch::Tensor tensor;
+  std::vector<std::string> parts;
+  torch::Tensor given = {};
 };
 
 std::vector<Target> targets_of(const torch::nn::Module& module, const LoadOptions& options) {
-  std::vector<Target> targets;
-  const auto add = [&](const std::string& name, const torch::Tensor& tensor) {
-    targets.push_back({options.name_in_file() ? options.name_in_file()(name) : name, tensor});
+  TORCH_CHECK_VALUE(!options.name_in_file() || !options.names_in_file(),
+                    "names_in_file: expected none beside name_in_file");
+  const auto parts_of = [&](const std::string& name) -> std::vector<std::string> {
+    if (options.names_in_file()) return options.names_in_file()(name);
+    return {options.name_in_file() ? options.name_in_file()(name) : name};
   };
-  for (const auto& parameter : module.named_parameters()) add(parameter.key(), parameter.value());
-  for (const auto& buffer : module.named_buffers()) add(buffer.key(), buffer.value());
+  std::vector<Target> targets;
+  const auto add = [&](const auto& named) {
+    for (const auto& item : named) {
+      targets.push_back({item.key(), item.value(), parts_of(item.key())});
+      TORCH_CHECK_VALUE(!targets.back().parts.empty(), "names_in_file: expected names for ",
+                        in_quotes(item.key()), ", got none");
+    }
+  };
+  add(module.named_parameters());
+  add(module.named_buffers());
   return targets;
+}
+
+/// The parts joined and transformed. One part is a view of the mapped file.
+torch::Tensor given_for(const Target& target, const VectorFile& file, const LoadOptions& options) {
+  std::vector<torch::Tensor> parts;
+  for (const std::string& part : target.parts) parts.push_back(file.tensor(part));
+  const torch::Tensor joined = parts.size() == 1 ? parts[0] : at::cat(parts);
+  return options.transform() ? options.transform()(target.name, joined) : joined;
 }
 
 /// Numbers are converted among floats and among integers of more than a byte; codes never.
@@ -196,13 +217,6 @@ bool converts(torch::Dtype from, torch::Dtype to) {
          (is_number(from) && is_number(to) && c10::isFloatingType(from) == c10::isFloatingType(to));
 }
 
-void check_kind(const Target& target, const VectorFile& file) {
-  const torch::Dtype from = file.dtype(target.name), to = target.tensor.scalar_type();
-  TORCH_CHECK_TYPE(converts(from, to), target.name, ": expected ", dispatcher::dtype_name(to),
-                   ", got ", dispatcher::dtype_name(from), " in ", readable(file.path()),
-                   ", which are not converted");
-}
-
 /// The first few names, for a message.
 std::string some_of(const std::vector<std::string>& names) {
   constexpr size_t shown = 5;
@@ -212,6 +226,23 @@ std::string some_of(const std::vector<std::string>& names) {
   }
   if (names.size() > shown) text << " and " << names.size() - shown << " more";
   return text.str();
+}
+
+/// The names of a target, for a message: the file's, and the module's where it is another.
+std::string names_of(const Target& target) {
+  const bool is_same = target.parts.size() == 1 && target.parts[0] == target.name;
+  return is_same ? target.name : target.name + " (" + some_of(target.parts) + ")";
+}
+
+void check_fits(const Target& target, const std::string& path) {
+  TORCH_CHECK_VALUE(target.given.defined() && target.tensor.sizes() == target.given.sizes(),
+                    names_of(target), ": expected ", target.tensor.sizes(), ", got ",
+                    target.given.defined() ? c10::str(target.given.sizes()) : "no tensor", " in ",
+                    readable(path));
+  const torch::Dtype from = target.given.scalar_type(), to = target.tensor.scalar_type();
+  TORCH_CHECK_TYPE(converts(from, to), names_of(target), ": expected ", dispatcher::dtype_name(to),
+                   ", got ", dispatcher::dtype_name(from), " in ", readable(path),
+                   ", which are not converted");
 }
 
 void check_all_match(const Unmatched& unmatched, const std::string& path) {
@@ -232,16 +263,14 @@ Unmatched load_state(torch::nn::Module& module, const VectorFile& file,
   std::vector<Target> found;
   Unmatched unmatched;
   for (Target& target : targets_of(module, options)) {
-    if (known.count(target.name) == 0) {
-      unmatched.missing.push_back(target.name);
-      continue;
+    const size_t before = unmatched.missing.size();
+    for (const std::string& part : target.parts) {
+      if (known.count(part) == 0) unmatched.missing.push_back(part);
     }
-    const std::vector<int64_t> shape = file.shape(target.name);
-    TORCH_CHECK_VALUE(target.tensor.sizes() == shape, target.name, ": expected ",
-                      target.tensor.sizes(), ", got ", torch::IntArrayRef(shape), " in ",
-                      readable(file.path()));
-    check_kind(target, file);
-    read.insert(target.name);
+    if (unmatched.missing.size() > before) continue;
+    target.given = given_for(target, file, options);
+    check_fits(target, file.path());
+    read.insert(target.parts.begin(), target.parts.end());
     found.push_back(std::move(target));
   }
   for (const std::string& name : names) {
@@ -254,7 +283,8 @@ Unmatched load_state(torch::nn::Module& module, const VectorFile& file,
                     "; name_in_file() says how a name is written there");
   const torch::NoGradGuard no_grad;
   for (Target& target : found) {
-    target.tensor.copy_(file.tensor(target.name, target.tensor.scalar_type()));
+    target.tensor.copy_(
+        in_dtype(target.given, target.tensor.scalar_type(), file.path(), target.parts[0]));
   }
   return unmatched;
 }

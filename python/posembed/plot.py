@@ -43,7 +43,10 @@ DPI = 200  # two dots per component, for 512 components
 DIVERGING, SEQUENTIAL = "RdBu_r", "viridis"
 FIRST_TO_LAST = ("tab:blue", "tab:orange")  # both are seen on light and dark pages
 CURVES_SHOWN = 6
-LEGEND_WIDTH = 72  # characters per line that fit into the figure
+SMALL = 9.0  # points: letters of legends and of texts in a plot
+LETTERS_PER_INCH = 13  # of a small text
+# Where curves meet, gaps show those below.
+STYLES: Any = ("-", (0, (6, 3)), (0, (3, 3)), (0, (1, 3)), (0, (6, 3, 1, 3)))
 
 Specs = Rotation | Sequence[Rotation] | Mapping[str, Rotation]
 
@@ -87,11 +90,17 @@ def side_by_side(widths: Sequence[int], height: float = HEIGHT) -> list[Axes]:
     return [figure.add_subplot(grid[0, column]) for column in range(len(widths))]
 
 
+def inches(axes: Axes) -> float:
+    """About the width of the axes."""
+    return float(axes.bbox.width / axes.figure.dpi)
+
+
 def label(axes: Axes, title: str, x: str, y: str) -> Axes:
-    """Sets title and labels."""
-    axes.set_title(title)
+    """Sets title, in lines as wide as the axes, and labels."""
+    axes.set_title(textwrap.fill(title, max(20, int(11 * inches(axes)))))
     axes.set_xlabel(x)
-    axes.set_ylabel(y)
+    height = float(axes.bbox.height / axes.figure.dpi)
+    axes.set_ylabel(textwrap.fill(y, max(9, int(11 * height))))
     return axes
 
 
@@ -135,20 +144,22 @@ def check_mapping(name: str, value: Any) -> None:
         raise wrong_type(name, "a dict", type(value).__name__)
 
 
-def legend(axes: Axes) -> None:
-    """Draws a legend inside the axes, or below them in wrapped lines if a name is long."""
+def legend(axes: Axes, title: str = "") -> None:
+    """Draws a legend below the axes, where it covers nothing, in as many columns as fit."""
     lines, names = axes.get_legend_handles_labels()
-    texts = [textwrap.fill(name, LEGEND_WIDTH) for name in names]
-    if all("\n" not in text for text in texts):
-        axes.legend(lines, texts)
-        return
+    room = int(LETTERS_PER_INCH * inches(axes))
+    texts = [textwrap.fill(name, room) for name in names]
+    columns = room // (6 + max(len(name) for name in names))  # 6: the line and the gap
     axes.legend(  # borderaxespad, in letter heights, leaves room for the axis
         lines,
         texts,
+        title=title,
+        ncols=min(len(names), max(1, columns)),
         loc="upper center",
         bbox_to_anchor=(0.5, 0.0),
         borderaxespad=5.0,
-        fontsize="small",
+        fontsize=SMALL,
+        title_fontsize=SMALL,
     )
 
 
@@ -194,11 +205,20 @@ def rotated_pair(
     points = analysis.rotate_one(vector, at, spec)[:, [first, second]].tolist()
     axes = new_axes(axes, height=WIDTH)
     colors = LinearSegmentedColormap.from_list("positions", FIRST_TO_LAST)
+    spots: list[tuple[float, float, list[int]]] = []  # arrows that are near have one number
     for position, (x, y) in enumerate(points):
         color = colors(position / max(1, positions - 1))
         style = {"arrowstyle": "-|>", "color": color, "linewidth": 1.5, "shrinkA": 0, "shrinkB": 0}
         axes.annotate("", (x, y), (0.0, 0.0), arrowprops=style)
-        axes.text(1.12 * x, 1.12 * y, str(position), color=color, ha="center", va="center")
+        near = [spot for spot in spots if math.hypot(spot[0] - x, spot[1] - y) < 0.2]
+        if not near:
+            spots.append((x, y, [position]))
+        elif near[-1][2][-1] == position - 1:
+            near[-1][2].append(position)
+    for x, y, at_spot in spots:
+        numbers = str(at_spot[0]) + (f"…{at_spot[-1]}" if len(at_spot) > 1 else "")
+        color = colors(at_spot[0] / max(1, positions - 1))
+        axes.text(1.14 * x, 1.14 * y, numbers, color=color, ha="center", va="center")
     axes.add_patch(Circle((0.0, 0.0), 1.0, fill=False, color="grey", linewidth=0.5))
     axes.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), xticks=[-1, 0, 1], yticks=[-1, 0, 1])
     axes.set_aspect("equal")
@@ -216,8 +236,9 @@ def wavelengths(specs: Specs, *, axes: Axes | None = None) -> Axes:
         'wavelength (positions)'
     """
     axes = new_axes(axes)
-    for name, spec in named(specs).items():
-        axes.plot(analysis.wavelengths(spec).wavelengths.numpy(), ".-", label=name)
+    for i, (name, spec) in enumerate(named(specs).items()):
+        values = analysis.wavelengths(spec).wavelengths.numpy()
+        axes.plot(values, marker=".", linestyle=STYLES[i % len(STYLES)], label=name)
     axes.set_yscale("log")
     axes.grid(alpha=0.3)
     legend(axes)
@@ -243,9 +264,10 @@ def scores_by_distance(
     """
     axes = new_axes(axes)
     first = 1 if log else 0
-    for name, spec in named(specs).items():
-        scores = analysis.scores_by_distance(spec, distances)
-        axes.plot(range(first, distances + 1), scores[first:].numpy(), linewidth=1.0, label=name)
+    for i, (name, spec) in enumerate(named(specs).items()):
+        scores = analysis.scores_by_distance(spec, distances)[first:].numpy()
+        style: dict[str, Any] = {"linewidth": 1.0, "linestyle": STYLES[i % len(STYLES)]}
+        axes.plot(range(first, distances + 1), scores, label=name, **style)
     if log:
         axes.set_xscale("log")
     axes.axhline(0.0, color="grey", linewidth=0.5)
@@ -316,7 +338,7 @@ def angle_error(
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.grid(alpha=0.3)
-    axes.legend()
+    legend(axes)
     return label(axes, "Error of angles", "position", "largest error (radians)")
 
 
@@ -337,21 +359,23 @@ def heat_map(
     Examples:
         >>> import posembed as pe
         >>> pe.plot.heat_map(pe.SinusoidalSpec(512)).get_title()
-        'Sinusoidal encodings, base 10000'
+        'Sinusoidal encodings, vaswani, base 10000'
     """
     spec = sinusoid(spec)
     axes = new_axes(axes)
     values = analysis.heat_map(spec, positions)
-    x = "component"
+    halves = ("sines", "cosines")
+    x = "component: {}, then {}".format(*reversed(halves) if spec.cos_first else halves)
     if spec.preset == "vaswani":
         order = spec.permutation_to(dataclasses.replace(spec, preset="marian"))
         values = values[:, order]
-        x = "component: even ones, then odd ones"
-        shown = spread(len(order), 2 * CURVES_SHOWN)
+        x = "component: sines (even), then cosines (odd)"
+        shown = spread(len(order), int(2 * inches(axes)))
         axes.set_xticks(shown, [str(int(order[column])) for column in shown])
         axes.axvline((len(order) + 1) // 2 - 0.5, color="black", linewidth=0.5)
     matrix(axes, values, colors=DIVERGING, limit=(-spec.scale, spec.scale), bar="value")
-    return label(axes, f"Sinusoidal encodings, base {spec.base:g}", x, "position")
+    title = f"Sinusoidal encodings, {spec.preset}, base {spec.base:.10g}"
+    return label(axes, title, x, "position")
 
 
 def binary_codes(
@@ -432,7 +456,7 @@ def grid(positions: Tensor, *, axes: Axes | None = None) -> Axes:
         text: dict[str, Any] = {
             "ha": "center",
             "va": "center",
-            "fontsize": "xx-small",
+            "fontsize": SMALL,
             "color": "black",
         }
         axes.text(column, row, str(number), **text)
@@ -470,10 +494,13 @@ def similarity_map(
         rows, columns = values.shape[:2]
         maps = values.permute(0, 2, 1, 3).reshape(rows * rows, columns * columns)
         matrix(axes, maps.cpu(), colors=SEQUENTIAL, limit=None, bar="cosine similarity")
-        borders = [(size * i - 0.5, str(i)) for size in (columns, rows) for i in range(size)]
-        axes.set_xticks(*zip(*borders[:columns], strict=True))
-        axes.set_yticks(*zip(*borders[columns:], strict=True))
-        axes.grid(color="white", linewidth=1.0)
+        shown = int(3 * inches(axes))
+        for axis, count in ((axes.xaxis, columns), (axes.yaxis, rows)):
+            numbers = spread(count, shown)
+            axis.set_ticks([count * (i + 0.5) - 0.5 for i in numbers], [str(i) for i in numbers])
+            axis.set_ticks([count * i - 0.5 for i in range(count)], minor=True)
+        axes.tick_params(which="minor", length=0)
+        axes.grid(which="minor", color="white", linewidth=1.0)
         title = "Similarity of each cell to all others"
     axes.set_aspect("equal")
     return label(axes, title, "column", "row")
@@ -539,6 +566,7 @@ def extrapolation(
     check_mapping("losses", losses)
     axes = new_axes(axes)
     width = 0.8 / len(lengths)
+    room = width * inches(axes) / len(losses)
     for method, row in losses.items():
         if len(row) != len(lengths):
             raise ValueError(f"losses: expected {len(lengths)} for {method!r}, got {len(row)}")
@@ -548,10 +576,10 @@ def extrapolation(
         name = f"{length} tokens" + (", as trained" if i == 0 else "")
         bars = axes.bar(places, [value or 0.0 for value in values], width, label=name)
         texts = ["n/a" if value is None else f"{value:.2f}" for value in values]
-        axes.bar_label(bars, texts, fontsize="small")
+        axes.bar_label(bars, texts, padding=2, fontsize=SMALL, rotation=0 if room > 0.285 else 90)
     axes.set_xticks(range(len(losses)), list(losses))
-    axes.margins(y=0.3)  # room for the legend
-    axes.legend(title="read in windows of", loc="upper center", ncols=len(lengths))
+    axes.margins(y=0.15 if room > 0.285 else 0.6)  # room for the numbers
+    legend(axes, "read in windows of")
     return label(axes, "Train short, read long", "position method", "loss (nats per token)")
 
 
@@ -584,5 +612,5 @@ def losses(
     for name, (steps, values) in curves.items():
         axes.plot(steps, values, linewidth=1.0, label=name)
     axes.grid(alpha=0.3)
-    axes.legend()
+    legend(axes)
     return label(axes, "Training", "step", "loss (nats per token)")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import posembed
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -15,6 +16,7 @@ from support.documentation import DOCS, ROOT, blocks
 EXAMPLE = ROOT / "examples/cpp/checkpoint"
 EXPORTED = ROOT / "examples/cpp/exported"
 GENERATE = ROOT / "examples/cpp/generate"
+GPT2_AND_BERT = ROOT / "examples/cpp/gpt2_and_bert"
 WORK = ROOT / "build" / f"docs-test-{torch.__version__}"
 HEADERS = ["posembed/posembed.h", "cstdio", "filesystem", "fstream", "iostream", "string"]
 PROJECT = """cmake_minimum_required(VERSION 3.24)
@@ -135,6 +137,76 @@ def test_the_example_continues_texts(tmp_path: Path) -> None:
     failed = subprocess.run([program, tmp_path / "x", text, "1"], capture_output=True, text=True)
     assert failed.returncode == 1
     assert failed.stderr.startswith("generate: ")
+
+
+def test_the_example_reads_gpt2_and_bert(tmp_path: Path) -> None:
+    """The C++ program and transformers give the same numbers, from files of both generations."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    ids, path = [5, 17, 3, 8], tmp_path / "model.safetensors"
+    program = build_project(GPT2_AND_BERT, WORK / "gpt2_and_bert") / "gpt2_and_bert"
+    sizes = {"vocab_size": 50, "initializer_range": 0.2, "bos_token_id": 1, "eos_token_id": 1}
+    gpt2 = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_embd=32, n_layer=12, n_head=4, n_positions=16, **sizes)
+    )
+    logits = gpt2.eval()(torch.tensor([ids])).logits[0, -1].detach()
+    state = {name: tensor for name, tensor in gpt2.state_dict().items() if name != "lm_head.weight"}
+    old = {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
+    for tensors in (state, old | {"h.0.attn.bias": torch.ones(1, 1, 16, 16)}):
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+        token, logit = run(program, "gpt2", path, 4, *ids).split()
+        assert int(token) == int(logits.argmax())
+        assert float(logit) == pytest.approx(float(logits.max()), abs=1e-3)
+    config = transformers.BertConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        max_position_embeddings=16,
+        vocab_size=50,
+        initializer_range=0.2,
+    )
+    bert = transformers.BertModel(config).eval()
+    expected = bert(torch.tensor([ids])).last_hidden_state[0, 0, :4].tolist()
+    old_names = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    state = bert.state_dict()
+    old = {f"bert.{name}": tensor for name, tensor in state.items()}
+    for new, before in old_names.items():
+        old = {name.replace(new, before): tensor for name, tensor in old.items()}
+    for tensors in (state, old):
+        save_file(tensors, path)
+        found = [float(number) for number in run(program, "bert", path, 4, *ids).split()]
+        assert found == pytest.approx(expected, abs=1e-4)
+    del tensors["bert.embeddings.word_embeddings.weight"]
+    save_file(tensors, path)
+    failed = subprocess.run([program, "bert", path, "4", "1"], capture_output=True, text=True)
+    assert failed.returncode == 1
+    assert "bert.embeddings.word_embeddings.weight" in failed.stderr
+
+
+def test_compile_errors_name_the_option(tmp_path: Path) -> None:
+    """Mistakes of people who know other libraries; strings for enumerations name their setter."""
+    mistakes = {
+        "RotaryEmbedding rope(128, 2048);": "there is no largest position",
+        "RotaryEmbedding rope(128); rope(x, x, 17);": "RotaryCall().offset(17)",
+        "RotaryEmbedding rope(128); rope->forward(x, 17);": "RotaryCall().offset(17)",
+        "SinusoidalPositionalEmbedding e(512, 5000);": "there is no largest position",
+        "InputEmbedding e(100, 64, 512);": "max_positions(512)",
+        "TokenEmbedding e(100, 64, 0);": "padding_idx(0)",
+        'RotaryOptions(128).layout("bhsd");': "posembed::Layout",
+        'InputOptions(100, 64).norm("layer");': "posembed::InputNorm",
+    }
+    lines = [f"void f{i}(at::Tensor x) {{ {code} }}" for i, code in enumerate(mistakes)]
+    source = tmp_path / "mistakes.cpp"
+    head = ["#include <posembed/posembed.h>", "using namespace posembed;"]
+    source.write_text("\n".join([*head, *lines, ""]))
+    from torch.utils import cpp_extension
+
+    folders = [Path(posembed.__file__).parent / "include", *cpp_extension.include_paths()]
+    command = ["c++", "-std=c++17", "-fsyntax-only", *(f"-I{folder}" for folder in folders), source]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode != 0
+    assert [words for words in mistakes.values() if words not in result.stderr] == []
 
 
 def test_the_example_runs_exported_models(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import posembed
 import pytest
-from support.documentation import DOCS, ROOT, blocks
+from support.documentation import DOCS, ROOT, blocks, program
 
 PAGES = sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
 ELSEWHERE = ("reference/python.md", "start/nanogpt.md")  # other tests run them
@@ -83,6 +83,30 @@ def test_formulas_are_known_to_the_converter() -> None:
     for page, formula in formulas:
         text = "".join(ElementTree.fromstring(convert(formula)).itertext())
         assert not set(text) & set("\\&{}"), (page, formula)
+
+
+def test_cosines_of_the_derivation() -> None:
+    """The page's table of cos θ against cos 3θ."""
+    text = (
+        (DOCS / "families/rotary_derivation.md").read_text(encoding="utf-8").replace("\u2212", "-")
+    )
+    rows = re.findall(r"^\| (\d) \|(.*) \|$", text, re.MULTILINE)
+    theta = posembed.RotarySpec(16).frequencies()
+    for pair, cells in rows:
+        speed = theta[int(pair)]
+        near, far = speed.cos().item(), (3 * speed).cos().item()
+        found = [float(cell) for cell in cells.split("|")]
+        assert found == pytest.approx([speed.item(), near, far, near - far], abs=6e-5)
+    assert len(rows) == 5
+
+
+def test_functions_in_formulas_stand_apart() -> None:
+    """Set without a space, "a cos" is read as another function."""
+    pytest.importorskip("latex2mathml")
+    options = {"language": "math", "class_name": "math", "options": {}, "md": None}
+    text = program("hooks").formula(r"a' = a \cos x + 2\sin x", **options)
+    assert re.findall(r"<mspace[^>]*/><mi>(\w+)</mi>", text) == ["cos", "sin"]
+    assert "msup" not in text
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import copy
+import io
 import json
 import re
 from pathlib import Path
@@ -40,7 +42,7 @@ SHOWN = {
         ],
     ),
     "photograph_to_patches": (
-        6,
+        7,
         [
             "rows and columns of patches: (37, 32)",
             "shuffled, without positions: same results True",
@@ -69,6 +71,17 @@ def check_losses(at: dict[str, list[float]]) -> None:
     assert at["NTK, 4"][2] < at["rope"][2]
     assert at["rope"][0] < at["NTK, 4"][0] < at["rope"][0] + 0.2
     assert at["linear, 4"][0] > at["rope"][0] + 0.1
+
+
+def test_pictures_are_clear() -> None:
+    """They stand on light and on dark pages."""
+    image = pytest.importorskip("PIL.Image")
+    for path in NOTEBOOKS:
+        outputs = [o for c in json.loads(path.read_text())["cells"] for o in c.get("outputs", [])]
+        drawn = [o["data"]["image/png"] for o in outputs if "image/png" in o.get("data", {})]
+        for picture in drawn:
+            with image.open(io.BytesIO(base64.b64decode(picture))) as opened:
+                assert opened.convert("RGBA").getpixel((0, 0))[3] == 0, path.name
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

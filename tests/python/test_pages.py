@@ -116,6 +116,17 @@ def test_nothing_but_markdown_is_on_a_page(page: str) -> None:
     assert [text for text in walk(page).texts if LEFTOVER.search(text)] == []
 
 
+def test_tables_are_narrow() -> None:
+    """Wider ones are turned: nobody can read a cell against a head that has left the screen."""
+    wide = {
+        page: line
+        for page in PAGES
+        for line in (ROOT / page).read_text(encoding="utf-8").splitlines()
+        if re.fullmatch(r"\|(?:[-:]+\|){10,}", line)
+    }
+    assert wide == {}
+
+
 @pytest.fixture(scope="module")
 def pages() -> ModuleType:
     for name in ("griffe", "matplotlib"):
@@ -141,7 +152,7 @@ def test_pictures_are_current(pages: ModuleType) -> None:
 
 
 def test_pictures_are_small() -> None:
-    endings = (".png", ".svg", ".ipynb")
+    endings = (".png", ".svg", ".gif", ".ipynb")
     files = [ROOT / name for name in committed() if name.endswith(endings)]
     assert len(files) > 30
     assert sum(path.stat().st_size for path in files) <= PICTURES

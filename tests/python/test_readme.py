@@ -56,7 +56,7 @@ def shapes(reason: str) -> list[str]:
 
 
 def test_figures_of_the_rotary_embedding(charts: ModuleType) -> None:
-    row = charts.read_table("rotary_calls_cpu.md", charts.ROTARY.format("bfloat16"))[charts.SETTING]
+    row = charts.calls("rotary_calls_cpu.md", charts.ROTARY.format("bfloat16"))
     times = [f"{float(row[call]):.1f}" for call in ("transformers", "transformers, compiled")]
     assert figures("Fast") == [f"{charts.milliseconds(row, 'posembed'):.1f}", *times]
     assert charts.ROTARY.split()[2] in shapes("Fast")
@@ -97,7 +97,7 @@ def test_figures_of_the_angles(charts: ModuleType) -> None:
 
 def test_figures_of_the_input_layer(charts: ModuleType) -> None:
     case = "input: token + position + LayerNorm forward and backward [8,1024,768] float32"
-    row = charts.read_table("input_cpu.md", case)[charts.SETTING]
+    row = charts.calls("input_cpu.md", case)
     times = [f"{float(row[call]):.1f}" for call in ("eager", "compiled")]
     assert figures("Trains") == [f"{charts.milliseconds(row, 'posembed'):.1f}", *times]
     assert shapes("Trains") == ["[8,1024,768]"]

@@ -218,6 +218,14 @@ class POSEMBED_API InputEmbeddingImpl : public torch::nn::Cloneable<InputEmbeddi
   InputEmbeddingImpl(int64_t num_embeddings, int64_t embedding_dim)
       : InputEmbeddingImpl(InputOptions(num_embeddings, embedding_dim)) {}
   explicit InputEmbeddingImpl(const InputOptions& options);
+  /// More numbers do not compile.
+  template <typename... More>
+  InputEmbeddingImpl(int64_t num_embeddings, int64_t embedding_dim, int64_t, More...)
+      : InputEmbeddingImpl(num_embeddings, embedding_dim) {
+    static_assert(sizeof...(More) > 99,
+                  "InputEmbedding takes num_embeddings and embedding_dim; the rest are options: "
+                  "InputOptions(30522, 768).max_positions(512)");
+  }
 
   void reset() override;
   void pretty_print(std::ostream& stream) const override;

@@ -193,10 +193,17 @@ class POSEMBED_API VectorFile {
 /// @throws std::filesystem::filesystem_error the file cannot be read
 POSEMBED_API VectorFile open(const std::string& path, const OpenOptions& options = {});
 
-/// How load_state() matches a module's tensors with a file's.
+/// How load_state() matches a module's tensors with a file's. `name` is that of a parameter or
+/// buffer.
 struct POSEMBED_API LoadOptions {
-  /// From the name of a parameter or buffer to its name in the file; default: the same name.
-  TORCH_ARG(std::function<std::string(const std::string&)>, name_in_file);
+  /// Its name in the file; default: the same name.
+  TORCH_ARG(std::function<std::string(const std::string& name)>, name_in_file);
+  /// Instead of name_in_file(): the tensors of the file that it joins, one below the other.
+  TORCH_ARG(std::function<std::vector<std::string>(const std::string& name)>, names_in_file);
+  /// What becomes of the file's tensor, in the file's dtype, before it is compared and copied: a
+  /// transposed tensor, or a part.
+  TORCH_ARG(std::function<torch::Tensor(const std::string& name, const torch::Tensor& tensor)>,
+            transform);
   /// Whether a tensor that only the module or only the file has is an error.
   TORCH_ARG(bool, strict) = true;
 };
@@ -215,8 +222,16 @@ struct Unmatched {
 ///     MyModel model;  // a ModuleHolder; its modules are registered under the file's names
 ///     posembed::pretrained::load_state(*model, posembed::pretrained::open("model.safetensors"));
 ///
+/// GPT-2's projections are stored as [inputs, outputs]:
+///
+///     const auto options = posembed::pretrained::LoadOptions().transform(
+///         [](const std::string& name, const torch::Tensor& tensor) {
+///           return name.find("proj.weight") == std::string::npos ? tensor : tensor.t();
+///         });
+///
 /// @param file  safetensors, or their index
-/// @throws c10::ValueError a name without a partner, if `strict`; another shape
+/// @throws c10::ValueError a name without a partner, if `strict`; no name with a partner; another
+///     shape
 /// @throws c10::TypeError a dtype that is not converted
 /// @throws FileFormatError the file is malformed, or a finite number is not finite in the
 ///     parameter's dtype

@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -79,6 +80,12 @@ POSEMBED_API torch::Tensor permute_rotary_weight(const torch::Tensor& weight, in
 struct POSEMBED_API RotaryCall {
   RotaryCall() = default;
   /* implicit */ RotaryCall(torch::Tensor positions) : positions_(std::move(positions)) {}
+  /// A number does not compile.
+  template <typename Number, std::enable_if_t<std::is_arithmetic_v<Number>, int> = 0>
+  /* implicit */ RotaryCall(Number) {
+    static_assert(!std::is_arithmetic_v<Number>,
+                  "the first position is an option: rope(query, key, RotaryCall().offset(17))");
+  }
 
   /// int32, int64, float32 or float64 [seq], [batch, seq] or [tokens]; with sections also [axes,
   /// batch, seq] or [axes, tokens], where the batch may be 1. The integer -1, on all axes, leaves
@@ -243,6 +250,13 @@ class POSEMBED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbed
   explicit RotaryEmbeddingImpl(int64_t head_dim) : RotaryEmbeddingImpl(RotaryOptions(head_dim)) {}
   explicit RotaryEmbeddingImpl(const RotarySpec& spec) : RotaryEmbeddingImpl(RotaryOptions(spec)) {}
   explicit RotaryEmbeddingImpl(const RotaryOptions& options);
+  /// More numbers do not compile.
+  template <typename... More>
+  RotaryEmbeddingImpl(int64_t head_dim, int64_t, More...) : RotaryEmbeddingImpl(head_dim) {
+    static_assert(sizeof...(More) > 99,
+                  "RotaryEmbedding takes head_dim alone or RotaryOptions(head_dim), such as "
+                  "RotaryOptions(128).base(500000.0); there is no largest position");
+  }
 
   void reset() override;
   void pretty_print(std::ostream& stream) const override;

@@ -150,6 +150,14 @@ class POSEMBED_API SinusoidalPositionalEmbeddingImpl
   explicit SinusoidalPositionalEmbeddingImpl(int64_t embedding_dim)
       : SinusoidalPositionalEmbeddingImpl(SinusoidalOptions(embedding_dim)) {}
   explicit SinusoidalPositionalEmbeddingImpl(const SinusoidalOptions& options);
+  /// More numbers do not compile.
+  template <typename... More>
+  SinusoidalPositionalEmbeddingImpl(int64_t embedding_dim, int64_t, More...)
+      : SinusoidalPositionalEmbeddingImpl(embedding_dim) {
+    static_assert(sizeof...(More) > 99,
+                  "SinusoidalPositionalEmbedding takes embedding_dim alone or "
+                  "SinusoidalOptions(embedding_dim); there is no largest position");
+  }
 
   void reset() override;
   void pretty_print(std::ostream& stream) const override;

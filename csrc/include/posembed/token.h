@@ -163,6 +163,14 @@ class POSEMBED_API TokenEmbeddingImpl : public torch::nn::Cloneable<TokenEmbeddi
   TokenEmbeddingImpl(int64_t num_embeddings, int64_t embedding_dim)
       : TokenEmbeddingImpl(TokenOptions(num_embeddings, embedding_dim)) {}
   explicit TokenEmbeddingImpl(TokenOptions options);
+  /// More numbers do not compile.
+  template <typename... More>
+  TokenEmbeddingImpl(int64_t num_embeddings, int64_t embedding_dim, int64_t, More...)
+      : TokenEmbeddingImpl(num_embeddings, embedding_dim) {
+    static_assert(sizeof...(More) > 99,
+                  "TokenEmbedding takes num_embeddings and embedding_dim; the rest are options: "
+                  "TokenOptions(1000, 64).padding_idx(0)");
+  }
 
   void reset() override;
   /// Draws the table from N(0, 1) and sets the row of padding_idx to zeros.

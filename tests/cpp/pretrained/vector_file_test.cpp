@@ -61,11 +61,17 @@ class VectorFiles : public testing::Test {
 
   /// Writes the numbers 0, 1, 2, ... as the table "table", [rows, 2].
   std::string write_table(const std::string& name, int64_t rows) const {
-    const std::string header = R"({"table":{"dtype":"F32","shape":[)" + std::to_string(rows) +
-                               R"(,2],"data_offsets":[0,)" + std::to_string(8 * rows) + "]}}";
+    return write_numbers(name, 2 * rows,
+                         R"({"table":{"dtype":"F32","shape":[)" + std::to_string(rows) +
+                             R"(,2],"data_offsets":[0,)" + std::to_string(8 * rows) + "]}}");
+  }
+
+  /// Writes the numbers 0, 1, 2, ... behind a header of safetensors.
+  std::string write_numbers(const std::string& name, int64_t count,
+                            const std::string& header) const {
     const uint64_t length = header.size();
     std::string bytes(reinterpret_cast<const char*>(&length), sizeof length);
-    const torch::Tensor numbers = torch::arange(2 * rows, torch::kFloat);
+    const torch::Tensor numbers = torch::arange(count, torch::kFloat);
     bytes += header;
     bytes.append(static_cast<const char*>(numbers.const_data_ptr()), numbers.nbytes());
     return write(name, bytes);
@@ -254,6 +260,66 @@ TEST_F(VectorFiles, LoadsNothingUnlessAllNamesAndShapesFit) {
   EXPECT_TRUE(unmatched.unexpected.empty());
   EXPECT_TRUE(torch::equal(linear->weight, counted(3)));
   EXPECT_THROW(load_state(*linear, file, LoadOptions().strict(false)), c10::ValueError);
+}
+
+/// Two parts of a packed projection, or one transposed table.
+struct Parts : torch::nn::Module {
+  torch::Tensor first = register_parameter("first", torch::zeros({2, 2}));
+  torch::Tensor second = register_parameter("second", torch::zeros({1, 2}));
+};
+
+TEST_F(VectorFiles, LoadsTransposedAndSplitTensors) {
+  const VectorFile file = open(write_table("model.safetensors", 3));
+  const auto as_table = [](const std::string&) { return "table"; };
+  const auto part = [](const std::string& name, const torch::Tensor& tensor) {
+    return name == "first" ? tensor.slice(0, 0, 2).t() : tensor.slice(0, 2);
+  };
+  Parts parts;
+  load_state(parts, file, LoadOptions().name_in_file(as_table).transform(part));
+  EXPECT_TRUE(torch::equal(parts.first, torch::tensor({{0.f, 2.f}, {1.f, 3.f}})));
+  EXPECT_TRUE(torch::equal(parts.second, torch::tensor({{4.f, 5.f}})));
+  EXPECT_TRUE(torch::equal(file.tensor("table"), counted(3)));
+}
+
+TEST_F(VectorFiles, LoadsJoinedTensors) {
+  const VectorFile file =
+      open(write_numbers("model.safetensors", 6,
+                         R"({"b":{"dtype":"F32","shape":[2,2],"data_offsets":[8,24]},)"
+                         R"("a":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}})"));
+  torch::nn::Linear joined = layer(/*bias=*/false);
+  const auto names = [](const std::string&) { return std::vector<std::string>{"a", "b"}; };
+  load_state(*joined, file, LoadOptions().names_in_file(names));
+  EXPECT_TRUE(torch::equal(joined->weight, counted(3)));
+  const auto lost = [](const std::string&) { return std::vector<std::string>{"a", "other"}; };
+  const auto none = [](const std::string&) { return std::vector<std::string>(); };
+  EXPECT_THROW(load_state(*joined, file, LoadOptions().names_in_file(lost)), c10::ValueError);
+  EXPECT_THROW(load_state(*joined, file, LoadOptions().names_in_file(none)), c10::ValueError);
+  const auto both =
+      LoadOptions().names_in_file(names).name_in_file([](const std::string& name) { return name; });
+  EXPECT_THROW(load_state(*joined, file, both), c10::ValueError);
+}
+
+TEST_F(VectorFiles, ChecksWhatATransformGives) {
+  const VectorFile file = open(write_table("model.safetensors", 3));
+  torch::nn::Linear linear = layer(/*bias=*/false);
+  const torch::Tensor before = linear->weight.clone();
+  const auto load = [&](const std::function<torch::Tensor(torch::Tensor)>& change) {
+    load_state(*linear, file,
+               LoadOptions()
+                   .name_in_file([](const std::string&) { return "table"; })
+                   .transform([&](const std::string& name, const torch::Tensor& tensor) {
+                     EXPECT_EQ(name, "weight");
+                     return change(tensor);
+                   }));
+  };
+  EXPECT_THROW(load([](const auto& x) { return x.t(); }), c10::ValueError);
+  EXPECT_THROW(load([](const auto&) { return torch::Tensor(); }), c10::ValueError);
+  EXPECT_THROW(load([](const auto& x) { return x.to(torch::kLong); }), c10::TypeError);
+  EXPECT_TRUE(torch::equal(linear->weight, before));
+  linear->to(torch::kHalf);
+  EXPECT_THROW(load([](const auto& x) { return x + 1e6; }), FileFormatError);
+  load([](const auto& x) { return x.to(torch::kDouble) + 1; });
+  EXPECT_TRUE(torch::equal(linear->weight, (counted(3) + 1).to(torch::kHalf)));
 }
 
 }  // namespace

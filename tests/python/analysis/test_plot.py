@@ -177,8 +177,9 @@ def test_heat_map_beside_binary_codes() -> None:
     spec = pe.SinusoidalSpec(32, base=1000.0, scale=2.0)
     assert pe.plot.heat_map(spec, 20, axes=left) is left
     assert pe.plot.binary_codes(20, 8, axes=right) is right
-    shown = "component: even ones, then odd ones"
-    assert words(left) == ("Sinusoidal encodings, base 1000", shown, "position")
+    title, shown = "Sinusoidal encodings, vaswani, base 1000", "sines (even), then cosines (odd)"
+    found = tuple(text.replace("\n", " ") for text in words(left))
+    assert found == (title, f"component: {shown}", "position")
     assert words(right) == ("Binary codes", "bit, fastest first", "position")
     values = pe.analysis.heat_map(spec, 20).numpy()
     assert np.array_equal(colors(left), np.hstack([values[:, 0::2], values[:, 1::2]]))
@@ -200,7 +201,9 @@ def test_heat_map_of_halves_keeps_their_order() -> None:
     module = pe.SinusoidalPositionalEmbedding(10, preset="marian")
     axes = pe.plot.heat_map(module, 5)
     assert np.array_equal(colors(axes), pe.analysis.heat_map(module.spec, 5).numpy())
-    assert axes.get_xlabel() == "component"
+    assert axes.get_xlabel() == "component: sines, then cosines"
+    other = pe.SinusoidalSpec(10, preset="marian", cos_first=True)
+    assert pe.plot.heat_map(other).get_xlabel() == "component: cosines, then sines"
 
 
 def test_modules_are_drawn_as_their_specifications() -> None:
@@ -237,7 +240,7 @@ def test_names_are_those_of_functions() -> None:
     assert dir(pe.plot) == sorted(pe.plot.__all__)
     functions = {name: f for name, f in vars(pe.plot).items() if inspect.isfunction(f)}
     drawing = {name for name, f in functions.items() if "axes" in inspect.signature(f).parameters}
-    helpers = {"label", "legend", "matrix", "new_axes"}
+    helpers = {"inches", "label", "legend", "matrix", "new_axes"}
     assert all(inspect.isfunction(getattr(pe.plot, name)) for name in dir(pe.plot))
     assert drawing - helpers == {*pe.plot.__all__}
 
@@ -255,8 +258,9 @@ def test_rotated_pair(interleaved: bool) -> None:
     )
     assert words(axes) == shown
     arrows = [text for text in axes.texts if text.get_text() == ""]
-    numbers = [text.get_text() for text in axes.texts if text.get_text()]
-    assert numbers == list("01234")
+    fast = pe.plot.rotated_pair(spec, 0, 5)
+    numbers = [[text.get_text() for text in each.texts if text.get_text()] for each in (axes, fast)]
+    assert numbers == [["0…4"], list("01234")]  # arrows on one spot have one number
     for position, arrow in enumerate(arrows):
         expected = (math.cos(position * speed), math.sin(position * speed))
         np.testing.assert_allclose(arrow.xy, expected, atol=1e-12)
