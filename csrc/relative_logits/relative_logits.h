@@ -24,7 +24,7 @@ struct Run {
 inline constexpr int32_t any_step = 2;
 
 /// The runs of a query's rows on one axis, and the first and last row; low > high if there is none.
-struct Line {
+struct QueryRows {
   std::vector<Run> runs;
   int32_t low, high;
 };
@@ -32,16 +32,16 @@ struct Line {
 /// A block of scores, and the products of its places: its queries, or its keys if `by_key`. CPU
 /// kernels take one sample and head.
 struct Block {
-  const int32_t* rows = nullptr;  // [axes, batch, queries, keys], keys contiguous
-  int64_t row_stride[3] = {0};    // axes, batch, queries; in elements, as other strides
-  const Line* lines = nullptr;    // CPU: [axes, batch, queries], as rows; null if `by_key`
-  const void* scores = nullptr;   // [batch, heads, queries, keys], keys contiguous
-  int64_t score_stride[3] = {0};  // batch, heads, queries
-  void* out = nullptr;            // like scores
-  int64_t out_stride[3] = {0};    // batch, heads, queries
-  void* products = nullptr;       // [batch, heads, places, row_count], in the compute type
-  int64_t first_row = 0;          // the row of the first product
-  int64_t row_count = 0;          // at least 1
+  const int32_t* rows = nullptr;     // [axes, batch, queries, keys], keys contiguous
+  int64_t row_stride[3] = {0};       // axes, batch, queries; in elements, as other strides
+  const QueryRows* lines = nullptr;  // CPU: [axes, batch, queries], as rows; null if `by_key`
+  const void* scores = nullptr;      // [batch, heads, queries, keys], keys contiguous
+  int64_t score_stride[3] = {0};     // batch, heads, queries
+  void* out = nullptr;               // like scores
+  int64_t out_stride[3] = {0};       // batch, heads, queries
+  void* products = nullptr;          // [batch, heads, places, row_count], in the compute type
+  int64_t first_row = 0;             // the row of the first product
+  int64_t row_count = 0;             // at least 1
   core::Scalar scalar = core::Scalar::float32;  // of scores and out
   int64_t axes = 1, batch = 1, heads = 1, queries = 0, keys = 0;
   double scale = 1;
@@ -50,7 +50,7 @@ struct Block {
 };
 
 /// Finds the runs of `keys` rows.
-POSEMBED_CPU_KERNEL(find_runs, void(const int32_t* rows, int64_t keys, Line& line));
+POSEMBED_CPU_KERNEL(find_runs, void(const int32_t* rows, int64_t keys, QueryRows& line));
 
 /// Sets first_row and row_count to the rows that the block uses, or to one row if it uses none.
 POSEMBED_CPU_KERNEL(narrow_rows, void(Block& block));

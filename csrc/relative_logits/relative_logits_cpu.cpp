@@ -26,7 +26,7 @@ Run run_of(const int32_t* rows, int64_t keys) {
 }
 
 /// Sets the first and last row of a line.
-void find_bounds(const int32_t* rows, int64_t keys, Line& line) {
+void find_bounds(const int32_t* rows, int64_t keys, QueryRows& line) {
   line.low = std::numeric_limits<int32_t>::max();
   line.high = -1;
   for (int64_t key = 0; key < keys; ++key) {
@@ -39,7 +39,7 @@ const int32_t* rows_of(const Block& b, int64_t axis, int64_t query) {
   return b.rows + axis * b.row_stride[0] + query * b.row_stride[2];
 }
 
-const Line& line_of(const Block& b, int64_t axis, int64_t query) {
+const QueryRows& line_of(const Block& b, int64_t axis, int64_t query) {
   return b.lines[axis * (b.row_stride[0] / b.keys) + query];
 }
 
@@ -158,7 +158,7 @@ void scatter_line(const Block& b, int64_t query, Compute<T>* POSEMBED_RESTRICT v
 
 }  // namespace
 
-void find_runs(const int32_t* rows, int64_t keys, Line& line) {
+void find_runs(const int32_t* rows, int64_t keys, QueryRows& line) {
   find_bounds(rows, keys, line);
   for (int64_t key = 0; key < keys;) {
     Run run = run_of(rows + key, keys - key);
@@ -176,11 +176,11 @@ void find_runs(const int32_t* rows, int64_t keys, Line& line) {
 
 void narrow_rows(Block& block) {
   int32_t low = std::numeric_limits<int32_t>::max(), high = -1;
-  Line own;
+  QueryRows own;
   for (int64_t axis = 0; axis < block.axes; ++axis) {
     for (int64_t query = 0; query < block.queries; ++query) {
       if (block.lines == nullptr) find_bounds(rows_of(block, axis, query), block.keys, own);
-      const Line& line = block.lines == nullptr ? own : line_of(block, axis, query);
+      const QueryRows& line = block.lines == nullptr ? own : line_of(block, axis, query);
       low = std::min(low, line.low);
       high = std::max(high, line.high);
     }

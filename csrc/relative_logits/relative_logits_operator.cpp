@@ -98,10 +98,10 @@ struct PlainProducts {
 /// query: [batch, heads, places, dim]; table: [heads or 1, rows, dim], in the compute type on the
 /// CPU; rows: int32 [axes, batch or 1, queries, keys], keys contiguous
 struct Problem : Factors {
-  Tensor scores, out;                              // [batch, heads, queries, keys]
-  Tensor of_query;                                 // like query
-  std::shared_ptr<const std::vector<Line>> lines;  // [axes, batch or 1, queries], on the CPU
-  const int32_t* first_line = nullptr;             // the rows of the first line
+  Tensor scores, out;                                   // [batch, heads, queries, keys]
+  Tensor of_query;                                      // like query
+  std::shared_ptr<const std::vector<QueryRows>> lines;  // [axes, batch or 1, queries], on the CPU
+  const int32_t* first_line = nullptr;                  // the rows of the first line
 
   int64_t planes() const { return query.size(0) * query.size(1); }
   int64_t places() const { return query.size(2); }
@@ -173,13 +173,13 @@ void find_lines(Problem& problem) {
   const Tensor& rows = problem.rows;
   const int64_t keys = rows.size(3);
   problem.first_line = rows.const_data_ptr<int32_t>();
-  std::vector<Line> lines(static_cast<size_t>(rows.numel() / keys));
+  std::vector<QueryRows> lines(static_cast<size_t>(rows.numel() / keys));
   at::parallel_for(0, static_cast<int64_t>(lines.size()), 64, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       find_runs_cpu(problem.first_line + i * keys, keys, lines[static_cast<size_t>(i)]);
     }
   });
-  problem.lines = std::make_shared<const std::vector<Line>>(std::move(lines));
+  problem.lines = std::make_shared<const std::vector<QueryRows>>(std::move(lines));
 }
 
 Problem problem_of(const Factors& factors, const Tensor& scores) {

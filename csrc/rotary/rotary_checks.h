@@ -132,4 +132,15 @@ void check_exact_angles(const Specification& spec, const char* operator_name);
 Tensor empty_result(const Tensor& input, at::ScalarType type);
 inline Tensor empty_result(const Tensor& input) { return empty_result(input, input.scalar_type()); }
 
+/// Views of query, key and value by token: [.., groups, heads of a group, head_dim].
+Three parts_of(const Tensor& qkv, const PackedHeads& packing);
+
+/// From heads by token to a layout and back.
+Tensor exchanged(const Tensor& heads, Layout layout);
+
+/// From heads in a layout to a part of a projection: [.., groups, heads of a group, head_dim].
+Tensor by_group(const Tensor& heads, const PackedHeads& packing, Layout layout);
+
+void check_packed(const Tensor& qkv, const PackedRotation& call);
+
 }  // namespace posembed::rotary

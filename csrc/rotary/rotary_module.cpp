@@ -56,10 +56,7 @@ PackedRotation packed_call(const Tensor& qkv, const Packing& packing, Text spec,
   if (layout == Layout::bhsd) call.layout(Layout::bshd);
   call = with_positions(std::move(call), qkv);
   call.layout(layout);
-  return {packing.heads(),
-          packing.key_heads().value_or(packing.heads()),
-          packing.order(),
-          {spec, std::move(call)}};
+  return {heads_of(packing), {spec, std::move(call)}};
 }
 
 Two choose(const Tensor& condition, const Two& a, const Two& b) {

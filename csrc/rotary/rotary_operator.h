@@ -80,10 +80,20 @@ inline const Operator<Tensor, const Tensor&> rotary_tangent{"rotary_tangent"};
 inline const Operator<Tensor, const Tensor&, const Tensor&> rotary_frequencies_backward{
     "rotary_frequencies_backward"};
 
-/// Arguments of the operators on packed projections, after the tensors. Refers to the text.
-struct PackedRotation {
+/// The heads of a packed projection.
+struct PackedHeads {
   int64_t heads = 0, key_heads = 0;
   PackedOrder order = PackedOrder::blocks;
+
+  int64_t groups() const { return order == PackedOrder::groups ? key_heads : 1; }
+};
+
+inline PackedHeads heads_of(const Packing& packing) {
+  return {packing.heads(), packing.key_heads().value_or(packing.heads()), packing.order()};
+}
+
+/// Arguments of the operators on packed projections, after the tensors. Refers to the text.
+struct PackedRotation : PackedHeads {
   Rotation rotation;
 
   POSEMBED_FIELDS(self.heads, self.key_heads, self.order, self.rotation.spec,

@@ -19,43 +19,31 @@
 namespace posembed::rotary {
 namespace {
 
-// ---------------------------------------------------------------------- heads in a projection
-
-int64_t groups_of(const PackedRotation& call) {
-  return call.order == PackedOrder::groups ? call.key_heads : 1;
-}
-
-/// Views of query, key and value by token: [.., groups, heads of a group, head_dim].
-Three parts_of(const Tensor& qkv, const PackedRotation& call) {
-  const int64_t groups = groups_of(call), queries = call.heads / groups;
-  const int64_t keys = call.key_heads / groups;
-  const Tensor heads = qkv.unflatten(-1, {groups, queries + 2 * keys, -1});
-  return {heads.narrow(-2, 0, queries), heads.narrow(-2, queries, keys),
-          heads.narrow(-2, queries + keys, keys)};
-}
-
-/// From heads by token to the call's layout and back.
-Tensor exchanged(const Tensor& heads, const PackedRotation& call) {
-  return call.rotation.call.layout() == Layout::bhsd ? heads.transpose(1, 2) : heads;
-}
-
-/// A part in the call's layout. A view, but for queries of which a group has several.
-Tensor laid_out(const Tensor& part, const PackedRotation& call) {
-  return exchanged(part.flatten(-3, -2), call);
-}
-
-/// The inverse of laid_out().
-Tensor by_group(const Tensor& heads, const PackedRotation& call) {
-  return exchanged(heads, call).unflatten(-2, {groups_of(call), -1});
-}
-
 /// The rotation of heads by token.
 Rotation by_token(Rotation rotation) {
   if (rotation.call.layout() == Layout::bhsd) rotation.call.layout(Layout::bshd);
   return rotation;
 }
 
-// --------------------------------------------------------------------------------- the kernel
+}  // namespace
+
+// ---------------------------------------------------------------------- heads in a projection
+
+Three parts_of(const Tensor& qkv, const PackedHeads& packing) {
+  const int64_t groups = packing.groups(), keys = packing.key_heads / groups;
+  const int64_t queries = packing.heads / groups;
+  const Tensor heads = qkv.unflatten(-1, {groups, queries + 2 * keys, -1});
+  return {heads.narrow(-2, 0, queries), heads.narrow(-2, queries, keys),
+          heads.narrow(-2, queries + keys, keys)};
+}
+
+Tensor exchanged(const Tensor& heads, Layout layout) {
+  return layout == Layout::bhsd ? heads.transpose(1, 2) : heads;
+}
+
+Tensor by_group(const Tensor& heads, const PackedHeads& packing, Layout layout) {
+  return exchanged(heads, layout).unflatten(-2, {packing.groups(), -1});
+}
 
 void check_packed(const Tensor& qkv, const PackedRotation& call) {
   const Rotation rotation = by_token(call.rotation);
@@ -76,6 +64,20 @@ void check_packed(const Tensor& qkv, const PackedRotation& call) {
   check(of_size(call.heads), &key, rotation, {"qkv", "qkv"});
 }
 
+namespace {
+
+/// A part in the call's layout. A view, but for queries of which a group has several.
+Tensor laid_out(const Tensor& part, const PackedRotation& call) {
+  return exchanged(part.flatten(-3, -2), call.rotation.call.layout());
+}
+
+/// The inverse of laid_out().
+Tensor by_group(const Tensor& heads, const PackedRotation& call) {
+  return by_group(heads, call, call.rotation.call.layout());
+}
+
+// --------------------------------------------------------------------------------- the kernel
+
 /// Rotates query and key in groups, in one launch. Where a group has several query heads, no stride
 /// leads from head to head: groups then stand for the batch, and samples are rotated one by one.
 void rotate_parts(const Two& in, const Two& out, const PackedRotation& call) {
@@ -83,7 +85,7 @@ void rotate_parts(const Two& in, const Two& out, const PackedRotation& call) {
   Rotation rotation = by_token(call.rotation);
   const Dimensions where = dimensions(rotation.call.layout());
   const MaybeTensor positions = rotation.call.positions();
-  const bool at_once = call.heads == call.key_heads || groups_of(call) == 1;
+  const bool at_once = call.heads == call.key_heads || call.groups() == 1;
   const int64_t samples = at_once || where.batch < 0 ? 1 : std::get<0>(in).size(where.batch);
   if (!at_once) rotation.call.layout(Layout::bshd);
   for (int64_t sample = 0; sample < samples; ++sample) {
@@ -108,7 +110,7 @@ Two prepare_packed_pair(const Tensor& qkv, const PackedRotation& call) {
   const auto empty = [&](int64_t heads) {
     c10::SymDimVector sizes(qkv.sym_sizes().begin(), qkv.sym_sizes().end() - 1);
     sizes.insert(sizes.end(), {heads, head_dim});
-    return exchanged(dispatcher::empty_symint(sizes, qkv.options()), call);
+    return exchanged(dispatcher::empty_symint(sizes, qkv.options()), call.rotation.call.layout());
   };
   return {empty(call.heads), empty(call.key_heads)};
 }

@@ -17,6 +17,16 @@ Call call_of(const Tensor& query, const Tensor& key, const MaybeTensor& query_we
   return {query, key, query_weight, key_weight, spec, std::move(options)};
 }
 
+/// The same for a projection, which has its heads by token.
+PackedCall packed_call(const Tensor& qkv, const Packing& packing, const MaybeTensor& query_weight,
+                       const MaybeTensor& key_weight, Text spec, NormRotaryCall options) {
+  const Layout layout = options.layout();
+  if (layout == Layout::bhsd) options.layout(Layout::bshd);
+  Call call = call_of(qkv, {}, query_weight, key_weight, spec, std::move(options));
+  call.options.layout(layout);
+  return {rotary::heads_of(packing), qkv, std::move(call)};
+}
+
 /// No heads of a key, for a query alone.
 Tensor no_key(const Tensor& query, const NormRotaryCall& call) {
   const rotary::Dimensions where = rotary::dimensions(call.layout());
@@ -58,6 +68,24 @@ torch::Tensor functional::norm_rotary_(const torch::Tensor& query,
                                        const RotarySpec& spec, const NormRotaryCall& call) {
   const torch::Tensor key = rotary_norm::no_key(query, call);
   return std::get<0>(norm_rotary_(query, key, query_weight, std::nullopt, spec, call));
+}
+
+std::tuple<torch::Tensor, torch::Tensor, torch::Tensor> functional::norm_rotary_packed(
+    const torch::Tensor& qkv, const Packing& packing,
+    const std::optional<torch::Tensor>& query_weight,
+    const std::optional<torch::Tensor>& key_weight, const RotarySpec& spec,
+    const NormRotaryCall& call) {
+  return rotary_norm::norm_rotary_packed(
+      rotary_norm::packed_call(qkv, packing, query_weight, key_weight, spec.to_json(), call));
+}
+
+torch::Tensor functional::norm_rotary_packed_(const torch::Tensor& qkv, const Packing& packing,
+                                              const std::optional<torch::Tensor>& query_weight,
+                                              const std::optional<torch::Tensor>& key_weight,
+                                              const RotarySpec& spec, const NormRotaryCall& call) {
+  rotary_norm::norm_rotary_packed_(
+      rotary_norm::packed_call(qkv, packing, query_weight, key_weight, spec.to_json(), call));
+  return qkv;
 }
 
 }  // namespace posembed

@@ -307,24 +307,29 @@ void launch(BackwardArguments& arguments, const Tensor& query) {
       [&arguments](int64_t begin, int64_t end) { add_parts_cpu(arguments, begin, end); });
 }
 
-Four empty_gradients(const Call& call) {
-  const auto of_weight = [&](const MaybeTensor& weight) {
-    if (!weight.has_value()) return at::empty({0}, call.query.options());
-    return at::empty_symint(weight->sym_sizes(), weight->options());
-  };
-  return {rotary::empty_result(call.query), rotary::empty_result(call.key),
-          of_weight(call.query_weight), of_weight(call.key_weight)};
+}  // namespace
+
+rotary::SpecificationPointer check_backward(const Saved& saved, const Call& call) {
+  rotary::SpecificationPointer spec = check_fused(call);
+  dispatcher::check_like(saved.query_gradient, "query_gradient", call.query, "query");
+  dispatcher::check_like(saved.key_gradient, "key_gradient", call.key, "key");
+  check_rstd(saved.query_rstd, "query_rstd", call.query, call);
+  check_rstd(saved.key_rstd, "key_rstd", call.key, call);
+  return spec;
 }
 
-Prepared<Four> prepare_backward(const Tensor& query_gradient, const Tensor& key_gradient,
-                                const Tensor& query_rstd, const Tensor& key_rstd,
-                                const Call& call) {
-  rotary::SpecificationPointer spec = check_fused(call);
-  dispatcher::check_like(query_gradient, "query_gradient", call.query, "query");
-  dispatcher::check_like(key_gradient, "key_gradient", call.key, "key");
-  check_rstd(query_rstd, "query_rstd", call.query, call);
-  check_rstd(key_rstd, "key_rstd", call.key, call);
-  return {std::move(spec), empty_gradients(call)};
+Tensor empty_gradient(const MaybeTensor& weight, const Call& call) {
+  if (!weight.has_value()) return at::empty({0}, call.query.options());
+  return at::empty_symint(weight->sym_sizes(), weight->options());
+}
+
+namespace {
+
+Four prepare_backward(const Tensor& query_gradient, const Tensor& key_gradient,
+                      const Tensor& query_rstd, const Tensor& key_rstd, const Call& call) {
+  check_backward({query_gradient, key_gradient, query_rstd, key_rstd}, call);
+  return {rotary::empty_result(call.query), rotary::empty_result(call.key),
+          empty_gradient(call.query_weight, call), empty_gradient(call.key_weight, call)};
 }
 
 /// The call with ones for missing weights, which the CUDA kernel of the backward pass needs.
@@ -342,16 +347,17 @@ Call with_weights(Call call) {
   return call;
 }
 
-void backward(const Tensor& query_gradient, const Tensor& key_gradient, const Tensor& query_rstd,
-              const Tensor& key_rstd, const Call& call, const Prepared<Four>& prepared) {
-  const auto& [query_result, key_result, query_weight, key_weight] = prepared.result;
+}  // namespace
+
+void write_gradients(const Saved& saved, const Call& call, const Four& results) {
+  const auto& [query_result, key_result, query_weight, key_weight] = results;
   const KernelCall kernel =
-      kernel_call(with_weights(call), *prepared.spec, {query_gradient, key_gradient},
-                  {query_result, key_result}, true);
+      kernel_call(with_weights(call), *rotary::specification(call.spec),
+                  {saved.query_gradient, saved.key_gradient}, {query_result, key_result}, true);
   const Dimensions where = rotary::dimensions(call.options.layout());
   const Tensor normed[] = {dispatcher::with_contiguous_last_dim(call.query),
                            dispatcher::with_contiguous_last_dim(call.key)};
-  const Tensor rstd[] = {query_rstd.contiguous(), key_rstd.contiguous()};
+  const Tensor rstd[] = {saved.query_rstd.contiguous(), saved.key_rstd.contiguous()};
   BackwardArguments arguments;
   arguments.forward = kernel.arguments;
   for (int r = 0; r < 2; ++r) {
@@ -378,6 +384,13 @@ Call with_weights_like_data(Call call) {
   call.options.query_bias(dispatcher::follow(call.options.query_bias(), call.query));
   call.options.key_bias(dispatcher::follow(call.options.key_bias(), call.key));
   return call;
+}
+
+namespace {
+
+void backward(const Tensor& query_gradient, const Tensor& key_gradient, const Tensor& query_rstd,
+              const Tensor& key_rstd, const Call& call, const Four& results) {
+  write_gradients({query_gradient, key_gradient, query_rstd, key_rstd}, call, results);
 }
 
 Two autocast(const Call& call) { return norm_rotary(with_weights_like_data(call)); }
@@ -524,11 +537,15 @@ bool have_tangent(const Tensors&... tensors) {
   return (is_tangent(tensors) || ...);
 }
 
+}  // namespace
+
 bool has_tangent(const Call& call) {
   const NormRotaryCall& options = call.options;
   return have_tangent(call.query, call.key, call.query_weight, call.key_weight,
                       options.query_bias(), options.key_bias(), options.cos(), options.sin());
 }
+
+namespace {
 
 /// Whether tables need a gradient, which only the chain has.
 bool tables_require_grad(const Call& call) {
@@ -656,6 +673,13 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
          "Tensor query, "
          "Tensor key, " +
              arguments + ") -> (Tensor, Tensor, Tensor, Tensor)");
+  const std::string packed = "int heads, int key_heads, str order, " + arguments;
+  define(m, "norm_rotary_packed(Tensor qkv, " + packed + ") -> (Tensor, Tensor, Tensor)");
+  define(m, "norm_rotary_packed_(Tensor(a!) qkv, " + packed + ") -> ()");
+  define(m,
+         "norm_rotary_packed_backward(Tensor query_gradient, Tensor key_gradient, "
+         "Tensor value_gradient, Tensor query_rstd, Tensor key_rstd, Tensor qkv, " +
+             packed + ") -> (Tensor, Tensor, Tensor)");
   norm_rotary.implement<prepare, compute>(m);
   norm_rotary.autocast<autocast>(m);
   norm_rotary_.implement<check_in_place, compute_in_place>(m);

@@ -75,4 +75,33 @@ inline const Operator<Four> norm_rotary_forward{"norm_rotary_forward"};
 inline const Operator<Four, const Tensor&, const Tensor&, const Tensor&, const Tensor&>
     norm_rotary_backward{"norm_rotary_backward"};
 
+/// Arguments of the operators on packed projections, after the tensors.
+struct PackedCall : rotary::PackedHeads {
+  Tensor qkv;
+  Call call;  // without query and key
+
+  POSEMBED_FIELDS(self.qkv, self.heads, self.key_heads, self.order, self.call.query_weight,
+                  self.call.key_weight, self.call.spec, self.call.options.positions(),
+                  self.call.options.layout(), self.call.options.offset(), self.call.options.eps(),
+                  self.call.options.weight_offset(), self.call.options.centred(),
+                  self.call.options.all_heads(), self.call.options.query_bias(),
+                  self.call.options.key_bias(), self.call.options.cos(), self.call.options.sin(),
+                  self.call.options.numerics(), self.call.options.round_before_weight())
+};
+
+using Three = rotary::Three;
+
+template <typename Result, typename... Tensors>
+using PackedOperator = dispatcher::Operator<Result(Tensors...), PackedCall>;
+
+/// Query and key of a packed projection, and a view of its value.
+inline const PackedOperator<Three> norm_rotary_packed{"norm_rotary_packed"};
+inline const PackedOperator<void> norm_rotary_packed_{"norm_rotary_packed_"};
+
+/// Gradients of the projection and of the weights, from those of query, key and value, and the
+/// rstd of query and key. Not for general calls.
+inline const PackedOperator<Three, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                            const Tensor&>
+    norm_rotary_packed_backward{"norm_rotary_packed_backward"};
+
 }  // namespace posembed::rotary_norm

@@ -87,6 +87,15 @@ def letters_of(given: str, rank: int) -> str:
 
 _POSITIONS = {"positions": "b?s"}
 _ROTATION = {"positions": ".?b?s", "cu_seqlens": ".", "frequencies": ".?h?."}
+_NORM = {
+    "query_weight": "./k",
+    "key_weight": "./h",
+    "positions": ".?b?s",
+    "query_bias": "./k",
+    "key_bias": "./h",
+    "cos": "b?s.",
+    "sin": "b?s.",
+}
 _TABLES = {"cos": "b?sh~.", "sin": "b?sh~."}
 _SCORES = {
     "attention_mask": "b?.",
@@ -127,19 +136,8 @@ TABLE = {
     "mla_rotary": Dimensions(
         {"query": "bsh.", "key_rope": "bsh?./h"}, {"positions": ".?b?s"}, ("query", "key_rope")
     ),
-    "norm_rotary": Dimensions(
-        {"query": "bsh.", "key": "bsk."},
-        {
-            "query_weight": "./k",
-            "key_weight": "./h",
-            "positions": ".?b?s",
-            "query_bias": "./k",
-            "key_bias": "./h",
-            "cos": "b?s.",
-            "sin": "b?s.",
-        },
-        ("query", "key"),
-    ),
+    "norm_rotary": Dimensions({"query": "bsh.", "key": "bsk."}, _NORM, ("query", "key")),
+    "norm_rotary_packed": Dimensions({"qkv": "bs."}, _NORM, ("bsh.", "bsk.", "bsk.")),
     "rotary_tables": Dimensions({"query": "bsh."}, _TABLES, ("query",)),
     "rotary_tables_pair": Dimensions({"query": "bsh.", "key": "bsk."}, _TABLES, ("query", "key")),
     "alibi_scaled_slopes": Dimensions({"slopes": ".?h"}, {}, ("slopes",)),

@@ -57,6 +57,7 @@ NOT_IN_TABLE = {
     "input_dropout": "it depends on where a token is",
     "norm_rotary_forward": "its divisors have a layout of their own",
     "norm_rotary_backward": "sums over tokens and heads",
+    "norm_rotary_packed_backward": "sums over tokens and heads",
     "rotary_frequencies_backward": "sums over tokens and heads",
     "token_bag_max": "as token_bag, copy by copy",
     "token_bag_backward": "as token_bag, copy by copy",

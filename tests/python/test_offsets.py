@@ -78,11 +78,16 @@ def functional(name: str, layout: str = "thd") -> Any:
     return call
 
 
-def in_pack(x: Tensor, **options: Any) -> Tensor:
+def in_pack(name: str) -> Any:
     """The query of a projection that holds x three times."""
-    layout = "thd" if x.dim() == 3 else "bshd"
-    qkv = torch.cat([x, x, x], -2).flatten(-2)
-    return pe.functional.rotary_packed(qkv, x.shape[-2], spec=SPEC, layout=layout, **options)[0]
+
+    def call(x: Tensor, **options: Any) -> Tensor:
+        layout = "thd" if x.dim() == 3 else "bshd"
+        qkv = torch.cat([x, x, x], -2).flatten(-2)
+        function = getattr(pe.functional, name)
+        return function(qkv, x.shape[-2], spec=SPEC, layout=layout, **options)[0]
+
+    return call
 
 
 def learned_module(modules: Any) -> Any:
@@ -112,7 +117,8 @@ FORMS: dict[str, tuple[Any, tuple[int, ...], int]] = {
     "rotary": (functional("rotary"), (TOKENS, 2), 0),
     "rotary_": (functional("rotary_"), (TOKENS, 2), 0),
     "rotate_": (lambda x, **options: pe.RotaryEmbedding(8, layout="thd").rotate_(x.clone(), **options), (TOKENS, 2), 0),
-    "rotary_packed": (in_pack, (TOKENS, 2), 0),
+    "rotary_packed": (in_pack("rotary_packed"), (TOKENS, 2), 0),
+    "norm_rotary_packed": (in_pack("norm_rotary_packed"), (TOKENS, 2), 0),
     "norm_rotary": (functional("norm_rotary"), (TOKENS, 2), 0),
     "norm_rotary_": (functional("norm_rotary_"), (TOKENS, 2), 0),
     "mla_rotary": (functional("mla_rotary"), (TOKENS, 2), 0),
@@ -166,7 +172,8 @@ SAMPLES: dict[str, tuple[Any, tuple[int, ...], int]] = {
     **{f"{name} {layout}": (rope_of(modules, layout), *shape)
        for name, modules in (("python", pe), ("cpp", pe.cpp))
        for layout, shape in {"bshd": ((3, 5, 2), 0), "bhsd": ((3, 2, 5), 0), "sbhd": ((5, 3, 2), 1)}.items()},
-    "rotary_packed": (in_pack, (3, 5, 2), 0),
+    "rotary_packed": (in_pack("rotary_packed"), (3, 5, 2), 0),
+    "norm_rotary_packed": (in_pack("norm_rotary_packed"), (3, 5, 2), 0),
     **{name: (functional(name, "bshd"), (3, 5, 2), 0) for name in ("rotary", "rotary_", "norm_rotary", "norm_rotary_")},
     "rotate_": (lambda x, **options: pe.RotaryEmbedding(8).rotate_(x.clone(), **options), (3, 5, 2), 0),
 }  # fmt: skip

@@ -43,6 +43,10 @@ CALLS: dict[str, tuple[Callable[[Tensor], Any], bool]] = {
         lambda p: pe.functional.rotary_packed(torch.randn(2, 3, 24), 1, positions=p, spec=SPEC),
         True,
     ),
+    "norm_rotary_packed": (
+        lambda p: pe.functional.norm_rotary_packed(torch.randn(2, 3, 24), 1, positions=p, spec=SPEC),
+        True,
+    ),
     "norm_rotary": (lambda p: pe.functional.norm_rotary(ROWS, positions=p, spec=SPEC), True),
     "norm_rotary_": (lambda p: pe.functional.norm_rotary_(ROWS.clone(), positions=p, spec=SPEC), True),
     "mla_rotary": (lambda p: pe.functional.mla_rotary(ROWS, ROWS[:, :, 0], positions=p, spec=SPEC), True),

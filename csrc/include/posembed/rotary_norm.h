@@ -100,5 +100,27 @@ POSEMBED_API torch::Tensor norm_rotary_(const torch::Tensor& query,
                                         const std::optional<torch::Tensor>& query_weight,
                                         const RotarySpec& spec, const NormRotaryCall& call = {});
 
+/// Normalises and rotates query and key of a packed projection into new tensors; the value is a
+/// view of it. One gradient flows to it, into which those of query and key are written. Calls with
+/// LayerNorm, `all_heads` or tables take the way of separate tensors.
+///
+///     auto [query, key, value] = posembed::functional::norm_rotary_packed(
+///         qkv, posembed::Packing(32).key_heads(8), query_weight, key_weight, spec);
+///
+/// @param qkv  as in rotary_packed()
+/// @throws as norm_rotary()
+POSEMBED_API std::tuple<torch::Tensor, torch::Tensor, torch::Tensor> norm_rotary_packed(
+    const torch::Tensor& qkv, const Packing& packing,
+    const std::optional<torch::Tensor>& query_weight,
+    const std::optional<torch::Tensor>& key_weight, const RotarySpec& spec,
+    const NormRotaryCall& call = {});
+
+/// norm_rotary_packed() in place; returns `qkv`. For inference: raises if a gradient would be lost.
+POSEMBED_API torch::Tensor norm_rotary_packed_(const torch::Tensor& qkv, const Packing& packing,
+                                               const std::optional<torch::Tensor>& query_weight,
+                                               const std::optional<torch::Tensor>& key_weight,
+                                               const RotarySpec& spec,
+                                               const NormRotaryCall& call = {});
+
 }  // namespace functional
 }  // namespace posembed

@@ -70,7 +70,12 @@ from posembed.functional._relative_logits import (
 )
 from posembed.functional._rotary import rerotate_, rotary, rotary_
 from posembed.functional._rotary_cache import mla_rotary, mla_rotary_cache_, rotary_cache_
-from posembed.functional._rotary_norm import norm_rotary, norm_rotary_
+from posembed.functional._rotary_norm import (
+    norm_rotary,
+    norm_rotary_,
+    norm_rotary_packed,
+    norm_rotary_packed_,
+)
 from posembed.functional._rotary_packed import PackedOrder, rotary_packed, rotary_packed_
 from posembed.functional._rotary_tables import rotary_tables, rotary_tables_
 from posembed.functional._sinusoidal import (
@@ -128,6 +133,8 @@ __all__ = [
     "ngram_ids",
     "norm_rotary",
     "norm_rotary_",
+    "norm_rotary_packed",
+    "norm_rotary_packed_",
     "opt_positions",
     "quantize_rows",
     "relative_bias",

@@ -12,12 +12,15 @@ from typing_extensions import Unpack
 from posembed.functional._gate import Pair, check_tensors, gated
 from posembed.functional._offset import counted
 from posembed.functional._options import Layout, rotary_text
+from posembed.functional._rotary_packed import PackedOrder
 from posembed.functional._rotary_tables import TableNumerics
 from posembed.sharding import call, is_sharded
 from posembed.specification import RotarySpec
 
 _NORM_ROTARY = cast(Pair, gated(torch.ops.posembed.norm_rotary.default))
 _NORM_ROTARY_ = gated(torch.ops.posembed.norm_rotary_.default)
+_NORM_ROTARY_PACKED = gated(torch.ops.posembed.norm_rotary_packed.default)
+_NORM_ROTARY_PACKED_ = gated(torch.ops.posembed.norm_rotary_packed_.default)
 
 Norm = Literal["rms", "layer"]
 NormOver = Literal["head", "all_heads"]
@@ -250,6 +253,119 @@ def norm_rotary_(
     return (query, tensors[1]) if both else query
 
 
+def norm_rotary_packed(
+    qkv: Tensor,
+    heads: int,
+    key_heads: int | None = None,
+    query_weight: Tensor | None = None,
+    key_weight: Tensor | None = None,
+    positions: Tensor | None = None,
+    *,
+    spec: RotarySpec,
+    order: PackedOrder = "blocks",
+    **options: Unpack[NormRotaryOptions],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalises and rotates query and key of a packed projection, and splits off the value.
+
+    The result is that of :func:`norm_rotary` for views of the projection. The backward pass is
+    faster: gradients of query and key are written straight into the one gradient of ``qkv``, where
+    torch joins three tensors. Other norms than RMSNorm of each head, tables and forward-mode
+    derivatives take torch's way.
+
+    Args:
+        qkv: As in :func:`rotary_packed`.
+        heads: The number of query heads.
+        key_heads: The number of key heads, a divisor of ``heads``; the value has as many. Default:
+            ``heads``.
+        query_weight: As in :func:`norm_rotary`.
+        key_weight: As in :func:`norm_rotary`.
+        positions: As in :func:`norm_rotary`.
+        spec: The specification of the rotation.
+        order: As in :func:`rotary_packed`.
+        **options: The other options of :func:`norm_rotary`.
+
+    Returns:
+        Query and key, which are new tensors, and the value, a view of ``qkv``.
+
+    Raises:
+        ValueError, TypeError, IndexError: See :func:`norm_rotary`.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> projection, weight = torch.nn.Linear(256, (8 + 2 + 2) * 64), torch.ones(64)
+        >>> query, key, value = pe.functional.norm_rotary_packed(
+        ...     projection(torch.randn(1, 10, 256)), 8, 2, weight, weight, spec=pe.RotarySpec(64)
+        ... )
+        >>> query.shape, value.shape
+        (torch.Size([1, 10, 8, 64]), torch.Size([1, 10, 2, 64]))
+    """
+    weights = query_weight, key_weight
+    given = _packed(qkv, heads, key_heads, weights, positions, spec, order, **options)
+    if is_sharded(qkv):
+        return call("norm_rotary_packed", *given)  # type: ignore[no-any-return]
+    return _NORM_ROTARY_PACKED(*given)  # type: ignore[no-any-return]
+
+
+def norm_rotary_packed_(
+    qkv: Tensor,
+    heads: int,
+    key_heads: int | None = None,
+    query_weight: Tensor | None = None,
+    key_weight: Tensor | None = None,
+    positions: Tensor | None = None,
+    *,
+    spec: RotarySpec,
+    order: PackedOrder = "blocks",
+    **options: Unpack[NormRotaryOptions],
+) -> Tensor:
+    """In-place :func:`norm_rotary_packed` for inference; the value stays as it is.
+
+    Arguments are as in :func:`norm_rotary_packed`; the last dimension of ``qkv`` must be
+    contiguous.
+
+    Returns:
+        ``qkv``.
+
+    Raises:
+        ValueError, TypeError, IndexError: See :func:`norm_rotary_`.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> qkv, weight = torch.randn(1, 10, (8 + 2 + 2) * 64), torch.ones(64)
+        >>> spec = pe.RotarySpec(64)
+        >>> pe.functional.norm_rotary_packed_(qkv, 8, 2, weight, weight, spec=spec) is qkv
+        True
+    """
+    weights = query_weight, key_weight
+    given = _packed(qkv, heads, key_heads, weights, positions, spec, order, **options)
+    if is_sharded(qkv):
+        call("norm_rotary_packed_", *given)
+    else:
+        _NORM_ROTARY_PACKED_(*given)
+    return qkv
+
+
+def _packed(
+    qkv: Tensor,
+    heads: int,
+    key_heads: int | None,
+    weights: tuple[Tensor | None, Tensor | None],
+    positions: Tensor | None,
+    spec: RotarySpec,
+    order: str,
+    *,
+    layout: str = "bshd",
+    offset: int | Tensor = 0,
+    cu_seqlens: Tensor | None = None,
+    **options: Any,
+) -> tuple[Any, ...]:
+    """The arguments of the operators on packed projections."""
+    by_token = "bshd" if layout == "bhsd" else layout
+    positions, offset = counted(offset, positions, qkv, by_token, cu_seqlens)
+    _, others = _given(qkv, qkv, *weights, positions, spec, layout, offset, **options)
+    return qkv, heads, heads if key_heads is None else key_heads, order, *weights, *others
+
+
 def _given(
     query: Tensor,
     key: Tensor | None,
@@ -259,16 +375,16 @@ def _given(
     spec: RotarySpec | None,
     layout: str,
     offset: int,
-    eps: float,
-    weight_offset: float,
-    norm: str,
-    over: str,
-    query_bias: Tensor | None,
-    key_bias: Tensor | None,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    numerics: str,
-    round_before_weight: bool,
+    eps: float = 1e-6,
+    weight_offset: float = 0.0,
+    norm: str = "rms",
+    over: str = "head",
+    query_bias: Tensor | None = None,
+    key_bias: Tensor | None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    numerics: str = "float32",
+    round_before_weight: bool = True,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Tensors and options as the operators take them."""
     if key is None:

@@ -73,7 +73,7 @@ struct Problem {
 
   int64_t places;
   std::vector<int32_t> rows;
-  std::vector<Line> lines;
+  std::vector<QueryRows> lines;
   std::vector<float> scores, products;
   Block block;
 };

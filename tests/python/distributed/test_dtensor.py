@@ -148,6 +148,12 @@ def in_pack(place: Placement, **more: Any) -> Case:
     return functional.rotary_packed, {**heads, "spec": SPEC, **more}, {"qkv": place}
 
 
+def normed_pack(place: Placement, **more: Any) -> Case:
+    _, arguments, places = in_pack(place, **more)
+    weights = {"query_weight": randn(8), "key_weight": randn(8)}
+    return functional.norm_rotary_packed, arguments | weights, places
+
+
 LATENT = pe.RotarySpec(8, rotary_dim=4, rotary_start=4)
 
 
@@ -177,6 +183,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "rotary whole": lambda: rotation("bshd", WHOLE, frequencies=randn(4).abs()),
     "rotary_packed batch": lambda: in_pack(Shard(0), order="groups", positions=OF_SAMPLES),
     "rotary_packed sequence, heads first": lambda: in_pack(Shard(1), layout="bhsd"),
+    "norm_rotary_packed batch": lambda: normed_pack(Shard(0), positions=OF_SAMPLES),
+    "norm_rotary_packed sequence, groups": lambda: normed_pack(Shard(1), order="groups"),
     "mla_rotary heads, key with one": lambda: latent("BHSD", Shard(1), WHOLE, inverse=True),
     "mla_rotary sequence, key with a head": lambda: latent("SBHD", Shard(0), Shard(0)),
     "alibi_bias of two sides, with a mask": lambda: (

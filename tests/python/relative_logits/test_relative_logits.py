@@ -246,6 +246,8 @@ def test_runs_of_rows(dtype: torch.dtype, by: str, device: torch.device) -> None
         parts: list[Tensor] = []
         while sum(map(len, parts)) < keys:
             size, first = int(torch.randint(1, 45, ())), int(torch.randint(-2, count, ()))
+            last = int(parts[-1][-1]) if parts else count
+            first = {0: -1, -1: 0}.get(last, first)  # 0 and -1 are no run
             step = int(torch.randint(-1, 2, ())) if first >= 0 else 0
             part = first + step * torch.arange(size)
             parts.append(part[(part >= (0 if first >= 0 else -2)) & (part < count)])

@@ -58,6 +58,7 @@ def functions(batch: int = 2, seq: int = 3, heads: int = 2) -> dict[str, Argumen
         "positions": positions,
         "spec": SPEC,
     }
+    packed_norm = {**packed, "query_weight": x(16), "key_weight": x(16)}
     heads_first = {"query": x(batch, heads, seq, 16), "key": x(batch, kv_heads, seq, 16)}
     angles = {**heads_first, "cos": x(seq, 16), "sin": x(seq, 16)}
     latent = {"query": x(tokens, heads, 24), "key_rope": x(tokens, 8), "spec": LATENT}
@@ -129,6 +130,8 @@ def functions(batch: int = 2, seq: int = 3, heads: int = 2) -> dict[str, Argumen
         },
         "norm_rotary": normed,
         "norm_rotary_": normed,
+        "norm_rotary_packed": packed_norm,
+        "norm_rotary_packed_": packed_norm,
         "opt_positions": {"attention_mask": mask},
         "quantize_rows": {"weight": table, "format": "int8"},
         "relative_bias": {"weight": x(32, heads), **lengths},
@@ -291,6 +294,13 @@ def operators(batch: int = 2, seq: int = 3) -> dict[str, Arguments]:
             **dict(zip(("query_rstd", "key_rstd"), rstds, strict=True)),
         },
         "norm_rotary_forward": normed,
+        "norm_rotary_packed_backward": {
+            **known["norm_rotary_packed"],
+            "query_gradient": normed["query"],
+            "key_gradient": normed["key"],
+            "value_gradient": normed["key"],
+            **dict(zip(("query_rstd", "key_rstd"), rstds, strict=True)),
+        },
         "packed_grid_positions": {"grids": torch.tensor([[1, 2, 3]])},
         "packed_positions": {"cu_seqlens": cu_seqlens},
         "prefer_huge_pages": {"table": table},
