@@ -328,20 +328,27 @@ HeadView head_view(const Tensor& in, const Tensor* out, const Dimensions& where)
   return result;
 }
 
-Arguments arguments(const Job& job, const Inputs& inputs, const Rotation& rotation,
-                    const Specification& spec) {
-  const RotaryCall& call = rotation.call;
-  const Dimensions where = dimensions(call.layout());
+Arguments arguments(const Job& job, const Dimensions& where) {
   const Tensor& query = *job.in[0];
   Arguments result;
   result.count = job.count;
   for (int64_t i = 0; i < job.count; ++i) {
     result.views[i] = head_view(*job.in[i], job.out[i], where);
-    result.views[i].window_only = job.in[i]->size(-1) != spec.spec.head_dim;
   }
   result.scalar = dispatcher::scalar_of(query);
   result.batch = where.batch < 0 ? 1 : query.size(where.batch);
   result.seq = query.size(where.seq);
+  return result;
+}
+
+Arguments arguments(const Job& job, const Inputs& inputs, const Rotation& rotation,
+                    const Specification& spec) {
+  const RotaryCall& call = rotation.call;
+  const Dimensions where = dimensions(call.layout());
+  Arguments result = arguments(job, where);
+  for (int64_t i = 0; i < job.count; ++i) {
+    result.views[i].window_only = job.in[i]->size(-1) != spec.spec.head_dim;
+  }
   result.head_dim = spec.spec.head_dim;
   result.pairs = spec.spec.rotary_dim / 2;
   result.start = spec.spec.rotary_start;

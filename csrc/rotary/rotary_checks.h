@@ -113,6 +113,9 @@ struct Job {
   int64_t count;
 };
 
+/// The kernel's arguments that tensors and a layout define.
+Arguments arguments(const Job& job, const Dimensions& where);
+
 /// The kernel's arguments, which point into the others.
 Arguments arguments(const Job& job, const Inputs& inputs, const Rotation& rotation,
                     const Specification& spec);

@@ -176,27 +176,9 @@ torch::Tensor functional::rotary_packed_(const torch::Tensor& qkv, const Packing
   return qkv;
 }
 
-RotaryOptions::RotaryOptions(int64_t head_dim) : head_dim_(head_dim) {}
-
-RotaryOptions::RotaryOptions(const RotarySpec& spec) : head_dim_(spec.head_dim) {
-  base(spec.base).rotary_dim(spec.rotary_dim).rotary_start(spec.rotary_start);
-  interleaved(spec.interleaved).reverse(spec.reverse).scaling(spec.scaling);
-  sections(spec.sections).custom_frequencies(spec.custom_frequencies);
-  custom_attention_factor(spec.custom_attention_factor).numerics(spec.numerics);
-}
-
 RotarySpec RotaryOptions::spec() const {
-  RotarySpec spec(head_dim_);
-  spec.base = base_;
-  spec.rotary_dim = rotary_dim_.value_or(head_dim_);
-  spec.rotary_start = rotary_start_;
-  spec.interleaved = interleaved_;
-  spec.reverse = reverse_;
-  spec.scaling = scaling_;
-  spec.sections = sections_;
-  spec.custom_frequencies = custom_frequencies_;
-  spec.custom_attention_factor = custom_attention_factor_;
-  spec.numerics = numerics_;
+  RotarySpec spec = spec_;
+  spec.rotary_dim = rotary_dim_.value_or(spec.head_dim);
   spec.check();
   return spec;
 }

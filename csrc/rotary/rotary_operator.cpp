@@ -17,6 +17,7 @@
 #include "posembed/rotary.h"
 #include "rotary/rotary.h"
 #include "rotary/rotary_checks.h"
+#include "rotary/rotary_forms.h"
 #include "rotary/rotary_specification.h"
 
 namespace posembed::rotary {
@@ -32,92 +33,29 @@ void rotate(const Job& job, const Rotation& rotation, const Specification& spec)
 
 namespace {
 
-/// The specification of a rotation, and memory for its results.
-template <typename Result>
-struct Prepared {
-  SpecificationPointer spec;
-  Result result;
+struct Rules {
+  using Call = Rotation;
+
+  static SpecificationPointer check(const Tensor& query, const Tensor* key, const Rotation& call) {
+    return rotary::check(query, key, call);
+  }
+
+  static void check_written(const Tensor& out, const char* name, const Tensor& in,
+                            const char* in_name, const Rotation&) {
+    if (!out.is_same(in)) dispatcher::check_like(out, name, in, in_name);
+    dispatcher::check_writable(out, name);
+  }
+
+  static Tensor empty(const Tensor& in, const Rotation&) { return empty_result(in); }
+
+  static Tensor readable(const Tensor& in, const Rotation&) {
+    return dispatcher::with_contiguous_last_dim(in);
+  }
+
+  static void rotate(const Job& job, const Rotation& call, const SpecificationPointer& spec) {
+    rotary::rotate(job, call, *spec);
+  }
 };
-
-Prepared<Tensor> prepare(const Tensor& query, const Rotation& rotation) {
-  return {check(query, nullptr, rotation), empty_result(query)};
-}
-
-void rotate_one(const Tensor& query, const Rotation& rotation, const Prepared<Tensor>& prepared) {
-  const Tensor in = dispatcher::with_contiguous_last_dim(query);
-  rotate({{&in, nullptr}, {&prepared.result, nullptr}, 1}, rotation, *prepared.spec);
-}
-
-Prepared<Two> prepare_pair(const Tensor& query, const Tensor& key, const Rotation& rotation) {
-  return {check(query, &key, rotation), {empty_result(query), empty_result(key)}};
-}
-
-void rotate_pair(const Tensor& query, const Tensor& key, const Rotation& rotation,
-                 const Prepared<Two>& prepared) {
-  const Tensor query_in = dispatcher::with_contiguous_last_dim(query);
-  const Tensor key_in = dispatcher::with_contiguous_last_dim(key);
-  const auto& [query_out, key_out] = prepared.result;
-  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, rotation, *prepared.spec);
-}
-
-SpecificationPointer check_in_place(const Tensor& query, const Rotation& rotation) {
-  SpecificationPointer spec = check(query, nullptr, rotation);
-  dispatcher::check_writable(query, "query");
-  return spec;
-}
-
-void rotate_in_place(const Tensor& query, const Rotation& rotation,
-                     const SpecificationPointer& spec) {
-  rotate({{&query, nullptr}, {&query, nullptr}, 1}, rotation, *spec);
-}
-
-SpecificationPointer check_pair_in_place(const Tensor& query, const Tensor& key,
-                                         const Rotation& rotation) {
-  SpecificationPointer spec = check(query, &key, rotation);
-  dispatcher::check_writable(query, "query");
-  dispatcher::check_writable(key, "key");
-  return spec;
-}
-
-void rotate_pair_in_place(const Tensor& query, const Tensor& key, const Rotation& rotation,
-                          const SpecificationPointer& spec) {
-  dispatcher::check_no_overlap(key, "key", query, "query");
-  rotate({{&query, &key}, {&query, &key}, 2}, rotation, *spec);
-}
-
-SpecificationPointer check_out(const Tensor& out, const Tensor& query, const Rotation& rotation) {
-  SpecificationPointer spec = check(query, nullptr, rotation);
-  dispatcher::check_like(out, "out", query, "query");
-  dispatcher::check_writable(out, "out");
-  return spec;
-}
-
-void rotate_out(const Tensor& out, const Tensor& query, const Rotation& rotation,
-                const SpecificationPointer& spec) {
-  dispatcher::check_no_overlap_or_same(out, "out", query, "query");
-  const Tensor in = dispatcher::with_contiguous_last_dim(query);
-  rotate({{&in, nullptr}, {&out, nullptr}, 1}, rotation, *spec);
-}
-
-SpecificationPointer check_pair_out(const Tensor& query_out, const Tensor& key_out,
-                                    const Tensor& query, const Tensor& key,
-                                    const Rotation& rotation) {
-  SpecificationPointer spec = check(query, &key, rotation);
-  dispatcher::check_like(query_out, "query_out", query, "query");
-  dispatcher::check_like(key_out, "key_out", key, "key");
-  dispatcher::check_writable(query_out, "query_out");
-  dispatcher::check_writable(key_out, "key_out");
-  return spec;
-}
-
-void rotate_pair_out(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
-                     const Tensor& key, const Rotation& rotation,
-                     const SpecificationPointer& spec) {
-  check_pair_memory(query_out, key_out, query, key);
-  const Tensor query_in = dispatcher::with_contiguous_last_dim(query);
-  const Tensor key_in = dispatcher::with_contiguous_last_dim(key);
-  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, rotation, *spec);
-}
 
 }  // namespace
 
@@ -525,21 +463,13 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
          "int offset, "
          "bool logn) -> Tensor");
   define(m, "rotary_sections(int[] sizes, bool interleaved) -> int[]");
-  rotary.implement<prepare, rotate_one>(m);
-  rotary_pair.implement<prepare_pair, rotate_pair>(m);
-  rotary_.implement<check_in_place, rotate_in_place>(m);
-  rotary_pair_.implement<check_pair_in_place, rotate_pair_in_place>(m);
-  rotary_out.implement<check_out, rotate_out>(m);
-  rotary_pair_out.implement<check_pair_out, rotate_pair_out>(m);
+  Forms<Rules>::implement<rotary, rotary_pair, rotary_, rotary_pair_, rotary_out, rotary_pair_out>(
+      m);
   rotary_rerotate_.compose<rerotate>(m);
   rotary_tangent.implement<prepare_tangent, fill_tangent>(m);
   rotary_frequencies_backward.implement<prepare_gradient, sum_gradient>(m);
   rotary.differentiate<one_autograd>(m);
   rotary_pair.differentiate<pair_autograd>(m);
-  rotary_.refuse_gradients(m);
-  rotary_pair_.refuse_gradients(m);
-  rotary_out.refuse_gradients(m);
-  rotary_pair_out.refuse_gradients(m);
   rotary_tangent.differentiate<tangent_autograd>(m);
   rotary_frequencies_backward.differentiate<frequencies_backward_autograd>(m);
 }

@@ -19,12 +19,15 @@ inline constexpr int64_t max_head_dim = 2 * rotary::max_pairs;
 /// type of the data, and again after it is multiplied by the weights. after_weight: only then.
 enum class RowRounding : int8_t { once, before_weight, after_weight };
 
-/// How the rotation of a row rounds. fused: as one without tables; none: before results are stored.
-POSEMBED_INLINE rotary::ProductRounding rounding_of(RowRounding rows,
-                                                    rotary::ProductRounding products) {
-  using rotary::ProductRounding;
-  if (rows == RowRounding::once) return ProductRounding::fused;
-  return products == ProductRounding::to_data_type ? products : ProductRounding::none;
+/// How the rotation of a row rounds its products: before results are stored, to the type of the
+/// data, or as one without tables, whose second component is fma(y, cos, x * sin), where
+/// ProductRounding::fused means fma(x, sin, y * cos).
+enum class RowProducts : int8_t { none, to_data_type, without_tables };
+
+POSEMBED_INLINE RowProducts products_of(RowRounding rows, rotary::ProductRounding products) {
+  if (rows == RowRounding::once) return RowProducts::without_tables;
+  const bool rounds = products == rotary::ProductRounding::to_data_type;
+  return rounds ? RowProducts::to_data_type : RowProducts::none;
 }
 
 /// Index 0 is query, 1 is key.

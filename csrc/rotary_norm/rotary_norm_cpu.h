@@ -64,19 +64,18 @@ void round_row(int64_t count, Compute<T>* row) {
 }
 
 /// Rotates pairs as rotary::rotate_in_steps() does, where members are `step` apart and pairs
-/// `next` apart; ProductRounding::fused: as without given roundings.
-template <rotary::ProductRounding rounding, typename T>
+/// `next` apart.
+template <RowProducts products, typename T>
 POSEMBED_IN_STEPS void rotate_row_in_steps(const kernel::ApartAngles<Compute<T>>& angles,
                                            int64_t pairs, int64_t step, int64_t next,
                                            Compute<T>* row) {
-  using rotary::ProductRounding;
   const auto product = [](Compute<T> a, Compute<T> b) {
-    return rounding == ProductRounding::to_data_type ? rotary::rounded<T>(a * b) : a * b;
+    return products == RowProducts::to_data_type ? rotary::rounded<T>(a * b) : a * b;
   };
   const auto& [cosine, sine] = angles;
   for (int64_t i = 0; i < pairs; ++i) {
     const Compute<T> x = row[i * next], y = row[i * next + step];
-    if constexpr (rounding == ProductRounding::fused) {
+    if constexpr (products == RowProducts::without_tables) {
       row[i * next] = core::fma(x, cosine[0][i], -(y * sine[0][i]));
       row[i * next + step] = core::fma(y, cosine[1][i], x * sine[1][i]);
     } else {
@@ -211,17 +210,16 @@ class General {
   void rotate(bool apart) {
     C* window = row_ + rotation_.start;
     const int64_t pairs = rotation_.pairs;
-    using rotary::ProductRounding;
-    const auto rounding = rounding_of(arguments_.row_rounding, rotation_.product_rounding);
-    if (rounding == ProductRounding::fused && !apart) {
+    const auto products = products_of(arguments_.row_rounding, rotation_.product_rounding);
+    if (products == RowProducts::without_tables && !apart) {
       rotate_(window, window, 1, 0, 0, angles_, pairs, kernel::no_margins);
       return;
     }
-    const auto rotate = rounding == ProductRounding::fused
-                            ? rotate_row_in_steps<ProductRounding::fused, T>
-                        : rounding == ProductRounding::to_data_type
-                            ? rotate_row_in_steps<ProductRounding::to_data_type, T>
-                            : rotate_row_in_steps<ProductRounding::none, T>;
+    const auto rotate = products == RowProducts::without_tables
+                            ? rotate_row_in_steps<RowProducts::without_tables, T>
+                        : products == RowProducts::to_data_type
+                            ? rotate_row_in_steps<RowProducts::to_data_type, T>
+                            : rotate_row_in_steps<RowProducts::none, T>;
     rotate(apart_, pairs, interleaved ? 1 : pairs, interleaved ? 2 : 1, window);
   }
 

@@ -294,16 +294,16 @@ class RowNorm {
 /// Rotates the pairs that a thread owns by angle(i, pair), where i counts them.
 template <typename T, int size, bool interleaved, typename Angle>
 __device__ void rotate_in_steps(const rotary::PackColumns<size, interleaved>& columns,
-                                rotary::ProductRounding rounding, const Angle& angle,
+                                RowProducts products, const Angle& angle,
                                 rotary::Pairs<Compute<T>, size, interleaved>* owned) {
   using C = Compute<T>;
-  const bool rounds = rounding == rotary::ProductRounding::to_data_type;
+  const bool rounds = products == RowProducts::to_data_type;
   const auto product = [rounds](C a, C b) { return rounds ? rotary::rounded<T>(a * b) : a * b; };
 #pragma unroll
   for (int i = 0; i < size; ++i) {
     const C x = owned->a(i), y = owned->b(i);
     const auto [cosine, sine] = angle(i, columns.pair(i));
-    if (rounding == rotary::ProductRounding::fused) {
+    if (products == RowProducts::without_tables) {
       owned->a(i) = core::fma(x, cosine[0], -(y * sine[0]));
       owned->b(i) = core::fma(y, cosine[1], x * sine[1]);
     } else {
@@ -351,16 +351,16 @@ __device__ void norm_tokens(const rotary::TableLaunch<T, capacity>& launch,
         has_window ? rotary::angles_of<C>(columns, sines, cosines) : rotary::Angles<C, size>{};
     const bool apart = rotary::apart_token() == number;
     const auto rotate = [&](Owned* owned) {
-      const auto rounding = rounding_of(norms.row_rounding, launch.product_rounding);
+      const auto products = products_of(norms.row_rounding, launch.product_rounding);
       if (apart) {
         rotate_in_steps<T>(
-            columns, rounding,
+            columns, products,
             [&](int, int pair) { return table_angle(launch, token, /*head=*/0, pair); }, owned);
-      } else if (rounding == rotary::ProductRounding::fused) {
+      } else if (products == RowProducts::without_tables) {
         owned->rotate(angles);
       } else {
         rotate_in_steps<T>(
-            columns, rounding, [&](int i, int) { return angles.of(i); }, owned);
+            columns, products, [&](int i, int) { return angles.of(i); }, owned);
       }
     };
     const auto writer = make_writer(token);

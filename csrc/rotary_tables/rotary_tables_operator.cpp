@@ -7,6 +7,7 @@
 #include <torch/library.h>
 
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "dispatcher/checks.h"
@@ -15,6 +16,7 @@
 #include "dispatcher/memory_checks.h"
 #include "dispatcher/schema.h"
 #include "rotary/rotary_checks.h"
+#include "rotary/rotary_forms.h"
 
 namespace posembed::rotary_tables {
 namespace {
@@ -93,14 +95,7 @@ void rotate(const rotary::Job& job, const TableRotation& rotation) {
   const Dimensions where = rotary::dimensions(tables.layout());
   const Tensor& query = *job.in[0];
   const RotaryTables real = readable(tables);
-  rotary::Arguments call;
-  call.count = job.count;
-  for (int64_t i = 0; i < job.count; ++i) {
-    call.views[i] = rotary::head_view(*job.in[i], job.out[i], where);
-  }
-  call.scalar = dispatcher::scalar_of(query);
-  call.batch = where.batch < 0 ? 1 : query.size(where.batch);
-  call.seq = query.size(where.seq);
+  rotary::Arguments call = rotary::arguments(job, where);
   call.head_dim = query.size(-1);
   call.pairs = pairs_of(tables).expect_int();
   call.start = tables.start();
@@ -111,83 +106,32 @@ void rotate(const rotary::Job& job, const TableRotation& rotation) {
   rotary::launch_rotation(call, query);
 }
 
-// ----------------------------------------------------------------------------------------- kernels
+struct Rules {
+  using Call = TableRotation;
 
-/// The input in the result's dtype, with a contiguous last dimension.
-Tensor readable(const Tensor& input, const RotaryTables& tables) {
-  return dispatcher::with_contiguous_last_dim(input.to(result_type(input.scalar_type(), tables)));
-}
+  static std::tuple<> check(const Tensor& query, const Tensor* key, const TableRotation& call) {
+    rotary_tables::check(query, key, call.tables);
+    return {};
+  }
 
-Tensor empty_result(const Tensor& input, const RotaryTables& tables) {
-  return rotary::empty_result(input, result_type(input.scalar_type(), tables));
-}
+  static void check_written(const Tensor& out, const char* name, const Tensor& in,
+                            const char* in_name, const TableRotation& call) {
+    rotary_tables::check_written(out, name, in, in_name, call.tables);
+  }
 
-Tensor prepare(const Tensor& query, const TableRotation& rotation) {
-  check(query, nullptr, rotation.tables);
-  return empty_result(query, rotation.tables);
-}
+  static Tensor empty(const Tensor& in, const TableRotation& call) {
+    return rotary::empty_result(in, result_type(in.scalar_type(), call.tables));
+  }
 
-void rotate_one(const Tensor& query, const TableRotation& rotation, const Tensor& out) {
-  const Tensor in = readable(query, rotation.tables);
-  rotate({{&in, nullptr}, {&out, nullptr}, 1}, rotation);
-}
+  /// In the result's dtype, with a contiguous last dimension.
+  static Tensor readable(const Tensor& in, const TableRotation& call) {
+    return dispatcher::with_contiguous_last_dim(in.to(result_type(in.scalar_type(), call.tables)));
+  }
 
-Two prepare_pair(const Tensor& query, const Tensor& key, const TableRotation& rotation) {
-  check(query, &key, rotation.tables);
-  return {empty_result(query, rotation.tables), empty_result(key, rotation.tables)};
-}
-
-void rotate_pair(const Tensor& query, const Tensor& key, const TableRotation& rotation,
-                 const Two& out) {
-  const Tensor query_in = readable(query, rotation.tables), key_in = readable(key, rotation.tables);
-  const auto& [query_out, key_out] = out;
-  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, rotation);
-}
-
-void check_in_place(const Tensor& query, const TableRotation& rotation) {
-  check(query, nullptr, rotation.tables);
-  check_written(query, "query", query, "query", rotation.tables);
-}
-
-void rotate_in_place(const Tensor& query, const TableRotation& rotation) {
-  rotate({{&query, nullptr}, {&query, nullptr}, 1}, rotation);
-}
-
-void check_pair_in_place(const Tensor& query, const Tensor& key, const TableRotation& rotation) {
-  check(query, &key, rotation.tables);
-  check_written(query, "query", query, "query", rotation.tables);
-  check_written(key, "key", key, "key", rotation.tables);
-}
-
-void rotate_pair_in_place(const Tensor& query, const Tensor& key, const TableRotation& rotation) {
-  dispatcher::check_no_overlap(key, "key", query, "query");
-  rotate({{&query, &key}, {&query, &key}, 2}, rotation);
-}
-
-void check_out(const Tensor& out, const Tensor& query, const TableRotation& rotation) {
-  check(query, nullptr, rotation.tables);
-  check_written(out, "out", query, "query", rotation.tables);
-}
-
-void rotate_out(const Tensor& out, const Tensor& query, const TableRotation& rotation) {
-  dispatcher::check_no_overlap_or_same(out, "out", query, "query");
-  const Tensor in = readable(query, rotation.tables);
-  rotate({{&in, nullptr}, {&out, nullptr}, 1}, rotation);
-}
-
-void check_pair_out(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
-                    const Tensor& key, const TableRotation& rotation) {
-  check(query, &key, rotation.tables);
-  check_written(query_out, "query_out", query, "query", rotation.tables);
-  check_written(key_out, "key_out", key, "key", rotation.tables);
-}
-
-void rotate_pair_out(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
-                     const Tensor& key, const TableRotation& rotation) {
-  rotary::check_pair_memory(query_out, key_out, query, key);
-  const Tensor query_in = readable(query, rotation.tables), key_in = readable(key, rotation.tables);
-  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, rotation);
-}
+  static void rotate(const rotary::Job& job, const TableRotation& call, const std::tuple<>&) {
+    rotary_tables::rotate(job, call);
+  }
+};
 
 }  // namespace
 
@@ -481,18 +425,11 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
          "Tensor query, "
          "Tensor key, " +
              tables + ") -> ()");
-  rotary_tables.implement<prepare, rotate_one>(m);
-  rotary_tables_pair.implement<prepare_pair, rotate_pair>(m);
-  rotary_tables_.implement<check_in_place, rotate_in_place>(m);
-  rotary_tables_pair_.implement<check_pair_in_place, rotate_pair_in_place>(m);
-  rotary_tables_out.implement<check_out, rotate_out>(m);
-  rotary_tables_pair_out.implement<check_pair_out, rotate_pair_out>(m);
+  rotary::Forms<Rules>::implement<rotary_tables, rotary_tables_pair, rotary_tables_,
+                                  rotary_tables_pair_, rotary_tables_out, rotary_tables_pair_out>(
+      m);
   rotary_tables.differentiate<one_autograd>(m);
   rotary_tables_pair.differentiate<pair_autograd>(m);
-  rotary_tables_.refuse_gradients(m);
-  rotary_tables_pair_.refuse_gradients(m);
-  rotary_tables_out.refuse_gradients(m);
-  rotary_tables_pair_out.refuse_gradients(m);
 }
 
 }  // namespace posembed::rotary_tables

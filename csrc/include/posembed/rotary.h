@@ -194,34 +194,33 @@ POSEMBED_API torch::Tensor rerotate_(const torch::Tensor& key, const torch::Tens
 
 }  // namespace functional
 
-/// Options of RotaryEmbedding: the fields of RotarySpec and the layout.
-struct POSEMBED_API RotaryOptions {
-  /* implicit */ RotaryOptions(int64_t head_dim);
-  /// The options that correspond to a specification.
-  explicit RotaryOptions(const RotarySpec& spec);
+/// A setter and getters of a field of the specification, as TORCH_ARG has them.
+#define POSEMBED_SPEC_ARG(name)                                                  \
+  RotaryOptions& name(decltype(RotarySpec::name) value) {                        \
+    spec_.name = std::move(value);                                               \
+    return *this;                                                                \
+  }                                                                              \
+  const decltype(RotarySpec::name)& name() const noexcept { return spec_.name; } \
+  decltype(RotarySpec::name)& name() noexcept { return spec_.name; }
 
-  /// Components of one head.
-  TORCH_ARG(int64_t, head_dim);
-  /// Pair i is rotated by base^(-2i / rotary_dim) radians per position.
-  TORCH_ARG(double, base) = 10000.0;
+/// Options of RotaryEmbedding: a RotarySpec, whose fields can be set here too, and the layout.
+struct POSEMBED_API RotaryOptions {
+  /* implicit */ RotaryOptions(int64_t head_dim) : spec_(head_dim) {}
+  /// The options that correspond to a specification.
+  explicit RotaryOptions(const RotarySpec& spec) : rotary_dim_(spec.rotary_dim), spec_(spec) {}
+
+  POSEMBED_SPEC_ARG(head_dim)
+  POSEMBED_SPEC_ARG(base)
+  POSEMBED_SPEC_ARG(rotary_start)
+  POSEMBED_SPEC_ARG(interleaved)
+  POSEMBED_SPEC_ARG(reverse)
+  POSEMBED_SPEC_ARG(scaling)
+  POSEMBED_SPEC_ARG(sections)
+  POSEMBED_SPEC_ARG(custom_frequencies)
+  POSEMBED_SPEC_ARG(custom_attention_factor)
+  POSEMBED_SPEC_ARG(numerics)
   /// Number of components that are rotated; default: all.
   TORCH_ARG(std::optional<int64_t>, rotary_dim) = std::nullopt;
-  /// The first component that is rotated.
-  TORCH_ARG(int64_t, rotary_start) = 0;
-  /// Pairs (2i, 2i + 1) instead of (i, i + rotary_dim / 2).
-  TORCH_ARG(bool, interleaved) = false;
-  /// Rotate by minus the angle.
-  TORCH_ARG(bool, reverse) = false;
-  /// How frequencies are stretched to a longer context.
-  TORCH_ARG(RotaryScaling, scaling) = {};
-  /// The position axis of each pair, for positions with several axes.
-  TORCH_ARG(std::optional<Sections>, sections) = std::nullopt;
-  /// Radians per position [rotary_dim / 2], instead of the series of `base`.
-  TORCH_ARG(std::optional<std::vector<double>>, custom_frequencies) = std::nullopt;
-  /// Multiplies rotated queries and keys; only with custom_frequencies.
-  TORCH_ARG(std::optional<double>, custom_attention_factor) = std::nullopt;
-  /// How angles and products are rounded.
-  TORCH_ARG(Numerics, numerics) = Numerics::exact;
   /// The order of the dimensions of query and key.
   TORCH_ARG(Layout, layout) = Layout::bshd;
   /// Make the frequencies a parameter.
@@ -236,7 +235,12 @@ struct POSEMBED_API RotaryOptions {
 
  public:
   RotarySpec spec() const;
+
+ private:
+  RotarySpec spec_;  // but for rotary_dim
 };
+
+#undef POSEMBED_SPEC_ARG
 
 class RotaryEmbedding;
 

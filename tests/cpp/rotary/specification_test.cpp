@@ -12,8 +12,10 @@ namespace {
 TEST(RotarySpec, TextIsCanonicalAndComplete) {
   RotarySpec spec(128);
   spec.base = 500000;
+  spec.rotary_dim = 120;
+  spec.rotary_start = 8;
   spec.scaling = Llama3Scaling{8, 1, 4, 8192};
-  spec.sections = Sections::of({24, 20, 20}, true);
+  spec.sections = Sections::of({20, 20, 20}, true);
   const std::string text = spec.to_json();
   EXPECT_NE(text.find(R"("scaling":{"factor":8.0,"high_freq_factor":4.0)"), std::string::npos);
   EXPECT_EQ(RotarySpec::from_json(text), spec);
