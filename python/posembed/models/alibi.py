@@ -6,8 +6,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from posembed.models import gguf
-from posembed.models.data import table
-from posembed.models.fields import Fields, Keys, is_number, real, same, shown, text_of, whole
+from posembed.models.fields import (
+    Fields,
+    Keys,
+    is_number,
+    positive,
+    real,
+    same,
+    shown,
+    text_of,
+    whole,
+)
 
 
 class Preset(NamedTuple):
@@ -26,17 +35,19 @@ def _heads(config: Keys) -> int:
     return whole("num_attention_heads", heads)
 
 
+class NotUsedError(ValueError):
+    """A model has positions of another kind."""
+
+
 def _check_used(used: Any, key: str) -> None:
-    """Rejects models that use another kind of positions."""
     if not used:
-        raise ValueError(f"{key}: the model does not use ALiBi, got {shown(used)}")
+        raise NotUsedError(f"{key}: the model does not use ALiBi, got {shown(used)}")
 
 
 def _check_kind(config: Keys) -> None:
-    """Rejects models whose position_embedding_type is not ALiBi."""
-    kind = config.need("position_embedding_type")
+    kind = config.take("position_embedding_type")
     if kind != "alibi":
-        raise ValueError(f"position_embedding_type: expected 'alibi', got {shown(kind)}")
+        raise NotUsedError(f"position_embedding_type: expected 'alibi', got {shown(kind)}")
 
 
 def _mpt(config: Keys) -> Preset:
@@ -50,18 +61,17 @@ def _mpt(config: Keys) -> Preset:
 
 def _falcon(config: Keys) -> Preset:
     """Falcon-RW; later Falcon models rotate."""
-    _check_used(config.need("alibi"), "alibi")
-    heads = _heads(config)
-    if heads <= 0:
-        raise ValueError(f"num_attention_heads: expected a positive number, got {heads}")
+    _check_used(config.take("alibi"), "alibi")
+    heads = positive("num_attention_heads", _heads(config))
     width = whole("hidden_size", config.need("hidden_size"))
     return Preset("falcon", heads, {"head_dim": width // heads})
 
 
 def _baichuan(config: Keys) -> Preset:
     """The 13B models. The 7B models rotate, and only they have max_position_embeddings."""
-    if config.take("max_position_embeddings") is not None:
-        raise ValueError("max_position_embeddings: Baichuan-7B, which has it, does not use ALiBi")
+    key = "max_position_embeddings"
+    if config.take(key) is not None:
+        raise NotUsedError(f"{key}: Baichuan-7B, which has it, does not use ALiBi")
     return Preset("baichuan", _heads(config), {})
 
 
@@ -93,9 +103,7 @@ def _bert(config: Keys) -> Preset:
 _READERS: dict[str, Callable[[Keys], Preset]] = {
     "bloom": lambda config: Preset("bloom", _heads(config), {}),
     "mpt": _mpt,
-    "falcon": _falcon,
-    "RefinedWeb": _falcon,
-    "RefinedWebModel": _falcon,
+    **dict.fromkeys(("falcon", "RefinedWeb", "RefinedWebModel"), _falcon),
     "baichuan": _baichuan,
     "jais": lambda config: _scaled("jais", config),
     "btlm": lambda config: _scaled("btlm", config),
@@ -107,64 +115,35 @@ _READERS: dict[str, Callable[[Keys], Preset]] = {
 def _of_metadata(fields: Fields) -> Preset:
     """GGUF metadata: the table has the family, and the bias of those that have no key for it."""
     architecture = text_of(fields.get("general.architecture"))
-    alibi = table("gguf_architectures")["architectures"].get(architecture, {}).get("alibi")
+    alibi = gguf.rules_of(architecture).get("alibi")
     if alibi is None:
-        raise ValueError(
+        raise NotUsedError(
             f"general.architecture: expected one with ALiBi, got {shown(architecture)}"
         )
     config = Keys(gguf.keys_of_architecture(fields, architecture), "the metadata")
-    layers = alibi.get("block_count")
-    if layers is not None and config.need("block_count") != layers:
-        raise ValueError(
-            f"block_count: only the model of {shown(layers)} layers uses ALiBi, got "
-            f"{shown(config.take('block_count'))}"
+    count = config.take("block_count")
+    if count != alibi.get("block_count", count):
+        raise NotUsedError(
+            f"block_count: only the model of {shown(alibi['block_count'])} layers uses ALiBi, got "
+            f"{shown(count)}"
         )
     key, heads = "attention.max_alibi_bias", "attention.head_count"
     known = alibi.get("max_bias")
-    bias = same(key, (config.take(key), known if is_number(known) else None))
+    needed = known and not is_number(known)
+    bias = same(key, (config.need(key), None) if needed else (config.take(key), known))
     _check_used(bias, key)
     num_heads = whole(heads, config.need(heads))
     config.done("alibi")
     return Preset(alibi["preset"], num_heads, {"max_bias": real(key, bias)})
 
 
-def _attends_with_alibi(fields: Fields) -> bool:
-    """MPT, whose class has ALiBi by default."""
-    block = fields.get("attn_config")
-    return not isinstance(block, dict) or bool(block.get("alibi", True))
-
-
-def _says_alibi(fields: Fields) -> bool:
-    is_mosaic = fields.get("alibi_starting_size") is not None
-    return is_mosaic or fields.get("position_embedding_type") == "alibi"
-
-
-# Types of which some models use ALiBi.
-_CONDITIONS: dict[str, Callable[[Fields], bool]] = {
-    "mpt": _attends_with_alibi,
-    **dict.fromkeys(
-        ("falcon", "RefinedWeb", "RefinedWebModel"), lambda fields: bool(fields.get("alibi"))
-    ),
-    "baichuan": lambda fields: fields.get("max_position_embeddings") is None,
-    **dict.fromkeys(("jais", "btlm", "bert"), _says_alibi),
-}
-
-
 def is_used(fields: Fields) -> bool:
     """Whether a model uses ALiBi. What it says of it may still be wrong."""
-    if gguf.is_metadata(fields):
-        architecture = text_of(fields.get("general.architecture"))
-        own = table("gguf_architectures")["architectures"].get(architecture, {}).get("alibi")
-        if own is None:
-            return False
-        layers = own.get("block_count")
-        if layers is not None and fields.get(f"{architecture}.block_count") != layers:
-            return False
-        stated = fields.get(f"{architecture}.attention.max_alibi_bias")
-        return bool(own.get("max_bias") if stated is None else stated)
-    name = text_of(fields.get("model_type"))
-    condition = _CONDITIONS.get(name)
-    return name in _READERS and (condition is None or condition(fields))
+    try:
+        read(fields)
+    except ValueError as error:
+        return not isinstance(error, NotUsedError)
+    return True
 
 
 def read(fields: Fields) -> Preset:
@@ -175,7 +154,7 @@ def read(fields: Fields) -> Preset:
     reader = _READERS.get(text_of(model_type))
     if reader is None:
         known = ", ".join(f"'{name}'" for name in _READERS)
-        raise ValueError(f"model_type: expected one of {known}, got {shown(model_type)}")
+        raise NotUsedError(f"model_type: expected one of {known}, got {shown(model_type)}")
     config = Keys(fields, "the configuration")
     preset = reader(config)
     config.done("alibi")

@@ -15,28 +15,13 @@ from posembed.specification import RotarySpec, Sections
 # -------------------------------------------------------------------------------------- text models
 
 
-def _with_axes(axis_of_pair: list[int], count: int) -> Sections:
-    """Sections for positions with ``count`` axes, of which the last may rotate no pair."""
-    return Sections(axis_of_pair=axis_of_pair, axes=count)
-
-
 def in_turns(sizes: list[int], pairs: int) -> Sections:
     """Alternating axes as in Qwen3-VL: the first axis gets all pairs that no later axis takes."""
     if not sizes:
         raise ValueError("mrope_section: expected sizes, got none")
     first = max(sizes[0], pairs - sum(sizes[1:]))
     axes = Sections((first, *sizes[1:]), interleaved=True).axis_of_pair[: max(pairs, 0)]
-    return _with_axes(list(axes), len(sizes))
-
-
-def _time_last(sizes: list[int], pairs: int) -> Sections:
-    """ERNIE-4.5-VL: height and width alternate over the faster pairs, time has the slowest.
-
-    Its configuration gives the sections as (height, width, time).
-    """
-    if len(sizes) != 3 or sizes[0] != sizes[1] or min(sizes) < 0 or sum(sizes) != pairs:
-        raise ValueError(f"mrope_section: expected (n, n, t) of {pairs} pairs, got {shown(sizes)}")
-    return _with_axes([1, 2] * sizes[0] + [0] * sizes[2], 3)
+    return Sections(axis_of_pair=list(axes), axes=len(sizes))  # the last may rotate no pair
 
 
 def sections_of_text(rope: Keys, axes: Any, pairs: int) -> Sections | None:
@@ -52,21 +37,18 @@ def sections_of_text(rope: Keys, axes: Any, pairs: int) -> Sections | None:
     if order is None or (sizes is None and rule.get("if_stated")):
         return None
     given = wholes("mrope_section", sizes or rule.get("sizes"))
-    if order == "time_last":
-        return _time_last(given, pairs)
+    if order == "time_last":  # ERNIE-4.5-VL: height and width alternate, time has the slowest
+        height = given[0] if given else -1
+        if [*given[:2], sum(given)] != [height, height, pairs] or len(given) != 3 or min(given) < 0:
+            raise ValueError(
+                f"mrope_section: expected (n, n, t) of {pairs} pairs, got {shown(given)}"
+            )
+        return Sections(axis_of_pair=[1, 2] * height + [0] * given[2], axes=3)
     same("mrope_interleaved", (order == "alternating", turns))
     return in_turns(given, pairs) if order == "alternating" else Sections(given)
 
 
 # ------------------------------------------------------------------------------------ vision towers
-
-
-def _set_whole_grid(spec: Fields, config: Keys) -> None:
-    """EfficientLoFTR: all heads are rotated as one, and rows and columns alternate."""
-    width = whole("hidden_size", config.need("hidden_size"))
-    check_rotated(width)
-    spec["head_dim"] = spec["rotary_dim"] = width
-    spec["sections"] = Sections(axis_of_pair=[0, 1] * (width // 4), restart=True)
 
 
 def _size_along(config: Keys, key: str, axis: int) -> int:
@@ -102,40 +84,40 @@ def _set_normalised_grid(spec: Fields, config: Keys) -> None:
     spec["custom_frequencies"] = frequencies
 
 
-def _set_shared_series(spec: Fields) -> None:
-    """Pixtral: height uses the even members of one series, width the odd ones."""
-    series = RotarySpec(spec["head_dim"], base=spec["base"]).frequencies().tolist()
-    spec["sections"] = Sections((spec["head_dim"] // 4, spec["head_dim"] // 4))
-    spec["custom_frequencies"] = [*series[0::2], *series[1::2]]
-
-
-def set_axes_of_tower(spec: Fields, config: Keys, grid: str) -> None:
+def set_axes_of_tower(spec: Fields, config: Keys, grid: str, axis: str | None) -> None:
     """Sets the axes of a vision tower, as the catalogue's entry names its grid.
 
-    In most, each axis has the whole series of frequencies.
+    In most, each axis has the whole series of frequencies. ``axis``: that of a window alone.
     """
-    if grid == "whole_grid":
-        return _set_whole_grid(spec, config)
-    if grid == "normalised":
-        return _set_normalised_grid(spec, config)
-    if grid == "shared_series":
-        return _set_shared_series(spec)
-    if grid == "time_height_width":  # components that remain after the division are not rotated
-        pairs = spec["head_dim"] // 6
+    head_dim = spec["head_dim"]
+    pairs = head_dim // 4
+    if grid == "window_of_axis":
+        _set_windows(spec, axis)
+    elif grid == "whole_grid":  # EfficientLoFTR: all heads are one, and rows and columns alternate
+        width = whole("hidden_size", config.need("hidden_size"))
+        check_rotated(width)
+        spec["head_dim"] = spec["rotary_dim"] = width
+        spec["sections"] = Sections(axis_of_pair=[0, 1] * (width // 4), restart=True)
+    elif grid == "normalised":
+        _set_normalised_grid(spec, config)
+    elif grid == "shared_series":  # Pixtral: height has the even members of one series
+        series = RotarySpec(head_dim, base=spec["base"]).frequencies().tolist()
+        spec["sections"] = Sections((pairs, pairs))
+        spec["custom_frequencies"] = [*series[0::2], *series[1::2]]
+    elif grid == "time_height_width":  # what remains after the division is not rotated
+        pairs = head_dim // 6
         spec["rotary_dim"] = 6 * pairs
         spec["sections"] = Sections((pairs, pairs, pairs), restart=True)
-        return None
-    pairs = spec["head_dim"] // 4
-    orders = {
-        "width_height": [1] * pairs + [0] * pairs,
-        "width_height_in_turns": [1, 0] * pairs,
-    }
-    axes = orders.get(grid, [0] * pairs + [1] * pairs)
-    spec["sections"] = Sections(axis_of_pair=axes, restart=True)
-    return None
+    else:
+        orders = {
+            "width_height": [1] * pairs + [0] * pairs,
+            "width_height_in_turns": [1, 0] * pairs,
+        }
+        axes = orders.get(grid, [0] * pairs + [1] * pairs)
+        spec["sections"] = Sections(axis_of_pair=axes, restart=True)
 
 
-def set_window_of_axis(spec: Fields, axis: str | None) -> None:
+def _set_windows(spec: Fields, axis: str | None) -> None:
     """Gemma-4's tower: each axis has its own window, one after the other, and pairs its halves.
 
     With an axis, "height" or "width", its window alone.

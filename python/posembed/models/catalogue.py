@@ -108,15 +108,6 @@ def _renamed(fields: Fields, names: dict[str, str]) -> Fields:
     return fields
 
 
-def _check_needs(fields: Fields, needs: dict[str, str]) -> None:
-    for key, other in needs.items():
-        if key in fields and other not in fields:
-            raise ValueError(
-                f"{other}: missing in the configuration, which has {key}: the class of the model "
-                "takes both"
-            )
-
-
 def completed(fields: Fields) -> Fields:
     """A part's configuration with the values that its class adds.
 
@@ -128,7 +119,12 @@ def completed(fields: Fields) -> Fields:
     if not isinstance(defaults, dict):
         return fields
     fields = _renamed(fields, own.get("names", {}))
-    _check_needs(fields, own.get("needs", {}))
+    for key, other in own.get("needs", {}).items():
+        if key in fields and other not in fields:
+            raise ValueError(
+                f"{other}: missing in the configuration, which has {key}: the class of the model "
+                "takes both"
+            )
     if "kinds" in own:
         if not isinstance(fields.get("rope_theta"), list):  # each layer's base already
             _complete_kinds(fields, defaults["rope_parameters"], own)
@@ -137,54 +133,41 @@ def completed(fields: Fields) -> Fields:
     ):
         fields["rope_parameters"] = fields.get("rope_parameters") or defaults["rope_parameters"]
     stated = _stated_keys(fields)
-    # Defaults in the order in which they follow from each other.
-    for kind in ("constant", "of head", "list", "following list"):
-        for key, value in defaults.items():
-            if _kind_of_default(key, value) != kind or _is_stated(stated, key):
+    missing = {key: value for key, value in defaults.items() if not _is_stated(stated, key)}
+    missing.pop("rope_parameters", None)
+    for step in ("constant", "times", "cycle", "by"):  # as they follow from each other
+        for key, value in missing.items():
+            rules = ("times", "by", "cycle") if isinstance(value, dict) else ()
+            if next((rule for rule in rules if rule in value), "constant") != step:
                 continue
             if layers.has_lists(fields) and key in table("words")["layer_counts"]:
                 continue  # the lists have their own length
-            found = _default_of(fields, key, value, kind)
+            found = value if step == "constant" else _derived(fields, key, value)
             if found is not None:
                 fields[key] = found
     return fields
 
 
-def _kind_of_default(key: str, value: Any) -> str:
-    if key == "rope_parameters":
-        return "shared"
-    if not isinstance(value, dict):
-        return "constant"
-    if "times" in value:
-        return "of head"
-    if "by" in value:
-        return "following list"
-    return "list" if "cycle" in value else "constant"
-
-
-def _default_of(fields: Fields, key: str, value: Any, kind: str) -> Any:
-    if kind == "constant":
-        return value
-    return _times(fields, value["times"]) if kind == "of head" else _layers_of(fields, key, value)
-
-
-def _times(fields: Fields, factor: int) -> int:
-    """A head that is several times as wide as the model divided by its heads."""
+def _derived(fields: Fields, key: str, rule: Fields) -> Any:
+    """What follows from other keys: layers, or a head that is several times as wide."""
+    if "times" not in rule:
+        return _layers_of(fields, key, rule)
     others = {
         key: value
         for key, value in fields.items()
         if key not in ("attention_head_dim", "kv_channels")
     }
-    return head_width(Keys(others, "the configuration")) * factor
+    return head_width(Keys(others, "the configuration")) * rule["times"]
 
 
 # -------------------------------------------------------------------------- kinds of layers' blocks
 
 
-def _with_added(scaling: Fields, added: Any) -> Fields:
-    """A flat rope_scaling, with what the class adds to it."""
-    name = scaling["rope_type"] if "rope_type" in scaling else scaling.get("type")
-    return scaling if name != "yarn" or not isinstance(added, dict) else {**added, **scaling}
+def _refuse_flat(name: str, blocks: Fields, got: Any) -> None:
+    """Raises ValueError for one rotation where there is one for each kind of layer."""
+    raise ValueError(
+        f"{name}: expected an entry for each of {shown(sorted(blocks))}, got {shown(got)}"
+    )
 
 
 def _write(blocks: Fields, value: Any, kinds: list[str]) -> None:
@@ -209,11 +192,12 @@ def _complete_kinds(fields: Fields, blocks: Fields, own: Fields) -> None:
         if not value:
             continue
         if name not in takers or not isinstance(value, dict):
-            kinds = shown(sorted(blocks))
-            raise ValueError(f"{name}: expected an entry for each of {kinds}, got {shown(value)}")
+            _refuse_flat(name, blocks, value)
         if rope_parameters.is_nested(value):
             return
-        _write(found, _with_added(value, own.get("with_yarn")), takers[name])
+        is_yarn = value.get("rope_type", value.get("type")) == "yarn"
+        added = own.get("with_yarn", {}) if is_yarn else {}
+        _write(found, {**added, **value}, takers[name])
         if "older_type" in takers and "type" in value:
             _write(found, {"rope_type": value["type"]}, takers[name])
         del fields[name]
@@ -233,10 +217,7 @@ def check_kinds(fields: Fields) -> None:
         return
     blocks = own["defaults"]["rope_parameters"]
     if isinstance(rope, dict) and not rope_parameters.is_nested(rope):
-        kinds = shown(sorted(blocks))
-        raise ValueError(
-            f"rope_parameters: expected an entry for each of {kinds}, got {shown(rope)}"
-        )
+        _refuse_flat("rope_parameters", blocks, rope)
     used = items_of(fields.get("layer_types"))
     for kind, block in blocks.items():
         if isinstance(rope, dict) and isinstance(block, dict) and kind in used and kind not in rope:
@@ -246,10 +227,6 @@ def check_kinds(fields: Fields) -> None:
 
 
 # ---------------------------------------------------------------------------------- lists of layers
-
-
-def _cycled(cycle: list[Any], length: int) -> list[Any]:
-    return [cycle[place % len(cycle)] for place in range(length)]
 
 
 def _with_period(cycle: list[Any], key: str, period: Any) -> list[Any]:
@@ -265,8 +242,8 @@ def _with_period(cycle: list[Any], key: str, period: Any) -> list[Any]:
 
 def _usual_layers(rule: Fields, length: int) -> list[Any]:
     """The layers of a rule, without what other keys change."""
-    found = rule.get("first", [])[:length]
-    found = [*found, *_cycled(rule["cycle"], length - len(found))]
+    cycle, found = rule["cycle"], rule.get("first", [])[:length]
+    found = [*found, *(cycle[place % len(cycle)] for place in range(length - len(found)))]
     if rule.get("from_end"):
         found.reverse()
     if "last" in rule and length > 0:
@@ -317,8 +294,6 @@ def _change(found: list[Any], fields: Fields, rule: Fields) -> None:
 
 def _layers_of(fields: Fields, key: str, rule: Any) -> list[Any] | None:
     """The list of a rule for a file; None if only the class knows."""
-    if isinstance(rule, list):
-        return rule
     if "by" in rule:
         return _following(fields, rule)
     length = layers.count_of_layers(fields)

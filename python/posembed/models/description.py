@@ -30,7 +30,6 @@ from posembed.models import (
 from posembed.models.fields import Fields, as_fields, text_of
 from posembed.models.files import load, read_once
 from posembed.models.options import Facts
-from posembed.score_scale import ScoreScale
 from posembed.specification import RotarySpec
 
 FORMAT = "posembed.positions"
@@ -70,13 +69,9 @@ def _rotation(spec: RotarySpec) -> Fields:
     }
 
 
-def _score_scale(scale: ScoreScale) -> Fields:
-    return dataclasses.asdict(scale)
-
-
 def _described(config: Any, **options: Any) -> Fields:
     """The layers of a model, or of a part, and the rotation of all of them."""
-    rotations, scales = _Shared(_rotation), _Shared(_score_scale)
+    rotations, scales = _Shared(_rotation), _Shared(dataclasses.asdict)
     layers: list[Fields] | None = None
     every: Fields = {"rotary": None, "score_scale": None}
     refusals = []

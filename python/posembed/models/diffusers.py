@@ -9,8 +9,8 @@ import torch
 from posembed.models.data import table
 from posembed.models.fields import (
     Fields,
-    check_effect,
     flag,
+    positive,
     real,
     reals,
     shown,
@@ -21,16 +21,14 @@ from posembed.models.fields import (
 from posembed.models.options import Options
 from posembed.specification import RotarySpec, SinusoidalSpec
 
+WITHOUT_EFFECT = dict.fromkeys(
+    ("layer_type", "part", "interleaved", "base"), "a configuration of diffusers states everything"
+)
+
 
 def is_configuration(fields: Fields) -> bool:
     """Whether a configuration is one of diffusers."""
     return "_class_name" in fields
-
-
-def _check_no_options(options: Options) -> None:
-    for name in ("layer_type", "part", "interleaved", "base"):
-        why = "a configuration of diffusers states everything"
-        check_effect(name, getattr(options, name), why)
 
 
 def _need(fields: Fields, key: str) -> Any:
@@ -41,10 +39,10 @@ def _need(fields: Fields, key: str) -> Any:
     return value
 
 
-def _row_of(fields: Fields) -> Fields:
+def _row_of(fields: Fields, rows: str) -> Fields:
     """What is known of a class."""
     name = text_of(fields.get("_class_name"))
-    known: dict[str, Fields] = table("diffusers")["classes"]
+    known: dict[str, Fields] = table("diffusers")[rows]
     if name not in known:
         expected = shown(sorted(key for key, row in known.items() if "refused" not in row))
         raise ValueError(f"_class_name: expected one of {expected}, got {shown(name)}")
@@ -56,18 +54,8 @@ def _head_dim_of(fields: Fields, row: Fields) -> int:
         key = row["head_dim"]
         return whole(key, _need(fields, key))
     total, count = row["quotient"]
-    heads = whole(count, _need(fields, count))
-    if heads <= 0:
-        raise ValueError(f"{count}: expected a positive number, got {heads}")
+    heads = positive(count, _need(fields, count))
     return whole(total, _need(fields, total)) // heads
-
-
-def _refuse(name: str, preset: str) -> None:
-    """Raises the error of a preset without a specification, which says what to do instead."""
-    try:
-        RotarySpec.from_preset(preset)
-    except ValueError as error:
-        raise ValueError(name + str(error).removeprefix(preset)) from None
 
 
 def read(fields: Fields, options: Options) -> RotarySpec:
@@ -77,10 +65,13 @@ def read(fields: Fields, options: Options) -> RotarySpec:
         ValueError: The class is unknown, a key is missing, or an option is given, which has no
             effect.
     """
-    _check_no_options(options)
-    row = _row_of(fields)
-    if "refused" in row:
-        _refuse(fields["_class_name"], row["refused"])
+    row = _row_of(fields, "classes")
+    if "refused" in row:  # its preset says what to do instead
+        try:
+            RotarySpec.from_preset(row["refused"])
+        except ValueError as error:
+            why = str(error).removeprefix(row["refused"])
+            raise ValueError(fields["_class_name"] + why) from None
     if "needs" in row and not _need(fields, row["needs"]):
         raise ValueError(f"{row['needs']}: is false, so the model does not rotate")
     head_dim = _head_dim_of(fields, row)
@@ -97,11 +88,8 @@ def read(fields: Fields, options: Options) -> RotarySpec:
 
 def read_timesteps(fields: Fields) -> SinusoidalSpec:
     """See :meth:`posembed.SinusoidalSpec.from_huggingface`."""
-    known: dict[str, Fields] = table("diffusers")["timesteps"]
-    name = text_of(fields.get("_class_name"))
-    if name not in known:
-        raise ValueError(f"_class_name: expected one of {shown(sorted(known))}, got {shown(name)}")
-    stated = {**known[name], **{key: fields[key] for key in known[name] if key in fields}}
+    known = _row_of(fields, "timesteps")
+    stated = {**known, **{key: fields[key] for key in known if key in fields}}
     kind = stated.get("time_embedding_type", "positional")
     if kind != "positional":
         raise ValueError(f"time_embedding_type: expected 'positional', got {shown(kind)}")

@@ -19,6 +19,12 @@ MOST_LEVELS = 64
 LONGEST_NAME = 256
 # Names of classes, which only take memory: each layer's view of a configuration has them.
 UNREAD = {"id2label", "label2id"}
+# The advice where nothing is known of a model.
+IN_FULL = (
+    "describe its rotation in full with RotarySpec, from the model's code: head_dim, base, "
+    "rotary_dim, pairing (interleaved), scaling and sections, one for each kind of layer, and "
+    "which layers rotate"
+)
 # The keys by whose values models are recognised.
 NAMING = ("model_type", "general.architecture")
 
@@ -44,14 +50,20 @@ def _json(value: Any, level: int) -> Any:
     if value is None or isinstance(value, (bool, str)):
         return value if value is None or isinstance(value, bool) else str(value)
     if isinstance(value, int):
-        return _whole_number(int(value))
+        # Integers beyond 64 bits are floating numbers, as most programs read them.
+        if -(1 << 63) <= value < 1 << 64:
+            return int(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError("config: expected JSON: a number is out of range") from None
     if isinstance(value, float):
         number = float(value)
         return number if math.isfinite(number) else json.dumps(number)
     if isinstance(value, Mapping):
-        named = {_name(key): each for key, each in value.items() if _is_name(key)}
-        kept = sorted(named.keys() - UNREAD)
-        return {key: _json(named[key], level + 1) for key in kept}
+        kinds = (str, int, float, type(None))
+        named = {_name(key): each for key, each in value.items() if isinstance(key, kinds)}
+        return {key: _json(named[key], level + 1) for key in sorted(named.keys() - UNREAD)}
     if isinstance(value, (list, tuple)):
         return [_json(each, level + 1) for each in value]
     if hasattr(value, "to_dict"):
@@ -59,20 +71,6 @@ def _json(value: Any, level: int) -> Any:
     if hasattr(value, "tolist"):  # NumPy, torch
         return _json(value.tolist(), level + 1)
     return _json(list(value) if isinstance(value, (set, frozenset)) else str(value), level + 1)
-
-
-def _whole_number(number: int) -> int | float:
-    """Integers of 64 bits; larger ones are floating numbers, as most programs read them."""
-    if -(1 << 63) <= number < 1 << 64:
-        return number
-    try:
-        return float(number)
-    except OverflowError:
-        raise ValueError("config: expected JSON: a number is out of range") from None
-
-
-def _is_name(key: Any) -> bool:
-    return key is None or isinstance(key, (str, int, float))
 
 
 def _name(key: Any) -> str:
@@ -179,6 +177,22 @@ def check_mapping(value: Any, where: str) -> None:
         raise ValueError(f"{where}: expected a dictionary, got {shown(value)}")
 
 
+def dict_of(config: Any, where: str) -> Fields:
+    """A copy of a dictionary, or the dictionary of a configuration object.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    if isinstance(config, Mapping):
+        return dict(config)
+    if isinstance(config, type) or not hasattr(config, "to_dict"):
+        raise TypeError(
+            f"{where}: expected a dict, a PretrainedConfig or the path of a config.json, got "
+            + type(config).__name__
+        )
+    return dict(config.to_dict())
+
+
 def check_number(key: str, value: Any) -> None:
     """Rejects anything but a number."""
     if not is_number(value):
@@ -219,6 +233,14 @@ def whole(key: str, value: Any) -> int:
     return int(value)
 
 
+def positive(key: str, value: Any) -> int:
+    """An integer above 0."""
+    count = whole(key, value)
+    if count <= 0:
+        raise ValueError(f"{key}: expected a positive number, got {count}")
+    return count
+
+
 def wholes(key: str, values: Any) -> list[int]:
     """A list of integers."""
     if not isinstance(values, list):
@@ -236,12 +258,7 @@ def flag(key: str, value: Any) -> bool:
 
 def share_of(width: int, factor: float) -> int:
     """A part of a width, without its fraction."""
-    return _whole_part(float(width) * factor)
-
-
-def _whole_part(number: float) -> int:
-    """The integer below, within 64 bits."""
-    return int(max(min(number, 2.0**62), -(2.0**62)))
+    return int(max(min(float(width) * factor, 2.0**62), -(2.0**62)))
 
 
 # -------------------------------------------------------------------------------------- strict keys

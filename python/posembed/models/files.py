@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from posembed import _gguf
 from posembed._file_format import json_file
-from posembed.models.fields import Fields
+from posembed.models.fields import Fields, dict_of
 
 # File names in a model folder: transformers', Meta's.
 NAMES = ("config.json", "params.json")
@@ -19,15 +18,8 @@ NAMES = ("config.json", "params.json")
 
 def load(config: Any) -> Fields:
     """The configuration as a dict, as it is written."""
-    if isinstance(config, Mapping):
-        return dict(config)
     if not isinstance(config, (str, os.PathLike)):
-        if isinstance(config, type) or not hasattr(config, "to_dict"):
-            raise TypeError(
-                "config: expected a dict, a PretrainedConfig or the path of a config.json, got "
-                + type(config).__name__
-            )
-        return dict(config.to_dict())
+        return dict_of(config, "config")
     path = file_of(config)
     if _gguf.is_gguf(path):
         return _gguf.GgufFile(path).metadata()

@@ -15,9 +15,12 @@ from posembed.models import scalings
 from posembed.models.axes import in_turns
 from posembed.models.data import table
 from posembed.models.fields import (
+    IN_FULL,
     Fields,
     Keys,
     base_number,
+    is_number,
+    positive,
     real,
     reals,
     same,
@@ -26,12 +29,13 @@ from posembed.models.fields import (
     whole,
     wholes,
 )
-from posembed.models.gguf_layers import Layer, has_windows, layers_of
+from posembed.models.gguf_layers import has_windows, layers_of
 from posembed.models.layers import check_type
 from posembed.models.options import Options
 from posembed.scaling import LinearScaling, LongRopeScaling, NtkScaling, RotaryScaling, YarnScaling
 from posembed.specification import RotarySpec, Sections
 
+WITHOUT_EFFECT = {"part": "GGUF metadata has no parts"}
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 # Of files without rope.freq_base (llama_hparams, llama-model.cpp: 10000 before the key is read).
@@ -51,8 +55,10 @@ def keys_of_architecture(fields: Fields, architecture: str) -> Fields:
     return {key[len(start) :]: value for key, value in fields.items() if key.startswith(start)}
 
 
-def _named(architecture: str) -> str:
-    return f"general.architecture {shown(architecture)}"
+def rules_of(architecture: str) -> Fields:
+    """The architecture's entry; empty for an unknown one."""
+    rules: Fields = table("gguf_architectures")["architectures"].get(architecture, {})
+    return rules
 
 
 class Metadata:
@@ -63,24 +69,24 @@ class Metadata:
             specification.
     """
 
-    def __init__(self, fields: Fields, options: Options) -> None:
+    def __init__(self, fields: Fields) -> None:
         self.architecture = text_of(fields.get("general.architecture"))
+        self.name = f"general.architecture {shown(self.architecture)}"
         own = keys_of_architecture(fields, self.architecture)
-        self.rules: Fields = _rules_of(self.architecture)
+        self.rules = rules_of(self.architecture)
+        self.sliding: Fields = self.rules.get("sliding", {})
         self.model = Keys(own, "the metadata")
         self.rope = Keys(keys_of_architecture(own, "rope"), f"{self.architecture}.rope")
         tensors = {key: value for key, value in fields.items() if key.startswith("rope_")}
         self.tensors = Keys(tensors, "tensors")
-        self._check_rotated()
+        if not self.rules:
+            raise ValueError(f"{self.name} is not known: {IN_FULL}")
+        if "instead" in self.rules:
+            raise ValueError(f"{self.name} does not rotate: it has {self.rules['instead']}")
+        if "refused" in self.rules:
+            raise ValueError(f"{self.name} has no single specification: {self.rules['refused']}")
         self._check_refused()
         self._check_block_count()
-
-    def _check_rotated(self) -> None:
-        name = _named(self.architecture)
-        if "instead" in self.rules:
-            raise ValueError(f"{name} does not rotate: it has {self.rules['instead']}")
-        if "refused" in self.rules:
-            raise ValueError(f"{name} has no single specification: {self.rules['refused']}")
 
     def _check_refused(self) -> None:
         """Rejects files whose value of one key makes llama.cpp rotate in another way."""
@@ -90,8 +96,7 @@ class Metadata:
         value = self.model.take(rule["key"])
         if value == rule["equals"] if "equals" in rule else value:
             raise ValueError(
-                f"{rule['key']}: {shown(value)} is not understood for "
-                f"{_named(self.architecture)}: {rule['why']}"
+                f"{rule['key']}: {shown(value)} is not understood for {self.name}: {rule['why']}"
             )
 
     def _check_block_count(self) -> None:
@@ -99,25 +104,15 @@ class Metadata:
         counts = self.rules.get("block_counts")
         if counts is None:
             return
-        count, name = self.model.need("block_count"), _named(self.architecture)
+        count = self.model.need("block_count")
         if count == self.rules.get("alibi", {}).get("block_count", object()):
-            raise ValueError(f"{name} does not rotate with {shown(count)} layers: it has ALiBi")
+            raise ValueError(
+                f"{self.name} does not rotate with {shown(count)} layers: it has ALiBi"
+            )
         if count not in counts:
             raise ValueError(
-                f"block_count: expected one of {shown(counts)} for {name}, got {shown(count)}"
+                f"block_count: expected one of {shown(counts)} for {self.name}, got {shown(count)}"
             )
-
-
-def _rules_of(architecture: str) -> Fields:
-    """The architecture's entry."""
-    rules: Fields | None = table("gguf_architectures")["architectures"].get(architecture)
-    if rules is None:
-        raise ValueError(
-            f"{_named(architecture)} is not known: describe its rotation in full with RotarySpec, "
-            "from the model's code: head_dim, base, rotary_dim, pairing (interleaved), scaling and "
-            "sections, one for each kind of layer, and which layers rotate"
-        )
-    return rules
 
 
 # ------------------------------------------------------------------------------- numbers of a layer
@@ -146,24 +141,20 @@ def _head_dim_of(file: Metadata) -> Any:
     number = file.model.need(heads)
     if isinstance(number, list) and number:
         number = number[0]
-    total, count = whole(width, file.model.need(width)), whole(heads, number)
-    if count <= 0:
-        raise ValueError(f"{heads}: expected a positive number, got {count}")
-    return total // count
+    return whole(width, file.model.need(width)) // positive(heads, number)
 
 
 def _widths_of(file: Metadata, slides: bool) -> tuple[int, int]:
     """Components of a head, and how many are rotated."""
     count, key = "dimension_count", "attention.key_length"
-    rule = file.rules.get("sliding", {})
     stated = file.rope.take(count)
-    own = bool(rule.get("rotary_dim"))
+    own = bool(file.sliding.get("rotary_dim"))
     if file.rules.get("latent"):  # the rotated components are a separate head
         _own_width(file.rope, "dimension_count_swa", own, slides, stated)
         rotary_dim = whole(count, file.rope.need(count))
         return rotary_dim, rotary_dim
     every = _head_dim_of(file)
-    width = _own_width(file.model, f"{key}_swa", bool(rule.get("head_dim")), slides, every)
+    width = _own_width(file.model, f"{key}_swa", bool(file.sliding.get("head_dim")), slides, every)
     head_dim = whole(key, width)
     rotated = _own_width(file.rope, "dimension_count_swa", own, slides, stated or every)
     rotary_dim = whole(count, rotated)
@@ -174,39 +165,30 @@ def _widths_of(file: Metadata, slides: bool) -> tuple[int, int]:
     return head_dim, rotary_dim
 
 
-def _shared_base(file: Metadata, stated: float | None) -> Any:
-    """freq_base, or the caller's in its place; or that of llama.cpp's program."""
-    given = (file.rope.take("freq_base"), stated, file.rules.get("program_base"))
-    base = same("rope.freq_base", given)
-    return PROGRAM_BASE if base is None else base
-
-
 def _base_of(file: Metadata, stated: float | None, slides: bool) -> float:
     """The base of layers with a sliding window, or that of all layers.
 
-    Their own is in the file or in llama.cpp's program.
+    Their own is in the file or in llama.cpp's program; so is that of the others.
     """
     key, name = "freq_base_swa", f"'{file.architecture}'"
-    rule = file.rules.get("sliding", {}).get("base")
-    own = file.rope.take(key)
+    rule, own = file.sliding.get("base"), file.rope.take(key)
     if rule is None and own is not None:
         raise ValueError(f"{key}: not understood for {name}, whose layers are alike")
-    if not slides and rule != "shared":
-        return base_number("freq_base", _shared_base(file, stated))
-    if rule == "shared":
-        base = _shared_base(file, stated)
-        if own is not None and own != base:
-            raise ValueError(
-                f"{key}: expected {shown(base)}, the base that llama.cpp has for all layers of "
-                f"{name}, got {shown(own)}"
-            )
-        return base_number("freq_base", base)
-    if own is not None:
+    if slides and rule != "shared" and own is not None:
         return base_number(key, own)
-    if rule == "stated":
+    if slides and rule == "stated":
         return base_number(key, file.rope.need(key))
-    inherited = rule in (None, "inherited")
-    return base_number(key, _shared_base(file, stated) if inherited else rule)
+    if slides and is_number(rule):
+        return base_number(key, rule)
+    given = (file.rope.take("freq_base"), stated, file.rules.get("program_base"))
+    base = same("rope.freq_base", given)
+    base = PROGRAM_BASE if base is None else base
+    if rule == "shared" and own is not None and own != base:
+        raise ValueError(
+            f"{key}: expected {shown(base)}, the base that llama.cpp has for all layers of "
+            f"{name}, got {shown(own)}"
+        )
+    return base_number(key if slides and rule != "shared" else "freq_base", base)
 
 
 def _section_sizes(file: Metadata) -> list[int]:
@@ -224,13 +206,6 @@ def _section_sizes(file: Metadata) -> list[int]:
     if sizes and not known:
         raise ValueError(f"{key}: '{file.architecture}' is not known to have sections")
     return sizes
-
-
-def _sections_with(sizes: list[int], rules: Fields, pairs: int) -> Sections | None:
-    """The sections, contiguous or alternating."""
-    if not sizes:
-        return None
-    return in_turns(sizes, pairs) if rules["sections"] == "alternating" else Sections(sizes)
 
 
 # ----------------------------------------------------------------------------------------- scalings
@@ -380,14 +355,13 @@ def _with_tensor(spec: RotarySpec, file: Metadata, slides: bool) -> RotarySpec:
 
 def _check_part_of_scaling(file: Metadata) -> None:
     """Rejects scalings that llama.cpp applies to layers with a sliding window in part."""
-    rule = file.rules.get("sliding", {})
     factor = file.rope.take("scaling.attn_factor", 1.0)
-    if rule.get("attention_factor") and factor != 1.0:
+    if file.sliding.get("attention_factor") and factor != 1.0:
         raise ValueError(
             "scaling.attn_factor: expected 1 where some layers are not scaled, got " + shown(factor)
         )
     kind, length = file.rope.take("scaling.type"), file.rope.take("scaling.factor")
-    scaled = rule.get("scaled") and rule.get("base") != "shared"
+    scaled = file.sliding.get("scaled") and file.sliding.get("base") != "shared"
     if scaled and kind == "none" and length is not None and length != 1.0:
         raise ValueError(
             "scaling.factor: expected none beside scaling.type 'none', got " + shown(length)
@@ -399,7 +373,7 @@ def _check_part_of_scaling(file: Metadata) -> None:
 
 def _specification_of(fields: Fields, slides: bool, options: Options) -> RotarySpec:
     """The specification of layers with or without a sliding window."""
-    file = Metadata(fields, options)
+    file = Metadata(fields)
     sizes = _section_sizes(file)
     # With sections, llama.cpp always pairs halves.
     interleaved = file.rules.get("pairing") == "interleaved" and not sizes
@@ -411,8 +385,10 @@ def _specification_of(fields: Fields, slides: bool, options: Options) -> RotaryS
         "base": base,
         "rotary_dim": rotary_dim,
         "interleaved": interleaved,
-        "sections": _sections_with(sizes, file.rules, rotary_dim // 2),
     }
+    if sizes:
+        turns = file.rules["sections"] == "alternating"
+        numbers["sections"] = in_turns(sizes, rotary_dim // 2) if turns else Sections(sizes)
     scaling = _scaling_of(file, rotary_dim)
     if "program_base" in file.rules and scaling is not None:
         raise ValueError(f"scaling.type: '{file.architecture}' is not scaled in llama.cpp")
@@ -424,38 +400,32 @@ def _specification_of(fields: Fields, slides: bool, options: Options) -> RotaryS
     file.tensors.ignore(*options.ignore)
     file.rope.done()
     file.tensors.done()
-    plain = slides and not file.rules.get("sliding", {}).get("scaled")
+    plain = slides and not file.sliding.get("scaled")
     return RotarySpec(head_dim, **numbers) if plain else scaled
-
-
-def _rotates(layers: list[Layer], slides: bool) -> bool:
-    """Whether layers with or without a sliding window rotate."""
-    return any(layer.slides == slides and layer.rotates for layer in layers)
 
 
 def read(fields: Fields, options: Options) -> RotarySpec:
     """The specification of a file's metadata."""
-    file = Metadata(fields, options)
-    layers = layers_of(file)
+    file = Metadata(fields)
+    rotating = {layer.slides for layer in layers_of(file) if layer.rotates}
     kinds = [FULL, SLIDING] if has_windows(file) else []
     asked = options.layer_type
     if asked is not None:
         check_type(kinds, asked)
-        if not _rotates(layers, asked == SLIDING):
+        if (asked == SLIDING) not in rotating:
             raise ValueError(f"layer_type: layers of kind '{asked}' do not rotate")
         return _specification_of(fields, asked == SLIDING, options)
-    sliding, full = _rotates(layers, True), _rotates(layers, False)
-    if not sliding and not full:  # the keys say that the model does not rotate
+    if not rotating:  # the keys say so
         return RotarySpec(whole("attention.key_length", _head_dim_of(file)), rotary_dim=0)
-    spec = _specification_of(fields, not full, options)
-    if sliding and full and spec != _specification_of(fields, True, options):
+    specs = [_specification_of(fields, slides, options) for slides in sorted(rotating)]
+    if len(set(specs)) > 1:
         raise ValueError(f"layer_type: expected one of {shown(kinds)}, got None")
-    return spec
+    return specs[0]
 
 
 def read_layers(fields: Fields, options: Options) -> list[RotarySpec | None]:
     """The specification of each layer; None if it does not rotate."""
-    file = Metadata(fields, options)
+    file = Metadata(fields)
     file.model.need("block_count")
     layers = layers_of(file)
     of_kind = {
@@ -465,8 +435,8 @@ def read_layers(fields: Fields, options: Options) -> list[RotarySpec | None]:
     return [of_kind[layer.slides] if layer.rotates else None for layer in layers]
 
 
-def kinds_of_layers(fields: Fields, options: Options) -> list[str | None]:
+def kinds_of_layers(fields: Fields) -> list[str | None]:
     """The kind of each layer, if some have a sliding window."""
-    file = Metadata(fields, options)
+    file = Metadata(fields)
     windows = has_windows(file)
     return [(SLIDING if layer.slides else FULL) if windows else None for layer in layers_of(file)]

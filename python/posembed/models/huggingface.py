@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 from posembed.models import axes, catalogue, rope_parameters, scalings
 from posembed.models.data import table, words
 from posembed.models.fields import (
+    IN_FULL,
     Fields,
     Keys,
     NoRuleError,
@@ -28,28 +29,10 @@ from posembed.models.widths import Widths, check_rotated, head_width, latent_wid
 from posembed.specification import RotarySpec
 
 Specs = list[RotarySpec | None]
-
-
-class Stated(NamedTuple):
-    """The caller's options, and the keys that need not be understood."""
-
-    options: Options
-    accounted: Collection[str]
-
-
-def _without_rotation(head_dim: int) -> RotarySpec:
-    return RotarySpec(head_dim, rotary_dim=0)
+WITHOUT_EFFECT: dict[str, str] = {}
 
 
 # -------------------------------------------------------------------------- whether a layer rotates
-
-
-def _rotates_beside_window(config: Keys, rules: Fields) -> bool:
-    """Whether layers without a sliding window rotate."""
-    if rules["rotates"] == "sliding_attention_if_windowed":
-        return not config.take("sliding_window")
-    dense = config.take("mlp_layer_types") == "dense"  # Cohere's first layers
-    return bool(dense and config.take("prefix_dense_sliding_window_pattern") == 1)
 
 
 def _rotates(config: Keys, rules: Fields, kind: str | None) -> bool:
@@ -68,7 +51,10 @@ def _rotates(config: Keys, rules: Fields, kind: str | None) -> bool:
         return False
     if "rotates" not in rules or kind == "sliding_attention":
         return True
-    return _rotates_beside_window(config, rules)
+    if rules["rotates"] == "sliding_attention_if_windowed":
+        return not config.take("sliding_window")
+    dense = config.take("mlp_layer_types") == "dense"  # Cohere's first layers
+    return bool(dense and config.take("prefix_dense_sliding_window_pattern") == 1)
 
 
 # ------------------------------------------------------------------------------- numbers of a layer
@@ -98,35 +84,24 @@ def _base_of(config: Keys, rope: Keys, rules: Fields, stated: float | None) -> f
     raise ValueError(f"rope_theta: missing in the configuration{hint}")
 
 
-def _interleaved_by_key(config: Keys, stated: bool | None) -> bool:
-    """rope_interleave, or the caller's option; without either, such models are interleaved."""
-    key = "rope_interleave"
-    may_lack = stated is not None or not config.has(key)
-    given = config.take(key) if may_lack else config.need(key)
-    if given is None:
-        return True if stated is None else stated
-    return bool(given)
-
-
 def _is_interleaved(config: Keys, rules: Fields, stated: bool | None) -> bool:
     """Which components form a pair: as a converted file says, or as known for the model type."""
-    pairing = rules.get("pairing")
-    if "head" in rules:  # a part of a layer, of which the file's keys do not speak
-        config.ignore(catalogue.CONVERTED, "rope_interleave")
-        return bool(same("interleaved", (stated, pairing == "interleaved")))
-    converted = config.take(catalogue.CONVERTED)
-    if converted is not None:
-        config.ignore("rope_interleave")  # the pairing before conversion
-        if converted not in ("interleaved", "half_split"):
-            raise ValueError(
-                f"{catalogue.CONVERTED}: expected 'interleaved' or 'half_split', got "
-                f"{shown(converted)}"
-            )
-        return bool(same("interleaved", (stated, converted == "interleaved")))
-    known = pairing == "interleaved"
-    if pairing == "rope_interleave":
-        known = _interleaved_by_key(config, stated)
-    return bool(same("interleaved", (stated, known, config.take("rope_interleave"))))
+    pairing, key = rules.get("pairing"), "rope_interleave"
+    converted = None if "head" in rules else config.take(catalogue.CONVERTED)
+    if converted not in (None, "interleaved", "half_split"):
+        raise ValueError(
+            f"{catalogue.CONVERTED}: expected 'interleaved' or 'half_split', got {shown(converted)}"
+        )
+    if converted is not None or "head" in rules:  # of a part of a layer, keys do not speak
+        config.ignore(catalogue.CONVERTED, key)
+        return bool(same("interleaved", (stated, (converted or pairing) == "interleaved")))
+    given = config.take(key)
+    known: Any = pairing == "interleaved"
+    if pairing == key:  # without the key, such models are interleaved
+        if given is None and stated is None and config.has(key):
+            config.need(key)
+        known = bool(given) if given is not None else stated in (None, True)
+    return bool(same("interleaved", (stated, known, given)))
 
 
 def _with_learned_scale(spec: RotarySpec, config: Keys, tensor: str) -> RotarySpec:
@@ -141,7 +116,7 @@ def _with_learned_scale(spec: RotarySpec, config: Keys, tensor: str) -> RotarySp
         divisors = [math.exp(-value) for value in reals(tensor, alpha)]
     except OverflowError:
         raise ValueError(f"{tensor}: expected numbers above -700") from None
-    length = scalings.original_length_of(spec.scaling)
+    length = getattr(spec.scaling, "original_max_positions", None)
     if length is None:
         length = whole(scalings.LENGTH, config.need(scalings.LENGTH))
     return scalings.divided(spec, divisors, length)
@@ -168,35 +143,27 @@ def _widths_of_part(config: Keys, rope: Keys, rules: Fields) -> Widths:
     key = next((name for name in rules["head"] if config.has(name)), rules["head"][-1])
     head_dim = whole(key, config.need(key))
     if "partial" not in rules:
-        return Widths(head_dim, _widths_of(config, rope, rules).rotary_dim)
+        return Widths(head_dim, widths_of(config, rope, rules).rotary_dim)
     key = "partial_rotary_factor"
     part = same(key, (rope.take(key), config.take(key)))
     config.ignore("qk_rope_head_dim", "qk_nope_head_dim")
     return Widths(head_dim, share_of(head_dim, 1.0 if part is None else real(key, part)))
 
 
-def _widths_of(config: Keys, rope: Keys, rules: Fields) -> Widths:
-    return widths_of(config, rope, rules, scalings.rope_type(rope))
-
-
 def _rotation(
-    config: Keys, rope: Keys, rules: Fields, stated: Stated, axis: str | None
+    config: Keys, rope: Keys, rules: Fields, options: Options, axis: str | None
 ) -> RotarySpec:
     """The specification from a model's keys and the rope_parameters of one kind of layer."""
-    options = stated.options
     base = _base_of(config, rope, rules, options.base)
     spec: Fields = {"scaling": scalings.read(rope, config)}
-    is_part = "head" in rules
-    widths = _widths_of_part(config, rope, rules) if is_part else _widths_of(config, rope, rules)
-    _set_series(spec, base, widths)
+    of_widths = _widths_of_part if "head" in rules else widths_of
+    _set_series(spec, base, of_widths(config, rope, rules))
     spec["interleaved"] = _is_interleaved(config, rules, options.interleaved)
     spec["reverse"] = "reversed" in rules
     head_dim, rotary_dim = spec["head_dim"], spec["rotary_dim"]
     grid = rules.get("grid")
-    if grid == "window_of_axis":
-        axes.set_window_of_axis(spec, axis)
-    elif grid is not None:
-        axes.set_axes_of_tower(spec, config, grid)
+    if grid is not None:
+        axes.set_axes_of_tower(spec, config, grid, axis)
     else:
         spec["sections"] = axes.sections_of_text(rope, rules.get("axes"), rotary_dim // 2)
     if "trailing" in rules:
@@ -209,61 +176,53 @@ def _rotation(
 # -------------------------------------------------------------------------------- parts of a layer
 
 
-def _part_of(layer: Layer, parts: Fields, stated: Stated) -> str:
-    """The part of a layer that is asked for.
+def _rules_of_part(layer: Layer, part: str | None) -> Fields | None:
+    """The rules of the part of a layer that is asked for; None if the layer has none.
 
     The attention, unless a part has the name of the layer's kind.
     """
-    asked = layer_part(stated.options.part) or "attention"
-    if asked == "attention":
-        return layer.kind if layer.kind in parts else asked
-    if asked not in parts:
-        known = shown(["attention", *sorted(parts)])
-        raise ValueError(f"part: expected one of {known}, got {shown(asked)}")
-    return asked
-
-
-def _rules_of_part(layer: Layer, stated: Stated) -> Fields | None:
-    """The rules of that part; None if the layer has none."""
     rules = catalogue.of(layer.fields)
-    parts = rules.get("layer_parts", {})
-    name = _part_of(layer, parts, stated)
+    parts, name = rules.get("layer_parts", {}), layer_part(part) or "attention"
+    if name == "attention":
+        name = str(layer.kind) if layer.kind in parts else name
+    elif name not in parts:
+        known = shown(["attention", *sorted(parts)])
+        raise ValueError(f"part: expected one of {known}, got {shown(name)}")
     if name == "attention":
         return rules
     own = parts[name]
-    kinds, key = own.get("kinds"), own.get("if_stated")
-    if kinds is not None and layer.kind not in kinds:
+    if layer.kind not in own.get("kinds", [layer.kind]):
         return None
-    if key is not None and key not in layer.fields:
+    if own.get("if_stated", "model_type") not in layer.fields:
         return None
-    others = {word: value for word, value in rules.items() if word != "trailing"}
-    return {**others, **own}
+    return {**{word: value for word, value in rules.items() if word != "trailing"}, **own}
 
 
-def _check_all_understood(config: Keys, rope: Keys, spec: RotarySpec, stated: Stated) -> None:
+def _check_all_understood(
+    config: Keys, rope: Keys, spec: RotarySpec, ignore: Iterable[str]
+) -> None:
     """Rejects keys that may concern positions, unless they are known not to."""
     config.ignore("global_head_dim", "max_position_embeddings", "per_layer_config")
     config.ignore(*table("words")["by_layer"], *table("words")["layer_counts"])
     if config.has("no_rope_layers"):
         config.ignore("no_rope_layer_interval")
-    known = {*stated.accounted, *stated.options.ignore}
     blocks = rope_parameters.of(config.fields).values()
     bases = [block.get("rope_theta") for block in blocks if isinstance(block, dict)]
     read = repeated(spec, [*bases, rope.take("rope_theta")], scalings.rope_type(rope))
-    check_understood(config, known, read)
+    check_understood(config, {*ignore, *catalogue.known(config.fields)}, read)
 
 
-def _of_layer(layer: Layer, stated: Stated, axis: str | None = None) -> RotarySpec | None:
+def _of_layer(layer: Layer, options: Options, axis: str | None = None) -> RotarySpec | None:
     """The specification of one layer; None if it does not rotate."""
     config = Keys(layer.fields, "the configuration")
-    rules = _rules_of_part(layer, stated)
+    rules = _rules_of_part(layer, options.part)
     if rules is None or not _rotates(config, rules, layer.kind):
         return None
     rope = rope_parameters.of_kind(config, layer.kind)
     if rope is None:
         return None
-    spec = _rotation(config, rope, rules, stated, axis)
-    _check_all_understood(config, rope, spec, stated)
+    spec = _rotation(config, rope, rules, options, axis)
+    _check_all_understood(config, rope, spec, options.ignore)
     rope.done()
     return spec
 
@@ -271,17 +230,13 @@ def _of_layer(layer: Layer, stated: Stated, axis: str | None = None) -> RotarySp
 # --------------------------------------------------------------------------------------- all layers
 
 
-def _of_layers(found: list[Layer], stated: Stated) -> Specs:
+def _of_layers(found: list[Layer], options: Options) -> Specs:
     """The specification of each layer; layers with the same keys are read once."""
     read: list[tuple[Layer, RotarySpec | None]] = []
-    specs: Specs = []
     for layer in found:
-        spec = next((spec for other, spec in read if other == layer), False)
-        if spec is False:
-            spec = _of_layer(layer, stated)
-            read.append((layer, spec))
-        specs.append(spec)  # type: ignore[arg-type]
-    return specs
+        if not any(other == layer for other, _ in read):
+            read.append((layer, _of_layer(layer, options)))
+    return [next(spec for other, spec in read if other == layer) for layer in found]
 
 
 def _chosen_layers(found: list[Layer], options: Options) -> list[Layer]:
@@ -299,11 +254,12 @@ def _refuse_differing(found: list[Layer], asked: str | None) -> None:
     """Raises an error that says why these layers have no common specification."""
     kinds = sorted({layer.kind for layer in found if layer.kind is not None})
     bases = {layer.fields.get("layer_rope_theta") or None for layer in found} - {None}
+    why = "layer_type: layers of one kind differ: use RotarySpec.for_layers"
     if asked is None and len(kinds) > 1:
-        raise ValueError(f"layer_type: expected one of {shown(kinds)}, got None")
-    if len(bases) > 1:
-        raise ValueError(f"layer_rope_theta: layers differ: pass base= of {shown(sorted(bases))}")
-    raise ValueError("layer_type: layers of one kind differ: use RotarySpec.for_layers")
+        why = f"layer_type: expected one of {shown(kinds)}, got None"
+    elif len(bases) > 1:
+        why = f"layer_rope_theta: layers differ: pass base= of {shown(sorted(bases))}"
+    raise ValueError(why)
 
 
 def check_supported(fields: Fields) -> None:
@@ -334,45 +290,35 @@ def _rules_of(fields: Fields, part: str | None) -> Fields:
     if "parts" in rules and rules.keys().isdisjoint(("pairing", "unrotated")):
         raise ValueError(f"{name} is made of parts: pass part= of {shown(sorted(rules['parts']))}")
     if "pairing" not in rules and "unrotated" not in rules:
-        raise NoRuleError(
-            f"{name} is not known: describe its rotation in full with RotarySpec, from the model's "
-            "code: head_dim, base, rotary_dim, pairing (interleaved), scaling and sections, one "
-            "for each kind of layer, and which layers rotate"
-        )
+        raise NoRuleError(f"{name} is not known: {IN_FULL}")
     return rules
 
 
-def read(fields: Fields, options: Options, accounted: Collection[str]) -> RotarySpec:
-    """See :meth:`posembed.RotarySpec.from_huggingface`, for the configuration of a part.
-
-    Keys that are ``accounted`` for need not be understood here.
-    """
-    rules = _rules_of(fields, options.part)
-    stated = Stated(options, accounted)
-    config = Keys(fields, "the configuration")
+def read(fields: Fields, options: Options) -> RotarySpec:
+    """See :meth:`posembed.RotarySpec.from_huggingface`, for the configuration of a part."""
+    rules, config = _rules_of(fields, options.part), Keys(fields, "the configuration")
+    found: list[Layer] = []
     if "unrotated" in rules:
-        return _without_rotation(latent_width(config))
+        return RotarySpec(latent_width(config), rotary_dim=0)
     if rules.get("grid") == "window_of_axis":
-        spec = _of_layer(Layer(None, fields), stated, options.layer_type)
-        return spec or _without_rotation(head_width(config))
-    found = _chosen_layers(kinds_of_layers(fields), options)
-    rotating = list(dict.fromkeys(spec for spec in _of_layers(found, stated) if spec is not None))
+        specs = [_of_layer(Layer(None, fields), options, options.layer_type)]
+    else:
+        found = _chosen_layers(kinds_of_layers(fields), options)
+        specs = _of_layers(found, options)
+    rotating = list(dict.fromkeys(spec for spec in specs if spec is not None))
     if len(rotating) > 1:
         _refuse_differing(found, options.layer_type)
     if rotating:
         return rotating[0]
-    if options.layer_type is not None:
+    if found and options.layer_type is not None:
         raise ValueError(f"layer_type: layers of kind {shown(options.layer_type)} do not rotate")
-    return _without_rotation(head_width(config))
+    return RotarySpec(head_width(config), rotary_dim=0)
 
 
-def read_layers(fields: Fields, options: Options, accounted: Collection[str]) -> Specs:
+def read_layers(fields: Fields, options: Options) -> Specs:
     """See :meth:`posembed.RotarySpec.for_layers`."""
-    rules = _rules_of(fields, options.part)
-    every = every_layer(fields)
-    if "unrotated" in rules:
-        return [None] * len(every)
-    return _of_layers(every, Stated(options, accounted))
+    rules, every = _rules_of(fields, options.part), every_layer(fields)
+    return [None] * len(every) if "unrotated" in rules else _of_layers(every, options)
 
 
 def kind_of(fields: Fields, place: int) -> str | None:

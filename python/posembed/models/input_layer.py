@@ -60,16 +60,12 @@ class _Names:
         return sizes
 
 
-def _padding_of(config: Fields, family: Fields) -> int | None:
-    key = "pad_token_id"
-    if "padding" not in family or key not in config:
-        return family.get("padding")
-    return None if config[key] is None else whole(key, config[key])
-
-
 def _options_of(config: Fields, family: Fields) -> Fields:
     """What the configuration's keys determine."""
-    options: Fields = {"padding_idx": _padding_of(config, family), "position_rule": family["rule"]}
+    key, padding = "pad_token_id", family.get("padding")
+    if "padding" in family and key in config:
+        padding = None if config[key] is None else whole(key, config[key])
+    options: Fields = {"padding_idx": padding, "position_rule": family["rule"]}
     options |= {"positions": "learned", "scale": 1.0, "eps": None, "dropout": 0.0, "norm": None}
     options |= {"max_positions": None, "num_types": 0, "token_dim": None, "output_dim": None}
     if "dropout" in family:

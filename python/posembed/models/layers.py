@@ -67,22 +67,15 @@ def count_of_layers(fields: Fields) -> int | None:
     return None
 
 
-def _layer_number(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise ValueError(f"per_layer_config: expected numbers of layers, got {shown(text)}")
-    return int(text)
-
-
 def _own_fields(fields: Fields, place: int) -> Fields:
     """The entry of per_layer_config for one layer."""
-    each_own = fields.get("per_layer_config")
-    if not each_own:
-        return {}
-    check_mapping(each_own, "per_layer_config")
-    own: Fields = {}
-    for number, entry in each_own.items():
-        if _layer_number(number) == place:
-            check_mapping(entry, "per_layer_config")
+    key, own = "per_layer_config", {}
+    check_mapping(fields.get(key) or {}, key)
+    for number, entry in (fields.get(key) or {}).items():
+        if not number.isascii() or not number.isdigit():
+            raise ValueError(f"{key}: expected numbers of layers, got {shown(number)}")
+        if int(number) == place:
+            check_mapping(entry, key)
             own = entry
     return own
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import math
 import os
@@ -43,7 +44,9 @@ WITH_WEIGHTS = {*PRODUCTS, functional.linear, torch.addmm, functional.embedding,
 class UnreadableError(ValueError):
     """A module that cannot be read."""
 
-    def __init__(self, why: str) -> None:
+    def __init__(self, why: str, error: Exception | None = None) -> None:
+        if error is not None:
+            why += ": " + " ".join(f"{type(error).__name__}: {error}".split())[:160]
         super().__init__(f"read_module: {why}: describe the rotation in full with RotarySpec")
 
 
@@ -125,14 +128,10 @@ def _config_of(config: Any, fields: Fields, trust: bool) -> tuple[Any, Callable[
     if model is None:
         raise UnreadableError("auto_map names no AutoModel")
 
-    def get(reference: str) -> Any:
-        return loaded(reference, str(folder), local_files_only=True)
-
+    get: Any = functools.partial(
+        loaded, pretrained_model_name_or_path=str(folder), local_files_only=True
+    )
     return get(own["AutoConfig"]).from_dict(fields), lambda part: get(model)(part)
-
-
-def _brief(error: Exception | None) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:160]
 
 
 def _made(config: Any) -> Any:
@@ -150,18 +149,21 @@ class _Model:
     """A model without weights, and what its layers do."""
 
     def __init__(self, config: Any, fields: Fields, part: str | None, trust: bool) -> None:
-        whole, make = _config_of(config, fields, trust)
-        for name in parts.path_of(fields, part):
-            whole = getattr(whole, name)
-        own = copy.deepcopy(whole.get_text_config() if part is None else whole)
-        own.dtype = torch.float32
         try:
+            whole, make = _config_of(config, fields, trust)
+            for name in parts.path_of(fields, part):
+                whole = getattr(whole, name)
+            own = copy.deepcopy(whole.get_text_config() if part is None else whole)
+            own.dtype = torch.float32
             with _WithoutWeights():
                 self.model: nn.Module = make(own).eval()
         except UnreadableError:
             raise
         except Exception as error:  # the model's code may raise anything
-            raise UnreadableError(f"it cannot be built: {_brief(error)}") from error
+            raise UnreadableError("it cannot be built", error) from error
+        self.inputs = {*inspect.signature(self.model.forward).parameters}
+        if self.inputs.isdisjoint(("input_ids", "inputs_embeds")):
+            raise UnreadableError("it takes no tokens: towers of pictures and sound are not read")
         self.fields = dict(own.to_dict())
         count = layers.count_of_layers(self.fields)
         lists = [x for x in self.model.modules() if isinstance(x, nn.ModuleList)]
@@ -187,28 +189,28 @@ class _Model:
             found[axis, 1 + axis * bits : 1 + (axis + 1) * bits] = powers
         return found
 
+    def _given(self, positions: Tensor) -> Fields:
+        """The arguments of a run: tokens that are all alike, and positions."""
+        tokens, at = positions.shape[-1], positions[:, None].expand(-1, BATCH, -1)
+        given: Fields = {"position_ids": at if self.axes > 1 else at[0], "use_cache": False}
+        if "inputs_embeds" not in self.inputs:
+            return {**given, "input_ids": torch.zeros(BATCH, tokens, dtype=torch.long)}
+        table: Any = self.model.get_input_embeddings()  # type: ignore[operator]
+        return {**given, "inputs_embeds": torch.zeros(BATCH, tokens, table.weight.shape[-1])}
+
     def seen(self, layer: int, seed: int | None, bits: int | None = None) -> tuple[Any, ...]:
         """Query, key and scale of a layer's attention; () if it has none."""
         positions = self.positions(self.bits if bits is None else bits)
-        tokens = positions.shape[-1]
-        at = positions[:, None].expand(-1, BATCH, -1)
-        names = inspect.signature(self.model.forward).parameters
-        table: Any = self.model.get_input_embeddings()  # type: ignore[operator]
-        given: Fields = {"inputs_embeds": torch.zeros(BATCH, tokens, table.weight.shape[-1])}
-        if "inputs_embeds" not in names:
-            given = {"input_ids": torch.zeros(BATCH, tokens, dtype=torch.long)}
-        given |= {"position_ids": at if self.axes > 1 else at[0], "use_cache": False}
         error: Exception | None = None
         for size in range(4):  # layers return a tensor, or a tuple that begins with it
             try:
-                with self._alone(layer, size), _Run(tokens, seed), torch.no_grad():
-                    self.model(**given)
+                with self._alone(layer, size), _Run(positions.shape[-1], seed), torch.no_grad():
+                    self.model(**self._given(positions))
             except _Seen as seen:
                 return seen.found
             except Exception as raised:  # the model's code may raise anything
                 error = raised
-        name = f"layer {layer} of {type(self.model).__name__}"
-        raise UnreadableError(f"{name} does not run: {_brief(error)}")
+        raise UnreadableError(f"layer {layer} of {type(self.model).__name__} does not run", error)
 
     @contextlib.contextmanager
     def _alone(self, layer: int, size: int) -> Iterator[None]:
@@ -263,9 +265,8 @@ class _Model:
         here = key[..., near, :]
         if not all(torch.allclose(other[..., near, :], here, atol=1e-5) for other in others):
             raise UnreadableError("frequencies depend on the length of the sequence")
-        own = None
-        if factor is not None and abs(factor - 1) > 1e-6:
-            own = ScoreScale(factor, source=SOURCE)
+        is_own = factor is not None and abs(factor - 1) > 1e-6
+        own = ScoreScale(factor or 1.0, source=SOURCE) if is_own else None
         spec = self._rotation(place, key)
         if spec is not None:
             for name, value in {"score_scale": own, "source": SOURCE}.items():
@@ -375,7 +376,4 @@ def read(config: Any, fields: Fields, part: str | None, trust: bool) -> list[Lay
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            return _Model(config, fields, part, trust).read()
-        except UnreadableError as error:
-            raise ValueError(str(error)) from error
+        return _Model(config, fields, part, trust).read()

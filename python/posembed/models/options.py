@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import TypedDict
+
+from posembed.models.fields import check_effect
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +25,11 @@ class Options:
         object.__setattr__(self, "ignore", tuple(str(key) for key in self.ignore))
         if self.trust_remote_code and not self.read_module:
             raise ValueError("trust_remote_code: expected False without read_module=True, got True")
+
+    def check_effect(self, without: Mapping[str, str]) -> None:
+        """Rejects options that have no effect, each with its reason."""
+        for name, why in without.items():
+            check_effect(name, getattr(self, name), why)
 
 
 class Facts(TypedDict, total=False):

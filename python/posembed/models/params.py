@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from posembed.models.fields import Fields, Keys, base_number, flag, real, same, text_of, whole
+from posembed.models.fields import (
+    Fields,
+    Keys,
+    base_number,
+    flag,
+    positive,
+    real,
+    same,
+    text_of,
+    whole,
+)
 from posembed.models.layers import check_type
 from posembed.models.options import Options
 from posembed.models.unknown_keys import check_understood, repeated
 from posembed.scaling import Llama3Scaling, RotaryScaling, YarnScaling
 from posembed.specification import RotarySpec
 
+WITHOUT_EFFECT = {
+    "part": "params.json has no parts",
+    "interleaved": "pairs of params.json are interleaved",
+}
+LATENT = ("qk_rope_head_dim", "qk_nope_head_dim", "kv_lora_rank")
 # Keys that only these files have and that do not concern rotary positions. "llama_4_scaling"
 # multiplies queries by a factor of their position, after the rotation.
 NO_BEARING = (
@@ -67,8 +82,7 @@ def _llama3_factor(keys: Keys) -> float:
 
 def _is_latent(keys: Keys) -> bool:
     """Whether rotated components are a head apart."""
-    widths = [keys.take(key) for key in ("qk_rope_head_dim", "qk_nope_head_dim", "kv_lora_rank")]
-    return any(widths)
+    return keys.first(LATENT) is not None
 
 
 def _scaling_of(keys: Keys) -> RotaryScaling | None:
@@ -91,17 +105,7 @@ def _head_dim_of(keys: Keys) -> int:
     given = keys.first(["head_dim"])
     if given is not None:
         return whole("head_dim", given)
-    width, heads = (whole(key, keys.need(key)) for key in ("dim", "n_heads"))
-    if heads <= 0:
-        raise ValueError(f"n_heads: expected a positive number, got {heads}")
-    return width // heads
-
-
-def _base_of(keys: Keys, options: Options) -> float:
-    theta = same("rope_theta", (keys.take("rope_theta"), options.base))
-    if theta is None:
-        raise ValueError("rope_theta: missing in params.json: pass base= (Llama 1 and 2: 10000)")
-    return base_number("rope_theta", theta)
+    return whole("dim", keys.need("dim")) // positive("n_heads", keys.need("n_heads"))
 
 
 def read(fields: Fields, options: Options) -> RotarySpec:
@@ -109,7 +113,10 @@ def read(fields: Fields, options: Options) -> RotarySpec:
     if options.layer_type is not None:
         check_type((), options.layer_type)
     keys = Keys(fields, "params.json")
-    base, scaling = _base_of(keys, options), _scaling_of(keys)
+    theta = same("rope_theta", (keys.take("rope_theta"), options.base))
+    if theta is None:
+        raise ValueError("rope_theta: missing in params.json: pass base= (Llama 1 and 2: 10000)")
+    base, scaling = base_number("rope_theta", theta), _scaling_of(keys)
     head_dim = _head_dim_of(keys)
     keys.ignore("dim", "n_heads", "head_dim", *NO_BEARING)
     spec = RotarySpec(head_dim, base=base, scaling=scaling, interleaved=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from posembed.models import catalogue
 from posembed.models.data import table
-from posembed.models.fields import Fields, same, shown, text_of
+from posembed.models.fields import Fields, dict_of, same, shown, text_of
 
 LAYER_PARTS = ("attention", "indexer", "linear_attention")
 
@@ -16,16 +15,6 @@ def layer_part(part: str | None) -> str | None:
     """The part of a layer that the last word of a path names."""
     last = (part or "").split(".")[-1]
     return last if last in LAYER_PARTS else None
-
-
-def _nested(fields: Fields, name: str) -> Fields:
-    part = fields.get(name)
-    if not isinstance(part, dict):
-        raise TypeError(
-            f"{name}: expected a dict, a PretrainedConfig or the path of a config.json, got "
-            f"{shown(part, 40)}"
-        )
-    return part
 
 
 def names_of_parts(fields: Fields) -> list[str]:
@@ -42,7 +31,7 @@ def _checked(fields: Fields, name: str) -> Fields:
     if name not in known:
         expected = f"one of {shown(known)}" if known else "none for a configuration without parts"
         raise ValueError(f"part: expected {expected}, got {shown(name)}")
-    return _nested(fields, name)
+    return dict_of(fields.get(name), name)
 
 
 def _walk(
@@ -63,7 +52,7 @@ def _walk(
         if text is None:
             break
         path.append(text)
-        chosen = complete(_nested(chosen, text))
+        chosen = complete(dict_of(chosen.get(text), text))
     return path, chosen
 
 
@@ -100,33 +89,3 @@ def typed(fields: Fields, part: str | None) -> Fields:
     if text is None or (own and own != whole):
         return chosen
     return {**chosen, "model_type": _part_type(whole, text, part)}
-
-
-def of_object(whole: Any, part: str | None) -> tuple[Fields, type]:
-    """A part of a configuration object, and the class that knows its keys."""
-    fields = _dict_of(whole, "config")
-    path = path_of(fields, part)
-    beside = {}
-    if path and catalogue.CONVERTED in fields and path == path_of(fields, None):
-        beside = {catalogue.CONVERTED: fields[catalogue.CONVERTED]}
-    for name in path:
-        nested = getattr(whole, name, None)
-        fields = _dict_of(fields[name], name)
-        whole = nested if hasattr(nested, "to_dict") else whole
-    for key in ("layer_types", "layers_block_type"):  # a property of some classes
-        kinds = getattr(whole, key, None)
-        if isinstance(kinds, (list, tuple)):
-            fields.setdefault(key, list(kinds))
-    return {**beside, **fields}, type(whole)
-
-
-def _dict_of(config: Any, name: str) -> Fields:
-    """The dict itself, or the dict of a configuration object."""
-    if isinstance(config, Mapping):
-        return dict(config)
-    if isinstance(config, type) or not hasattr(config, "to_dict"):
-        found = type(config).__name__
-        raise TypeError(
-            f"{name}: expected a dict, a PretrainedConfig or the path of a config.json, got {found}"
-        )
-    return dict(config.to_dict())

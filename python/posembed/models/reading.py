@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
-import functools
-import inspect
-import logging
 from typing import Any, NamedTuple
 
 from posembed.models import (
@@ -33,67 +29,33 @@ from posembed.specification import MropeRule, RotarySpec, SinusoidalSpec
 Specs = list[RotarySpec | None]
 
 
-class Part(NamedTuple):
-    """The configuration to read, and the keys that its class knows."""
-
-    fields: Fields
-    known: frozenset[str] = frozenset()
-
-
-@functools.cache
-def _known_keys(own: type) -> frozenset[str]:
-    """The keys that a configuration class knows: its fields, other names, what it adds."""
-    names = set(getattr(own, "attribute_map", {})) | set(getattr(own, "__dataclass_fields__", {}))
-    names |= set(inspect.signature(own.__init__).parameters)  # type: ignore[misc]
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)  # of keys that the readers here accept or reject
-    try:
-        with contextlib.suppress(Exception):  # a class without defaults
-            names |= set(own().to_dict())
-    finally:
-        logger.setLevel(level)
-    return frozenset(names)
+def _reader_of(fields: Fields) -> Any:
+    """The module that reads such a file. Those beside huggingface read files without parts."""
+    if gguf.is_metadata(fields):
+        return gguf
+    if params.is_params(fields):
+        return params
+    return diffusers if diffusers.is_configuration(fields) else huggingface
 
 
-def _is_whole(fields: Fields) -> bool:
-    """Whether a file has no parts, and all that its reader takes."""
-    readers = (gguf.is_metadata, params.is_params, diffusers.is_configuration)
-    return any(reads(fields) for reads in readers)
-
-
-def _part_of(config: Any, fields: Fields, options: Options) -> Part:
+def _part_of(fields: Fields, part: str | None) -> Fields:
     """The part that is asked for, with what its class adds to a file."""
-    if _is_whole(fields):
-        return Part(fields)
-    part = options.part
+    if _reader_of(fields) is not huggingface:
+        return fields
     if part is None or parts.layer_part(part) == part:
         huggingface.check_supported(fields)
     own = parts.typed(fields, part)
     for layer in every_list_place(own):
         rope_parameters.of(layer)  # raises where the file contradicts itself
-    if type(config).__module__.startswith("transformers."):  # its class has completed it
-        found, kind = parts.of_object(config, part)
-        chosen = Part(as_fields(found), _known_keys(kind) | catalogue.known(own))
-    else:
-        chosen = Part(catalogue.completed(own), catalogue.known(own))
-    catalogue.check_kinds(chosen.fields)
-    return chosen
+    own = catalogue.completed(own)
+    catalogue.check_kinds(own)
+    return own
 
 
-def _check_options(fields: Fields, options: Options) -> None:
-    """Rejects options that have no effect."""
-    if gguf.is_metadata(fields):
-        check_effect("part", options.part, "GGUF metadata has no parts")
-    elif params.is_params(fields):
-        check_effect("part", options.part, "params.json has no parts")
-        why = "pairs of params.json are interleaved"
-        check_effect("interleaved", options.interleaved, why)
-
-
-def _opened(config: Any, options: Options) -> tuple[Fields, Part]:
+def _opened(config: Any, part: str | None) -> tuple[Fields, Fields]:
+    """The whole configuration, and the part to read."""
     fields = as_fields(load(config))
-    return fields, _part_of(config, fields, options)
+    return fields, _part_of(fields, part)
 
 
 def rotary(config: Any, layer_type: str | None = None, **options: Any) -> RotarySpec:
@@ -129,19 +91,11 @@ def _off_module(config: Any, stated: Options, error: NoRuleError) -> list[LayerP
 
 
 def _by_rules(config: Any, stated: Options) -> RotarySpec:
-    fields, part = _opened(config, stated)
-    if diffusers.is_configuration(fields):
-        spec = diffusers.read(fields, stated)
-    elif gguf.is_metadata(fields):
-        _check_options(fields, stated)
-        spec = gguf.read(fields, stated)
-    elif params.is_params(fields):
-        _check_options(fields, stated)
-        spec = params.read(fields, stated)
-    else:
-        spec = huggingface.read(part.fields, stated, part.known)
-    spec = copy.copy(_with_scale(spec, part.fields, stated.layer_type))
-    own = fields if _is_whole(fields) else parts.typed(fields, stated.part)
+    fields, part = _opened(config, stated.part)
+    reader = _reader_of(fields)
+    stated.check_effect(reader.WITHOUT_EFFECT)
+    spec = copy.copy(_with_scale(reader.read(part, stated), part, stated.layer_type))
+    own = parts.typed(fields, stated.part) if reader is huggingface else fields
     # What the class adds is no length that the model was trained on.
     object.__setattr__(spec, "max_positions", sizes.of(own).max_positions)
     return spec
@@ -151,7 +105,7 @@ def sizes_of(config: Any, part: str | None = None) -> sizes.Sizes:
     """Heads and the longest sequence; none of a part of a layer, which has heads of its own."""
     if parts.layer_part(part) is not None:
         return sizes.Sizes()
-    return sizes.of(_opened(config, Options(part=part))[1].fields)
+    return sizes.of(_opened(config, part)[1])
 
 
 def _with_scale(spec: RotarySpec, fields: Fields, kind: str | None) -> RotarySpec:
@@ -164,25 +118,21 @@ def rotary_layers(config: Any, **options: Any) -> Specs:
     return [layer.rotary for layer in layers(config, **options)]
 
 
-def _layers(config: Any, stated: Options) -> tuple[Part, Specs]:
-    fields, part = _opened(config, stated)
-    if diffusers.is_configuration(fields):
+def _layers(config: Any, stated: Options) -> tuple[Fields, Specs]:
+    fields, part = _opened(config, stated.part)
+    reader = _reader_of(fields)
+    if reader is diffusers:
         raise ValueError(
             "config: a model of diffusers rotates alike in all layers: use from_huggingface"
         )
-    _check_options(fields, stated)
-    if gguf.is_metadata(fields):
-        specs = gguf.read_layers(fields, stated)
-    elif params.is_params(fields):
-        specs = params.read_layers(fields, stated)
-    else:
-        specs = huggingface.read_layers(part.fields, stated, part.known)
+    stated.check_effect(reader.WITHOUT_EFFECT)
+    specs: Specs = reader.read_layers(part, stated)
     scaled: dict[tuple[int, str | None], RotarySpec] = {}
     for place, spec in enumerate(specs):
         if spec is not None:
-            key = (id(spec), huggingface.kind_of(part.fields, place))
+            key = (id(spec), huggingface.kind_of(part, place))
             if key not in scaled:
-                scaled[key] = _with_scale(spec, part.fields, key[1])
+                scaled[key] = _with_scale(spec, part, key[1])
             specs[place] = scaled[key]
     return part, specs
 
@@ -207,9 +157,9 @@ def layers(config: Any, **options: Any) -> list[LayerPositions]:
         part, specs = _layers(config, stated)
     except NoRuleError as error:
         return _off_module(config, stated, error)
-    kinds = _kinds_of(part.fields, stated, len(specs))
+    kinds = _kinds_of(part, len(specs))
     scales = [
-        score_scale.without_rotation(part.fields, huggingface.kind_of(part.fields, place))
+        score_scale.without_rotation(part, huggingface.kind_of(part, place))
         if spec is None
         else spec.score_scale
         for place, spec in enumerate(specs)
@@ -217,10 +167,10 @@ def layers(config: Any, **options: Any) -> list[LayerPositions]:
     return list(map(LayerPositions, kinds, specs, scales))
 
 
-def _kinds_of(fields: Fields, stated: Options, count: int) -> list[str | None]:
+def _kinds_of(fields: Fields, count: int) -> list[str | None]:
     """The kind of each layer."""
     if gguf.is_metadata(fields):
-        return gguf.kinds_of_layers(fields, stated)
+        return gguf.kinds_of_layers(fields)
     if params.is_params(fields):
         return [None] * count
     return [layer.kind for layer in every_layer(fields)]

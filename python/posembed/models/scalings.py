@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
 
 from posembed.models import catalogue
 from posembed.models.fields import (
@@ -27,17 +26,11 @@ from posembed.scaling import (
     NtkScaling,
     ProportionalScaling,
     RotaryScaling,
-    Scaling,
     YarnScaling,
 )
 from posembed.specification import RotarySpec
 
 LENGTH = "max_position_embeddings"
-
-
-def _linear(rope: Keys, config: Keys) -> RotaryScaling:
-    """Position interpolation."""
-    return LinearScaling(real("factor", rope.need("factor")))
 
 
 def _dynamic(rope: Keys, config: Keys) -> RotaryScaling:
@@ -70,31 +63,20 @@ def _context_factor(rope: Keys, config: Keys) -> float:
     return length / original
 
 
-def _yarn_attention_factor(rope: Keys) -> Any:
-    """The given factor, or 1 if vLLM's apply_yarn_scaling is off."""
-    factor = rope.take("attention_factor")
-    return (
-        factor if rope.take("apply_yarn_scaling", True) else same("attention_factor", (factor, 1.0))
-    )
-
-
-def _real_or(rope: Keys, key: str, otherwise: float) -> float:
-    """A number that is present and not zero; otherwise ``otherwise``."""
-    value = rope.take(key)
-    return real(key, value) if value else otherwise
-
-
 def _yarn(rope: Keys, config: Keys) -> YarnScaling:
     """YaRN, including DeepSeek's."""
     same(LENGTH, (rope.take(LENGTH), config.take(LENGTH)))  # Ministral-3 repeats it here
     # The first scales queries, not the rotation; the second has no effect in the models' code.
     rope.ignore("llama_4_scaling_beta", "finetuned")
-    attention_factor = optional_real("attention_factor", _yarn_attention_factor(rope))
+    factor = rope.take("attention_factor")
+    if not rope.take("apply_yarn_scaling", True):  # vLLM's
+        factor = same("attention_factor", (factor, 1.0))
+    attention_factor = optional_real("attention_factor", factor)
     return YarnScaling(
         factor=_context_factor(rope, config),
         original_max_positions=_original_length(rope, config),
-        beta_fast=_real_or(rope, "beta_fast", 32.0),
-        beta_slow=_real_or(rope, "beta_slow", 1.0),
+        beta_fast=real("beta_fast", rope.take("beta_fast") or 32.0),
+        beta_slow=real("beta_slow", rope.take("beta_slow") or 1.0),
         mscale=optional_real("mscale", rope.take("mscale")),
         mscale_all_dim=optional_real("mscale_all_dim", rope.take("mscale_all_dim")),
         truncate=flag("truncate", rope.take("truncate", True)),
@@ -131,24 +113,17 @@ def _longrope(rope: Keys, config: Keys) -> RotaryScaling:
     )
 
 
-def _proportional(rope: Keys, config: Keys) -> RotaryScaling:
-    """Gemma's proportional scaling."""
-    part = real("proportion", rope.take("partial_rotary_factor", 1.0))
-    return ProportionalScaling(part, real("factor", rope.take("factor", 1.0)))
-
-
-def _unscaled(rope: Keys, config: Keys) -> None:
-    """No scaling."""
-
-
 _READERS: dict[str, Callable[[Keys, Keys], RotaryScaling | None]] = {
-    "axial": _unscaled,
-    "default": _unscaled,
+    "axial": lambda rope, config: None,
+    "default": lambda rope, config: None,
     "dynamic": _dynamic,
-    "linear": _linear,
+    "linear": lambda rope, config: LinearScaling(real("factor", rope.need("factor"))),
     "llama3": _llama3,
     "longrope": _longrope,
-    "proportional": _proportional,
+    "proportional": lambda rope, config: ProportionalScaling(  # Gemma's
+        real("proportion", rope.take("partial_rotary_factor", 1.0)),
+        real("factor", rope.take("factor", 1.0)),
+    ),
     "telechat3-yarn": _telechat3,
     "yarn": _yarn,
 }
@@ -182,11 +157,6 @@ def read(rope: Keys, config: Keys) -> RotaryScaling | None:
 
 
 # ----------------------------------------------------------------------------- what scalings become
-
-
-def original_length_of(scaling: Scaling | None) -> int | None:
-    """The context length of training, which some scalings depend on; None for the others."""
-    return getattr(scaling, "original_max_positions", None)
 
 
 def attention_factor_of(scaling: RotaryScaling) -> float:

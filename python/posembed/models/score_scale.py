@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from posembed.models import catalogue
-from posembed.models.data import table, words
+from posembed.models import catalogue, gguf
+from posembed.models.data import words
 from posembed.models.fields import Fields, Keys, real, shown, text_of, whole
 from posembed.models.widths import head_width
 from posembed.scaling import YarnScaling
@@ -71,16 +71,6 @@ def _add_constant(scale: _Scale, fields: Fields, head_dim: int) -> None:
     return None
 
 
-def _rotation_of(fields: Fields, kind: str | None) -> Any:
-    """The block about rotation, of one kind of layers if it names kinds."""
-    for key in ("rope_parameters", "rope_scaling"):
-        block = fields.get(key)
-        if isinstance(block, dict):
-            own = block.get(kind) if kind is not None else None
-            return own if isinstance(own, dict) else block
-    return fields.get("yarn")
-
-
 def of_layer(fields: Fields, spec: RotarySpec, kind: str | None) -> ScoreScale | None:
     """The scale of scores in layers of a kind that rotate as ``spec``; None if it is 1.
 
@@ -89,12 +79,15 @@ def of_layer(fields: Fields, spec: RotarySpec, kind: str | None) -> ScoreScale |
     if "general.architecture" in fields:
         return _of_metadata(fields, spec)
     scale = _Scale()
-    rotation, scaling = _rotation_of(fields, kind), fields.get("llama_4_scaling")
+    blocks = (fields.get(key) for key in ("rope_parameters", "rope_scaling", "yarn"))
+    rotation = next((block for block in blocks if isinstance(block, dict)), {})
+    if isinstance(rotation.get(kind), dict):
+        rotation = rotation[kind]
+    scaling = fields.get("llama_4_scaling")
     original, beta = "original_max_position_embeddings", "llama_4_scaling_beta"
     if fields.get("qk_rope_head_dim") and "without_mscale" not in catalogue.of(fields):
         _add_mscale(scale, spec)
-    if isinstance(rotation, dict):
-        scale.grow(rotation.get(beta), rotation.get(original), beta)
+    scale.grow(rotation.get(beta), rotation.get(original), beta)
     if isinstance(scaling, dict):
         scale.grow(scaling.get("beta"), scaling.get(original), "llama_4_scaling")
     logn = {}
@@ -111,28 +104,19 @@ def without_rotation(fields: Fields, kind: str | None) -> ScoreScale | None:
 
     None if it is 1, or if they have no attention.
     """
-    temperature = _temperature_of(fields)
-    if temperature is not None or kind in words("without_attention"):
-        return temperature
-    rules = catalogue.of(fields)
+    rules, scale = catalogue.of(fields), _Scale()
+    key, otherwise = "attn_temperature_tuning", rules.get("temperature")
+    if otherwise is not None and fields.get(key, True):  # Llama 4's
+        names = ("attn_scale", "floor_scale")
+        growth, length = (fields.get(name, otherwise[name]) for name in names)
+        scale.grow(growth, length, key)
+    if scale.sources or kind in words("without_attention"):
+        return scale.done(offset=1)
     stated = any(fields.get(key) for key in ("query_pre_attn_scalar", "attention_multiplier"))
     if not stated and rules.keys().isdisjoint(("score_scale", "score_factor")):
         return None
-    scale = _Scale()
     _add_constant(scale, fields, head_width(Keys(fields, "the configuration")))
     return scale.done()
-
-
-def _temperature_of(fields: Fields) -> ScoreScale | None:
-    """Llama 4's attention temperature, in layers without rotation."""
-    key = "attn_temperature_tuning"
-    otherwise = catalogue.of(fields).get("temperature")
-    if otherwise is None or not fields.get(key, True):
-        return None
-    scale = _Scale()
-    growth, length = (fields.get(name, otherwise[name]) for name in ("attn_scale", "floor_scale"))
-    scale.grow(growth, length, key)
-    return scale.done(offset=1)
 
 
 def _of_metadata(fields: Fields, spec: RotarySpec) -> ScoreScale | None:
@@ -159,7 +143,7 @@ def _of_metadata(fields: Fields, spec: RotarySpec) -> ScoreScale | None:
 def _add_programs_scale(scale: _Scale, fields: Fields, head_dim: int) -> None:
     """What llama.cpp sets in its code, where no key says it."""
     architecture = text_of(fields.get("general.architecture"))
-    rule = table("gguf_architectures")["architectures"].get(architecture, {}).get("score_scale")
+    rule = gguf.rules_of(architecture).get("score_scale")
     if rule is None:
         return
     code = f"the program of '{architecture}'"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from posembed.models.fields import Fields, Keys, real, same, share_of, shown, whole
+from posembed.models import scalings
+from posembed.models.fields import Fields, Keys, positive, real, same, share_of, shown, whole
 
 HEAD_WIDTHS = ("head_dim", "attention_head_dim", "kv_channels")
 # If a vision tower has embed_dim, its hidden_size is the width of the language model.
@@ -30,43 +31,26 @@ def check_rotated(rotary_dim: int) -> None:
         raise ValueError(f"rotary_dim: expected at most {MOST_ROTATED}, got {rotary_dim}")
 
 
-def _positive(key: str, value: Any) -> int:
-    count = whole(key, value)
-    if count <= 0:
-        raise ValueError(f"{key}: expected a positive number, got {count}")
-    return count
-
-
 def head_width(config: Keys) -> int:
     """Components of one head: as given, or the model's width divided by the number of heads."""
     given = config.first(HEAD_WIDTHS)
     width, heads = config.first(MODEL_WIDTHS), config.first(HEAD_COUNTS)
     if given is not None:
         return whole("head_dim", given)
-    if config.take("memory_attention_hidden_size"):
-        return _memory_head_width(config)
+    if config.take("memory_attention_hidden_size"):  # video trackers
+        keys = [f"memory_attention_{key}" for key in ("hidden_size", "downsample_rate")]
+        keys.append("memory_attention_num_attention_heads")
+        width, rate, heads = (whole(key, config.need(key)) for key in keys)
+        if min(rate, heads) <= 0:
+            raise ValueError(f"{keys[2]}: expected a positive number")
+        return width // rate // heads
     if width is None or heads is None:
         raise ValueError(
             "head_dim: missing in the configuration, and it has not both of hidden_size and "
             f"num_attention_heads; it has {shown(sorted(config.fields))}"
         )
-    count = _positive("num_attention_heads", heads)
+    count = positive("num_attention_heads", heads)
     return whole("hidden_size", width) // count
-
-
-def _memory_head_width(config: Keys) -> int:
-    """Video trackers rotate in their memory attention."""
-    width, rate, heads = (
-        whole(key, config.need(key))
-        for key in (
-            "memory_attention_hidden_size",
-            "memory_attention_downsample_rate",
-            "memory_attention_num_attention_heads",
-        )
-    )
-    if rate <= 0 or heads <= 0:
-        raise ValueError("memory_attention_num_attention_heads: expected a positive number")
-    return width // rate // heads
 
 
 def latent_width(config: Keys) -> int:
@@ -99,14 +83,6 @@ def _check_part_of_head(config: Keys, part: Any, own: int, rules: Fields) -> Non
         )
 
 
-def _clvp_widths(config: Keys) -> Widths:
-    """CLVP rotates half of a separate width."""
-    heads = whole("num_attention_heads", config.need("num_attention_heads"))
-    projection = whole("projection_dim", config.need("projection_dim"))
-    _positive("num_attention_heads", heads)
-    return Widths(head_width(config), max(projection // (2 * heads), 32))
-
-
 def _rotary_width(head_dim: int, part: Any, stated: Any, rules: Fields, rope_type: str) -> int:
     """The rotated width of heads, unless qk_rope_head_dim gives it."""
     if part is None and rules.get("width") == "partial_rotary_factor":
@@ -118,8 +94,9 @@ def _rotary_width(head_dim: int, part: Any, stated: Any, rules: Fields, rope_typ
     return head_dim if width is None else whole("rotary_dim", width)
 
 
-def widths_of(config: Keys, rope: Keys, rules: Fields, rope_type: str) -> Widths:
+def widths_of(config: Keys, rope: Keys, rules: Fields) -> Widths:
     """The widths of a head, by the catalogue's entry and the scaling's type."""
+    rope_type = scalings.rope_type(rope)
     part = _stated_part(config, rope)
     apart = config.take("qk_rope_head_dim")
     stated = config.same("rotary_dim", "attn_rotary_emb")
@@ -127,7 +104,9 @@ def widths_of(config: Keys, rope: Keys, rules: Fields, rope_type: str) -> Widths
     # These do not matter if heads have their own width.
     config.ignore(*HEAD_WIDTHS, *MODEL_WIDTHS, *HEAD_COUNTS)
     if rules.get("width") == "half_of_projection":
-        return _clvp_widths(config)
+        heads = positive("num_attention_heads", config.need("num_attention_heads"))
+        projection = whole("projection_dim", config.need("projection_dim"))
+        return Widths(head_width(config), max(projection // (2 * heads), 32))
     own = whole("qk_rope_head_dim", apart) if apart else 0
     if apart and "trailing" not in rules:  # the rotated components are a separate head
         _check_part_of_head(config, part, own, rules)

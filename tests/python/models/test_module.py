@@ -99,6 +99,8 @@ def test_refusals() -> None:
         ({"rope_scaling": dynamic}, "frequencies depend on the length"),
         ({"hidden_act": "no such"}, "it cannot be built: KeyError"),
         ({"model_type": "mine"}, "has no model_type 'mine'"),
+        ({"model_type": "pixtral"}, "it takes no tokens: towers of pictures and sound"),
+        ({"model_type": "qwen2_vl_vision"}, "it cannot be built: StrictDataclass"),
     ):
         config = {**LLAMA, "rope_phase": 3, **changed}
         with pytest.raises(ValueError, match=f"read_module: .*{message}"):

@@ -8,7 +8,6 @@ import importlib
 import inspect
 import json
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -39,32 +38,6 @@ def test_it_is_that_of_the_installed_transformers() -> None:
     missing = {*transformers.CONFIG_MAPPING} - without_default - {*TYPES}
     command = "python scripts/catalogue.py > python/posembed/models/catalogue.json"
     assert missing == set(), f"run {command}"
-
-
-def test_files_as_transformers_saves_them() -> None:
-    """The default configuration of each type, against its object."""
-    transformers = pytest.importorskip("transformers", minversion="5.0")
-    transformers.logging.set_verbosity(50)
-    warnings.filterwarnings("ignore")
-    differing, count = {}, 0
-    for model_type in transformers.CONFIG_MAPPING:
-        try:
-            config = transformers.CONFIG_MAPPING[model_type]()
-            saved = json.loads(config.to_json_string(use_diff=True))
-            expected = pe.RotarySpec.for_layers(config)
-        except Exception:  # a model that does not rotate, or a class without defaults
-            continue
-        if not any(expected):
-            continue
-        count += 1
-        try:
-            found: object = pe.RotarySpec.for_layers(saved)
-        except ValueError as error:
-            found = str(error)
-        if found != expected:
-            differing[model_type] = found
-    assert differing == {}
-    assert count > 310
 
 
 KEPT = {name: own for name, own in TYPES.items() if "source" in own}
