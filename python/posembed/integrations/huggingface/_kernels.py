@@ -7,6 +7,7 @@ each one computes.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib
 import importlib.metadata
 import sys
@@ -76,11 +77,6 @@ class RotaryPosEmb(nn.Module):
     can_torch_compile = True
     has_backward = True
 
-    @classmethod
-    def load(cls) -> type[nn.Module]:
-        """The layer, which is its own repository for kernels."""
-        return cls
-
     def forward(
         self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
     ) -> tuple[Tensor, Tensor]:
@@ -111,6 +107,15 @@ def _recognised(kind: type[nn.Module]) -> bool:
     return vars(kind)["_posembed"] is not None
 
 
+@dataclasses.dataclass(frozen=True)
+class Repository:
+    """Tells kernels to find the layer in this module. All are equal, so it is loaded once."""
+
+    def load(self) -> type[nn.Module]:
+        """The layer."""
+        return RotaryPosEmb
+
+
 _before: dict[str, Any] = {}  # earlier registrations under the name, to restore on unregister
 
 
@@ -137,11 +142,11 @@ def register_kernels() -> None:
     kernels = _kernels()
     mapping = _mapping()
     _before.setdefault(NAME, copy.deepcopy(mapping.get(NAME)))
-    devices: dict[Any, Any] = {"cpu": RotaryPosEmb}
+    devices: dict[Any, Any] = {"cpu": Repository()}
     if "cuda" in KERNEL_DEVICES:
         # kernels prefers the narrowest interval, and transformers' entry covers every GPU.
         every = kernels.CUDAProperties(min_capability=0, max_capability=sys.maxsize - 1)
-        devices[kernels.Device(type="cuda", properties=every)] = RotaryPosEmb
+        devices[kernels.Device(type="cuda", properties=every)] = Repository()
     kernels.register_kernel_mapping({NAME: devices})
 
 
