@@ -3,8 +3,6 @@
 bfloat16 cannot represent 257, nor float16 2049: a program that casts its inputs moves tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -39,10 +37,7 @@ CALLS: dict[str, tuple[Callable[[Tensor], Any], bool]] = {
     "rerotate_": (lambda p: pe.functional.rerotate_(ROWS.clone(), torch.arange(3), p, spec=SPEC), True),
     "rotary": (lambda p: pe.functional.rotary(ROWS, positions=p, spec=SPEC), True),
     "rotary_": (lambda p: pe.functional.rotary_(ROWS.clone(), positions=p, spec=SPEC), True),
-    "rotary_packed": (
-        lambda p: pe.functional.rotary_packed(torch.randn(2, 3, 24), 1, positions=p, spec=SPEC),
-        True,
-    ),
+    "rotary_packed": (lambda p: pe.functional.rotary_packed(torch.randn(2, 3, 24), 1, positions=p, spec=SPEC), True),
     "norm_rotary": (lambda p: pe.functional.norm_rotary(ROWS, positions=p, spec=SPEC), True),
     "norm_rotary_": (lambda p: pe.functional.norm_rotary_(ROWS.clone(), positions=p, spec=SPEC), True),
     "mla_rotary": (lambda p: pe.functional.mla_rotary(ROWS, ROWS[:, :, 0], positions=p, spec=SPEC), True),

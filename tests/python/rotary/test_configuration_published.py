@@ -3,8 +3,6 @@
 If transformers is installed, its reading of the same keys is the reference.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -19,12 +17,7 @@ from support.refusals import refused
 SIZES: dict[str, Any] = {"hidden_size": 1024, "num_attention_heads": 16}
 LLAMA: dict[str, Any] = {"model_type": "llama", "rope_theta": 1e4, **SIZES}
 FALCON: dict[str, Any] = {"model_type": "falcon", "rope_theta": 1e4, **SIZES}
-DEEPSEEK: dict[str, Any] = {
-    "model_type": "deepseek_v3",
-    "qk_rope_head_dim": 64,
-    "rope_theta": 10000.0,
-    **SIZES,
-}
+DEEPSEEK: dict[str, Any] = {"model_type": "deepseek_v3", "qk_rope_head_dim": 64, "rope_theta": 10000.0, **SIZES}
 # Text keys beside a vision tower's, as transformers 4 wrote them.
 QWEN2_VL: dict[str, Any] = {
     "model_type": "qwen2_vl",
@@ -55,9 +48,7 @@ def test_a_nested_text_model_comes_before_keys_beside_it() -> None:
 
 
 # ChatGLM is no class of transformers: test_remote_families.py.
-@pytest.mark.parametrize(
-    "model_type", sorted({*having("pairing", "rope_interleave")} - {"chatglm"})
-)
+@pytest.mark.parametrize("model_type", sorted({*having("pairing", "rope_interleave")} - {"chatglm"}))
 def test_rope_interleave_may_be_missing(model_type: str) -> None:
     assert own_config(model_type).rope_interleave is True  # the meaning of a missing key there
     config = {**DEEPSEEK, "model_type": model_type}
@@ -151,9 +142,7 @@ def test_whether_a_family_rotates(model_type: str, fields: dict[str, Any], rotat
         ("seamless_m4t", {}),
     ],
 )
-def test_configuration_objects_of_models_that_do_not_rotate(
-    model_type: str, off: dict[str, Any]
-) -> None:
+def test_configuration_objects_of_models_that_do_not_rotate(model_type: str, off: dict[str, Any]) -> None:
     config = own_config(model_type, **off)
     assert pe.RotarySpec.from_huggingface(config).rotary_dim == 0
 
@@ -195,16 +184,12 @@ def test_what_is_no_configuration(config: Any) -> None:
         ({"rope_theta": None, "text_config": 5}, TypeError, "text_config: expected a dict"),
     ],
 )  # fmt: skip
-def test_keys_that_are_no_dictionaries(
-    fields: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_keys_that_are_no_dictionaries(fields: dict[str, Any], error: type[Exception], message: str) -> None:
     refused((lambda: pe.RotarySpec.from_huggingface({**LLAMA, **fields}), error, message))
 
 
 @pytest.mark.parametrize("text", ["5", "null", "[]", '"llama"'])
-def test_files_without_an_object(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_without_an_object(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)
     refused((lambda: pe.RotarySpec.from_huggingface(path), ValueError, "the file: expected an object, got"))  # fmt: skip
@@ -228,14 +213,7 @@ def test_a_folder_is_its_configuration(tmp_path: Path) -> None:
         (LLAMA, "layer_type: expected none: there is one kind of layer, got 'sliding_attention'"),
         ({**LLAMA, "layer_types": ["full_attention"]}, r"layer_type: expected one of \['full_attention'\], got 'sliding_attention'"),
         ({"dim": 64, "n_heads": 4, "rope_theta": 1e4}, "layer_type: expected none: there is one kind of layer, got 'sliding_attention'"),
-        (
-            {
-                "general.architecture": "llama",
-                "llama.attention.key_length": 64,
-                "llama.rope.freq_base": 1e4,
-            },
-            "layer_type: expected none: there is one kind of layer, got 'sliding_attention'",
-        ),
+        ({"general.architecture": "llama", "llama.attention.key_length": 64, "llama.rope.freq_base": 1e4}, "layer_type: expected none: there is one kind of layer, got 'sliding_attention'"),
     ],
 )  # fmt: skip
 def test_a_kind_of_layer_that_is_not_there(config: dict[str, Any], message: str) -> None:
