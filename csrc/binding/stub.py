@@ -48,8 +48,7 @@ WORDS = {
     "spec: object": "spec: NgramSpec",
 }
 # What C++ returns as a tuple, an object or a str.
-RESULTS: dict[str, str] = {
-}
+RESULTS: dict[str, str] = {}
 # Static methods of wrappers, whose docstrings have no parameters.
 STATIC = {
     "ALiBi.from_preset": "name: str, num_heads: int, *, head_dim: int | None = None",

@@ -6,8 +6,6 @@
 Inputs travel in the file, because torch's random numbers may differ between processors.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys
@@ -56,10 +54,7 @@ def results(name: str, sample: Sample, differentiable: bool) -> dict[str, Tensor
         outputs = [output for output in outputs_of(operator, leaves) if output.requires_grad]
         if outputs:
             gradients = torch.autograd.grad(
-                outputs,
-                leaves.tensors(),
-                [weights(output) for output in outputs],
-                allow_unused=True,
+                outputs, leaves.tensors(), [weights(output) for output in outputs], allow_unused=True
             )
             found += [(f"gradient {i}", g) for i, g in enumerate(gradients) if g is not None]
     return {label: tensor.detach().to_dense() for label, tensor in found}
@@ -101,14 +96,7 @@ def reason(text: str) -> str | None:
 def record(file: Path) -> int:
     """Writes calls with their results."""
     recorded = [
-        (
-            name,
-            text,
-            sample.args,
-            sample.kwargs,
-            differentiable,
-            results(name, sample, differentiable),
-        )
+        (name, text, sample.args, sample.kwargs, differentiable, results(name, sample, differentiable))
         for name, text, sample, differentiable in recorded_calls()
     ]
     torch.save(recorded, file)

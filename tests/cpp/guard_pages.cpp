@@ -36,9 +36,7 @@ class GuardPages final : public c10::Allocator {
     return {begin + (at_end ? room - size : 0), pages, &release, c10::DeviceType::CPU};
   }
 
-  void copy_data(void* to, const void* from, size_t bytes) const override {
-    default_copy_data(to, from, bytes);
-  }
+  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 
  private:
   static void release(void* context) {

@@ -7,8 +7,6 @@
 Works on a copy in build/faults, with the options and the library of build/dev.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json
@@ -21,11 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = Path(__file__).with_name("faults.json")
-LIBRARY = (
-    "python/posembed/lib",
-    "python/posembed/_C.*.so",
-    "build/dev/tests/cpp/libguard_pages.so",
-)
+LIBRARY = ("python/posembed/lib", "python/posembed/_C.*.so", "build/dev/tests/cpp/libguard_pages.so")
 SECONDS = 600  # a test that takes longer hangs, and has failed
 
 
@@ -129,9 +123,7 @@ class Tree:
         """A command in the copy, whose output is shown only if it had to succeed."""
         limit = SECONDS if command[0] == sys.executable else None
         try:
-            done = subprocess.run(
-                command, cwd=self.folder, env=self.environment, capture_output=True, timeout=limit
-            )
+            done = subprocess.run(command, cwd=self.folder, env=self.environment, capture_output=True, timeout=limit)
         except subprocess.TimeoutExpired:
             return subprocess.CompletedProcess(command, 124)
         if check and done.returncode != 0:

@@ -4,8 +4,6 @@ Each input takes no more memory and time than its bytes justify, as tests/fuzz/r
 it. python tests/fuzz/files.py gguf formats configurations --runs 2000 --seed 1
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -4,8 +4,6 @@ Each call starts from a valid one (support/calls.py), of which some arguments ar
 lie between guard elements. python tests/fuzz/operators.py --calls 20000 --seed 1
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import dataclasses
@@ -97,9 +95,7 @@ class Fuzzer:
             self.check_recorded_errors()
         assert all(guard.is_whole() for guard in self.guards), "wrote outside a tensor"
 
-    def check_results(
-        self, case: OperatorCase, results: Any, inputs: list[Tensor], copies: list[Tensor]
-    ) -> None:
+    def check_results(self, case: OperatorCase, results: Any, inputs: list[Tensor], copies: list[Tensor]) -> None:
         """Reads every result, goes back through it, and compares what must not change."""
         found = results if isinstance(results, (tuple, list)) else (results,)
         tensors = [x for x in found if isinstance(x, Tensor)]
@@ -204,9 +200,7 @@ class Fuzzer:
         """The same tensor, with its strides, between guard elements."""
         if x.layout != torch.strided or x.is_meta or x.numel() == 0:
             return x
-        extent = (
-            sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) + 1
-        )
+        extent = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) + 1
         misaligned = self.random.randrange(4)
         buffer = torch.full((extent + 2 * GUARD + misaligned,), 1, dtype=torch.int8).to(x.dtype)
         first = GUARD + misaligned

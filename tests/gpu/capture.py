@@ -6,8 +6,6 @@ replay must have the bits of an eager call on the same inputs. A process for eac
     python tests/gpu/capture.py
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys
@@ -38,8 +36,7 @@ def tensors_of(sample: Sample) -> list[Tensor]:
 
 def same(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> bool:
     return all(
-        x.shape == y.shape and torch.equal(x.nan_to_num(), y.nan_to_num())
-        for x, y in zip(found, wanted, strict=True)
+        x.shape == y.shape and torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(found, wanted, strict=True)
     )
 
 

@@ -4,8 +4,6 @@ The shared cases are narrow and odd. sweep.py, capture.py and the sanitizers run
 test_launches.py sees that they launch every kernel that scripts/machine_code.py watches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -167,13 +165,7 @@ def tables() -> list[OperatorCase]:
 def inputs() -> list[OperatorCase]:
     def layer(name: str, width: int, seq: int = SEQ, **options: Any) -> OperatorCase:
         ids = whole(ROWS, BATCH, seq)
-        return hot(
-            f"input, {name}",
-            functional.input_embedding,
-            ids=ids,
-            token=normal(ROWS, width),
-            **options,
-        )
+        return hot(f"input, {name}", functional.input_embedding, ids=ids, token=normal(ROWS, width), **options)
 
     def norm(width: int) -> dict[str, Any]:
         return {"norm_weight": normal(width), "norm_bias": normal(width), "norm": "layer"}
@@ -183,20 +175,14 @@ def inputs() -> list[OperatorCase]:
     return [
         layer("BERT", 768, position=normal(SEQ, 768), **types, **norm(768)),
         layer("BERT, dropout", 768, position=normal(SEQ, 768), **types, **norm(768), **seed),
-        *(
-            layer(f"RoBERTa, {width}", width, position=normal(64, width), positions=whole(64, BATCH, SEQ), **norm(width))
-            for width in (256, 384, 512, 768)
-        ),
+        *(layer(f"RoBERTa, {width}", width, position=normal(64, width), positions=whole(64, BATCH, SEQ), **norm(width)) for width in (256, 384, 512, 768)),
         layer("GPT-2", 768, position=normal(SEQ, 768)),
         layer("1,024 columns", 1024, position=normal(SEQ, 1024), token_type=normal(2, 1024), types=whole(2, BATCH, SEQ), **norm(1024)),
         layer("4,096 columns, no norm", 4096, position=normal(SEQ, 4096)),
         layer("4,096 columns", 4096, norm_weight=normal(4096), norm="rms", scale=64.0),
         layer("192 columns", 192, position=normal(SEQ, 192), **norm(192)),
         layer("384 columns", 384, position=normal(SEQ, 384), **norm(384)),
-        *(
-            layer(f"sinusoids, {width}", width, sinusoid=pe.SinusoidalSpec(width), **norm(width))
-            for width in (512, 1024)
-        ),
+        *(layer(f"sinusoids, {width}", width, sinusoid=pe.SinusoidalSpec(width), **norm(width)) for width in (512, 1024)),
     ]  # fmt: skip
 
 
@@ -223,13 +209,9 @@ def scores() -> list[OperatorCase]:
                 found.append(hot(f"{name}, {keys} keys, {form}", function, writes, **given))
             sizes = {"query_length": 32, "key_length": keys, **options}
             own = normal(HEADS)  # biases have the dtype of the slopes
-            found.append(
-                hot(f"alibi_bias, {keys} keys, {form}", functional.alibi_bias, slopes=own, **sizes)
-            )
+            found.append(hot(f"alibi_bias, {keys} keys, {form}", functional.alibi_bias, slopes=own, **sizes))
             given = {"scores": matrix, "slopes": slopes, **options}
-            found.append(
-                hot(f"alibi_softmax, {keys} keys, {form}, fixed slopes", fixed_slopes, **given)
-            )
+            found.append(hot(f"alibi_softmax, {keys} keys, {form}, fixed slopes", fixed_slopes, **given))
     rows = fixed((torch.arange(64)[None, :] - torch.arange(64)[:, None]).clamp(-16, 16) + 16)
     logits = {"query": normal(1, HEADS, 64, 64), "table": normal(33, 64), "rows": rows}
     return [*found, hot("relative_logits", functional.relative_logits, **logits)]

@@ -5,8 +5,6 @@
 Needs 60 GB of a GPU's memory.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 import traceback

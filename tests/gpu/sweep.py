@@ -7,8 +7,6 @@ compute-sanitizer runs it too:
     compute-sanitizer --tool racecheck python tests/gpu/sweep.py --quick
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import itertools
@@ -83,9 +81,7 @@ def other_stream() -> torch.cuda.Stream:
     return torch.cuda.Stream()
 
 
-def results_behind_a_kernel(
-    case: OperatorCase, sample: Sample, shifted: bool, backward: bool
-) -> list[Tensor]:
+def results_behind_a_kernel(case: OperatorCase, sample: Sample, shifted: bool, backward: bool) -> list[Tensor]:
     """The same on another stream, whose inputs come late: no other stream may be used."""
     if CUDA_ON_CPU:
         return results(case, moved(sample, DEVICE, shifted), backward)

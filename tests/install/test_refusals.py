@@ -50,9 +50,7 @@ def fake_nvidia_smi(folder: Path, gpus: list[str]) -> Path:
     return programs
 
 
-def choose_cuda(
-    folder: Path, gpus: list[str] | None = None, **variables: object
-) -> tuple[int, str]:
+def choose_cuda(folder: Path, gpus: list[str] | None = None, **variables: object) -> tuple[int, str]:
     """The decision of cmake/Cuda.cmake for these variables, where these GPUs are seen."""
     values = {
         "POSEMBED_CUDA": "AUTO",
@@ -78,12 +76,9 @@ def choose_cuda(
 
 
 @pytest.mark.parametrize(
-    ("gpus", "architectures"),
-    [(["9.0"], "90-real"), (["8.0", "12.0", "8.0"], "80-real;120-real")],
+    ("gpus", "architectures"), [(["9.0"], "90-real"), (["8.0", "12.0", "8.0"], "80-real;120-real")]
 )
-def test_kernels_are_built_for_the_gpus_seen(
-    tmp_path: Path, gpus: list[str], architectures: str
-) -> None:
+def test_kernels_are_built_for_the_gpus_seen(tmp_path: Path, gpus: list[str], architectures: str) -> None:
     nvcc = fake_nvcc(tmp_path, "13.1")
     status, output = choose_cuda(tmp_path, gpus, CMAKE_CUDA_COMPILER=nvcc)
     assert status == 0
@@ -133,11 +128,7 @@ def test_another_major_version_gives_a_cpu_build_and_a_warning(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("release", "torch_cuda", "reason"),
-    [
-        ("12.8", "13", "is CUDA 12.8"),
-        ("13.0", "", "has no CUDA"),
-        ("", "13", "no CUDA toolkit was found"),
-    ],
+    [("12.8", "13", "is CUDA 12.8"), ("13.0", "", "has no CUDA"), ("", "13", "no CUDA toolkit was found")],
 )
 def test_cuda_on_insists(tmp_path: Path, release: str, torch_cuda: str, reason: str) -> None:
     status, output = choose_cuda(
@@ -160,9 +151,7 @@ def test_cuda_on_insists(tmp_path: Path, release: str, torch_cuda: str, reason: 
         ("native", "native"),
     ],
 )
-def test_architectures_are_written_as_torch_writes_them(
-    tmp_path: Path, asked: str, architectures: str
-) -> None:
+def test_architectures_are_written_as_torch_writes_them(tmp_path: Path, asked: str, architectures: str) -> None:
     nvcc = fake_nvcc(tmp_path, "13.0")
     status, output = choose_cuda(tmp_path, [], CMAKE_CUDA_COMPILER=nvcc, TORCH_CUDA_ARCH_LIST=asked)
     assert status == 0
@@ -187,8 +176,7 @@ def python_without_torch(tmp_path: Path) -> Path:
 
 def test_cmake_without_torch(tmp_path: Path, python_without_torch: Path) -> None:
     status, output = run(
-        *("cmake", "-S", ROOT, "-B", tmp_path / "build", "-G", "Ninja"),
-        f"-DPOSEMBED_PYTHON={python_without_torch}",
+        *("cmake", "-S", ROOT, "-B", tmp_path / "build", "-G", "Ninja"), f"-DPOSEMBED_PYTHON={python_without_torch}"
     )
     assert status != 0
     assert "posembed found no torch. Install it into a Python and name that Python" in output
@@ -253,9 +241,7 @@ __version__ = '{}'
 HELD = {"lib/torch2.9": "2.9.1", "lib/torch2.11": "2.11.0", "lib/torch2.15": "2.15.0"}
 
 
-def import_copy(
-    folder: Path, built_for: dict[str, str], library: bytes = b"", torch_version: str = ""
-) -> str:
+def import_copy(folder: Path, built_for: dict[str, str], library: bytes = b"", torch_version: str = "") -> str:
     """The error from importing a copy of the package with this torch and these libraries.
 
     The torch that each was built for is given by the library's folder. A torch by version alone
@@ -294,17 +280,13 @@ def test_loading_without_a_library(tmp_path: Path) -> None:
 def test_loading_a_library_that_cannot_be_opened(tmp_path: Path) -> None:
     version = torch.__version__
     error = import_copy(tmp_path, {"lib": version}, b"no library")
-    assert (
-        f"libposembed.so was built for torch {version} and cannot be loaded beside torch" in error
-    )
+    assert f"libposembed.so was built for torch {version} and cannot be loaded beside torch" in error
 
 
 @pytest.mark.parametrize("version", ["2.10.0", "2.13.1+cpu", "2.16.0a0+git1"])
 def test_a_wheel_refuses_a_torch_that_it_does_not_hold(tmp_path: Path, version: str) -> None:
     error = import_copy(tmp_path, HELD, torch_version=version)
-    assert error.startswith(
-        f"This wheel of posembed is for torch 2.9, 2.11, 2.15, but torch {version} is"
-    )
+    assert error.startswith(f"This wheel of posembed is for torch 2.9, 2.11, 2.15, but torch {version} is")
     assert "python -m pip install 'torch==2.15.*'" in error
     assert error.endswith("pip install --no-build-isolation --no-deps --force-reinstall .")
 

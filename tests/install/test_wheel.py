@@ -33,10 +33,7 @@ def built(folder: Path, torches: str) -> Path:
     """Built in the folder of the tests' own build, where nothing is compiled again."""
     with used_alone():
         wheel = build_wheel.build(
-            folder,
-            POSEMBED_BUILD=str(BUILD),
-            POSEMBED_TORCHES=torches,
-            CMAKE_ARGS="-DPOSEMBED_WARNINGS_AS_ERRORS=ON",
+            folder, POSEMBED_BUILD=str(BUILD), POSEMBED_TORCHES=torches, CMAKE_ARGS="-DPOSEMBED_WARNINGS_AS_ERRORS=ON"
         )
     return build_wheel.repair(wheel, folder / "repaired")
 

@@ -3,8 +3,6 @@
 In a build of ``make test-cuda-on-cpu``, operators run their CUDA code for tensors on the CPU.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Generator, Iterator
 
@@ -84,12 +82,7 @@ def _no_error_is_left() -> Iterator[None]:
     pe.check_errors()  # otherwise the next test would report them
 
 
-@pytest.fixture(
-    params=[
-        "cpu",
-        pytest.param("cuda", marks=pytest.mark.gpu),
-    ]
-)
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 

@@ -1,7 +1,5 @@
 """Tests that arguments of a wrong type, and unknown options, raise one line that says what to pass."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re
@@ -37,10 +35,7 @@ def test_what_is_not_a_tensor_is_refused_by_name(name: str) -> None:
             continue
         wrong: list[tuple[object, str]] = [
             ([1], f"{argument}: expected a Tensor, got a list; torch.tensor({argument})"),
-            (
-                np.ones((20, 20)),
-                f"{argument}: expected a Tensor, got a numpy array; torch.from_numpy({argument})",
-            ),
+            (np.ones((20, 20)), f"{argument}: expected a Tensor, got a numpy array; torch.from_numpy({argument})"),
             ("3", f"{argument}: expected a Tensor, got a str"),
         ]
         if not optional(function, argument):
@@ -55,8 +50,7 @@ def test_every_function_of_tensors_is_tried() -> None:
     takes = {
         name
         for name in functional.__all__
-        if name.islower()
-        and "Tensor" in str(inspect.signature(getattr(functional, name)).parameters)
+        if name.islower() and "Tensor" in str(inspect.signature(getattr(functional, name)).parameters)
     }
     assert takes - {"alibi_slopes"} == set(functions())
 
@@ -97,9 +91,7 @@ def test_a_tensor_without_strides_is_refused_in_one_line() -> None:
         (lambda: pe.RotaryEmbedding(4)(HEADS.to_sparse()), "query"),
         (lambda: pe.RotaryEmbedding(4)(HEADS, HEADS.to_sparse()), "key"),
     ):
-        with pytest.raises(
-            TypeError, match=rf"^{name}: expected a Tensor with strides, got torch.sp"
-        ):
+        with pytest.raises(TypeError, match=rf"^{name}: expected a Tensor with strides, got torch.sp"):
             call()
 
 
@@ -122,8 +114,7 @@ def test_rotary_embedding_takes_its_sizes_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "meant"),
-    [("bse", "base"), ("theta", "base"), ("dim", "head_dim"), ("rope_scaling", "scaling")],
+    ("option", "meant"), [("bse", "base"), ("theta", "base"), ("dim", "head_dim"), ("rope_scaling", "scaling")]
 )
 def test_an_unknown_option_has_a_guess(option: str, meant: str) -> None:
     start = f"RotaryEmbedding: no option '{option}'; did you mean {meant}? It has head_dim, "

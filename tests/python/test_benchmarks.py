@@ -1,7 +1,5 @@
 """The benchmark program imports all of its cases."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import subprocess
@@ -42,9 +40,7 @@ def test_peers_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(PROGRAM.parent))
     peers = importlib.import_module("cases.peers")
     query, key = torch.randn(1, 6, 8, 16), torch.randn(1, 6, 2, 16)
-    half, pairs = (
-        pe.RotaryEmbedding(16, interleaved=kind)(query, key)[0] for kind in (False, True)
-    )
+    half, pairs = (pe.RotaryEmbedding(16, interleaved=kind)(query, key)[0] for kind in (False, True))
     for label, call in peers.all_of(query, key).items():
         result = call()[0]
         result = result.transpose(1, 2) if result.shape[1] == 8 else result
@@ -54,9 +50,7 @@ def test_peers_agree(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_runs_stand_side_by_side(tmp_path: Path) -> None:
-    facts = dict.fromkeys(
-        ("date", "device", "instruction set", "torch", "posembed", "peers"), "known"
-    )
+    facts = dict.fromkeys(("date", "device", "instruction set", "torch", "posembed", "peers"), "known")
     for threads, seconds in (("1", 2e-3), ("2", 1e-3)):
         result = {
             "name": "a case",
@@ -77,11 +71,7 @@ def test_runs_stand_side_by_side(tmp_path: Path) -> None:
 def test_kernel_tables_keep_the_best_of_several_runs(tmp_path: Path) -> None:
     """A program gets slower while its limit gets faster, then the reverse."""
     best, program = tmp_path / "best.json", tmp_path / "program"
-    for speed, limit, expected in (
-        (20.0, 40.0, "0.50"),
-        (10.0, 25.0, "0.50"),
-        (32.0, 30.0, "0.80"),
-    ):
+    for speed, limit, expected in ((20.0, 40.0, "0.50"), (10.0, 25.0, "0.50"), (32.0, 30.0, "0.80")):
         case = {"name": "in_place/bf16/warm", "GB/s": speed, "limit GB/s": limit, "ratio": 0.0}
         output = {"context": {"instruction_set": "avx2"}, "benchmarks": [case]}
         program.write_text(f"#!/bin/sh\necho '{json.dumps(output)}'\n")

@@ -4,8 +4,6 @@
 tests of later versions.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 import os
@@ -42,10 +40,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
     "learned": (lambda: pe.LearnedPositionalEmbedding(9, 8), (VECTORS,)),
     "sinusoidal": (lambda: pe.SinusoidalPositionalEmbedding(8), (VECTORS,)),
     "rotary": (lambda: pe.RotaryEmbedding(8, scaling=pe.LinearScaling(2.0)), (HEADS,)),
-    "rotary-dynamic": (
-        lambda: pe.RotaryEmbedding(8, scaling=pe.DynamicNtkScaling(2.0, 2)).resolve(3),
-        (HEADS,),
-    ),
+    "rotary-dynamic": (lambda: pe.RotaryEmbedding(8, scaling=pe.DynamicNtkScaling(2.0, 2)).resolve(3), (HEADS,)),
     "rotary-learned": (lambda: pe.RotaryEmbedding(8, learned_frequencies=True), (HEADS,)),
     "alibi": (lambda: pe.ALiBi(4), (3,)),
     "alibi-learned": (lambda: pe.ALiBi(4, learned=True), (3,)),

@@ -4,8 +4,6 @@ flash-attn's rotary tests, TransformerEngine's of fused attention, vLLM's of rot
 diffusers' of embeddings: their parameters, in posembed's words.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import posembed as pe
@@ -48,9 +46,7 @@ def assert_near(found: Tensor, expected: Tensor) -> None:
 
 
 def rope(interleaved: bool, fraction: float, **options: Any) -> pe.RotaryEmbedding:
-    return pe.RotaryEmbedding(
-        HEAD, rotary_dim=int(HEAD * fraction), interleaved=interleaved, **options
-    )
+    return pe.RotaryEmbedding(HEAD, rotary_dim=int(HEAD * fraction), interleaved=interleaved, **options)
 
 
 # --------------------------------------------------------------------------------------- flash-attn
@@ -61,9 +57,7 @@ def rope(interleaved: bool, fraction: float, **options: Any) -> pe.RotaryEmbeddi
 @pytest.mark.parametrize("fraction", [0.5, 1.0])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_flash_attn(
-    dtype: torch.dtype, offset: Any, fraction: float, interleaved: bool, in_place: bool
-) -> None:
+def test_flash_attn(dtype: torch.dtype, offset: Any, fraction: float, interleaved: bool, in_place: bool) -> None:
     """apply_rotary_emb: packed queries, keys and values, of which the first two rotate."""
     starts = torch.tensor([3, 8]) if isinstance(offset, str) else torch.tensor([offset] * BATCH)
     qkv = numbers(BATCH, TOKENS, 3, HEADS, HEAD, dtype=dtype)
@@ -196,11 +190,6 @@ def test_diffusers_axes(sizes: tuple[int, ...], base: float) -> None:
     turns = torch.cat([angles(p, n, base) for p, n in zip(positions, sizes, strict=True)], -1)
     rates = [base ** (-2 * i / n) for n in sizes for i in range(n // 2)]
     spec = pe.RotarySpec(
-        sum(sizes),
-        interleaved=True,
-        sections=pe.Sections([n // 2 for n in sizes]),
-        custom_frequencies=rates,
+        sum(sizes), interleaved=True, sections=pe.Sections([n // 2 for n in sizes]), custom_frequencies=rates
     )
-    assert_near(
-        pe.functional.rotary(x, positions=positions[:, None], spec=spec), turned(x, turns, True)
-    )
+    assert_near(pe.functional.rotary(x, positions=positions[:, None], spec=spec), turned(x, turns, True))

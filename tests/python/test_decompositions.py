@@ -1,7 +1,5 @@
 """Tests of programs in which PyTorch's own operators replace posembed's."""
 
-from __future__ import annotations
-
 import functools
 import io
 import math
@@ -20,9 +18,7 @@ from support.refusals import refused
 from torch import Tensor, nn
 
 TABLE = decompositions()
-CASES = [
-    case for case in cases() if case.operator in TABLE and case.operator._opname in replacements()
-]
+CASES = [case for case in cases() if case.operator in TABLE and case.operator._opname in replacements()]
 WITH_DROPOUT = {"input_embedding-bert", "input_embedding-plain-norm-dropout"}
 # Not in a program for inference, or not functions of tensors alone.
 OTHERS = {
@@ -53,9 +49,7 @@ def test_against_float64(case: OperatorCase, device: torch.device) -> None:
             assert_close(result, wanted, tolerance)
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in CASES if "rotary" in case.name], ids=lambda case: case.name
-)
+@pytest.mark.parametrize("case", [case for case in CASES if "rotary" in case.name], ids=lambda case: case.name)
 def test_rotations_of_onnx(case: OperatorCase, device: torch.device) -> None:
     """Layouts, windows, axes and rows of each head, around ONNX's own rotation."""
     torch.manual_seed(0)
@@ -140,10 +134,7 @@ PROGRAMS: dict[str, Row] = {
             *(torch.randn(b, s, 4).repeat(1, 1, 2) for _ in range(2)),
         ),
     ),
-    "alibi-mask": Row(
-        lambda: Call(pe.ALiBi(4), lambda alibi, x, m: alibi.softmax(x, attention_mask=m)),
-        lambda b, s: (torch.randn(b, 4, s, s), torch.ones(b, s, dtype=torch.int64)),
-    ),
+    "alibi-mask": Row(lambda: Call(pe.ALiBi(4), lambda alibi, x, m: alibi.softmax(x, attention_mask=m)), lambda b, s: (torch.randn(b, 4, s, s), torch.ones(b, s, dtype=torch.int64))),
     "sinusoidal-before": Row(lambda: Call(pe.SinusoidalPositionalEmbedding(8), lambda m, x: m(x, offset=-3)), lambda b, s: (torch.randn(b, s, 8),)),
     "alibi-offsets": Row(lambda: Call(pe.ALiBi(4), lambda alibi, x, o: alibi.softmax(x, query_offset=o)), lambda b, s: (torch.randn(b, 4, s, s), torch.arange(b))),
     "alibi-placed-mask": Row(
@@ -200,9 +191,7 @@ def test_programs_have_pytorchs_operators_alone(name: str) -> None:
 ROTATED = [name for name in PROGRAMS if "rotary" in name]
 
 
-@pytest.mark.parametrize(
-    ("name", "opset"), [*((name, 20) for name in PROGRAMS), *((name, 23) for name in ROTATED)]
-)
+@pytest.mark.parametrize(("name", "opset"), [*((name, 20) for name in PROGRAMS), *((name, 23) for name in ROTATED)])
 def test_onnx_runtime(name: str, opset: int) -> None:
     """Runs with another batch and length than those of the export."""
     pytest.importorskip("onnxscript")
@@ -291,9 +280,7 @@ def test_layers_share_constants_and_steps(target: str | None) -> None:
     """And what a program writes is no constant."""
     module, x = Twice(), torch.randn(3, 7, 2, 64)
     sizes = {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}
-    program = pe.decompose(
-        torch.export.export(module, (x,), dynamic_shapes=(sizes,)), target=target
-    )
+    program = pe.decompose(torch.export.export(module, (x,), dynamic_shapes=(sizes,)), target=target)
     kept = {name: value for name, value in program.constants.items() if value.numel() > 1}
     assert len(kept) == (5 if target else 6)
     names = [str(node.target) for node in program.graph.nodes]

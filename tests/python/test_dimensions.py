@@ -1,7 +1,5 @@
 """Tests that vmap and DTensors forget no operator, and that vmap merges any arguments."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable
@@ -103,8 +101,7 @@ def test_every_operator_names_its_dimensions_or_has_a_reason() -> None:
     on_tensors = {
         schema.name.removeprefix("posembed::")
         for schema in torch._C._jit_get_all_schemas()
-        if schema.name.startswith("posembed::")
-        and any("Tensor" in str(argument.type) for argument in schema.arguments)
+        if schema.name.startswith("posembed::") and any("Tensor" in str(argument.type) for argument in schema.arguments)
     }
     in_place = {name + "_" for name in TABLE} & on_tensors
     assert on_tensors - in_place - set(TABLE) == set(NOT_IN_TABLE)
@@ -160,9 +157,7 @@ def copies_of(name: str, tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "case",
-    [case for case in cases() if case.operator._opname in TABLE],
-    ids=lambda case: case.name,
+    "case", [case for case in cases() if case.operator._opname in TABLE], ids=lambda case: case.name
 )
 def test_vmap_over_any_arguments(case: OperatorCase, device: torch.device) -> None:
     """One call for all copies equals a call for each, gradients too, whichever are mapped."""
@@ -183,9 +178,7 @@ def test_vmap_over_any_arguments(case: OperatorCase, device: torch.device) -> No
 
         found = torch.func.vmap(call, tuple(in_dims))(*args)
         alone = [
-            call(
-                *(x if d is None else x.select(d, copy) for x, d in zip(args, in_dims, strict=True))
-            )
+            call(*(x if d is None else x.select(d, copy) for x, d in zip(args, in_dims, strict=True)))
             for copy in range(3)
         ]
         wanted = [torch.stack(copies) for copies in zip(*alone, strict=True)]
@@ -193,9 +186,7 @@ def test_vmap_over_any_arguments(case: OperatorCase, device: torch.device) -> No
             assert_close(ours, theirs, 1e-13)
         leaves = [args[i] for i in chosen if args[i].requires_grad]
         options = {"allow_unused": True, "materialize_grads": True}
-        gradients = [
-            torch.autograd.grad(weighted(x), leaves, **options) for x in (found, wanted) if leaves
-        ]
+        gradients = [torch.autograd.grad(weighted(x), leaves, **options) for x in (found, wanted) if leaves]
         for ours, theirs in zip(*gradients, strict=True):
             assert_close(ours, theirs, 1e-12)
 
@@ -203,9 +194,7 @@ def test_vmap_over_any_arguments(case: OperatorCase, device: torch.device) -> No
 def weighted(results: Iterable[torch.Tensor]) -> torch.Tensor:
     """A number that depends on every finite element with a weight of its own."""
     parts = [x.masked_fill(x.isinf(), 0) for x in results if x.requires_grad]
-    return sum(
-        (x * torch.linspace(1, 2, x.numel(), device=x.device).view_as(x)).sum() for x in parts
-    )
+    return sum((x * torch.linspace(1, 2, x.numel(), device=x.device).view_as(x)).sum() for x in parts)
 
 
 def test_vmap_refuses_to_write_to_what_copies_share(device: torch.device) -> None:

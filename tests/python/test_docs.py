@@ -1,7 +1,5 @@
 """Tests that the documentation's examples run, and that the reference has all public names."""
 
-from __future__ import annotations
-
 import json
 import re
 from xml.etree import ElementTree
@@ -15,12 +13,7 @@ ELSEWHERE = ("reference/python.md", "start/nanogpt.md")  # other tests run them
 
 
 @pytest.mark.parametrize(
-    "page",
-    [
-        page
-        for page in ("../README.md", *PAGES)
-        if page not in ELSEWHERE and blocks(DOCS / page, "python")
-    ],
+    "page", [page for page in ("../README.md", *PAGES) if page not in ELSEWHERE and blocks(DOCS / page, "python")]
 )
 def test_python_blocks_run(page: str) -> None:
     """Runs the blocks in order."""
@@ -64,12 +57,7 @@ def test_code_fits_the_page() -> None:
     for path in sorted((ROOT / "examples" / "notebooks").glob("*.ipynb")):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         code[path.name] = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    wide = [
-        (page, line)
-        for page, blocks in code.items()
-        for line in "\n".join(blocks).splitlines()
-        if len(line) > 80
-    ]
+    wide = [(page, line) for page, blocks in code.items() for line in "\n".join(blocks).splitlines() if len(line) > 80]
     assert wide == []
     assert {"start/cpp.md", "start/install.md", "families/rotary.md"} <= code.keys()
 
@@ -87,9 +75,7 @@ def test_formulas_are_known_to_the_converter() -> None:
 
 def test_cosines_of_the_derivation() -> None:
     """The page's table of cos θ against cos 3θ."""
-    text = (
-        (DOCS / "families/rotary_derivation.md").read_text(encoding="utf-8").replace("\u2212", "-")
-    )
+    text = (DOCS / "families/rotary_derivation.md").read_text(encoding="utf-8").replace("\u2212", "-")
     rows = re.findall(r"^\| (\d) \|(.*) \|$", text, re.MULTILINE)
     theta = posembed.RotarySpec(16).frequencies()
     for pair, cells in rows:
@@ -110,12 +96,8 @@ def test_functions_in_formulas_stand_apart() -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    listed = set(
-        re.findall(r"(?:- |: )(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    )
-    notebooks = {
-        f"notebooks/{path.stem}.md" for path in (ROOT / "examples" / "notebooks").glob("*.ipynb")
-    }
+    listed = set(re.findall(r"(?:- |: )(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    notebooks = {f"notebooks/{path.stem}.md" for path in (ROOT / "examples" / "notebooks").glob("*.ipynb")}
     assert listed == {*PAGES, *notebooks}
     # Readers of the repository have no navigation but the overview.
     overview = set(re.findall(r"\]\((?!\.\.)([\w/]+\.md)[#)]", (DOCS / "index.md").read_text()))

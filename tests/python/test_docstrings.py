@@ -1,7 +1,5 @@
 """Tests that every example in a docstring runs and prints its output."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import pkgutil

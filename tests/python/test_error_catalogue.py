@@ -1,7 +1,5 @@
 """Tests that users see the messages of the documentation's error catalogue."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -165,10 +163,7 @@ def test_every_line_is_provoked() -> None:
 
 @pytest.mark.parametrize(("text", "case"), list(zip(texts(), CASES, strict=False)), ids=texts())
 def test_error_says_what_the_page_shows(
-    text: str,
-    case: tuple[type[Exception], Callable[..., object]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    text: str, case: tuple[type[Exception], Callable[..., object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, call = case
     given = {"folder": tmp_path, "monkeypatch": monkeypatch}
@@ -181,8 +176,7 @@ def test_error_says_what_the_page_shows(
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["q: expected rank 3, got 4", "q: expected 'a' or 'b', got 4", "q: got 5", "k: got 4", "Q: 4"],
+    "text", ["q: expected rank 3, got 4", "q: expected 'a' or 'b', got 4", "q: got 5", "k: got 4", "Q: 4"]
 )
 def test_other_facts_are_not_accepted(text: str) -> None:
     """Of support.refusals, by which other tests of messages compare them."""

@@ -1,7 +1,5 @@
 """Tests that short forms of ``make demo`` run, and that the C++ program matches its twin."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
@@ -77,9 +75,7 @@ def test_word_vectors_reach_a_model() -> None:
 
 
 def test_a_memory_of_ngrams_lowers_the_loss() -> None:
-    result = run(
-        sys.executable, EXAMPLES / "ngram_memory.py", "--steps", 60, "--width", 32, "--rows", 2000
-    )
+    result = run(sys.executable, EXAMPLES / "ngram_memory.py", "--steps", 60, "--width", 32, "--rows", 2000)
     assert result.returncode == 0, result.stdout + result.stderr
     rows = re.findall(r"^(\w+(?: \w+)?) +(\d\.\d+)  [\d.]+  ", result.stdout, re.MULTILINE)
     bits = {name: float(number) for name, number in rows}
@@ -88,9 +84,7 @@ def test_a_memory_of_ngrams_lowers_the_loss() -> None:
 
 
 def test_a_memory_in_a_file_is_served() -> None:
-    result = run(
-        sys.executable, EXAMPLES / "file_memory.py", "--gigabytes", 0.01, "--tokens", 5, "--evict"
-    )
+    result = run(sys.executable, EXAMPLES / "file_memory.py", "--gigabytes", 0.01, "--tokens", 5, "--evict")
     assert result.returncode == 0, result.stdout + result.stderr
     assert len(re.findall(r"ms a token, \d+ of 80 rows were waited for", result.stdout)) == 2
 
@@ -132,9 +126,7 @@ def listed_needs(page: str) -> dict[str, set[str]]:
     text = (EXAMPLES.parents[1] / "docs" / "start" / page).read_text(encoding="utf-8")
     rows = re.findall(r"^\| `examples/([^`]+)` \| .*? \| ([^|]*?) \|", text, re.MULTILINE)
     words = {name: re.sub(r"\(.*?\)|nothing.*|, and Jupyter", "", cell) for name, cell in rows}
-    return {
-        name: {word for word in cell.strip().split(", ") if word} for name, cell in words.items()
-    }
+    return {name: {word for word in cell.strip().split(", ") if word} for name, cell in words.items()}
 
 
 def test_the_page_says_what_each_example_needs() -> None:
@@ -199,9 +191,7 @@ def test_demo_draws_what_the_program_prints(
     assert rows["learned"][1:] == [None, None]
     assert all(f"{rows[method][0]:.3f}" in printed for method in METHODS)
     curves = demo.read_curves(losses)
-    assert {method: curve[0] for method, curve in curves.items()} == {
-        method: list(range(8)) for method in METHODS
-    }
+    assert {method: curve[0] for method, curve in curves.items()} == {method: list(range(8)) for method in METHODS}
     steps, means = demo.smooth(curves, 4)["rope"]
     losses_of_rope = curves["rope"][1]
     assert steps == [3, 7]
@@ -229,11 +219,7 @@ def test_demo_says_what_the_table_says() -> None:
     few = {"none": [2.159], "learned": [2.172], "rope": [2.061]}
     few_lines = lesson(few, [32]).splitlines()
     assert few_lines[0].endswith(" as trained: rope; not learned.")
-    assert (
-        lesson({"none": [2.1], "rope": [2.1]}, [32])
-        .splitlines()[0]
-        .endswith(" as trained: none; not rope.")
-    )
+    assert lesson({"none": [2.1], "rope": [2.1]}, [32]).splitlines()[0].endswith(" as trained: none; not rope.")
 
 
 def test_from_text_to_model(tmp_path: Path) -> None:
@@ -241,12 +227,7 @@ def test_from_text_to_model(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     curves = tmp_path / "curves.svg"
     result = run(
-        *(
-            sys.executable,
-            EXAMPLES / "text_to_model.py",
-            "--text",
-            EXAMPLES.parents[1] / "README.md",
-        ),
+        *(sys.executable, EXAMPLES / "text_to_model.py", "--text", EXAMPLES.parents[1] / "README.md"),
         *("--steps", 20, "--vocabulary", 400, "--length", 16, "--batch", 8, "--curves", curves),
     )
     assert result.returncode == 0, result.stderr

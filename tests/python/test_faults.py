@@ -1,7 +1,5 @@
 """Tests that the faults of tests/faults can be planted, and that the script tells what became of one."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path
@@ -39,9 +37,7 @@ def test_every_fault_can_be_planted() -> None:
         ("return", "pass", "expected the text once, found it 2 times"),
     ],
 )
-def test_the_script_tells_what_became_of_a_fault(
-    tmp_path: Path, text: str, new: str, outcome: str
-) -> None:
+def test_the_script_tells_what_became_of_a_fault(tmp_path: Path, text: str, new: str, outcome: str) -> None:
     (tmp_path / "python").mkdir()
     (tmp_path / "tests").mkdir()
     source, test = tmp_path / "python" / "one.py", tmp_path / "tests" / "test_one.py"

@@ -1,7 +1,5 @@
 """A process forks while its other threads call operators: no lock may stay closed in the child."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -72,9 +70,7 @@ os._exit(0)
 
 def test_children_of_a_process_whose_threads_call_operators() -> None:
     command = [sys.executable, "-c", PROGRAM, str(FORKS)]
-    run = subprocess.run(
-        command, capture_output=True, text=True, timeout=3600 if FORKS == 1000 else 300
-    )
+    run = subprocess.run(command, capture_output=True, text=True, timeout=3600 if FORKS == 1000 else 300)
     assert run.stdout == "all children ended\n", run.stdout + run.stderr[-2000:]
 
 
@@ -89,9 +85,7 @@ GUARDED = {
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm")
 def test_no_static_of_first_use_takes_a_lock() -> None:
-    symbols = subprocess.run(
-        ["nm", "--demangle", LIBRARY], capture_output=True, text=True, check=True
-    ).stdout
+    symbols = subprocess.run(["nm", "--demangle", LIBRARY], capture_output=True, text=True, check=True).stdout
     if "posembed::dispatcher::" not in symbols:
         pytest.skip("the library has no symbol table")
     own = [line for line in symbols.splitlines() if "guard variable for posembed::" in line]

@@ -1,7 +1,5 @@
 """Tests that each function calls its operator, which modes and subclasses see."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -30,9 +28,7 @@ class Recorder(TorchFunctionMode):
     def __init__(self) -> None:
         self.names: list[str] = []
 
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.names.append(getattr(function, "__name__", ""))
         return function(*args, **(kwargs or {}))
 

@@ -1,7 +1,5 @@
 """A short run of the fuzzer of operators, and what longer ones have found."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -79,14 +77,7 @@ TOO_LARGE: dict[str, tuple[str, Callable[[torch.device], object]]] = {
     "learned_resample": ("new_grid", lambda device: OPS.learned_resample(torch.ones(4, 8, device=device), [2, 2], [2**58, 1])),
     "relative_window_bias": ("window", lambda device: OPS.relative_window_bias(torch.ones(1, 1, device=device).expand(2**32 - 1, 1), [2**31, 1])),
     "sinusoidal_grid_positions": ("grid", lambda device: OPS.sinusoidal_grid_positions(torch.ones(1, device=device), '{"embedding_dim":8,"preset":"mae"}', [2**31, 2**31])),
-    "fourier_features": (
-        "frequencies",
-        lambda device: OPS.fourier_features(
-            torch.ones(1, 1, device=device).expand(2**31, 2**31),
-            torch.ones(1, 1, device=device).expand(1, 2**31),
-            order="fwa",
-        ),
-    ),
+    "fourier_features": ("frequencies", lambda device: OPS.fourier_features(torch.ones(1, 1, device=device).expand(2**31, 2**31), torch.ones(1, 1, device=device).expand(1, 2**31), order="fwa")),
     "rotary": ("result", lambda device: OPS.rotary(torch.ones(1, 1, 1, 8, device=device).expand(2**29, 2**29, 1, 8), '{"head_dim":8}')),
 }  # fmt: skip
 OPS = torch.ops.posembed

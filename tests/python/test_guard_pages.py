@@ -1,7 +1,5 @@
 """Operators beside pages that nobody may touch, with every instruction set."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

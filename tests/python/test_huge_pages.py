@@ -1,7 +1,5 @@
 """Tests that tables and large results request huge pages."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -16,8 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 pytestmark = pytest.mark.skipif(
-    not Path("/sys/kernel/mm/transparent_hugepage").exists(),
-    reason="this system has no transparent huge pages",
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this system has no transparent huge pages"
 )
 
 ROWS, DIM = 16384, 1024  # float32: 64 MiB, which malloc takes from the system

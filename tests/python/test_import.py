@@ -1,7 +1,5 @@
 """Tests that ``import posembed`` loads only what models need and shows only public names."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -31,9 +29,7 @@ def test_import_loads_neither_the_compiler_nor_optional_packages() -> None:
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     packages, compiler = printed.splitlines()
     assert "posembed" in packages.split()
-    assert not {"transformers", "matplotlib", "sklearn", "tqdm", "safetensors"} & set(
-        packages.split()
-    )
+    assert not {"transformers", "matplotlib", "sklearn", "tqdm", "safetensors"} & set(packages.split())
     assert compiler == "False"
 
 
@@ -151,10 +147,7 @@ except RuntimeError as error:
     print(error)
 """
     run = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        [sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)}
     )
     assert run.returncode == 0, run.stderr[-2000:]
     first, second, call = run.stdout.splitlines()
@@ -164,13 +157,9 @@ except RuntimeError as error:
     assert call.startswith("posembed: its CPU kernels need avx512, which this processor lacks")
 
 
-@pytest.mark.parametrize(
-    ("integration", "missing"), [("torchrec", "torchrec"), ("torchtitan", "spmd_types")]
-)
+@pytest.mark.parametrize(("integration", "missing"), [("torchrec", "torchrec"), ("torchtitan", "spmd_types")])
 def test_integrations_say_what_to_install(integration: str, missing: str) -> None:
-    code = (
-        f"import sys; sys.modules[{missing!r}] = None; import posembed.integrations.{integration}"
-    )
+    code = f"import sys; sys.modules[{missing!r}] = None; import posembed.integrations.{integration}"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     last = result.stderr.splitlines()[-1]
     assert last.startswith(f"ModuleNotFoundError: posembed.integrations.{integration} ")

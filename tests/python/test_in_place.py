@@ -1,7 +1,5 @@
 """Tests that in-place functions return their tensors, as torch's do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

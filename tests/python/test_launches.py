@@ -1,7 +1,5 @@
 """Tests how many kernels CUDA calls launch, and that the host reads no value."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import json

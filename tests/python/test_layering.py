@@ -1,7 +1,5 @@
 """Tests the rules of the code's structure: the includes and imports that each layer may have."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -83,13 +81,7 @@ def test_the_dispatcher_knows_no_family() -> None:
 
 
 def test_users_headers_include_only_what_is_installed() -> None:
-    inside = (
-        "core/",
-        "dispatcher/",
-        "nlohmann/",
-        "pretrained/",
-        *(f"{family}/" for family in FAMILIES),
-    )
+    inside = ("core/", "dispatcher/", "nlohmann/", "pretrained/", *(f"{family}/" for family in FAMILIES))
     assert broken(sources_of("include/posembed"), inside) == []
 
 
@@ -130,19 +122,13 @@ def test_instruction_sets_share_no_function() -> None:
     objects = [*build.glob("CMakeFiles/*_avx512.dir/**/*.o"), *build.glob("**/*_avx2.dir/**/*.o")]
     if not objects or shutil.which("nm") is None:
         pytest.skip("needs nm, and the folder of a build with instruction sets")
-    shared = [
-        f"{file.relative_to(build)}: {symbol}"
-        for file in objects
-        for symbol in weak_functions(file)
-    ]
+    shared = [f"{file.relative_to(build)}: {symbol}" for file in objects for symbol in weak_functions(file)]
     assert shared == []
 
 
 def weak_functions(file: Path) -> list[str]:
     """Functions that an object defines and shares with others of that name."""
-    table = subprocess.run(
-        ["nm", "--demangle", "--defined-only", file], capture_output=True, text=True, check=True
-    )
+    table = subprocess.run(["nm", "--demangle", "--defined-only", file], capture_output=True, text=True, check=True)
     found = re.findall(r"^\w+ W (.*)$", table.stdout, re.MULTILINE)
     return [symbol for symbol in found if "::avx2::" not in symbol and "::avx512::" not in symbol]
 
@@ -191,9 +177,7 @@ def flush_after_tag(block: list[tuple[int, str]]) -> list[int]:
 
 def test_no_comment_is_broken_by_the_formatter() -> None:
     """clang-format does not join the rest of an overlong line with the next: wrap by hand."""
-    sources = [
-        file for file in tracked("csrc", "tests/cpp") if file.suffix in {".h", ".cpp", ".cu"}
-    ]
+    sources = [file for file in tracked("csrc", "tests/cpp") if file.suffix in {".h", ".cpp", ".cu"}]
     assert sources
     broken_lines = [
         f"{file.relative_to(ROOT)}:{number}"
@@ -230,8 +214,7 @@ def test_only_the_operators_faces_call_operators() -> None:
     modules = [
         file
         for file in tracked("python/posembed/*.py")
-        if file.name not in faces
-        and file.parent.name not in {"_decompositions", "functional", "sharding", "vmap"}
+        if file.name not in faces and file.parent.name not in {"_decompositions", "functional", "sharding", "vmap"}
     ]
     assert modules
     callers = [file.name for file in modules if "torch.ops.posembed" in file.read_text()]

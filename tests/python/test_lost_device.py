@@ -1,7 +1,5 @@
 """A test run ends where the device is lost, because every later test would fail for that alone."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -29,9 +27,7 @@ def run(folder: Path, error: str) -> str:
     return run.stdout + run.stderr
 
 
-@pytest.mark.parametrize(
-    "error", ["an illegal memory access was encountered", "device-side assert triggered"]
-)
+@pytest.mark.parametrize("error", ["an illegal memory access was encountered", "device-side assert triggered"])
 def test_the_run_stops_after_the_device_is_lost(tmp_path: Path, error: str) -> None:
     output = run(tmp_path, error)
     assert "1 failed, 1 passed" in output

@@ -4,8 +4,6 @@ Every tensor argument of every operator gets such a view: results are those of a
 bit, and an argument that is written is refused before anything is written.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

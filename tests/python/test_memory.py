@@ -1,7 +1,5 @@
 """Tests memory of large results: kept when they are freed and reused, up to a limit."""
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import os
@@ -184,9 +182,7 @@ def test_a_forked_process_goes_on() -> None:
 
 def limit_of_a_new_process(text: str | None, program: str) -> tuple[int, str]:
     """What a program prints, and its warnings, with a text as POSEMBED_CACHE_LIMIT."""
-    variables = {
-        name: value for name, value in os.environ.items() if name != "POSEMBED_CACHE_LIMIT"
-    }
+    variables = {name: value for name, value in os.environ.items() if name != "POSEMBED_CACHE_LIMIT"}
     if text is not None:
         variables["POSEMBED_CACHE_LIMIT"] = text
     command = [sys.executable, "-c", program]
@@ -209,12 +205,9 @@ def test_the_limit_that_nobody_chose_is_a_small_part_of_the_memory(text: str | N
 
 
 @pytest.mark.parametrize(
-    ("text", "choice", "limit"),
-    [(None, "", 0), (None, "pe.set_cache_limit(77)", 77), ("1048576", "", MEBIBYTE)],
+    ("text", "choice", "limit"), [(None, "", 0), (None, "pe.set_cache_limit(77)", 77), ("1048576", "", MEBIBYTE)]
 )
-def test_a_forked_process_inherits_what_was_chosen(
-    text: str | None, choice: str, limit: int
-) -> None:
+def test_a_forked_process_inherits_what_was_chosen(text: str | None, choice: str, limit: int) -> None:
     program = f"""
 import os, posembed as pe
 {choice}

@@ -1,7 +1,5 @@
 """Tests that both sides of the migration page give equal numbers, for installed libraries."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import ModuleType
 
@@ -39,9 +37,7 @@ def assert_same(pair: Pair) -> None:
 
 def tune(path: str, name: str, options: dict, ours: dict) -> Pair:
     module = pytest.importorskip(f"torchtune.{path}")
-    return pe.RotaryEmbedding(WIDTH, **ours)(heads()), getattr(module, name)(WIDTH, **options)(
-        heads()
-    )
+    return pe.RotaryEmbedding(WIDTH, **ours)(heads()), getattr(module, name)(WIDTH, **options)(heads())
 
 
 LLAMA3 = {"base": 500000.0, "scaling": pe.Llama3Scaling(8.0, 1.0, 4.0, 8192), "interleaved": True}
@@ -117,10 +113,7 @@ def test_torchembed() -> None:
     assert_same((scores + bias, module.ALiBiEmbedding(HEADS, 32)(scores)))
     sinusoidal = pe.SinusoidalPositionalEmbedding(WIDTH)
     assert_same((sinusoidal(hidden()), module.SinusoidalEmbedding(WIDTH, 32)(hidden())))
-    theirs, ours = (
-        module.LearnedPositionalEmbedding(32, WIDTH),
-        pe.LearnedPositionalEmbedding(32, WIDTH),
-    )
+    theirs, ours = (module.LearnedPositionalEmbedding(32, WIDTH), pe.LearnedPositionalEmbedding(32, WIDTH))
     ours.load_state_dict({"weight": theirs.embedding.weight})
     assert_same((ours(hidden()), theirs(hidden())))
 

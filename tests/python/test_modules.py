@@ -1,7 +1,5 @@
 """Tests of all modules in what PyTorch does with modules. Add a row to support/modules.py."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -1,7 +1,5 @@
 """The programs of docs/start/nanogpt.md: its diffs apply and reach the losses of its table."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

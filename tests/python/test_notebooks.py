@@ -1,7 +1,5 @@
 """Tests that the notebooks' outputs are those of their text; the docs stage of CI runs them."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import io

@@ -1,7 +1,5 @@
 """Tests of offsets that are tensors: the position of each sample's or document's first token."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
@@ -129,16 +127,7 @@ FORMS: dict[str, tuple[Any, tuple[int, ...], int]] = {
     "learned_add": (lambda x, **options: pe.functional.learned_add(x, TABLE.to(x.device), **options), (1, TOKENS), 1),
     "input": (input_layer(pe), (1, TOKENS), 1),
     "input cpp": (input_layer(pe.cpp), (1, TOKENS), 1),
-    "input_embedding": (
-        lambda x, **options: pe.functional.input_embedding(
-            torch.arange(x.shape[1], device=x.device).expand(x.shape[:2]),
-            x[0],
-            TABLE.to(x.device),
-            **options,
-        ),
-        (1, TOKENS),
-        1,
-    ),
+    "input_embedding": (lambda x, **options: pe.functional.input_embedding(torch.arange(x.shape[1], device=x.device).expand(x.shape[:2]), x[0], TABLE.to(x.device), **options), (1, TOKENS), 1),
     "sinusoidal": (pe.SinusoidalPositionalEmbedding(8), (1, TOKENS), 1),
     "sinusoidal cpp": (pe.cpp.SinusoidalPositionalEmbedding(8), (1, TOKENS), 1),
     "sinusoidal without a batch": (pe.SinusoidalPositionalEmbedding(8), (TOKENS,), 0),
@@ -156,11 +145,7 @@ def test_each_document_begins_at_its_own(form: str, device: torch.device) -> Non
     for dtype in (torch.int32, torch.int64):
         bounds = torch.tensor(BOUNDS, dtype=dtype, device=device)
         starts = torch.tensor(STARTS, dtype=dtype, device=device)
-        own = [
-            call(part, offset=start)
-            for part, start in zip(parts, STARTS, strict=True)
-            if part.numel()
-        ]
+        own = [call(part, offset=start) for part, start in zip(parts, STARTS, strict=True) if part.numel()]
         assert torch.equal(call(x, cu_seqlens=bounds, offset=starts), torch.cat(own, dim))
         same = [call(part, offset=4) for part in parts if part.numel()]
         assert torch.equal(call(x, cu_seqlens=bounds, offset=4), torch.cat(same, dim))

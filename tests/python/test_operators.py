@@ -1,7 +1,5 @@
 """Shared tests of all operators. Add an operator's cases to OPERATORS, and all tests apply."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re
@@ -17,15 +15,7 @@ import torch._inductor.config
 import torch._subclasses
 import torch.fx.experimental.symbolic_shapes
 from support import calls
-from support.case import (
-    TOLERANCE,
-    OperatorCase,
-    Sample,
-    as_tuple,
-    assert_close,
-    same_for_any_thread_count,
-    samples,
-)
+from support.case import TOLERANCE, OperatorCase, Sample, as_tuple, assert_close, same_for_any_thread_count, samples
 from support.families import cases
 from support.refusals import refused
 from torch import Tensor
@@ -75,9 +65,7 @@ WITHOUT_CASE = {
 
 every = pytest.mark.parametrize("case", OPERATORS, ids=lambda case: case.name)
 differentiable = pytest.mark.parametrize(
-    "case",
-    [case for case in OPERATORS if case.differentiable and not case.mutates],
-    ids=lambda case: case.name,
+    "case", [case for case in OPERATORS if case.differentiable and not case.mutates], ids=lambda case: case.name
 )
 
 
@@ -97,11 +85,7 @@ def signature(case: OperatorCase) -> Any:
 
 derivable = pytest.mark.parametrize(
     "case",
-    [
-        case
-        for case in OPERATORS
-        if case.differentiable and not case.mutates and not case.conventional
-    ],
+    [case for case in OPERATORS if case.differentiable and not case.mutates and not case.conventional],
     ids=lambda case: case.name,
 )
 
@@ -112,12 +96,7 @@ of_one_half = pytest.mark.no_stand_in
 def scalar(results: tuple[Tensor, ...]) -> Tensor:
     """A number that depends on every element with a different weight."""
     return sum(
-        (
-            result
-            * torch.linspace(
-                1, 2, result.numel(), dtype=result.dtype, device=result.device
-            ).view_as(result)
-        ).sum()
+        (result * torch.linspace(1, 2, result.numel(), dtype=result.dtype, device=result.device).view_as(result)).sum()
         for result in results
         if result.is_floating_point()
     )
@@ -143,8 +122,7 @@ def test_every_operator_has_a_case() -> None:
     on_tensors = {
         schema.name.removeprefix("posembed::")
         for schema in torch._C._jit_get_all_schemas()
-        if schema.name.startswith("posembed::")
-        and any("Tensor" in str(argument.type) for argument in schema.arguments)
+        if schema.name.startswith("posembed::") and any("Tensor" in str(argument.type) for argument in schema.arguments)
     }
     tried = {case.operator._opname for case in OPERATORS}
     assert on_tensors - tried == set(WITHOUT_CASE)
@@ -175,11 +153,7 @@ UNREPEATABLE = {"embedding_resize", "mapped", "prefer_huge_pages"}
 
 @pytest.mark.parametrize(
     "case",
-    [
-        case
-        for case in calls.every()
-        if case in OPERATORS or case.name in WITHOUT_CASE.keys() - UNREPEATABLE
-    ],
+    [case for case in calls.every() if case in OPERATORS or case.name in WITHOUT_CASE.keys() - UNREPEATABLE],
     ids=lambda case: case.name,
 )
 def test_opcheck(case: OperatorCase, device: torch.device) -> None:
@@ -196,9 +170,7 @@ def test_opcheck(case: OperatorCase, device: torch.device) -> None:
 def test_gradcheck(case: OperatorCase, device: torch.device) -> None:
     sample = double(case, device).requires_grad()
     function = function_of(case, sample)
-    assert torch.autograd.gradcheck(
-        function, sample.tensors(), check_forward_ad=True, check_batched_grad=case.vmap
-    )
+    assert torch.autograd.gradcheck(function, sample.tensors(), check_forward_ad=True, check_batched_grad=case.vmap)
     # Of all second derivatives, a random sum each way.
     assert torch.autograd.gradgradcheck(function, sample.tensors(), fast_mode=True)
 
@@ -214,9 +186,7 @@ def test_gradients_against_float64(case: OperatorCase, device: torch.device) -> 
         sample = case.sample(2, 3, device, dtype).requires_grad()
         exact = sample.to(torch.float64).requires_grad()
         actual = torch.autograd.grad(scalar(case(sample)), sample.tensors())
-        expected = torch.autograd.grad(
-            scalar(as_tuple(case.reference(*exact.args, **exact.kwargs))), exact.tensors()
-        )
+        expected = torch.autograd.grad(scalar(as_tuple(case.reference(*exact.args, **exact.kwargs))), exact.tensors())
         for tensor, found, wanted in zip(sample.tensors(), actual, expected, strict=True):
             assert found.dtype == tensor.dtype
             assert_close(found, wanted, 16 * TOLERANCE[dtype])
@@ -237,11 +207,7 @@ def test_compile_serves_every_length(case: OperatorCase, device: torch.device) -
     # Sizes that no other dimension has, because the compiler gives equal sizes one symbol.
     for batch, seq in ((11, 13), (17, 19), (23, 29), (13, 37)):
         sample = double(case, device, batch, seq)
-        tensors = (
-            sample.requires_grad().tensors()
-            if case.differentiable and not case.mutates
-            else sample.tensors()
-        )
+        tensors = sample.requires_grad().tensors() if case.differentiable and not case.mutates else sample.tensors()
         exact = case.expected(sample)
         results = compiled(*tensors)
         for actual, wanted in zip(results, exact, strict=True):
@@ -269,18 +235,14 @@ def test_inductor(case: OperatorCase, device: torch.device) -> None:
 
 
 @of_one_half
-@first_of_each(
-    [c for c in OPERATORS if c.differentiable and not c.mutates], lambda case: case.operator
-)
+@first_of_each([c for c in OPERATORS if c.differentiable and not c.mutates], lambda case: case.operator)
 def test_compiled_autograd(case: OperatorCase, device: torch.device) -> None:
     if case.operator.__name__ in ("learned_resample.default", "relative_window_resample.default"):
         pytest.skip("torch 2.11 fails for torch.nn.functional.interpolate, too")
     sample = double(case, device).requires_grad()
     expected = torch.autograd.grad(scalar(case(sample)), sample.tensors())
     torch._dynamo.reset()
-    with torch._dynamo.compiled_autograd._enable(
-        torch.compile(backend="aot_eager", fullgraph=True)
-    ):
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)):
         scalar(case(sample)).backward()
     for tensor, wanted in zip(sample.tensors(), expected, strict=True):
         assert_close(tensor.grad, wanted, 1e-12)
@@ -293,9 +255,7 @@ def test_export_with_dynamic_batch_and_sequence(case: OperatorCase, device: torc
         def forward(self, given):
             remaining = iter(given)
             args = [a if isinstance(a, str) else next(remaining) for a in small.args]
-            clones = [
-                a.clone() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args
-            ]
+            clones = [a.clone() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
             return case(Sample(tuple(clones), kwargs))
 
     def inputs(sample: Sample) -> tuple[Any, ...]:
@@ -304,10 +264,7 @@ def test_export_with_dynamic_batch_and_sequence(case: OperatorCase, device: torc
 
     torch.manual_seed(3)
     # Sizes that no other dimension has, so that sizes identify dimensions.
-    small, large = (
-        case.sample(19, 23, device, torch.float64),
-        case.sample(29, 31, device, torch.float64),
-    )
+    small, large = (case.sample(19, 23, device, torch.float64), case.sample(29, 31, device, torch.float64))
     kwargs = small.kwargs
     names = {19: torch.export.Dim("batch", min=2), 23: torch.export.Dim("seq", min=2)}
     shapes = [
@@ -318,15 +275,11 @@ def test_export_with_dynamic_batch_and_sequence(case: OperatorCase, device: torc
         else None
         for a in inputs(small)
     ]
-    program = torch.export.export(
-        Program(), (inputs(small),), dynamic_shapes=(tuple(shapes),)
-    ).module()
+    program = torch.export.export(Program(), (inputs(small),), dynamic_shapes=(tuple(shapes),)).module()
     for actual, wanted in zip(as_tuple(program(inputs(small))), case.expected(small), strict=True):
         assert_close(actual, wanted, 1e-12)
     if small.kwargs == large.kwargs:
-        for actual, wanted in zip(
-            as_tuple(program(inputs(large))), case.expected(large), strict=True
-        ):
+        for actual, wanted in zip(as_tuple(program(inputs(large))), case.expected(large), strict=True):
             assert_close(actual, wanted, 1e-12)
 
 
@@ -345,14 +298,10 @@ def test_func_transforms(case: OperatorCase, device: torch.device) -> None:
     assert_close(torch.func.jacrev(function)(point), expected, 1e-12)
     assert_close(torch.func.jacfwd(function)(point), expected, 1e-12)
     grad = torch.func.grad(lambda tensor: scalar((function(tensor),)))
-    assert_close(
-        grad(point), torch.func.grad(lambda tensor: scalar((reference(tensor),)))(point), 1e-12
-    )
+    assert_close(grad(point), torch.func.grad(lambda tensor: scalar((reference(tensor),)))(point), 1e-12)
     direction = torch.ones_like(point)
     for actual, wanted in zip(
-        torch.func.jvp(function, (point,), (direction,)),
-        torch.func.jvp(reference, (point,), (direction,)),
-        strict=True,
+        torch.func.jvp(function, (point,), (direction,)), torch.func.jvp(reference, (point,), (direction,)), strict=True
     ):
         assert_close(actual, wanted, 1e-12)
 
@@ -405,18 +354,14 @@ def test_nested_func_transforms(case: OperatorCase, device: torch.device) -> Non
             assert_close(actual, wanted, 1e-11)
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in OPERATORS if case.vmap], ids=lambda case: case.name
-)
+@pytest.mark.parametrize("case", [case for case in OPERATORS if case.vmap], ids=lambda case: case.name)
 @pytest.mark.filterwarnings("error:There is a performance drop")  # without a batching rule
 def test_vmap(case: OperatorCase, device: torch.device) -> None:
     """Maps each tensor, and all together, along the first and the penultimate dimension."""
     copies = [double(case, device) for _ in range(3)]
     for i, copy in enumerate(copies):
         copies[i] = copy.replace([torch.randn_like(t) for t in copy.tensors()])
-    places = [
-        i for i, a in enumerate(copies[0].args) if isinstance(a, Tensor) and a.is_floating_point()
-    ]
+    places = [i for i, a in enumerate(copies[0].args) if isinstance(a, Tensor) and a.is_floating_point()]
     for mapped in [[p] for p in places] * (len(places) > 1 and not case.mutates) + [places]:
         for dim in (0, 1):
             args = list(copies[0].args)
@@ -428,12 +373,7 @@ def test_vmap(case: OperatorCase, device: torch.device) -> None:
             for copy in copies:
                 single = [copy.args[i] if i in mapped else a for i, a in enumerate(copies[0].args)]
                 singles.append(
-                    case(
-                        Sample(
-                            tuple(a.clone() if isinstance(a, Tensor) else a for a in single),
-                            copy.kwargs,
-                        )
-                    )
+                    case(Sample(tuple(a.clone() if isinstance(a, Tensor) else a for a in single), copy.kwargs))
                 )
 
             def call(*args):
@@ -447,9 +387,7 @@ def test_vmap(case: OperatorCase, device: torch.device) -> None:
                 assert_close(result, wanted, 1e-13)
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in OPERATORS if case.vmap], ids=lambda case: case.name
-)
+@pytest.mark.parametrize("case", [case for case in OPERATORS if case.vmap], ids=lambda case: case.name)
 def test_vmap_over_nothing(case: OperatorCase, device: torch.device) -> None:
     """Expects zero copies of results in the right shape and dtype, through which gradients flow."""
     single = case.sample(2, 3, device, torch.float32)
@@ -482,19 +420,14 @@ def test_vmap_over_nothing(case: OperatorCase, device: torch.device) -> None:
             if case.differentiable:
                 learned = [args[i] for i in mapped if i in floating]
                 found = torch.autograd.grad(scalar(results), learned, allow_unused=True)
-                assert all(
-                    grad is None or grad.shape == x.shape
-                    for grad, x in zip(found, learned, strict=True)
-                )
+                assert all(grad is None or grad.shape == x.shape for grad, x in zip(found, learned, strict=True))
 
 
 @every
 def test_autocast_changes_nothing(case: OperatorCase, device: torch.device) -> None:
     """Kernels compute in float32 for all data, so autocast changes nothing."""
     if case.operator._opname == "relative_logits":
-        pytest.skip(
-            "matrix products, which autocast casts; relative_logits/test_relative_logits.py"
-        )
+        pytest.skip("matrix products, which autocast casts; relative_logits/test_relative_logits.py")
     torch.manual_seed(4)
     sample = case.sample(2, 3, device, torch.float32)
     plain = case(sample.replace([t.clone() for t in sample.tensors()]))
@@ -549,11 +482,7 @@ def test_meta_device(case: OperatorCase) -> None:
         real = case(given)
         to_meta = tuple(without_data(a) if isinstance(a, Tensor) else a for a in given.args)
         for actual, wanted in zip(case(Sample(to_meta, sample.kwargs)), real, strict=True):
-            assert (actual.shape, actual.dtype, actual.stride()) == (
-                wanted.shape,
-                wanted.dtype,
-                wanted.stride(),
-            )
+            assert (actual.shape, actual.dtype, actual.stride()) == (wanted.shape, wanted.dtype, wanted.stride())
 
 
 def unusual(tensor: Tensor) -> list[Tensor]:
@@ -575,8 +504,7 @@ def error_of(case: OperatorCase, args: list[Any], options: dict[str, Any]) -> st
     except (ValueError, TypeError, RuntimeError) as error:
         text = str(error).splitlines()[0]
         of_values = any(
-            part in text
-            for part in (" at index ", ", last, got ", ", num_tokens, got ", " of the mask, got ")
+            part in text for part in (" at index ", ", last, got ", ", num_tokens, got ", " of the mask, got ")
         )
         return "values" if of_values else f"{type(error).__name__}: {text}"
     except IndexError:
@@ -590,9 +518,7 @@ def bits(tensor: Tensor) -> Tensor:
 
 def copied(tensor: Tensor) -> Tensor:
     """A copy with the same strides, also of elements that share memory."""
-    size = 1 + sum(
-        (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
+    size = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
     whole = tensor.as_strided((max(size, 0),), (1,)).clone() if tensor.numel() else tensor.clone()
     return whole.as_strided(tensor.shape, tensor.stride()) if tensor.numel() else whole
 
@@ -668,25 +594,18 @@ class OfLength(torch.nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         length, operators = x.shape[0], torch.ops.posembed
         weight = torch.ones(8, 2)
-        return (
-            operators.relative_bias(weight, length, length),
-            operators.alibi_bias(weight[0], length, length),
-        )
+        return (operators.relative_bias(weight, length, length), operators.alibi_bias(weight[0], length, length))
 
 
 def test_export_binds_no_length() -> None:
     """A check of a length once became a bound of the exported program."""
     shapes = ({0: torch.export.Dim("seq", min=2)},)
     program = torch.export.export(OfLength(), (torch.ones(3),), dynamic_shapes=shapes)
-    for found, expected in zip(
-        program.module()(torch.ones(7)), OfLength()(torch.ones(7)), strict=True
-    ):
+    for found, expected in zip(program.module()(torch.ones(7)), OfLength()(torch.ones(7)), strict=True):
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in OPERATORS if case.mutates], ids=lambda case: case.name
-)
+@pytest.mark.parametrize("case", [case for case in OPERATORS if case.mutates], ids=lambda case: case.name)
 def test_tensors_of_inference_mode_are_refused_before_a_write(case: OperatorCase) -> None:
     sample = case.sample(2, 3, "cpu", torch.float32)
     written = {a.name for a in case.operator._schema.arguments if a.is_write}
@@ -724,9 +643,7 @@ def test_non_contiguous_arguments(case: OperatorCase, device: torch.device) -> N
     plain = case(sample.replace([t.clone() for t in sample.tensors()]))
     for dims in ((0, 1), (0, 2), (1, 2)):
         strided = [
-            t.transpose(*dims).contiguous().transpose(*dims)
-            if max(dims) < t.dim() - 1
-            else t.clone()
+            t.transpose(*dims).contiguous().transpose(*dims) if max(dims) < t.dim() - 1 else t.clone()
             for t in sample.tensors()
         ]
         for actual, wanted in zip(case(sample.replace(strided)), plain, strict=True):
@@ -734,26 +651,18 @@ def test_non_contiguous_arguments(case: OperatorCase, device: torch.device) -> N
 
 
 @pytest.mark.parametrize(
-    "case",
-    [case for case in calls.every() if case.name not in calls.OF_THE_PROCESS],
-    ids=lambda case: case.name,
+    "case", [case for case in calls.every() if case.name not in calls.OF_THE_PROCESS], ids=lambda case: case.name
 )
 def test_same_bits_for_any_thread_count(case: OperatorCase) -> None:
     """Of texts that are longer than the pieces in which kernels work."""
     torch.manual_seed(6)
     sample = case.sample(3, 1030, "cpu", torch.float32)
-    results = same_for_any_thread_count(
-        lambda: case(sample.replace([t.clone() for t in sample.tensors()]))
-    )
-    for found, wanted in (
-        zip(results, case.expected(sample), strict=True) if case in OPERATORS else ()
-    ):
+    results = same_for_any_thread_count(lambda: case(sample.replace([t.clone() for t in sample.tensors()])))
+    for found, wanted in zip(results, case.expected(sample), strict=True) if case in OPERATORS else ():
         assert_close(found, wanted, TOLERANCE.get(found.dtype, 0))
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in OPERATORS if case.mutates], ids=lambda case: case.name
-)
+@pytest.mark.parametrize("case", [case for case in OPERATORS if case.mutates], ids=lambda case: case.name)
 def test_mutation_refuses_gradients(case: OperatorCase, device: torch.device) -> None:
     sample = double(case, device).requires_grad()
     refused((lambda: case(sample), ValueError, "requires grad"))
@@ -777,9 +686,7 @@ def calls_of_operators() -> Iterator[tuple[str, ast.Call]]:
         for node in nodes:
             if isinstance(node, ast.Call):
                 text = ast.unparse(node.func)
-                operator = re.match(
-                    r"(?:gated\()?torch\.ops\.posembed\.(\w+)", names.get(text, text)
-                )
+                operator = re.match(r"(?:gated\()?torch\.ops\.posembed\.(\w+)", names.get(text, text))
                 if operator is not None:
                     yield operator[1], node
 

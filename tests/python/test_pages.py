@@ -1,7 +1,5 @@
 """Tests that pages read as they stand in the repository: links, pictures, no syntax of a site."""
 
-from __future__ import annotations
-
 import functools
 import re
 import subprocess

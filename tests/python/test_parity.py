@@ -1,7 +1,5 @@
 """Tests that Python modules and their C++ twins agree: values, state_dict, repr, results."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -83,12 +81,7 @@ def extend_plain(module: Any) -> Any:
 
 def sequence_first(module: Any) -> Any:
     x, documents = numbers(5, 2, 8), {"cu_seqlens": torch.tensor([0, 2, 5]), "offset": 4}
-    calls = (
-        {"offset": 3},
-        {"offset": torch.tensor([3, 7])},
-        {"positions": ids(2, 5)},
-        {"positions": ids(5)},
-    )
+    calls = ({"offset": 3}, {"offset": torch.tensor([3, 7])}, {"positions": ids(2, 5)}, {"positions": ids(5)})
     return (*(module.forward(x, **call) for call in calls), module.forward(x[:, :1], **documents))
 
 
@@ -136,18 +129,7 @@ MODULES = [
     twins("InputEmbedding", 12, 8, positions="sinusoidal", norm="rms", scale="sqrt_dim", gradient="rows", call=lambda m: m.forward(ids(2, 5), positions=ids(2, 5))),
     twins("InputEmbedding", 12, 8, positions=None, call=lambda m: m.forward(ids(2, 5))),
     twins("InputEmbedding", 12, 8, max_positions=9, padding_idx=3, position_rule="roberta", norm="layer", output_dim=6, call=lambda m: m.forward(ids(2, 5), offset=1)),
-    twins(
-        "InputEmbedding",
-        12,
-        8,
-        max_positions=9,
-        position_rule="opt",
-        token_dim=4,
-        scale=2.0,
-        call=lambda m: m.forward(
-            ids(2, 5), attention_mask=torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 0, 1]])
-        ),
-    ),
+    twins("InputEmbedding", 12, 8, max_positions=9, position_rule="opt", token_dim=4, scale=2.0, call=lambda m: m.forward(ids(2, 5), attention_mask=torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 0, 1]]))),
     twins("InputEmbedding", 12, 8, positions=None, token_dim=4, scale="sqrt_dim", call=lambda m: m.forward(ids(2, 5))),
     twins(
         "LearnedPositionalEmbedding",
@@ -162,15 +144,7 @@ MODULES = [
     twins("LearnedPositionalEmbedding", 17, 8, call=extend_plain),
     twins("RelativePositionBias", 4, call=lambda m: m.forward(3, 5)),
     twins("RelativePositionBias", 4, call=lambda m: m.forward(4, 6, query_positions=ids(2, 4), attention_mask=ids(2, 6) > 3, key_positions=ids(2, 6))),
-    twins(
-        "RelativePositionBias",
-        2,
-        window=(2, 3),
-        class_token=True,
-        resampling="bicubic",
-        align_corners=True,
-        call=lambda m: (m.of_window(), m.of_window((4, 3)), m.table((4, 3)), enlarge(m)),
-    ),
+    twins("RelativePositionBias", 2, window=(2, 3), class_token=True, resampling="bicubic", align_corners=True, call=lambda m: (m.of_window(), m.of_window((4, 3)), m.table((4, 3)), enlarge(m))),
     twins("RelativePositionBias", 2, window=(2, 3), mlp_dim=8, pretrained_window=(4, 4), call=lambda m: (m.of_window(), m.of_window((4, 3)))),
     twins("RelativePositionBias", 2, window=(2, 3), mlp_dim=8, mlp_rule="cr", call=lambda m: (m.of_window(), m.of_window((4, 3)))),
     twins("RelativePositionBias", 2, window=(2, 1, 3), call=lambda m: m.of_window()),
@@ -216,26 +190,8 @@ MODULES = [
     twins("RelativeLogits", 8, 8, buckets="deberta", max_distance=9, call=lambda m: m.forward(numbers(2, 3, 4, 8), 6, query_offset=torch.tensor([2, 1]), apply_mask=True)),
     twins("ALiBi", 12, call=lambda m: m.forward(3, 5)),
     twins("ALiBi", 4, slopes="geometric", max_bias=4.5, causal=False, total_heads=9, head_start=5, call=lambda m: m.forward(5, query_offset=2, dtype=torch.bfloat16)),
-    twins(
-        "ALiBi",
-        3,
-        slopes=torch.tensor([[0.3, 0.2, 0.1], [0.7, 0.5, 0.25]]),
-        causal=False,
-        learned=True,
-        call=lambda m: m.attention(numbers(1, 3, 4, 8), numbers(1, 1, 6, 8), numbers(1, 1, 6, 8)),
-    ),
-    twins(
-        "ALiBi",
-        6,
-        slopes="geometric",
-        factor=2.0,
-        train_length=4,
-        call=lambda m: m.softmax(
-            numbers(2, 6, 3, 5),
-            scale=0.5,
-            attention_mask=torch.tensor([[0, 1, 1, 1, 1], [1, 1, 0, 1, 1]]),
-        ),
-    ),
+    twins("ALiBi", 3, slopes=torch.tensor([[0.3, 0.2, 0.1], [0.7, 0.5, 0.25]]), causal=False, learned=True, call=lambda m: m.attention(numbers(1, 3, 4, 8), numbers(1, 1, 6, 8), numbers(1, 1, 6, 8))),
+    twins("ALiBi", 6, slopes="geometric", factor=2.0, train_length=4, call=lambda m: m.softmax(numbers(2, 6, 3, 5), scale=0.5, attention_mask=torch.tensor([[0, 1, 1, 1, 1], [1, 1, 0, 1, 1]]))),
     twins("ALiBi", 9, total_heads=66, head_start=63, train_length=3, call=lambda m: (m.alibi_slopes(2, 16), m.attention(*[numbers(2, 9, 5, 8)] * 3, scale=0.125))),
     twins("TokenEmbedding", 12, 8, max_norm=0.5, call=lambda m: (m.forward(ids(2, 5)), m.weight)),
     twins("TokenEmbedding", 12, 0, max_norm=0.5, call=lambda m: m.forward(ids(2, 5))),
@@ -259,15 +215,7 @@ MODULES = [
     twins("RotaryEmbedding", 8, base=500000.0, interleaved=True, call=rotate_pair),
     twins("RotaryEmbedding", 8, rotary_dim=4, rotary_start=2, reverse=True, call=rotate_pair),
     twins("RotaryEmbedding", 8, scaling=pe.XPosScaling(center=2.5), call=lambda m: (*rotate_pair(m), m.forward(numbers(2, 5, 4, 8)))),
-    twins(
-        "RotaryEmbedding",
-        8,
-        sections=pe.Sections((1, 3, 0)),
-        call=lambda m: (
-            m.forward(numbers(2, 3, 2, 8), positions=ids(3, 2, 3)),
-            m.forward(numbers(2, 3, 2, 8), positions=ids(3, 2, 3)[:2]),
-        ),
-    ),
+    twins("RotaryEmbedding", 8, sections=pe.Sections((1, 3, 0)), call=lambda m: (m.forward(numbers(2, 3, 2, 8), positions=ids(3, 2, 3)), m.forward(numbers(2, 3, 2, 8), positions=ids(3, 2, 3)[:2]))),
     twins("RotaryEmbedding", 8, learned_frequencies=True, frequency_sizes=(2, 3), call=lambda m: m.forward(numbers(2, 5, 3, 8), positions=ids(2, 1, 5))),
     twins("RotaryEmbedding", 8, numerics="float32", call=rotate_pair),
     twins("RotaryEmbedding", 8, call=lambda m: m.forward(numbers(2, 5, 3, 8), positions=numbers(2, 5))),
@@ -302,9 +250,7 @@ def test_twins(case: Twins) -> None:
 
 def test_every_module_has_a_twin() -> None:
     ours = {
-        name
-        for name in pe.__all__
-        if isinstance(getattr(pe, name), type) and issubclass(getattr(pe, name), nn.Module)
+        name for name in pe.__all__ if isinstance(getattr(pe, name), type) and issubclass(getattr(pe, name), nn.Module)
     }
     assert ours == set(pe.cpp.__all__)
     # FileTable needs a file: token/test_file_table.py.

@@ -1,7 +1,5 @@
 """Every plot and every picture of the pages can be read: nothing is cut, overlaps or is hidden."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -44,9 +42,7 @@ PLOTS: dict[str, Draw] = {
     "wavelengths": lambda axes: pe.plot.wavelengths(SPECS, axes=axes),
     "wavelengths, of one": lambda axes: pe.plot.wavelengths(pe.RotarySpec(128), axes=axes),
     "scores_by_distance": lambda axes: pe.plot.scores_by_distance(SPECS, axes=axes),
-    "scores_by_distance, far": lambda axes: pe.plot.scores_by_distance(
-        SPECS, 65_535, log=True, axes=axes
-    ),
+    "scores_by_distance, far": lambda axes: pe.plot.scores_by_distance(SPECS, 65_535, log=True, axes=axes),
     "scores_by_distance, near": lambda axes: pe.plot.scores_by_distance(SPECS, log=True, axes=axes),
     "component_scores": lambda axes: pe.plot.component_scores(pe.RotarySpec(256), axes=axes),
     "angle_error": lambda axes: pe.plot.angle_error(pe.RotarySpec(128), axes=axes),
@@ -56,19 +52,14 @@ PLOTS: dict[str, Draw] = {
     ),
     "binary_codes": lambda axes: pe.plot.binary_codes(100, axes=axes),
     "shift_matrix": lambda axes: pe.plot.shift_matrix(pe.SinusoidalSpec(32), 7, axes=axes),
-    "similarity": lambda axes: pe.plot.similarity(
-        pe.SinusoidalPositionalEmbedding(64), 128, axes=axes
-    ),
-    "grid": lambda axes: pe.plot.grid(
-        pe.functional.sinusoidal_grid_positions((4, 6), spec=DETR), axes=axes
-    ),
+    "similarity": lambda axes: pe.plot.similarity(pe.SinusoidalPositionalEmbedding(64), 128, axes=axes),
+    "grid": lambda axes: pe.plot.grid(pe.functional.sinusoidal_grid_positions((4, 6), spec=DETR), axes=axes),
     "similarity_map": lambda axes: pe.plot.similarity_map(MAE, (14, 14), (3, 5), axes=axes),
     "similarity_map of all": lambda axes: pe.plot.similarity_map(MAE, (14, 14), axes=axes),
     "alibi_bias": lambda axes: pe.plot.alibi_bias(pe.ALiBi(8), 64, axes=axes),
     "extrapolation": lambda axes: pe.plot.extrapolation(LOSSES, (64, 128, 256), axes=axes),
     "losses": lambda axes: pe.plot.losses(
-        {name: (range(50), [5 / (i + k) for i in range(50)]) for k, name in ((1, "a"), (2, "b"))},
-        axes=axes,
+        {name: (range(50), [5 / (i + k) for i in range(50)]) for k, name in ((1, "a"), (2, "b"))}, axes=axes
     ),
 }
 
@@ -145,9 +136,7 @@ class Picture:
         for text, box in self.texts:
             drawn = [] if text.axes is None else text.axes.patches
             edges = [part.get_window_extent() for part in drawn if isinstance(part, Rectangle)]
-            if any(
-                meet(box, e) and not (e.contains(*box.min) and e.contains(*box.max)) for e in edges
-            ):
+            if any(meet(box, e) and not (e.contains(*box.min) and e.contains(*box.max)) for e in edges):
                 found.append(f"over an edge: {text.get_text()!r}")
         return found
 
@@ -157,9 +146,7 @@ class Picture:
         for one, over in itertools.combinations(self.curves(), 2):
             if one.axes is not over.axes or over.get_linestyle() != "-":
                 continue
-            (x, y), (of_x, of_y) = (
-                line.get_transform().transform(line.get_xydata()).T for line in (one, over)
-            )
+            (x, y), (of_x, of_y) = (line.get_transform().transform(line.get_xydata()).T for line in (one, over))
             at = np.linspace(x.min(), x.max(), 1000)
             near = np.abs(np.interp(at, x, y) - np.interp(at, of_x, of_y)) < 1.0
             if near.mean() > 0.9:
@@ -242,7 +229,4 @@ def test_faults_are_seen(width: int) -> None:
     axes.plot([0, 1], [0, 1], label="a curve")
     axes.text(0.4, 0.48, "a word")
     axes.legend(loc="center")
-    assert Picture(axes.figure).covered() == [
-        "a word covers 'a curve'",
-        "the legend covers 'a curve'",
-    ]
+    assert Picture(axes.figure).covered() == ["a word covers 'a curve'", "the legend covers 'a curve'"]

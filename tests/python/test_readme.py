@@ -1,7 +1,5 @@
 """Figures and charts of the README are those of benchmarks/results; test_docs.py runs its code."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re
@@ -30,9 +28,7 @@ def test_counts_of_patched_models_are_those_on_record() -> None:
         counts[library] = rotate.count("patched"), len(rotate)
     both = [str(number) for pair in counts.values() for number in pair]
     assert figures("Patches models") == both
-    pattern = (
-        r"(\d+) of (?:the )?(\d+)(?: model classes)? of (transformers|diffusers|timm) ([\d.]+\d)"
-    )
+    pattern = r"(\d+) of (?:the )?(\d+)(?: model classes)? of (transformers|diffusers|timm) ([\d.]+\d)"
     found = {name: (int(x), int(y)) for x, y, name, _ in re.findall(pattern, README)}
     assert found == counts
     for _, _, name, version in re.findall(pattern, README):

@@ -1,7 +1,5 @@
 """Tests that names in docstrings, as in :func:`rotary`, exist and become links."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re
@@ -74,11 +72,7 @@ def test_reference_shows_signatures_and_sections(reference: ModuleType) -> None:
     assert text.startswith("### `RotaryEmbedding`\n\n```python\nRotaryEmbedding(\n")
     for part in ("\n    layout: Layout = 'bshd',\n", "\n**Arguments**\n\n- `head_dim`: "):
         assert part in text
-    for part in (
-        "\n**Raises**\n\n- `ValueError`: ",
-        "\n```pycon\n>>> ",
-        "\n#### `RotaryEmbedding.",
-    ):
+    for part in ("\n**Raises**\n\n- `ValueError`: ", "\n```pycon\n>>> ", "\n#### `RotaryEmbedding."):
         assert part in text
     assert "self" not in "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     assert not re.search(r"#### `RotaryEmbedding\._", text)
@@ -97,15 +91,11 @@ def described() -> dict[str, set[str]]:
 
 def test_reference_has_methods_of_bases_that_it_does_not_describe() -> None:
     options = described()
-    classes = {
-        name: getattr(pe, name) for name in options if isinstance(getattr(pe, name, 0), type)
-    }
+    classes = {name: getattr(pe, name) for name in options if isinstance(getattr(pe, name, 0), type)}
     assert len(classes) > 15
     for name, cls in classes.items():
         inner = [
-            base
-            for base in cls.__mro__
-            if base.__module__.startswith("posembed") and base not in classes.values()
+            base for base in cls.__mro__ if base.__module__.startswith("posembed") and base not in classes.values()
         ]
         if pe.scaling.Scaling in inner:
             continue
@@ -121,9 +111,7 @@ def test_reference_has_methods_of_bases_that_it_does_not_describe() -> None:
         assert all(any(find(base, method) for base in cls.__mro__) for method in listed), name
 
 
-@pytest.mark.parametrize(
-    "name", ["analysis", "data", "functional", "plot", "positions", "pretrained"]
-)
+@pytest.mark.parametrize("name", ["analysis", "data", "functional", "plot", "positions", "pretrained"])
 def test_reference_shows_public_names_of_a_module(name: str) -> None:
     module = getattr(pe, name)
     page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")

@@ -3,8 +3,6 @@
 `make reliability` repeats the loops ten times as long or longer (POSEMBED_LONG).
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import queue
@@ -96,11 +94,7 @@ def test_eight_threads_while_settings_change() -> None:
 
 def run_program(program: str, **variables: str) -> str:
     run = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **variables},
-        timeout=120,
+        [sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ, **variables}, timeout=120
     )
     assert run.returncode == 0, f"exit code {run.returncode}: {run.stderr[-2000:]}"
     assert "Traceback" not in run.stderr, run.stderr[-2000:]  # of a thread or a destructor
@@ -292,10 +286,7 @@ print(len(CALLS))
 # ------------------------------------------------------------------------------------ numbers at the edge
 
 EDGES = [float("nan"), float("inf"), -float("inf"), -0.0, 0.0, 1e-45, -1e-40, 1e-310]
-NEAR_ZERO = {
-    dtype: [-0.0, 0.3 * torch.finfo(dtype).tiny, -torch.finfo(dtype).smallest_normal]
-    for dtype in TOLERANCE
-}
+NEAR_ZERO = {dtype: [-0.0, 0.3 * torch.finfo(dtype).tiny, -torch.finfo(dtype).smallest_normal] for dtype in TOLERANCE}
 
 
 def with_value(sample: Sample, value: float) -> Sample:
@@ -376,8 +367,7 @@ def test_numbers_that_are_not_denormal_do_not_depend_on_flushing(case: OperatorC
     for dtype in case.dtypes:
         # In-place operators write their samples.
         samples, others = (
-            [with_value(seeded(case, 3, dtype), value) for value in (1.0, -1e-40, 1e-310)]
-            for _ in range(2)
+            [with_value(seeded(case, 3, dtype), value) for value in (1.0, -1e-40, 1e-310)] for _ in range(2)
         )
         exact = [case(sample) for sample in others]
         try:

@@ -1,7 +1,5 @@
 """Tests specifications that are made inside a compiled or exported function."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 
@@ -19,9 +17,7 @@ ROTARY: dict[str, Callable[[Tensor], pe.RotarySpec]] = {
     "frequencies": lambda x: pe.RotarySpec(128, custom_frequencies=[0.5] * 64),
     "another's": lambda x: dataclasses.replace(pe.RotarySpec(128), base=1e6, reverse=True),
     **{
-        f"{scaling.kind}-{i}": lambda x, scaling=scaling: pe.RotarySpec(
-            128, scaling=dataclasses.replace(scaling)
-        )
+        f"{scaling.kind}-{i}": lambda x, scaling=scaling: pe.RotarySpec(128, scaling=dataclasses.replace(scaling))
         for i, (scaling, _, _) in enumerate(SCALINGS)
         if not pe.RotarySpec(128, scaling=scaling).is_dynamic
     },

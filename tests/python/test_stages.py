@@ -1,7 +1,5 @@
 """scripts/stages.py: which stages of CI run, and what their table and their last line say."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The stub of the bindings is the one that their docstrings give."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tests that torch.fx keeps calls of posembed in a traced model, and what torch.jit says of them."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any
@@ -52,9 +50,7 @@ def equal(model: nn.Module, other: nn.Module, arguments: tuple[Any, ...]) -> Non
         result = each(*arguments)
         parameters = [p for p in each.parameters() if p.requires_grad]
         loss = result.square().sum()
-        gradients = (
-            torch.autograd.grad(loss, parameters, materialize_grads=True) if parameters else ()
-        )
+        gradients = torch.autograd.grad(loss, parameters, materialize_grads=True) if parameters else ()
         found.append((result, *(g.to_dense() for g in gradients)))
     assert len(found[0]) == len(found[1])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
@@ -93,10 +89,7 @@ class Functions(nn.Module):
         super().__init__()
         self.token = pe.TokenEmbedding(9, 8)
         self.rope = pe.RotaryEmbedding(8, learned_frequencies=True)
-        self.spec, self.waves = (
-            pe.RotarySpec(8, scaling=pe.LinearScaling(2.0)),
-            pe.SinusoidalSpec(8),
-        )
+        self.spec, self.waves = (pe.RotarySpec(8, scaling=pe.LinearScaling(2.0)), pe.SinusoidalSpec(8))
 
     def forward(self, ids, heads, scores):  # annotations that are text cannot be pickled
         x = functional.sinusoidal(functional.embedding(ids, self.token.weight), spec=self.waves)

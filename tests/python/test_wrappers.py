@@ -1,7 +1,5 @@
 """Tests modules in PyTorch's wrappers: sharding, fake tensors, autocast, compilers."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 

@@ -3,8 +3,6 @@
 A row is the call as one writes it, and the facts: pieces of the message, in any order.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from typing import Any
@@ -18,13 +16,7 @@ from posembed import _other_names
 R, S, L = pe.RotaryEmbedding, pe.SinusoidalPositionalEmbedding, pe.LearnedPositionalEmbedding
 I, T, A = pe.InputEmbedding, pe.TokenEmbedding, pe.ALiBi  # noqa: E741
 B, N, Bag, F = pe.RelativePositionBias, pe.RotarySpec, pe.TokenBag, pe.functional
-CONFIG = {
-    "model_type": "llama",
-    "head_dim": 64,
-    "rope_theta": 1e4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-}
+CONFIG = {"model_type": "llama", "head_dim": 64, "rope_theta": 1e4, "num_attention_heads": 8, "num_key_value_heads": 2}
 
 
 class Given:

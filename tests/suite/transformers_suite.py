@@ -4,8 +4,6 @@ python tests/suite/transformers_suite.py SOURCE [families or files], or make tes
 This file is also the pytest plugin that patches every model after it is built or when it first runs.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import functools

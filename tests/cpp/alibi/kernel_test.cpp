@@ -52,21 +52,17 @@ Copies<Kernel> copies(Kernel* baseline, Kernel* avx2, Kernel* avx512, Kernel* so
   return result;
 }
 
-#define POSEMBED_COPIES(kernel) \
-  copies(baseline::kernel, avx2::kernel, avx512::kernel, CudaSource<kernel##_cuda>::run)
+#define POSEMBED_COPIES(kernel) copies(baseline::kernel, avx2::kernel, avx512::kernel, CudaSource<kernel##_cuda>::run)
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
-double position(const core::IndexView& view, int64_t index) {
-  return static_cast<double>(core::read(view, index));
-}
+double position(const core::IndexView& view, int64_t index) { return static_cast<double>(core::read(view, index)); }
 
 /// Query position - key position; NaN if the key is hidden from the query.
 double expected_distance(const Distances& distances, int64_t batch, int64_t row, int64_t key) {
-  const double query =
-      distances.query_positions.data == nullptr
-          ? static_cast<double>(distances.offset + row)
-          : position(distances.query_positions, batch * distances.query_stride + row);
+  const double query = distances.query_positions.data == nullptr
+                           ? static_cast<double>(distances.offset + row)
+                           : position(distances.query_positions, batch * distances.query_stride + row);
   const double at = distances.key_positions.data == nullptr
                         ? static_cast<double>(key)
                         : position(distances.key_positions, batch * distances.key_stride + key);
@@ -81,8 +77,8 @@ double expected_distance(const Distances& distances, int64_t batch, int64_t row,
   return seen ? query - at : std::nan("");
 }
 
-double expected_bias(double before, double after, const Distances& distances, int64_t row,
-                     int64_t key, int64_t batch = 0) {
+double expected_bias(double before, double after, const Distances& distances, int64_t row, int64_t key,
+                     int64_t batch = 0) {
   const double distance = expected_distance(distances, batch, row, key);
   if (std::isnan(distance)) return distances.apply_mask ? -infinity : 0.0;
   return distance >= 0 ? -before * distance : after * distance;
@@ -112,10 +108,9 @@ Distances distances_of(const Case& c) {
 }
 
 const Case cases[] = {
-    {1, 1, 0, true, true},       {1, 7, 6, true, true},        {5, 3, -2, true, true},
-    {33, 1025, 992, true, true}, {64, 65, 1, false, true},     {7, 4100, 100, false, true},
-    {40, 40, 0, true, false},    {3, 5, 1 << 19, true, true},  {3, 9, -20, false, true},
-    {2, 0, 0, true, true},       {2, 31, 100000, false, true}, {601, 9, -300, true, true},
+    {1, 1, 0, true, true},      {1, 7, 6, true, true},       {5, 3, -2, true, true},       {33, 1025, 992, true, true},
+    {64, 65, 1, false, true},   {7, 4100, 100, false, true}, {40, 40, 0, true, false},     {3, 5, 1 << 19, true, true},
+    {3, 9, -20, false, true},   {2, 0, 0, true, true},       {2, 31, 100000, false, true}, {601, 9, -300, true, true},
     {300, 70, -9, false, true},
 };
 
@@ -150,8 +145,7 @@ TYPED_TEST(ALiBiKernel, FillsEveryRowInAnySplit) {
         const int64_t head = row / c.queries;
         const double before = two_sided[head], after = two_sided[3 + head];
         for (int64_t key = 0; key < c.keys; ++key) {
-          const auto want =
-              rounded<T>(expected_bias(before, after, arguments.distances, row % c.queries, key));
+          const auto want = rounded<T>(expected_bias(before, after, arguments.distances, row % c.queries, key));
           const auto have = core::load(out[guard + row * c.keys + key]);
           ASSERT_EQ(have, want) << "row " << row << " key " << key;
         }
@@ -193,11 +187,9 @@ TYPED_TEST(ALiBiKernel, AddsToStridedScoresInPlace) {
         const int64_t head = index / strides[1];
         long double want = core::load(before[index]);  // exact: the kernels round only the sum
         if (key < c.keys) {
-          want = want / 2 + expected_bias(two_sided[head], two_sided[heads + head],
-                                          arguments.distances, query, key);
+          want = want / 2 + expected_bias(two_sided[head], two_sided[heads + head], arguments.distances, query, key);
         }
-        ASSERT_EQ(core::load(scores[index]), rounded<T>(static_cast<Compute<T>>(want)))
-            << "index " << index;
+        ASSERT_EQ(core::load(scores[index]), rounded<T>(static_cast<Compute<T>>(want))) << "index " << index;
       }
     }
   }
@@ -287,9 +279,7 @@ struct Placed {
 
   size_t count() const { return static_cast<size_t>(rows * keys); }
 
-  Matrices matrices(void* data) const {
-    return {data, {heads * queries * keys, queries * keys, keys}};
-  }
+  Matrices matrices(void* data) const { return {data, {heads * queries * keys, queries * keys, keys}}; }
 
   int64_t keys, queries, rows;
   std::vector<int32_t> query_positions;
@@ -328,10 +318,9 @@ std::vector<double> expected_softmax(const std::vector<double>& scores) {
 }
 
 template <typename T>
-constexpr double tolerance = std::is_same_v<T, double> ? 1e-15
-                             : std::is_same_v<T, float>
-                                 ? 4e-7
-                                 : (std::is_same_v<T, core::BFloat16> ? 1.0 / 256 : 1.0 / 2048);
+constexpr double tolerance = std::is_same_v<T, double>  ? 1e-15
+                             : std::is_same_v<T, float> ? 4e-7
+                                                        : (std::is_same_v<T, core::BFloat16> ? 1.0 / 256 : 1.0 / 2048);
 
 TYPED_TEST(ALiBiKernel, BiasesAndWeightsOfMovedAndHiddenKeys) {
   using T = TypeParam;
@@ -364,8 +353,8 @@ TYPED_TEST(ALiBiKernel, BiasesAndWeightsOfMovedAndHiddenKeys) {
       ASSERT_EQ(fill_cuda(bias, nullptr), nullptr);
       expect_same_bits(biases);
       for (const auto& [name, softmax] : POSEMBED_COPIES(softmax)) {
-        SCOPED_TRACE(testing::Message() << name << " causal " << causal << " apply_mask "
-                                        << apply_mask << " keys " << placed.keys);
+        SCOPED_TRACE(testing::Message() << name << " causal " << causal << " apply_mask " << apply_mask << " keys "
+                                        << placed.keys);
         arguments.out = placed.matrices(weights.data());
         softmax(arguments, 0, 7);
         softmax(arguments, 7, placed.rows);
@@ -373,9 +362,8 @@ TYPED_TEST(ALiBiKernel, BiasesAndWeightsOfMovedAndHiddenKeys) {
           const int64_t batch = row / (3 * placed.queries), head = row / placed.queries % 3;
           std::vector<double> biased;
           for (int64_t key = 0; key < placed.keys; ++key) {
-            const double bias =
-                expected_bias(two_sided[head], two_sided[3 + head], arguments.distances,
-                              row % placed.queries, key, batch);
+            const double bias = expected_bias(two_sided[head], two_sided[3 + head], arguments.distances,
+                                              row % placed.queries, key, batch);
             biased.push_back(0.25 * core::load(scores[row * placed.keys + key]) + bias);
             const double sum = core::load(sums[row * placed.keys + key]);
             if (std::isfinite(biased.back())) {
@@ -415,9 +403,9 @@ TYPED_TEST(ALiBiKernel, SoftmaxOfPlainRowsInPlace) {
         const int64_t head = row / c.queries;
         std::vector<double> biased;
         for (int64_t key = 0; key < c.keys; ++key) {
-          biased.push_back(2.0 * core::load(before[row * c.keys + key]) +
-                           expected_bias(two_sided[head], two_sided[3 + head], arguments.distances,
-                                         row % c.queries, key));
+          biased.push_back(
+              2.0 * core::load(before[row * c.keys + key]) +
+              expected_bias(two_sided[head], two_sided[3 + head], arguments.distances, row % c.queries, key));
         }
         const std::vector<double> want = expected_softmax(biased);
         double largest = 0;  // float32 rounds biased scores, and exp makes that relative
@@ -531,8 +519,7 @@ void expect_general_results(const Distances& distances) {
   Rows<T> scores(distances, 8), weights(distances, 0), expected(distances, 0), again(distances, 0);
   for (int64_t index = 0; index < scores.count; ++index) {
     const int64_t batch = index / (2 * scores.plane), query = index % scores.plane / scores.keys;
-    if (distances.apply_mask &&
-        std::isnan(expected_distance(distances, batch, query, index % scores.keys))) {
+    if (distances.apply_mask && std::isnan(expected_distance(distances, batch, query, index % scores.keys))) {
       core::store(std::numeric_limits<Compute<T>>::quiet_NaN(), &scores.data[index]);
     }
   }
@@ -621,8 +608,8 @@ TYPED_TEST(ALiBiKernel, GradientsThroughSoftmax) {
     std::vector<T> weights = random_numbers<T>(count, 6);
     for (int64_t index = 0; index < static_cast<int64_t>(count); ++index) {
       const int64_t row = index / placed.keys;
-      const double distance = expected_distance(arguments.distances, row / (3 * placed.queries),
-                                                row % placed.queries, index % placed.keys);
+      const double distance =
+          expected_distance(arguments.distances, row / (3 * placed.queries), row % placed.queries, index % placed.keys);
       if (!std::isnan(distance)) continue;
       weights[index] = T{};  // as softmax gives them
       core::store(std::numeric_limits<Compute<T>>::quiet_NaN(), &grad[index]);
@@ -700,8 +687,7 @@ TEST(ALiBiSlopes, AreCorrectlyRounded) {
         while (2 * power <= heads) power *= 2;
         long double exponent = -8.0L * (head + 1) / heads;
         if (kind == SlopeKind::paper) {
-          exponent = head < power ? -8.0L * (head + 1) / power
-                                  : -8.0L * (2 * (head - power) + 1) / (2 * power);
+          exponent = head < power ? -8.0L * (head + 1) / power : -8.0L * (2 * (head - power) + 1) / (2 * power);
         }
         ASSERT_EQ(slope(kind, 8.0, heads, head), static_cast<float>(std::exp2(exponent)))
             << heads << " heads, head " << head;

@@ -43,8 +43,8 @@ TEST(ALiBiModule, FunctionsNumberVisibleKeysOnRequest) {
   const ALiBiCall call = ALiBiCall().attention_mask(torch::tensor({1, 0, 1, 1}));
   const torch::Tensor all = posembed::functional::alibi_softmax(scores, alibi->slopes(), call);
   EXPECT_FALSE(torch::equal(alibi->softmax(scores, call), all));
-  const torch::Tensor visible = posembed::functional::alibi_softmax(
-      scores, alibi->slopes(), ALiBiCall(call).positions_from_mask(true));
+  const torch::Tensor visible =
+      posembed::functional::alibi_softmax(scores, alibi->slopes(), ALiBiCall(call).positions_from_mask(true));
   EXPECT_TRUE(torch::equal(alibi->softmax(scores, call), visible));
 }
 
@@ -102,8 +102,7 @@ TEST(ALiBiModule, SlopesAndOffsetsOfEachSample) {
   const torch::Tensor slopes = torch::rand({2, 4}).requires_grad_();
   const torch::Tensor scores = torch::randn({2, 4, 3, 7}), upper = torch::randn({2, 4, 3, 7});
   ALiBi alibi(ALiBiOptions(4));
-  const auto call =
-      ALiBiCall().sample_slopes(slopes).query_offsets(torch::tensor({4, 1})).scale(0.5);
+  const auto call = ALiBiCall().sample_slopes(slopes).query_offsets(torch::tensor({4, 1})).scale(0.5);
   const torch::Tensor weights = alibi->softmax(scores, call);
   const torch::Tensor grad = torch::autograd::grad({weights}, {slopes}, {upper})[0];
   for (const int64_t sample : {0, 1}) {
@@ -111,11 +110,9 @@ TEST(ALiBiModule, SlopesAndOffsetsOfEachSample) {
     const auto alone = ALiBiCall().scale(0.5).query_offset(sample == 0 ? 4 : 1);
     const torch::Tensor expected = posembed::functional::alibi_softmax(scores[sample], own, alone);
     EXPECT_TRUE(torch::equal(weights[sample], expected));
-    EXPECT_TRUE(
-        torch::equal(grad[sample], torch::autograd::grad({expected}, {own}, {upper[sample]})[0]));
+    EXPECT_TRUE(torch::equal(grad[sample], torch::autograd::grad({expected}, {own}, {upper[sample]})[0]));
   }
-  EXPECT_THROW(alibi->softmax(scores, ALiBiCall().sample_slopes(torch::rand({2, 3}))),
-               c10::ValueError);
+  EXPECT_THROW(alibi->softmax(scores, ALiBiCall().sample_slopes(torch::rand({2, 3}))), c10::ValueError);
   EXPECT_THROW(ALiBi(ALiBiOptions(4).slopes(slopes)), c10::ValueError);  // keys after the query
 }
 
@@ -133,8 +130,7 @@ TEST(ALiBiModule, RefusesOptionsThatItHasItself) {
   const torch::Tensor scores = torch::randn({1, 4, 3, 3});
   for (const bool causal : {true, false}) {
     ALiBi alibi(ALiBiOptions(4).causal(causal));
-    EXPECT_TRUE(
-        torch::equal(alibi->softmax(scores, ALiBiCall().causal(causal)), alibi->softmax(scores)));
+    EXPECT_TRUE(torch::equal(alibi->softmax(scores, ALiBiCall().causal(causal)), alibi->softmax(scores)));
     EXPECT_THROW(alibi->softmax(scores, ALiBiCall().causal(!causal)), c10::ValueError);
     EXPECT_THROW(alibi->softmax(scores, ALiBiCall().positions_from_mask(false)), c10::ValueError);
     EXPECT_THROW(alibi->forward(3, 3, ALiBiCall().scale(0.5)), c10::ValueError);

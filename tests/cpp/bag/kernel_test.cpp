@@ -40,9 +40,7 @@ void find_bags_on_gpu(const FindArguments& arguments, int64_t, int64_t) {
 void spread_on_gpu(const SpreadArguments& arguments, int64_t, int64_t) {
   ASSERT_EQ(spread_cuda(arguments, nullptr), nullptr);
 }
-void dot_on_gpu(const DotArguments& arguments, int64_t, int64_t) {
-  ASSERT_EQ(dot_cuda(arguments, nullptr), nullptr);
-}
+void dot_on_gpu(const DotArguments& arguments, int64_t, int64_t) { ASSERT_EQ(dot_cuda(arguments, nullptr), nullptr); }
 
 std::vector<Variant> variants() {
   std::vector<Variant> result;
@@ -59,8 +57,7 @@ struct Problem {
   explicit Problem(int64_t dim, int64_t padding = 3) : dim(dim), stride(dim + padding) {
     std::mt19937 generator(static_cast<unsigned>(dim));
     std::normal_distribution<float> normal;
-    for (int64_t i = 0; i < offsets.back() + 11; ++i)
-      ids.push_back(static_cast<int32_t>(generator() % rows));
+    for (int64_t i = 0; i < offsets.back() + 11; ++i) ids.push_back(static_cast<int32_t>(generator() % rows));
     const auto fill = [&](int64_t count) {
       std::vector<T> values(static_cast<size_t>(count));
       for (T& value : values) core::store(static_cast<core::Compute<T>>(normal(generator)), &value);
@@ -87,9 +84,7 @@ struct Problem {
     return core::load(table[at]);
   }
   bool counts(int64_t index) const { return ids[static_cast<size_t>(index)] != padding; }
-  int64_t end(int64_t bag) const {
-    return bag + 1 == bags() ? count() : offsets[static_cast<size_t>(bag + 1)];
-  }
+  int64_t end(int64_t bag) const { return bag + 1 == bags() ? count() : offsets[static_cast<size_t>(bag + 1)]; }
 
   int64_t dim, stride;
   std::vector<int64_t> offsets = {0, 0, 1, 140, 140, 143};
@@ -101,9 +96,7 @@ struct Problem {
 template <typename T>
 double tolerance(double expected) {
   if constexpr (std::is_same_v<T, double>) return 1e-13;
-  const double half = std::is_same_v<T, core::Float16>    ? 0x1p-11
-                      : std::is_same_v<T, core::BFloat16> ? 0x1p-8
-                                                          : 0x1p-24;
+  const double half = std::is_same_v<T, core::Float16> ? 0x1p-11 : std::is_same_v<T, core::BFloat16> ? 0x1p-8 : 0x1p-24;
   return 2e-5 + half * std::abs(expected);
 }
 
@@ -163,8 +156,7 @@ void check_pool(const Problem<T>& problem) {
         for (int64_t i = 0; i < problem.bags() * dim; ++i) {
           const auto at = static_cast<size_t>(i);
           const double expected = pooled(problem, mode, weighted, i / dim, i % dim);
-          ASSERT_NEAR(core::load(out[at]), expected, tolerance<T>(expected))
-              << variant.name << " element " << i;
+          ASSERT_NEAR(core::load(out[at]), expected, tolerance<T>(expected)) << variant.name << " element " << i;
           if (mode == Mode::max && max_indices[at] >= 0) {
             ASSERT_EQ(core::load(out[at]), problem.row(max_indices[at], i % dim));
             ASSERT_TRUE(problem.counts(max_indices[at]));
@@ -208,8 +200,7 @@ TYPED_TEST(BagKernel, GradientOfAMaximumGoesToItsIdAlone) {
     for (int64_t p = 0; p < problem.count(); ++p)
       for (int64_t i = 0; i < dim; ++i) {
         const double whole = core::load(problem.gradient[static_cast<size_t>(bag * dim + i)]);
-        ASSERT_EQ(core::load(out[static_cast<size_t>(p * dim + i)]),
-                  p == first + i % 3 ? whole : 0.0)
+        ASSERT_EQ(core::load(out[static_cast<size_t>(p * dim + i)]), p == first + i % 3 ? whole : 0.0)
             << variant.name << " index " << p;
       }
   }
@@ -235,8 +226,7 @@ TYPED_TEST(BagKernel, DotsAreTheGradientsOfWeights) {
         for (int64_t p = problem.offsets[static_cast<size_t>(bag)]; p < problem.end(bag); ++p) {
           double expected = 0;
           for (int64_t i = 0; problem.counts(p) && i < dim; ++i) {
-            expected += core::load(problem.gradient[static_cast<size_t>(bag * dim + i)]) *
-                        problem.row(p, i);
+            expected += core::load(problem.gradient[static_cast<size_t>(bag * dim + i)]) * problem.row(p, i);
           }
           ASSERT_NEAR(core::load(out[static_cast<size_t>(p)]), expected, tolerance<T>(expected))
               << variant.name << " index " << p;

@@ -22,8 +22,7 @@ TEST(BagModule, ClonesAndSaves) {
   TokenBag bag(TokenBagOptions(5, 8).mode(BagMode::mean).padding_idx(0));
   const auto copy = std::dynamic_pointer_cast<TokenBagImpl>(bag->clone());
   EXPECT_NE(copy->weight.data_ptr(), bag->weight.data_ptr());
-  EXPECT_TRUE(torch::equal(copy->forward(some_ids(), some_offsets()),
-                           bag->forward(some_ids(), some_offsets())));
+  EXPECT_TRUE(torch::equal(copy->forward(some_ids(), some_offsets()), bag->forward(some_ids(), some_offsets())));
   std::stringstream file;
   torch::save(bag, file);
   TokenBag other(5, 8);
@@ -57,9 +56,7 @@ TEST(BagModule, RefusesWhatDoesNotFit) {
     bag->forward(torch::tensor({{0, 5}}));
     FAIL() << "id 5 was taken";
   } catch (const c10::IndexError& error) {
-    EXPECT_NE(std::string(error.what()).find("token table of 5, got 5 at index 1"),
-              std::string::npos)
-        << error.what();
+    EXPECT_NE(std::string(error.what()).find("token table of 5, got 5 at index 1"), std::string::npos) << error.what();
   }
 }
 

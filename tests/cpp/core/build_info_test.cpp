@@ -11,23 +11,18 @@
 namespace posembed {
 namespace {
 
-TEST(BuildInfo, NamesTheTorchItWasBuiltFor) {
-  EXPECT_EQ(build_info().torch_version, TORCH_VERSION);
-}
+TEST(BuildInfo, NamesTheTorchItWasBuiltFor) { EXPECT_EQ(build_info().torch_version, TORCH_VERSION); }
 
 TEST(BuildInfo, HasOneVersion) {
-  const std::string parts = std::to_string(POSEMBED_VERSION_MAJOR) + "." +
-                            std::to_string(POSEMBED_VERSION_MINOR) + "." +
-                            std::to_string(POSEMBED_VERSION_PATCH);
+  const std::string parts = std::to_string(POSEMBED_VERSION_MAJOR) + "." + std::to_string(POSEMBED_VERSION_MINOR) +
+                            "." + std::to_string(POSEMBED_VERSION_PATCH);
   EXPECT_EQ(build_info().version, parts);
   EXPECT_EQ(build_info().version, POSEMBED_VERSION);
 }
 
 TEST(BuildInfo, UsesAnInstructionSetThatWasBuilt) {
   const BuildInfo info = build_info();
-  EXPECT_EQ(
-      std::count(info.instruction_sets.begin(), info.instruction_sets.end(), info.instruction_set),
-      1);
+  EXPECT_EQ(std::count(info.instruction_sets.begin(), info.instruction_sets.end(), info.instruction_set), 1);
 }
 
 TEST(BuildInfo, NamesArchitecturesOnlyWithCuda) {

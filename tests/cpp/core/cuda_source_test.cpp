@@ -49,9 +49,7 @@ TEST(PinnedMemoryGpuSource, LeavesWhatOthersPinned) {
   cudaHostUnregister(&number);
 }
 
-void write_last_byte(size_t bytes, unsigned char* out) {
-  *out = dynamic_shared_memory()[bytes - 1] = 7;
-}
+void write_last_byte(size_t bytes, unsigned char* out) { *out = dynamic_shared_memory()[bytes - 1] = 7; }
 
 // Two threads may launch one kernel: what one allows must not shrink what the other was allowed.
 TEST(SharedMemoryGpuSource, LimitOfAKernelNeverFalls) {

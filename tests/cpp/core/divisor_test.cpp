@@ -36,8 +36,7 @@ TYPED_TEST(DivisorOf, NumbersBesideMultiples) {
     const TypeParam multiple = static_cast<TypeParam>(random() & largest) / divisor * divisor;
     for (const TypeParam number : {multiple, multiple > 0 ? multiple - 1 : 0, largest}) {
       ASSERT_NO_FATAL_FAILURE(check(number, divisor));
-      ASSERT_NO_FATAL_FAILURE(
-          check(number, divisor == largest ? divisor : static_cast<TypeParam>(divisor + 1)));
+      ASSERT_NO_FATAL_FAILURE(check(number, divisor == largest ? divisor : static_cast<TypeParam>(divisor + 1)));
     }
   }
 }

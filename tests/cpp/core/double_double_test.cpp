@@ -49,10 +49,8 @@ TEST(DoubleDouble, Exponentials) {
 
 TEST(DoubleDouble, Logarithms) {
   const Value values[] = {
-      {2.0, {0x1.62e42fefa39efp-1, 0x1.abc9e3b39803fp-56}},
-      {1e4, {0x1.26bb1bbb55516p+3, -0x1.f48ad494ea3e9p-51}},
-      {5e5, {0x1.a3ea669a05c01p+3, 0x1.43d1720303e20p-51}},
-      {1e7, {0x1.01e3b843eaa73p+4, -0x1.6bf2f40499ed8p-51}},
+      {2.0, {0x1.62e42fefa39efp-1, 0x1.abc9e3b39803fp-56}},  {1e4, {0x1.26bb1bbb55516p+3, -0x1.f48ad494ea3e9p-51}},
+      {5e5, {0x1.a3ea669a05c01p+3, 0x1.43d1720303e20p-51}},  {1e7, {0x1.01e3b843eaa73p+4, -0x1.6bf2f40499ed8p-51}},
       {0.3, {-0x1.34378fcbda721p+0, 0x1.9c1404e27f13dp-54}},
   };
   for (const Value& value : values) {

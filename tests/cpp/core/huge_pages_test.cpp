@@ -19,8 +19,7 @@ class Mapping {
  public:
   explicit Mapping(int64_t bytes)
       : bytes_(bytes),
-        data_(mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
+        data_(mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
     // Separates it from its neighbours; otherwise the system would list them as one mapping.
     mprotect(data_, 4096, PROT_READ);
   }

@@ -17,8 +17,7 @@ int chosen_under(const char* value, const char* said = "") {
     std::exit(static_cast<int>(instruction_set()));
   };
   EXPECT_EXIT(
-      choose(),
-      [&](int status) { return WIFEXITED(status) && (chosen = WEXITSTATUS(status)) >= 0; }, said);
+      choose(), [&](int status) { return WIFEXITED(status) && (chosen = WEXITSTATUS(status)) >= 0; }, said);
   return chosen;
 }
 

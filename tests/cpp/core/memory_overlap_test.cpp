@@ -15,8 +15,7 @@ struct Block {
   std::vector<int64_t> size, stride;
 
   StridedMemory memory() const {
-    return {static_cast<uintptr_t>(address), item_size, size.data(), stride.data(),
-            static_cast<int64_t>(size.size())};
+    return {static_cast<uintptr_t>(address), item_size, size.data(), stride.data(), static_cast<int64_t>(size.size())};
   }
 
   /// The address of every index; indices that share an address repeat it.
@@ -25,8 +24,7 @@ struct Block {
     for (size_t i = 0; i < size.size(); ++i) {
       std::vector<int64_t> longer;
       for (const int64_t begin : result)
-        for (int64_t index = 0; index < size[i]; ++index)
-          longer.push_back(begin + index * stride[i] * item_size);
+        for (int64_t index = 0; index < size[i]; ++index) longer.push_back(begin + index * stride[i] * item_size);
       result = longer;
     }
     return result;
@@ -41,9 +39,7 @@ struct Block {
 };
 
 Block random_block(std::mt19937* random) {
-  const auto pick = [&](int min, int max) {
-    return std::uniform_int_distribution<int64_t>(min, max)(*random);
-  };
+  const auto pick = [&](int min, int max) { return std::uniform_int_distribution<int64_t>(min, max)(*random); };
   Block block;
   block.item_size = int64_t{1} << pick(0, 3);
   block.address = 10000 + pick(0, 60) * (pick(0, 3) == 0 ? 1 : 4);

@@ -29,9 +29,9 @@ double turns(double position, double radians) {
 double error(uint64_t turn, double expected) {
   const auto target = static_cast<int64_t>(std::llround(std::ldexp(expected, 62)));
   const auto found = static_cast<int64_t>(turn);
-  return std::ldexp(static_cast<double>(static_cast<int64_t>(static_cast<uint64_t>(found) -
-                                                             (static_cast<uint64_t>(target) << 2))),
-                    -64);
+  return std::ldexp(
+      static_cast<double>(static_cast<int64_t>(static_cast<uint64_t>(found) - (static_cast<uint64_t>(target) << 2))),
+      -64);
 }
 
 TEST(Position, AnglesAreAsExactAsThoseOfWholeNumbers) {

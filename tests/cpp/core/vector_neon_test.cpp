@@ -30,9 +30,8 @@ To bits_of(From value) {
 /// Words in which rounding is hard: halves with exponents around binary16's denormals and overflow,
 /// ties, zeros, infinities, and any bits.
 Words hard_words(std::mt19937& random) {
-  static constexpr uint32_t special[] = {0u,          0x80000000u, 0x7f800000u, 0xff800000u,
-                                         0x33000000u, 0x33000001u, 0x387fc000u, 0x477fefffu,
-                                         0x477ff000u, 0x3f808000u, 0x3f818000u, 0x00008000u};
+  static constexpr uint32_t special[] = {0u,          0x80000000u, 0x7f800000u, 0xff800000u, 0x33000000u, 0x33000001u,
+                                         0x387fc000u, 0x477fefffu, 0x477ff000u, 0x3f808000u, 0x3f818000u, 0x00008000u};
   Words words;
   for (int lane = 0; lane < 4; ++lane) {
     const uint32_t any = random();
@@ -65,8 +64,7 @@ TEST(VectorNeon, HasTheBitsOfPortableVectors) {
     const auto x = bits_of<Floats>(a), y = bits_of<Floats>(b), z = bits_of<Floats>(c);
     Floats fused = portable::fma(x, y, z), found = neon::fma(x, y, z);
     for (int lane = 0; lane < 4; ++lane) {
-      EXPECT_TRUE(fused[lane] == found[lane] ||
-                  (fused[lane] != fused[lane] && found[lane] != found[lane]));
+      EXPECT_TRUE(fused[lane] == found[lane] || (fused[lane] != fused[lane] && found[lane] != found[lane]));
     }
     expect_same(portable::even_elements(x, y), neon::even_elements(x, y), "even_elements");
     expect_same(portable::odd_elements(x, y), neon::odd_elements(x, y), "odd_elements");

@@ -53,8 +53,7 @@ TEST_F(ModulesCuda, Token) {
 }
 
 TEST_F(ModulesCuda, Bag) {
-  for (const auto mode :
-       {posembed::BagMode::sum, posembed::BagMode::mean, posembed::BagMode::max}) {
+  for (const auto mode : {posembed::BagMode::sum, posembed::BagMode::mean, posembed::BagMode::max}) {
     posembed::TokenBag bag(posembed::TokenBagOptions(6, 16).mode(mode).padding_idx(2));
     expect_same(bag, [&](torch::Device device) {
       return bag->forward(ids().flatten().to(device), torch::tensor({0, 4, 4}).to(device));

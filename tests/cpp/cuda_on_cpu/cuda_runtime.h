@@ -97,9 +97,7 @@ inline cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStre
 
 inline constexpr unsigned cudaHostAllocPortable = 0, cudaHostAllocMapped = 0;
 enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed };
-inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
-  return cudaSuccess;
-}
+inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
 inline cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
   return *memory = ::operator new(bytes), cudaSuccess;
 }
@@ -305,9 +303,7 @@ class Block {
 
 }  // namespace cuda_on_cpu
 
-inline void __syncthreads() {
-  cuda_on_cpu::Block::current->wait(cuda_on_cpu::State::waits_for_block);
-}
+inline void __syncthreads() { cuda_on_cpu::Block::current->wait(cuda_on_cpu::State::waits_for_block); }
 
 template <typename T>
 T __shfl_xor_sync(unsigned, T value, int lanes) {
@@ -315,13 +311,10 @@ T __shfl_xor_sync(unsigned, T value, int lanes) {
 }
 template <typename T>
 T __shfl_sync(unsigned, T value, int lane) {
-  return cuda_on_cpu::Block::current->exchange(value,
-                                               threadIdx.x / 32 * 32 + static_cast<unsigned>(lane));
+  return cuda_on_cpu::Block::current->exchange(value, threadIdx.x / 32 * 32 + static_cast<unsigned>(lane));
 }
 
-inline unsigned __ballot_sync(unsigned, bool value) {
-  return cuda_on_cpu::Block::current->ballot(value);
-}
+inline unsigned __ballot_sync(unsigned, bool value) { return cuda_on_cpu::Block::current->ballot(value); }
 /// The lanes with the same value.
 inline unsigned __match_any_sync(unsigned, int value) {
   unsigned lanes = 0;
@@ -364,10 +357,9 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   const std::lock_guard<std::mutex> alone(device);
   gridDim = config->gridDim;
   blockDim = config->blockDim;
-  const bool fits = gridDim.x > 0 && gridDim.x <= INT_MAX && gridDim.y > 0 && gridDim.y <= 65535 &&
-                    gridDim.z > 0 && gridDim.z <= 65535 && blockDim.x > 0 && blockDim.x <= 1024 &&
-                    config->dynamicSmemBytes <=
-                        size_t(cuda_on_cpu::dynamic_limit(reinterpret_cast<void*>(kernel)));
+  const bool fits = gridDim.x > 0 && gridDim.x <= INT_MAX && gridDim.y > 0 && gridDim.y <= 65535 && gridDim.z > 0 &&
+                    gridDim.z <= 65535 && blockDim.x > 0 && blockDim.x <= 1024 &&
+                    config->dynamicSmemBytes <= size_t(cuda_on_cpu::dynamic_limit(reinterpret_cast<void*>(kernel)));
   if (!fits) return last_error = cudaErrorInvalidConfiguration;
   const std::function<void()> body = [&] { kernel(arguments...); };
   size_t number = 0;

@@ -3,9 +3,7 @@
 
 #include <algorithm>
 
-extern "C" [[gnu::visibility("default")]] int64_t posembed_launches() {
-  return cuda_on_cpu::launches;
-}
+extern "C" [[gnu::visibility("default")]] int64_t posembed_launches() { return cuda_on_cpu::launches; }
 
 /// The number of different kernels that were launched, of which the first `size` are written.
 extern "C" [[gnu::visibility("default")]] int64_t posembed_kernels(const void** out, int64_t size) {

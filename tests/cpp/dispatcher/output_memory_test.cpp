@@ -9,9 +9,7 @@ namespace {
 constexpr int64_t mebibyte = int64_t{1} << 20;
 
 /// float32, 64 MiB: malloc maps blocks of this size from the system.
-torch::Tensor rotated(const torch::Tensor& query) {
-  return posembed::RotaryEmbedding(64)->forward(query);
-}
+torch::Tensor rotated(const torch::Tensor& query) { return posembed::RotaryEmbedding(64)->forward(query); }
 
 class OutputMemory : public testing::Test {
  protected:
@@ -45,9 +43,7 @@ TEST_F(OutputMemory, LimitHolds) {
   EXPECT_EQ(posembed::empty_cache(), 0);
 }
 
-TEST_F(OutputMemory, NegativeLimitIsRefused) {
-  EXPECT_THROW(posembed::set_cache_limit(-1), c10::ValueError);
-}
+TEST_F(OutputMemory, NegativeLimitIsRefused) { EXPECT_THROW(posembed::set_cache_limit(-1), c10::ValueError); }
 
 /// Freed when the process ends, after static objects that were made later. ctest gives each test a
 /// process of its own, whose exit code counts.

@@ -60,8 +60,7 @@ class FourierKernel : public testing::Test {
       }
       const int unit = bits + shift;
       const Wide part = sum & ((static_cast<Wide>(1) << unit) - 1);
-      const long double angle =
-          2 * std::acos(-1.0L) * std::ldexp(static_cast<long double>(part), -unit);
+      const long double angle = 2 * std::acos(-1.0L) * std::ldexp(static_cast<long double>(part), -unit);
       const int64_t place = i / count * 2 * count + i % count;
       const double error = limit[static_cast<int>(arguments.scalar)];
       ASSERT_NEAR(at(out, place), static_cast<double>(std::sin(angle)), error) << i;

@@ -24,15 +24,13 @@ TEST(FourierModule, EqualsTheFormulaWithGradients) {
   EXPECT_TRUE(torch::allclose(found, torch::cat({angles.sin(), angles.cos()}, -1), 0, 1e-14));
   found.narrow(-1, 0, 3).sum().backward();
   EXPECT_TRUE(torch::allclose(x.grad(), angles.cos().matmul(module->frequencies.t()), 0, 1e-13));
-  EXPECT_TRUE(
-      torch::allclose(module->frequencies.grad(), x.detach().t().matmul(angles.cos()), 0, 1e-13));
+  EXPECT_TRUE(torch::allclose(module->frequencies.grad(), x.detach().t().matmul(angles.cos()), 0, 1e-13));
   EXPECT_TRUE(torch::allclose(module->phases.grad(), angles.cos().sum(0), 0, 1e-13));
 }
 
 TEST(FourierModule, CastsAndClonesKeepFrequencies) {
-  for (const FourierOptions& options :
-       {FourierOptions::preset("perceiver"), FourierOptions::preset("sam"),
-        FourierOptions(torch::rand({3})).phases(torch::rand({3}))}) {
+  for (const FourierOptions& options : {FourierOptions::preset("perceiver"), FourierOptions::preset("sam"),
+                                        FourierOptions(torch::rand({3})).phases(torch::rand({3}))}) {
     FourierFeatures module{options};
     const torch::Tensor x = points(), wanted = module->forward(x);
     auto copy = std::dynamic_pointer_cast<FourierFeaturesImpl>(module->clone());
@@ -56,14 +54,13 @@ TEST(FourierModule, DrawnFrequenciesAreSaved) {
 TEST(FourierModule, StandsInASequential) {
   FourierFeatures module{FourierOptions().octaves(3)};
   torch::nn::Sequential model(module);
-  EXPECT_TRUE(torch::equal(model->forward(points().to(torch::kFloat)).narrow(0, 0, 0),
-                           torch::zeros({0, 12})));
+  EXPECT_TRUE(torch::equal(model->forward(points().to(torch::kFloat)).narrow(0, 0, 0), torch::zeros({0, 12})));
 }
 
 TEST(FourierModule, FunctionTakesOptions) {
   const torch::Tensor x = points(), rates = torch::rand({3}, torch::kDouble);
-  const torch::Tensor found = posembed::functional::fourier_features(
-      x, rates, FourierOptions().unit("turn").waves("cos").order("afw"));
+  const torch::Tensor found =
+      posembed::functional::fourier_features(x, rates, FourierOptions().unit("turn").waves("cos").order("afw"));
   const torch::Tensor angles = x.unsqueeze(-1) * rates * 6.283185307179586;
   EXPECT_TRUE(torch::allclose(found, angles.cos().flatten(1), 0, 1e-14));
 }

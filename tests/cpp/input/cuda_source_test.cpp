@@ -19,8 +19,7 @@ namespace {
 
 /// Sums over rows have a different order than on the CPU, so a tolerance is needed.
 template <typename T>
-void expect_same(const std::vector<T>& values, const std::vector<T>& expected, double tolerance,
-                 const char* what) {
+void expect_same(const std::vector<T>& values, const std::vector<T>& expected, double tolerance, const char* what) {
   ASSERT_EQ(values.size(), expected.size());
   for (int64_t i = 0; i < static_cast<int64_t>(values.size()); ++i) {
     const double wanted = at(expected, i);
@@ -42,14 +41,10 @@ struct Output {
   using C = core::Compute<T>;
 
   explicit Output(const Case<T>& problem)
-      : out(size_t(problem.tokens * problem.dim)),
-        mean(size_t(problem.tokens), C(NAN)),
-        rstd(mean) {
+      : out(size_t(problem.tokens * problem.dim)), mean(size_t(problem.tokens), C(NAN)), rstd(mean) {
     for (T& value : out) core::store(static_cast<C>(NAN), &value);
   }
-  ForwardArguments arguments(const Arguments& input) {
-    return {input, out.data(), mean.data(), rstd.data()};
-  }
+  ForwardArguments arguments(const Arguments& input) { return {input, out.data(), mean.data(), rstd.data()}; }
 
   std::vector<T> out;
   std::vector<C> mean, rstd;
@@ -86,8 +81,7 @@ struct Gradients {
     }
   }
 
-  BackwardArguments arguments(const Case<T>& problem, const Arguments& input,
-                              const Output<T>& from) {
+  BackwardArguments arguments(const Case<T>& problem, const Arguments& input, const Output<T>& from) {
     BackwardArguments arguments;
     arguments.input = input;
     arguments.gradient = problem.gradient.data();
@@ -232,8 +226,7 @@ TYPED_TEST(InputGpuSource, Sinusoids) {
       input.position.index_stride[1] = 1;
       input.sinusoid = encoding.sinusoid;  // the CPU's
       std::vector<C> ready;
-      sinusoidal::Arguments fill =
-          sinusoidal::rows(encoding.sinusoid, problem.batch, problem.seq, ready);
+      sinusoidal::Arguments fill = sinusoidal::rows(encoding.sinusoid, problem.batch, problem.seq, ready);
       fill.positions.data = positions.data();
       fill.positions.index = core::Index::int32;
       fill.position_stride[0] = problem.seq;
@@ -443,8 +436,8 @@ TYPED_TEST(InputUsualGpuSource, Sinusoids) {
         input.sinusoid = encoding.sinusoid;
         const bool fits = dim <= 4 * core::vector_width<T> * core::warp_size;
         constexpr int64_t width = core::vector_width<T>, row = width * core::warp_size;
-        const bool expected_to_compute = fits && width > 1 && dim > row && dim % row == 0 &&
-                                         encoding.sinusoid.layout.filled == dim;
+        const bool expected_to_compute =
+            fits && width > 1 && dim > row && dim % row == 0 && encoding.sinusoid.layout.filled == dim;
         ASSERT_EQ(computes_sinusoid_cuda(input), expected_to_compute) << dim;
         if (!expected_to_compute) continue;
         Arguments other = input;
@@ -510,19 +503,13 @@ TYPED_TEST(InputGpuSource, DropoutAlone) {
       for (const int64_t first : {0, 3, 8}) {
         for (const double probability : {0.0, 0.25, 1.0}) {
           std::vector<T> expected = x, out = x;
-          DropoutArguments arguments{x.data() + shift,
-                                     expected.data() + shift,
-                                     scalar_of<T>(),
-                                     count,
-                                     probability,
-                                     &seed,
-                                     first};
+          DropoutArguments arguments{
+              x.data() + shift, expected.data() + shift, scalar_of<T>(), count, probability, &seed, first};
           drop_cpu(arguments, 0, count);
           arguments.x = arguments.out = out.data() + shift;
           ASSERT_EQ(drop_cuda(arguments, nullptr), nullptr);
           ASSERT_EQ(memcmp(out.data(), expected.data(), out.size() * sizeof(T)), 0)
-              << "count " << count << " shift " << shift << " first " << first << " probability "
-              << probability;
+              << "count " << count << " shift " << shift << " first " << first << " probability " << probability;
         }
       }
     }

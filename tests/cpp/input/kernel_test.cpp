@@ -98,10 +98,9 @@ TYPED_TEST(InputKernel, ForwardMatchesPlainLoops) {
           const double bias = problem.norm == Norm::layer ? at(problem.bias, i) : 0;
           const double product = x[static_cast<size_t>(i)] * problem.weight_at(i);
           const double expected = (product + bias) * problem.factor(row, i);
-          ASSERT_NEAR(at(out, row * dim + i), expected,
-                      2 * tolerance<T>() * (std::abs(product) + std::abs(bias) + 1))
-              << copy.name << " dim " << dim << " norm " << static_cast<int>(problem.norm)
-              << " row " << row << " column " << i;
+          ASSERT_NEAR(at(out, row * dim + i), expected, 2 * tolerance<T>() * (std::abs(product) + std::abs(bias) + 1))
+              << copy.name << " dim " << dim << " norm " << static_cast<int>(problem.norm) << " row " << row
+              << " column " << i;
         }
       }
       if (first.empty()) first = out;
@@ -116,8 +115,7 @@ TYPED_TEST(InputKernel, BackwardMatchesPlainLoops) {
   using C = core::Compute<T>;
   for (const Case<T>& problem : cases<T>()) {
     const int64_t dim = problem.dim;
-    std::vector<double> weight(static_cast<size_t>(dim)), bias(weight),
-        sum(static_cast<size_t>(problem.tokens * dim));
+    std::vector<double> weight(static_cast<size_t>(dim)), bias(weight), sum(static_cast<size_t>(problem.tokens * dim));
     std::vector<C> means(10), rstds(10);
     for (int64_t row = 0; row < problem.tokens; ++row) {
       const auto [x, rstd] = problem.normalised(row);
@@ -136,8 +134,7 @@ TYPED_TEST(InputKernel, BackwardMatchesPlainLoops) {
       if (problem.norm == Norm::none) projection = 0;
       for (int64_t i = 0; i < dim; ++i) {
         const auto at_i = static_cast<size_t>(i);
-        sum[static_cast<size_t>(row * dim) + at_i] =
-            rstd * (dy[at_i] - mean - x[at_i] * projection);
+        sum[static_cast<size_t>(row * dim) + at_i] = rstd * (dy[at_i] - mean - x[at_i] * projection);
       }
     }
     for (const Copy& copy : copies()) {
@@ -171,10 +168,8 @@ TYPED_TEST(InputKernel, BackwardMatchesPlainLoops) {
       const double unit = 30 * tolerance<T>();
       for (int64_t i = 0; i < problem.tokens * dim; ++i) {
         const double scale = dim == 1 ? 1e3 : 1;  // a single value's derivative is all cancellation
-        ASSERT_NEAR(at(out, i), sum[static_cast<size_t>(i)],
-                    scale * unit * (std::abs(sum[static_cast<size_t>(i)]) + 1))
-            << copy.name << " dim " << dim << " norm " << static_cast<int>(problem.norm) << " at "
-            << i;
+        ASSERT_NEAR(at(out, i), sum[static_cast<size_t>(i)], scale * unit * (std::abs(sum[static_cast<size_t>(i)]) + 1))
+            << copy.name << " dim " << dim << " norm " << static_cast<int>(problem.norm) << " at " << i;
       }
       copy.add_parts(arguments, 0, 1);
       copy.add_parts(arguments, 1, 4);
@@ -193,17 +188,14 @@ TYPED_TEST(InputKernel, BackwardMatchesPlainLoops) {
         }
         for (int64_t p = 0; p < problem.seq; ++p) {
           const double expected = positions[static_cast<size_t>(p)];
-          ASSERT_NEAR(at(position_gradient, p * dim + i), expected,
-                      scale * (std::abs(expected) + 1))
+          ASSERT_NEAR(at(position_gradient, p * dim + i), expected, scale * (std::abs(expected) + 1))
               << copy.name << " position " << p << " column " << i;
         }
       }
       if (problem.norm == Norm::none) continue;
       for (int64_t i = 0; i < dim; ++i) {
-        ASSERT_NEAR(at(weight_gradient, i), weight[static_cast<size_t>(i)], unit * 10)
-            << copy.name << " at " << i;
-        ASSERT_NEAR(at(bias_gradient, i), bias[static_cast<size_t>(i)], unit * 10)
-            << copy.name << " at " << i;
+        ASSERT_NEAR(at(weight_gradient, i), weight[static_cast<size_t>(i)], unit * 10) << copy.name << " at " << i;
+        ASSERT_NEAR(at(bias_gradient, i), bias[static_cast<size_t>(i)], unit * 10) << copy.name << " at " << i;
       }
     }
   }
@@ -244,8 +236,7 @@ void expect_rows_at_addresses(const Case<T>& problem, const Copy& copy) {
   for (int64_t row = 0; row < problem.tokens; ++row) {
     for (int64_t i = 0; i < problem.dim; ++i) {
       const double expected = row % 4 == 3 ? 0 : at(whole, row * problem.dim + i);
-      const auto found =
-          static_cast<double>(core::load(rows[(problem.tokens - 1 - row) * problem.dim + i]));
+      const auto found = static_cast<double>(core::load(rows[(problem.tokens - 1 - row) * problem.dim + i]));
       ASSERT_EQ(found, expected) << copy.name << " row " << row << " column " << i;
       ASSERT_FALSE(found == 0 && std::signbit(found)) << copy.name << " row " << row;
     }
@@ -254,8 +245,7 @@ void expect_rows_at_addresses(const Case<T>& problem, const Copy& copy) {
 
 TYPED_TEST(InputKernel, WritesRowsWhereTheyBelong) {
   for (Case<TypeParam>& problem : cases<TypeParam>()) {
-    for (size_t i = 0; i < problem.gradient.size(); i += 3)
-      core::store(-0.0f, &problem.gradient[i]);
+    for (size_t i = 0; i < problem.gradient.size(); i += 3) core::store(-0.0f, &problem.gradient[i]);
     for (const Copy& copy : copies()) {
       expect_rows_at_addresses(problem, copy);
       if (testing::Test::HasFatalFailure()) return;
@@ -300,10 +290,8 @@ TYPED_TEST(InputKernel, WithoutNormAndDropoutTheGradientIsNotCopied) {
     arguments.position_gradient = positions.data();
     copy.backward(arguments, 0, 1);
     for (int64_t i = 0; i < problem.seq * problem.dim; ++i) {
-      const double expected =
-          at(problem.gradient, i) + at(problem.gradient, problem.seq * problem.dim + i);
-      ASSERT_NEAR(at(positions, i), expected, tolerance<T>() * (std::abs(expected) + 1))
-          << copy.name;
+      const double expected = at(problem.gradient, i) + at(problem.gradient, problem.seq * problem.dim + i);
+      ASSERT_NEAR(at(positions, i), expected, tolerance<T>() * (std::abs(expected) + 1)) << copy.name;
     }
   }
 }
@@ -344,8 +332,7 @@ TEST(InputDropout, DependsOnTheElementAlone) {
     double kept = 0;
     const core::Dropout dropout = core::make_dropout(0.25, 42);
     for (int64_t i = 0; i < count; ++i) {
-      ASSERT_EQ(whole[static_cast<size_t>(i)],
-                core::dropout_factor<float>(dropout, static_cast<uint64_t>(i)));
+      ASSERT_EQ(whole[static_cast<size_t>(i)], core::dropout_factor<float>(dropout, static_cast<uint64_t>(i)));
       kept += whole[static_cast<size_t>(i)] != 0;
     }
     EXPECT_NEAR(kept / count, 0.75, 0.03);  // five standard deviations

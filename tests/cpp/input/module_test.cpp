@@ -22,12 +22,7 @@ using posembed::Positions;
 using posembed::TokenEmbedding;
 
 InputOptions bert() {
-  return InputOptions(11, 8)
-      .max_positions(6)
-      .num_types(2)
-      .norm(InputNorm::layer)
-      .eps(1e-12)
-      .padding_idx(0);
+  return InputOptions(11, 8).max_positions(6).num_types(2).norm(InputNorm::layer).eps(1e-12).padding_idx(0);
 }
 
 torch::Tensor some_ids() { return torch::tensor({{1, 2, 0, 9}, {4, 4, 10, 0}}, torch::kLong); }
@@ -60,12 +55,11 @@ TEST(InputFunction, EqualsTheModule) {
 
 TEST(InputModule, NamesItsParameters) {
   InputEmbedding embed(bert());
-  const std::vector<std::string> expected = {"token.weight", "position.weight", "token_type.weight",
-                                             "norm.weight", "norm.bias"};
+  const std::vector<std::string> expected = {"token.weight", "position.weight", "token_type.weight", "norm.weight",
+                                             "norm.bias"};
   EXPECT_EQ(embed->named_parameters().keys(), expected);
   InputEmbedding bare(InputOptions(11, 8).positions(Positions::sinusoidal).norm(InputNorm::rms));
-  EXPECT_EQ(bare->named_parameters().keys(),
-            (std::vector<std::string>{"token.weight", "norm.weight"}));
+  EXPECT_EQ(bare->named_parameters().keys(), (std::vector<std::string>{"token.weight", "norm.weight"}));
 }
 
 TEST(InputModule, PartsOfABatchDropAsTheWhole) {
@@ -95,10 +89,9 @@ TEST(InputModule, PutsFeaturesAmongTokens) {
   const torch::Tensor ids = torch::tensor({{3, -1, -1, 1}, {1, 1, 4, -1}});
   const torch::Tensor mask = ids.lt(0), features = torch::randn({3, 8}).requires_grad_();
   for (const auto rule : {PositionRule::consecutive, PositionRule::roberta}) {
-    InputEmbedding embed(
-        InputOptions(5, 8).max_positions(9).padding_idx(1).position_rule(rule).scale(2.0));
-    const torch::Tensor rows = embed->token->forward(ids.masked_fill(mask, 0))
-                                   .masked_scatter(mask.unsqueeze(-1), features);
+    InputEmbedding embed(InputOptions(5, 8).max_positions(9).padding_idx(1).position_rule(rule).scale(2.0));
+    const torch::Tensor rows =
+        embed->token->forward(ids.masked_fill(mask, 0)).masked_scatter(mask.unsqueeze(-1), features);
     InputCall given = InputCall().inputs_embeds(rows);
     if (rule == PositionRule::roberta) {
       given.positions(torch::tensor({{0, 1, 2, -1}, {-1, -1, 0, 1}}));
@@ -142,8 +135,7 @@ TEST(InputModule, StandsInASequential) {
 
 TEST(InputModule, RefusesWhatDoesNotFit) {
   EXPECT_THROW(InputEmbedding(11, 8), c10::ValueError);  // how many positions?
-  EXPECT_THROW(InputEmbedding(InputOptions(11, 8).positions(Positions::none).max_positions(3)),
-               c10::ValueError);
+  EXPECT_THROW(InputEmbedding(InputOptions(11, 8).positions(Positions::none).max_positions(3)), c10::ValueError);
   EXPECT_THROW(InputEmbedding(bert().dropout(2.0)), c10::ValueError);
   EXPECT_THROW(InputEmbedding(bert().eps(-1e-5)), c10::ValueError);
   EXPECT_THROW(InputEmbedding(bert().eps(NAN)), c10::ValueError);

@@ -31,8 +31,7 @@ template <typename T>
 struct Case {
   using C = core::Compute<T>;
 
-  Case(int64_t dim, Norm norm, double probability)
-      : dim(dim), norm(norm), probability(probability) {
+  Case(int64_t dim, Norm norm, double probability) : dim(dim), norm(norm), probability(probability) {
     token = random_values<T>(11 * dim, 1);
     type = random_values<T>(2 * dim, 2);
     position = random_values<T>(9 * dim, 3);
@@ -79,9 +78,8 @@ struct Case {
 
   double factor(int64_t row, int64_t i) const {
     if (probability == 0) return 1;
-    return core::dropout_factor<double>(
-        core::make_dropout(probability, static_cast<uint64_t>(seed)),
-        static_cast<uint64_t>((first_token + row) * dim + i));
+    return core::dropout_factor<double>(core::make_dropout(probability, static_cast<uint64_t>(seed)),
+                                        static_cast<uint64_t>((first_token + row) * dim + i));
   }
 
   /// The normalised row and its rstd; without a norm, the sum and 1.
@@ -91,8 +89,7 @@ struct Case {
     for (int64_t i = 0; i < dim; ++i) {
       double& value = x[static_cast<size_t>(i)];
       value = at(token, ids[static_cast<size_t>(row)] * dim + i) * scale +
-              at(type, types[static_cast<size_t>(row)] * dim + i) +
-              at(position, (row % seq + 3) * dim + i);
+              at(type, types[static_cast<size_t>(row)] * dim + i) + at(position, (row % seq + 3) * dim + i);
       mean += value / static_cast<double>(dim);
     }
     if (norm == Norm::none) return {x, 1};

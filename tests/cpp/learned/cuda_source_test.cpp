@@ -15,8 +15,8 @@
 namespace posembed::learned {
 namespace {
 
-constexpr core::Scalar scalars[] = {core::Scalar::float32, core::Scalar::float64,
-                                    core::Scalar::bfloat16, core::Scalar::float16};
+constexpr core::Scalar scalars[] = {core::Scalar::float32, core::Scalar::float64, core::Scalar::bfloat16,
+                                    core::Scalar::float16};
 constexpr int64_t rows = 12, max_shift = 4;
 
 /// Numbers of any type, as bytes.
@@ -27,8 +27,7 @@ std::vector<char> random_numbers(int64_t count, core::Scalar scalar, unsigned se
   core::visit_scalar(scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
     auto* values = reinterpret_cast<T*>(bytes.data());
-    for (int64_t i = 0; i < count; ++i)
-      store(static_cast<Compute<T>>(normal(generator)), values + i);
+    for (int64_t i = 0; i < count; ++i) store(static_cast<Compute<T>>(normal(generator)), values + i);
   });
   return bytes;
 }
@@ -41,8 +40,7 @@ struct Problem {
   bool shared = false;
 };
 
-AddArguments arguments_of(const Problem& problem, const std::vector<char>& x,
-                          const std::vector<char>& weight) {
+AddArguments arguments_of(const Problem& problem, const std::vector<char>& x, const std::vector<char>& weight) {
   const int64_t size = core::size_of(problem.scalar), stride = problem.dim + problem.padding;
   AddArguments arguments;
   arguments.x = x.data() + problem.shift * size;
@@ -68,8 +66,7 @@ AddArguments arguments_of(const Problem& problem, const std::vector<char>& x,
 
 void check(const Problem& problem) {
   const int64_t stride = problem.dim + problem.padding;
-  const auto x =
-      random_numbers(problem.batch * problem.seq * stride + max_shift, problem.scalar, 1);
+  const auto x = random_numbers(problem.batch * problem.seq * stride + max_shift, problem.scalar, 1);
   const auto weight = random_numbers(rows * stride + max_shift, problem.scalar, 2);
   AddArguments arguments = arguments_of(problem, x, weight);
   const int64_t count = problem.batch * problem.seq * problem.dim;
@@ -79,8 +76,7 @@ void check(const Problem& problem) {
   add_cpu(arguments, 0, problem.batch * problem.seq);
   arguments.out = out.data();
   ASSERT_EQ(add_cuda(arguments, nullptr), nullptr);
-  ASSERT_EQ(out, expected) << "dim " << problem.dim << ", padding " << problem.padding << ", shift "
-                           << problem.shift;
+  ASSERT_EQ(out, expected) << "dim " << problem.dim << ", padding " << problem.padding << ", shift " << problem.shift;
 }
 
 TEST(LearnedGpuSource, Adds) {

@@ -66,8 +66,7 @@ TYPED_TEST(LearnedKernel, AddsConsecutiveRowsToAnyStrides) {
       for (int64_t b = 0; b < batch; ++b) {
         for (int64_t s = 0; s < seq; ++s) {
           for (int64_t i = 0; i < dim; ++i) {
-            const double expected =
-                at(x, (s * batch + b) * (dim + 1) + i) + at(weight, (s + 6) * dim + i);
+            const double expected = at(x, (s * batch + b) * (dim + 1) + i) + at(weight, (s + 6) * dim + i);
             ASSERT_EQ(at(out, (b * seq + s) * dim + i), rounded<T>(expected))
                 << copy.name << " " << b << " " << s << " " << i;
           }
@@ -82,8 +81,7 @@ TYPED_TEST(LearnedKernel, AddsRowsOfGivenPositions) {
   const int64_t batch = 2, seq = 3, rows = 9, dim = 40;
   const auto x = random_values<T>(batch * seq * dim, 3);
   const auto weight = random_values<T>(rows * dim, 4);
-  const std::vector<int32_t> positions{6, 0, -2,
-                                       1, 1, 5};  // -2 with first_row 2: the table's first row
+  const std::vector<int32_t> positions{6, 0, -2, 1, 1, 5};  // -2 with first_row 2: the table's first row
   for (const bool shared : {true, false}) {
     for (const Copy& copy : copies()) {
       std::vector<T> out(x.size());
@@ -106,8 +104,7 @@ TYPED_TEST(LearnedKernel, AddsRowsOfGivenPositions) {
       for (int64_t token = 0; token < batch * seq; ++token) {
         const int64_t row = positions[static_cast<size_t>(shared ? token % seq : token)] + 2;
         for (int64_t i = 0; i < dim; ++i) {
-          ASSERT_EQ(at(out, token * dim + i),
-                    rounded<T>(at(x, token * dim + i) + at(weight, row * dim + i)))
+          ASSERT_EQ(at(out, token * dim + i), rounded<T>(at(x, token * dim + i) + at(weight, row * dim + i)))
               << copy.name << " token " << token;
         }
       }
@@ -136,8 +133,7 @@ TYPED_TEST(LearnedKernel, SumsOverTheBatch) {
       copy.sum_batch(arguments, 0, 1);
       copy.sum_batch(arguments, 1, seq);
       // 300 is exact in every type, but a sum of ones in bfloat16 would stop at 256.
-      for (int64_t i = 0; i < seq * dim; ++i)
-        ASSERT_EQ(at(out, i), 300.0) << copy.name << " at " << i;
+      for (int64_t i = 0; i < seq * dim; ++i) ASSERT_EQ(at(out, i), 300.0) << copy.name << " at " << i;
     }
   }
 }

@@ -21,8 +21,7 @@ TEST(LearnedFunctions, AreWhatTheModuleDoes) {
   namespace F = posembed::functional;
   EXPECT_TRUE(torch::equal(F::learned_add(x, position->weight, PositionCall().offset(1), 2),
                            position->forward(x, PositionCall().offset(1))));
-  EXPECT_TRUE(
-      torch::equal(F::learned_encode(position->weight, positions, 2), position->encode(positions)));
+  EXPECT_TRUE(torch::equal(F::learned_encode(position->weight, positions, 2), position->encode(positions)));
   const torch::Tensor longer = F::learned_extend(position->weight, 9, 2, "cubic");
   position->extend(9, "cubic");
   EXPECT_TRUE(torch::equal(longer, position->weight));
@@ -75,8 +74,7 @@ TEST(LearnedModule, CountsTokensAmongPadding) {
   const torch::Tensor expected = torch::tensor({{-1, 0, -1, 1}}, torch::kLong);
   EXPECT_TRUE(torch::equal(posembed::functional::roberta_positions(ids, 1), expected));
   EXPECT_TRUE(torch::equal(posembed::functional::fairseq_positions(ids, 1), expected));
-  EXPECT_TRUE(
-      torch::equal(posembed::functional::opt_positions(ids.ne(1), 1), expected.slice(1, 1)));
+  EXPECT_TRUE(torch::equal(posembed::functional::opt_positions(ids.ne(1), 1), expected.slice(1, 1)));
 }
 
 TEST(LearnedModule, ClonesAndPrints) {
@@ -86,8 +84,7 @@ TEST(LearnedModule, ClonesAndPrints) {
   EXPECT_TRUE(torch::equal(copy->weight, position->weight));
   std::ostringstream text;
   text << position << "; " << LearnedPositionalEmbedding(3, 4);
-  EXPECT_EQ(text.str(),
-            "LearnedPositionalEmbedding(10, 4, first_row=2); LearnedPositionalEmbedding(3, 4)");
+  EXPECT_EQ(text.str(), "LearnedPositionalEmbedding(10, 4, first_row=2); LearnedPositionalEmbedding(3, 4)");
 }
 
 TEST(LearnedModule, StandsInASequential) {
@@ -98,8 +95,7 @@ TEST(LearnedModule, StandsInASequential) {
 }
 
 TEST(LearnedModule, TakesTheSequenceFirst) {
-  LearnedPositionalEmbedding first(
-      LearnedOptions(10, 4).layout(posembed::AdditiveLayout::sbd).first_row(1));
+  LearnedPositionalEmbedding first(LearnedOptions(10, 4).layout(posembed::AdditiveLayout::sbd).first_row(1));
   const torch::Tensor x = torch::zeros({5, 2, 4});
   const torch::Tensor rows = first->weight.slice(0, 4, 9).unsqueeze(1).expand({5, 2, 4});
   EXPECT_TRUE(torch::equal(first->forward(x, PositionCall().offset(3)), rows));

@@ -59,8 +59,7 @@ TEST_F(ModelFolders, BertIsReadWithItsOptions) {
   EXPECT_EQ(embed->options.padding_idx(), 3);
   const torch::Tensor sum = values.at("words").index_select(0, some_ids().flatten()) +
                             values.at("positions").narrow(0, 0, 4) + values.at("types")[0];
-  const torch::Tensor expected =
-      torch::layer_norm(sum, {8}, values.at("gamma"), values.at("beta"), 0.01);
+  const torch::Tensor expected = torch::layer_norm(sum, {8}, values.at("gamma"), values.at("beta"), 0.01);
   EXPECT_TRUE(torch::allclose(embed->forward(some_ids())[0], expected, 1e-5, 1e-5));
 }
 
@@ -71,13 +70,11 @@ TEST_F(ModelFolders, OptProjectsItsTokens) {
     "max_positions": 12, "dropout": 0.0})"));
   document["input"]["tensors"] = {
       {"token.weight", "words"}, {"position.weight", "positions"}, {"projection.weight", "in"}};
-  const Tensors values = {{"words", torch::randn({29, 4})},
-                          {"positions", torch::randn({14, 8})},
-                          {"in", torch::randn({8, 4})}};
+  const Tensors values = {
+      {"words", torch::randn({29, 4})}, {"positions", torch::randn({14, 8})}, {"in", torch::randn({8, 4})}};
   InputEmbedding embed = read(document, values);
   const torch::Tensor rows = values.at("words").index_select(0, some_ids().flatten());
-  const torch::Tensor expected =
-      torch::mm(rows, values.at("in").t()) + values.at("positions").narrow(0, 2, 4);
+  const torch::Tensor expected = torch::mm(rows, values.at("in").t()) + values.at("positions").narrow(0, 2, 4);
   EXPECT_TRUE(torch::allclose(embed->forward(some_ids())[0], expected, 1e-5, 1e-5));
 }
 
@@ -98,8 +95,7 @@ TEST_F(ModelFolders, WhatDoesNotFitIsRefused) {
   EXPECT_NE(refusal(bert(), values).find("gamma: expected [8], got [7]"), std::string::npos);
   values = tensors();
   values["words"] = torch::ones({28, 8});
-  EXPECT_NE(refusal(bert(), values).find("words: expected [29, 8], got [28, 8]"),
-            std::string::npos);
+  EXPECT_NE(refusal(bert(), values).find("words: expected [29, 8], got [28, 8]"), std::string::npos);
   json document = bert();
   document["input"]["tensors"]["positions"] = "types";
   EXPECT_NE(refusal(document, tensors()).find("no parameter positions"), std::string::npos);
@@ -116,16 +112,13 @@ TEST_F(ModelFolders, WhatDoesNotFitIsRefused) {
   document["input"]["options"].erase("eps");
   EXPECT_NE(refusal(document, tensors()).find("positions.json: input: "), std::string::npos);
   document["input"] = nullptr;
-  EXPECT_NE(refusal(document, tensors()).find("'bert' has no input layer that is known"),
-            std::string::npos);
+  EXPECT_NE(refusal(document, tensors()).find("'bert' has no input layer that is known"), std::string::npos);
 }
 
 TEST_F(ModelFolders, RowsOfOneTableAndTheWidthOfAnotherTakeNoMemory) {
   json document = bert();
-  document["input"]["options"].update(
-      {{"num_embeddings", int64_t{1} << 40}, {"embedding_dim", int64_t{1} << 20}});
-  EXPECT_NE(refusal(document, tensors()).find("words: expected [1099511627776, 1048576]"),
-            std::string::npos);
+  document["input"]["options"].update({{"num_embeddings", int64_t{1} << 40}, {"embedding_dim", int64_t{1} << 20}});
+  EXPECT_NE(refusal(document, tensors()).find("words: expected [1099511627776, 1048576]"), std::string::npos);
 }
 
 }  // namespace

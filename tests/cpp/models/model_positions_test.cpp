@@ -39,14 +39,12 @@ std::string refusal(const json& document) {
   return message_of<c10::ValueError>([&] { ModelPositions::from_json(document.dump()); });
 }
 
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 TEST_F(Documents, LayersHaveTheirRotationsAndScales) {
   const std::string path = write("positions.json", layered().dump());
-  for (const ModelPositions& model : {ModelPositions::read(path), ModelPositions::read(folder()),
-                                      ModelPositions::from_json(layered().dump())}) {
+  for (const ModelPositions& model :
+       {ModelPositions::read(path), ModelPositions::read(folder()), ModelPositions::from_json(layered().dump())}) {
     EXPECT_EQ(model.model(), "gemma");
     ASSERT_EQ(model.layers().size(), 3u);
     EXPECT_EQ(model.layers()[0].kind, "sliding_attention");

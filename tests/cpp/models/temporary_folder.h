@@ -31,16 +31,14 @@ class TemporaryFolder : public testing::Test {
   }
 
   /// Writes safetensors of float32 tensors.
-  std::string write_tensors(const std::string& name,
-                            const std::map<std::string, torch::Tensor>& tensors) const {
+  std::string write_tensors(const std::string& name, const std::map<std::string, torch::Tensor>& tensors) const {
     std::string header, data;
     for (const auto& [key, tensor] : tensors) {
       const torch::Tensor values = tensor.contiguous();
       const size_t begin = data.size();
       data.append(static_cast<const char*>(values.const_data_ptr()), values.nbytes());
-      header += (header.empty() ? "{\"" : ",\"") + key + R"(":{"dtype":"F32","shape":)" +
-                shape_text(values) + ",\"data_offsets\":[" + std::to_string(begin) + "," +
-                std::to_string(data.size()) + "]}";
+      header += (header.empty() ? "{\"" : ",\"") + key + R"(":{"dtype":"F32","shape":)" + shape_text(values) +
+                ",\"data_offsets\":[" + std::to_string(begin) + "," + std::to_string(data.size()) + "]}";
     }
     header += "}";
     const uint64_t length = header.size();

@@ -28,16 +28,8 @@ int64_t remainder_of(int64_t number, int64_t divisor) {
 std::vector<int64_t> edges(int64_t divisor, std::mt19937_64& random) {
   const auto any = static_cast<int64_t>(random());
   const int64_t multiple = any / divisor * divisor;
-  return {any,
-          multiple,
-          multiple - (multiple > smallest),
-          multiple + (multiple < largest),
-          0,
-          1,
-          -1,
-          smallest,
-          smallest + 1,
-          largest};
+  return {any,          multiple, multiple - (multiple > smallest), multiple + (multiple < largest), 0, 1, -1, smallest,
+          smallest + 1, largest};
 }
 
 TEST(NgramHash, RemaindersOfAllSizes) {
@@ -111,8 +103,7 @@ class Case {
       for (int64_t at = 0; at < a.seq; ++at) {
         const std::vector<int64_t> tokens = tokens_at(row, at);
         for (int64_t column = 0; column < columns(); ++column) {
-          ids.push_back(remainder_of(hash_of(tokens, column), a.modulus[column]) +
-                        a.offset[column]);
+          ids.push_back(remainder_of(hash_of(tokens, column), a.modulus[column]) + a.offset[column]);
         }
       }
     }
@@ -241,8 +232,7 @@ TEST(NgramKernel, GivesTheDefinition) {
         }
         EXPECT_EQ(std::vector<int64_t>(out.end() - 8, out.end()), std::vector<int64_t>(8, -77));
         out.resize(expected.size());
-        EXPECT_EQ(out, expected) << variant.name << ", sizes to " << test.a.longest << ", heads "
-                                 << problem.heads;
+        EXPECT_EQ(out, expected) << variant.name << ", sizes to " << test.a.longest << ", heads " << problem.heads;
       }
     }
   }
@@ -258,8 +248,7 @@ TEST(NgramKernel, RemaindersOfAllSizes) {
     test.a.out = out.data();
     hash_tokens_cpu(test.a, 0, 10);
     for (size_t at = 0; at < out.size(); ++at) {
-      ASSERT_EQ(out[at] - test.a.offset[at % 13],
-                remainder_of(ids[at / 13], test.a.modulus[at % 13]))
+      ASSERT_EQ(out[at] - test.a.offset[at % 13], remainder_of(ids[at / 13], test.a.modulus[at % 13]))
           << ids[at / 13] << " mod " << test.a.modulus[at % 13];
     }
   }

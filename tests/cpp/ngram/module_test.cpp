@@ -25,38 +25,30 @@ TEST(NgramModule, PaddingIsNoText) {
   const torch::Tensor alone = memory->forward(text);
   const torch::Tensor left = torch::cat({padding, text}, 1), right = torch::cat({text, padding}, 1);
   const torch::Tensor mask = torch::tensor({{0, 0, 1, 1, 1, 1}}), lengths = torch::tensor({4});
-  const auto masked = posembed::NgramCall().mask(mask),
-             counted = posembed::NgramCall().lengths(lengths);
+  const auto masked = posembed::NgramCall().mask(mask), counted = posembed::NgramCall().lengths(lengths);
   EXPECT_TRUE(torch::equal(memory->forward(left, masked).narrow(1, 2, 4), alone));
   EXPECT_TRUE(torch::equal(memory->forward(right, counted).narrow(1, 0, 4), alone));
   const torch::Tensor last = torch::tensor({{4, 1}});
   EXPECT_TRUE(torch::equal(memory->next_history(left, masked), last));
   EXPECT_TRUE(torch::equal(memory->next_history(right, counted), last));
-  EXPECT_TRUE(
-      torch::equal(memory->next_history(text, posembed::NgramCall().lengths(torch::tensor({1}))),
-                   torch::tensor({{2, 5}})));
+  EXPECT_TRUE(torch::equal(memory->next_history(text, posembed::NgramCall().lengths(torch::tensor({1}))),
+                           torch::tensor({{2, 5}})));
   EXPECT_THROW(memory->next_history(text, posembed::NgramCall().history(text)), c10::ValueError);
-  EXPECT_THROW(memory->next_history(left, posembed::NgramCall().mask(mask.to(torch::kFloat))),
-               c10::TypeError);
-  EXPECT_THROW(memory->forward(left, posembed::NgramCall().mask(mask).lengths(lengths)),
-               c10::ValueError);
-  EXPECT_THROW(memory->forward(left, posembed::NgramCall().lengths(torch::tensor({7}))),
-               c10::ValueError);
-  EXPECT_THROW(memory->next_history(left, posembed::NgramCall().cu_seqlens(torch::tensor({0, 6}))),
-               c10::ValueError);
+  EXPECT_THROW(memory->next_history(left, posembed::NgramCall().mask(mask.to(torch::kFloat))), c10::TypeError);
+  EXPECT_THROW(memory->forward(left, posembed::NgramCall().mask(mask).lengths(lengths)), c10::ValueError);
+  EXPECT_THROW(memory->forward(left, posembed::NgramCall().lengths(torch::tensor({7}))), c10::ValueError);
+  EXPECT_THROW(memory->next_history(left, posembed::NgramCall().cu_seqlens(torch::tensor({0, 6}))), c10::ValueError);
 }
 
 TEST(NgramModule, TrainsClonesAndPrints) {
-  NgramEmbedding memory(
-      NgramOptions(small_spec(), 2).summed(true).gradient(posembed::TableGradient::rows));
+  NgramEmbedding memory(NgramOptions(small_spec(), 2).summed(true).gradient(posembed::TableGradient::rows));
   memory->forward(torch::tensor({1, 4})).sum().backward();
   EXPECT_TRUE(memory->weight.grad().is_sparse());
   const auto copy = std::dynamic_pointer_cast<posembed::NgramEmbeddingImpl>(memory->clone());
   EXPECT_TRUE(torch::equal(copy->weight, memory->weight));
   std::ostringstream text;
   text << memory;
-  EXPECT_EQ(text.str(),
-            "NgramEmbedding(60, 2, ngram_size=3, columns=4, summed=True, gradient='rows')");
+  EXPECT_EQ(text.str(), "NgramEmbedding(60, 2, ngram_size=3, columns=4, summed=True, gradient='rows')");
 }
 
 TEST(NgramModule, HasTheNumbersOfLongcat) {

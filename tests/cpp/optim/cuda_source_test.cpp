@@ -24,8 +24,7 @@ struct State {
   std::vector<int16_t> remainder;
 
   bool operator==(const State& other) const {
-    return weight == other.weight && first == other.first && second == other.second &&
-           remainder == other.remainder;
+    return weight == other.weight && first == other.first && second == other.second && remainder == other.remainder;
   }
 };
 
@@ -54,8 +53,7 @@ std::vector<char> numbers(int64_t count, core::Scalar scalar, bool positive = fa
 }
 
 State state_of(const Problem& p) {
-  const auto compute =
-      p.scalar == core::Scalar::float64 ? core::Scalar::float64 : core::Scalar::float32;
+  const auto compute = p.scalar == core::Scalar::float64 ? core::Scalar::float64 : core::Scalar::float32;
   const auto count = static_cast<int64_t>(ids.size());
   return {numbers(rows * p.dim, p.scalar),
           numbers(count * p.dim + 1, p.wide ? core::Scalar::float32 : p.scalar),
@@ -125,8 +123,7 @@ void check(const Problem& p) {
 }
 
 TEST(StepKernels, GiveTheSameBits) {
-  const core::Scalar scalars[] = {core::Scalar::float32, core::Scalar::float64,
-                                  core::Scalar::bfloat16};
+  const core::Scalar scalars[] = {core::Scalar::float32, core::Scalar::float64, core::Scalar::bfloat16};
   for (const auto scalar : scalars) {
     for (const int64_t dim : {1, 7, 8, 33, 130, 256, 300}) {
       for (const bool has_first : {false, true}) {
@@ -142,8 +139,7 @@ TEST(StepKernels, RoundBfloat16InTheSameWay) {
   for (const int64_t dim : {1, 7, 9, 130, 300}) {
     for (const bool wide : {false, true}) {
       for (const auto store : {Store::nearest, Store::stochastic, Store::remainder}) {
-        ASSERT_NO_FATAL_FAILURE(
-            check({core::Scalar::bfloat16, dim, true, Second::element, store, wide}));
+        ASSERT_NO_FATAL_FAILURE(check({core::Scalar::bfloat16, dim, true, Second::element, store, wide}));
       }
     }
   }
@@ -164,8 +160,7 @@ TEST(StepKernels, LeaveOutRowsThatAreOutsideOrNotInOrder) {
     int64_t changed = 0;
     for (size_t row = 0; row < rows; ++row) {
       const size_t bytes = static_cast<size_t>(p.dim) * sizeof(float);
-      changed +=
-          memcmp(state.weight.data() + row * bytes, before.weight.data() + row * bytes, bytes) != 0;
+      changed += memcmp(state.weight.data() + row * bytes, before.weight.data() + row * bytes, bytes) != 0;
     }
     EXPECT_EQ(changed, 3);
   }

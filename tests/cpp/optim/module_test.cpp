@@ -42,11 +42,9 @@ TEST(StepRows, RefusesWhatDoesNotFit) {
   EXPECT_THROW(step_rows_(table, gradient, step), c10::ValueError);
   EXPECT_THROW(step_rows_(table, gradient, step.ids(torch::tensor({3, 1}))), c10::ValueError);
   EXPECT_THROW(step_rows_(table, gradient, step.ids(torch::tensor({1, 4}))), c10::IndexError);
-  EXPECT_THROW(step_rows_(table, gradient, step.ids(torch::tensor({1, 3})).first_decay(0.5)),
-               c10::ValueError);
-  EXPECT_THROW(
-      step_rows_(table.to(at::kHalf), gradient.to(at::kHalf), RowStep().ids(torch::tensor({1, 3}))),
-      c10::TypeError);
+  EXPECT_THROW(step_rows_(table, gradient, step.ids(torch::tensor({1, 3})).first_decay(0.5)), c10::ValueError);
+  EXPECT_THROW(step_rows_(table.to(at::kHalf), gradient.to(at::kHalf), RowStep().ids(torch::tensor({1, 3}))),
+               c10::TypeError);
   EXPECT_TRUE(torch::equal(table, torch::ones({4, 2})));
 }
 

@@ -31,14 +31,12 @@ std::string safetensors(const std::string& header, size_t data_bytes) {
 }
 
 std::string two_tensors() {
-  return safetensors(
-      R"({"__metadata__":{"format":"pt"},"b":{"dtype":"F32","shape":[2,3],"data_offsets":[4,28]},)"
-      R"("a":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}} )",
-      28);
+  return safetensors(R"({"__metadata__":{"format":"pt"},"b":{"dtype":"F32","shape":[2,3],"data_offsets":[4,28]},)"
+                     R"("a":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}} )",
+                     28);
 }
 
-std::string row(const std::string& word, const std::vector<float>& numbers,
-                const char* end = "\n") {
+std::string row(const std::string& word, const std::vector<float>& numbers, const char* end = "\n") {
   std::string bytes = word + ' ';
   const char* data = reinterpret_cast<const char*>(numbers.data());
   return bytes.append(data, numbers.size() * sizeof(float)) + end;
@@ -111,12 +109,12 @@ TEST(Safetensors, ReadsWhatTheHeaderSays) {
 }
 
 TEST(Safetensors, ReadsAnIndexWhoseShardsLieBesideIt) {
-  const std::vector<ShardEntry> entries = read_index(
-      R"({"metadata":{"total_size":1},"weight_map":{"a":"1.safetensors","b":"2.safetensors"}})");
+  const std::vector<ShardEntry> entries =
+      read_index(R"({"metadata":{"total_size":1},"weight_map":{"a":"1.safetensors","b":"2.safetensors"}})");
   ASSERT_EQ(entries.size(), 2u);
   EXPECT_EQ(entries[1].file, "2.safetensors");
-  for (const char* text : {R"({"weight_map":{"a":"../1"}})", R"({"weight_map":{"a":1}})",
-                           R"({"weight_map":[]})", R"({})", R"([1])", R"({"weight_map":{"a":"")"}) {
+  for (const char* text : {R"({"weight_map":{"a":"../1"}})", R"({"weight_map":{"a":1}})", R"({"weight_map":[]})",
+                           R"({})", R"([1])", R"({"weight_map":{"a":"")"}) {
     EXPECT_THROW(read_index(text), BadFile) << text;
   }
 }
@@ -182,11 +180,9 @@ TEST(WordFile, GoesOnBehindABadRow) {
 TEST(WordFile, RoundsOnceAndTakesNumbersNearZero) {
   const Words words =
       read_words("a 0.1 1e-46 -1e-400 1e-40 340282346638528859811704183484516925440 1e-5000 +0." +
-                 std::string(6000, '0') + "1 -12e-99999999999999999999 " + std::string(6000, '1') +
-                 "e-6000\n");
-  EXPECT_EQ(words.vectors[0],
-            (std::vector<float>{0.1f, 0.0f, -0.0f, 1e-40f, std::numeric_limits<float>::max(), 0.0f,
-                                0.0f, -0.0f, 0.11111111f}));
+                 std::string(6000, '0') + "1 -12e-99999999999999999999 " + std::string(6000, '1') + "e-6000\n");
+  EXPECT_EQ(words.vectors[0], (std::vector<float>{0.1f, 0.0f, -0.0f, 1e-40f, std::numeric_limits<float>::max(), 0.0f,
+                                                  0.0f, -0.0f, 0.11111111f}));
 }
 
 TEST(WordFile, DecodesToEveryType) {
@@ -222,8 +218,7 @@ std::vector<Refused> refused() {
   std::vector<Refused> found;
   Refused row;
   std::string offset;
-  while (std::getline(lines, row.name, '\t') && std::getline(lines, offset, '\t') &&
-         std::getline(lines, row.reason)) {
+  while (std::getline(lines, row.name, '\t') && std::getline(lines, offset, '\t') && std::getline(lines, row.reason)) {
     row.offset = std::stoll(offset);
     found.push_back(row);
   }
@@ -234,8 +229,7 @@ class Corpus : public testing::TestWithParam<Refused> {};
 
 TEST_P(Corpus, IsRefusedSayingWhereAndWhy) {
   const std::string file = contents(GetParam().name);
-  const BadFile error =
-      refusal([&] { GetParam().name[0] == 's' ? void(header_of(file)) : void(read_words(file)); });
+  const BadFile error = refusal([&] { GetParam().name[0] == 's' ? void(header_of(file)) : void(read_words(file)); });
   EXPECT_EQ(error.offset, GetParam().offset) << error.what();
   EXPECT_NE(std::string(error.what()).find(GetParam().reason), std::string::npos) << error.what();
 }
@@ -248,14 +242,13 @@ INSTANTIATE_TEST_SUITE_P(Files, Corpus, testing::ValuesIn(refused()), [](const a
 });
 
 TEST(Utf8, IsThatOfTheStandard) {
-  for (const char* valid :
-       {"", "a", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf", "\xee\x80\x80",
-        "\xef\xbf\xbf", "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"}) {
+  for (const char* valid : {"", "a", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf", "\xee\x80\x80",
+                            "\xef\xbf\xbf", "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"}) {
     EXPECT_EQ(utf8_prefix(valid), std::strlen(valid)) << valid;
   }
-  for (const char* invalid : {"\x80", "\xc0\x80", "\xc1\xbf", "\xe0\x9f\xbf", "\xed\xa0\x80",
-                              "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xc2",
-                              "\xe1\x80", "\xf1\x80\x80", "\xc2 ", "\xe1\x80 "}) {
+  for (const char* invalid :
+       {"\x80", "\xc0\x80", "\xc1\xbf", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80",
+        "\xf5\x80\x80\x80", "\xc2", "\xe1\x80", "\xf1\x80\x80", "\xc2 ", "\xe1\x80 "}) {
     EXPECT_EQ(utf8_prefix(std::string("ok") + invalid), 2u) << invalid;
   }
 }

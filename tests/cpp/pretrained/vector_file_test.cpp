@@ -28,8 +28,7 @@ std::atomic<int> reads = 0;
 }  // namespace
 
 /// Stands before the C library's in the search for symbols, also for libposembed.so.
-extern "C" __attribute__((visibility("default"))) ssize_t pread(int descriptor, void* out,
-                                                                size_t size, off_t begin) {
+extern "C" __attribute__((visibility("default"))) ssize_t pread(int descriptor, void* out, size_t size, off_t begin) {
   if (largest_read > 0) {
     if (++reads % 2 == 1) {
       errno = EINTR;
@@ -62,13 +61,12 @@ class VectorFiles : public testing::Test {
   /// Writes the numbers 0, 1, 2, ... as the table "table", [rows, 2].
   std::string write_table(const std::string& name, int64_t rows) const {
     return write_numbers(name, 2 * rows,
-                         R"({"table":{"dtype":"F32","shape":[)" + std::to_string(rows) +
-                             R"(,2],"data_offsets":[0,)" + std::to_string(8 * rows) + "]}}");
+                         R"({"table":{"dtype":"F32","shape":[)" + std::to_string(rows) + R"(,2],"data_offsets":[0,)" +
+                             std::to_string(8 * rows) + "]}}");
   }
 
   /// Writes the numbers 0, 1, 2, ... behind a header of safetensors.
-  std::string write_numbers(const std::string& name, int64_t count,
-                            const std::string& header) const {
+  std::string write_numbers(const std::string& name, int64_t count, const std::string& header) const {
     const uint64_t length = header.size();
     std::string bytes(reinterpret_cast<const char*>(&length), sizeof length);
     const torch::Tensor numbers = torch::arange(count, torch::kFloat);
@@ -81,9 +79,7 @@ class VectorFiles : public testing::Test {
   std::filesystem::path folder_;
 };
 
-torch::Tensor counted(int64_t rows) {
-  return torch::arange(2 * rows, torch::kFloat).view({rows, 2});
-}
+torch::Tensor counted(int64_t rows) { return torch::arange(2 * rows, torch::kFloat).view({rows, 2}); }
 
 TEST_F(VectorFiles, InterruptedAndShortReadsAreContinued) {
   const std::string path = write_table("model.safetensors", 50);
@@ -101,8 +97,7 @@ TEST_F(VectorFiles, InterruptedAndShortReadsAreContinued) {
 TEST_F(VectorFiles, RowsForWords) {
   const VectorFile file = open(write("tiny.txt", "the 1 2\ncat 3 4\nthe 5 6\ndog 7 8\n"));
   const Rows rows = file.rows({"dog", "", "the", "emu"});
-  EXPECT_TRUE(torch::equal(rows.vectors,
-                           torch::tensor({{7., 8.}, {4., 5.}, {1., 2.}, {4., 5.}}, torch::kFloat)));
+  EXPECT_TRUE(torch::equal(rows.vectors, torch::tensor({{7., 8.}, {4., 5.}, {1., 2.}, {4., 5.}}, torch::kFloat)));
   EXPECT_EQ(rows.coverage.found, 2);
   EXPECT_EQ(rows.coverage.missing, std::vector<std::string>{"emu"});
   EXPECT_EQ(rows.coverage.duplicate, std::vector<std::string>{"the"});
@@ -126,9 +121,8 @@ TEST_F(VectorFiles, OtherWordsForThoseThatAreMissing) {
   const std::vector<std::string> words = {"CAT", "cat", "", "The", "EMU", "Cat"};
   const auto options = ReadOptions().missing(Missing::zero).fallback(lower);
   const Rows rows = file.rows(words, options);
-  EXPECT_TRUE(torch::equal(
-      rows.vectors,
-      torch::tensor({{3., 4.}, {3., 4.}, {0., 0.}, {5., 6.}, {0., 0.}, {3., 4.}}, torch::kFloat)));
+  EXPECT_TRUE(torch::equal(rows.vectors,
+                           torch::tensor({{3., 4.}, {3., 4.}, {0., 0.}, {5., 6.}, {0., 0.}, {3., 4.}}, torch::kFloat)));
   EXPECT_EQ(rows.coverage.found, 4);
   EXPECT_EQ(rows.coverage.missing, std::vector<std::string>{"EMU"});
   const auto coverage = file.coverage(words, nullptr, lower);
@@ -149,8 +143,7 @@ TEST_F(VectorFiles, ErrorsNameFilePlaceAndReason) {
   } catch (const FileFormatError& error) {
     EXPECT_EQ(error.path(), path);
     EXPECT_EQ(error.offset(), 14);
-    EXPECT_EQ(error.reason(),
-              "expected a finite number, got 'nan' (on_bad_row 'skip' leaves such rows out)");
+    EXPECT_EQ(error.reason(), "expected a finite number, got 'nan' (on_bad_row 'skip' leaves such rows out)");
     EXPECT_EQ(std::string(error.what_without_backtrace()), path + ": byte 14: " + error.reason());
   }
   EXPECT_THROW(file.table(), c10::ValueError);
@@ -184,10 +177,9 @@ TEST_F(VectorFiles, BecomeTokenEmbeddings) {
 TEST_F(VectorFiles, BecomeBags) {
   const std::string path = write("tiny.txt", "the 1 2\ncat 3 4\nbad 5\n");
   EXPECT_THROW(TokenBag::from_file(path), posembed::pretrained::FileFormatError);
-  const auto bag =
-      TokenBag::from_file(path, {{"cat", "the", "x"}}, ReadOptions().missing(Missing::zero), true,
-                          TokenBagOptions(0, 0).mode(posembed::BagMode::mean),
-                          OpenOptions().on_bad_row(OnBadRow::skip));
+  const auto bag = TokenBag::from_file(path, {{"cat", "the", "x"}}, ReadOptions().missing(Missing::zero), true,
+                                       TokenBagOptions(0, 0).mode(posembed::BagMode::mean),
+                                       OpenOptions().on_bad_row(OnBadRow::skip));
   EXPECT_FALSE(bag->weight.requires_grad());
   EXPECT_TRUE(torch::equal(bag->weight, torch::tensor({{3.f, 4.f}, {1.f, 2.f}, {0.f, 0.f}})));
   EXPECT_EQ(bag->options.mode(), posembed::BagMode::mean);
@@ -196,9 +188,7 @@ TEST_F(VectorFiles, BecomeBags) {
 }
 
 /// A layer whose weight fits the file of write_table(name, 3).
-torch::nn::Linear layer(bool bias) {
-  return torch::nn::Linear(torch::nn::LinearOptions(2, 3).bias(bias));
-}
+torch::nn::Linear layer(bool bias) { return torch::nn::Linear(torch::nn::LinearOptions(2, 3).bias(bias)); }
 
 TEST_F(VectorFiles, LoadsTheStateOfAModuleByName) {
   const VectorFile file = open(write_table("model.safetensors", 3));
@@ -230,8 +220,7 @@ TEST_F(VectorFiles, LoadsCodesAsTheyAreOrNot) {
   bytes.append("\x01\xff\x02\x7f", 4);
   const VectorFile file = open(write("codes.safetensors", bytes));
   struct Table : torch::nn::Module {
-    explicit Table(torch::Dtype dtype)
-        : codes(register_buffer("codes", torch::zeros({4}, torch::kFloat).to(dtype))) {}
+    explicit Table(torch::Dtype dtype) : codes(register_buffer("codes", torch::zeros({4}, torch::kFloat).to(dtype))) {}
     torch::Tensor codes;
   };
   for (const auto dtype : {torch::kFloat8_e4m3fn, torch::kByte, torch::kFloat, torch::kLong}) {
@@ -251,11 +240,9 @@ TEST_F(VectorFiles, LoadsNothingUnlessAllNamesAndShapesFit) {
   const torch::Tensor before = linear->weight.clone();
   EXPECT_THROW(load_state(*linear, file, LoadOptions().name_in_file(as_table)), c10::ValueError);
   EXPECT_THROW(load_state(*layer(false), file), c10::ValueError);
-  EXPECT_THROW(load_state(*wide, file, LoadOptions().name_in_file(as_table).strict(false)),
-               c10::ValueError);
+  EXPECT_THROW(load_state(*wide, file, LoadOptions().name_in_file(as_table).strict(false)), c10::ValueError);
   EXPECT_TRUE(torch::equal(linear->weight, before));
-  const Unmatched unmatched =
-      load_state(*linear, file, LoadOptions().name_in_file(as_table).strict(false));
+  const Unmatched unmatched = load_state(*linear, file, LoadOptions().name_in_file(as_table).strict(false));
   EXPECT_EQ(unmatched.missing, std::vector<std::string>{"bias"});
   EXPECT_TRUE(unmatched.unexpected.empty());
   EXPECT_TRUE(torch::equal(linear->weight, counted(3)));
@@ -282,10 +269,9 @@ TEST_F(VectorFiles, LoadsTransposedAndSplitTensors) {
 }
 
 TEST_F(VectorFiles, LoadsJoinedTensors) {
-  const VectorFile file =
-      open(write_numbers("model.safetensors", 6,
-                         R"({"b":{"dtype":"F32","shape":[2,2],"data_offsets":[8,24]},)"
-                         R"("a":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}})"));
+  const VectorFile file = open(write_numbers("model.safetensors", 6,
+                                             R"({"b":{"dtype":"F32","shape":[2,2],"data_offsets":[8,24]},)"
+                                             R"("a":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}})"));
   torch::nn::Linear joined = layer(/*bias=*/false);
   const auto names = [](const std::string&) { return std::vector<std::string>{"a", "b"}; };
   load_state(*joined, file, LoadOptions().names_in_file(names));
@@ -294,8 +280,7 @@ TEST_F(VectorFiles, LoadsJoinedTensors) {
   const auto none = [](const std::string&) { return std::vector<std::string>(); };
   EXPECT_THROW(load_state(*joined, file, LoadOptions().names_in_file(lost)), c10::ValueError);
   EXPECT_THROW(load_state(*joined, file, LoadOptions().names_in_file(none)), c10::ValueError);
-  const auto both =
-      LoadOptions().names_in_file(names).name_in_file([](const std::string& name) { return name; });
+  const auto both = LoadOptions().names_in_file(names).name_in_file([](const std::string& name) { return name; });
   EXPECT_THROW(load_state(*joined, file, both), c10::ValueError);
 }
 

@@ -37,13 +37,11 @@ TEST(RelativeBiasModule, OfAWindowOfThreeAxes) {
 TEST(RelativeBiasModule, PrintsItsOptionsAndRefusesOthers) {
   std::ostringstream text;
   text << RelativePositionBias(RelativeBiasOptions(8).bidirectional(false));
-  EXPECT_EQ(text.str(),
-            "RelativePositionBias(8, num_buckets=32, max_distance=128, bidirectional=False)");
+  EXPECT_EQ(text.str(), "RelativePositionBias(8, num_buckets=32, max_distance=128, bidirectional=False)");
   EXPECT_THROW(RelativePositionBias(RelativeBiasOptions(8).num_buckets(5)), c10::ValueError);
   EXPECT_THROW(RelativePositionBias(RelativeBiasOptions(8).max_distance(8)), c10::ValueError);
-  EXPECT_THROW(
-      RelativePositionBias(RelativeBiasOptions(8).num_buckets(4).buckets(RelativeBuckets::bert)),
-      c10::ValueError);
+  EXPECT_THROW(RelativePositionBias(RelativeBiasOptions(8).num_buckets(4).buckets(RelativeBuckets::bert)),
+               c10::ValueError);
   EXPECT_THROW(RelativePositionBias(8)->forward(-1), c10::ValueError);
 }
 

@@ -28,8 +28,7 @@ struct Problem {
     std::mt19937 generator(7);
     std::normal_distribution<float> normal;
     for (int64_t i = 0; i < 4 * queries * keys; ++i) {
-      const auto key = static_cast<int32_t>(i % keys),
-                 query = static_cast<int32_t>(i / keys % queries);
+      const auto key = static_cast<int32_t>(i % keys), query = static_cast<int32_t>(i / keys % queries);
       const int32_t random = static_cast<int32_t>(generator() % (row_count + 2)) - 2;
       const int32_t shifted = (key - query + 1000 * row_count) % row_count;
       const int32_t clipped = std::clamp(key - query, -2, 2) + 2;

@@ -18,9 +18,7 @@ TEST(RelativeLogitsModule, MultipliesTheRowsOfDistances) {
   const torch::Tensor query = torch::randn({2, 3, 6, 4});
   const torch::Tensor at = torch::arange(6), rows = (at - at.unsqueeze(1)).clamp(-2, 2) + 2;
   const torch::Tensor expected =
-      torch::einsum("bhqd,qkd->bhqk",
-                    {query, shaw->weight.index_select(0, rows.flatten()).view({6, 6, 4})}) *
-      0.5;
+      torch::einsum("bhqd,qkd->bhqk", {query, shaw->weight.index_select(0, rows.flatten()).view({6, 6, 4})}) * 0.5;
   EXPECT_TRUE(torch::allclose(shaw->forward(query), expected, 1e-5, 1e-6));
   shaw->forward(query).sum().backward();
   EXPECT_EQ(shaw->weight.grad().sizes(), shaw->weight.sizes());
@@ -31,30 +29,24 @@ TEST(RelativeLogitsModule, MultipliesTheRowsOfDistances) {
 }
 
 TEST(RelativeLogitsModule, HidesKeysOfOtherDocuments) {
-  RelativeLogits band(
-      RelativeLogitsOptions(3, 4).buckets(RelativeBuckets::band).bidirectional(false));
+  RelativeLogits band(RelativeLogitsOptions(3, 4).buckets(RelativeBuckets::band).bidirectional(false));
   const torch::Tensor query = torch::randn({1, 1, 4, 4});
-  const torch::Tensor logits =
-      band->forward(query, 4, ALiBiCall().cu_seqlens(torch::tensor({0, 1, 4})));
+  const torch::Tensor logits = band->forward(query, 4, ALiBiCall().cu_seqlens(torch::tensor({0, 1, 4})));
   EXPECT_TRUE(torch::isinf(logits).sum().item<int64_t>() == 6);
   EXPECT_EQ(logits[0][0][1][3].item<float>(), 0);  // outside the band
 }
 
 TEST(RelativeLogitsModule, PrintsItsOptionsAndRefusesOthers) {
   std::ostringstream text;
-  text << RelativeLogits(RelativeLogitsOptions({27, 27}, 64)
-                             .num_heads(2)
-                             .buckets(RelativeBuckets::deberta)
-                             .num_buckets({28, 28}));
-  EXPECT_EQ(text.str(),
-            "RelativeLogits((28, 28), 64, num_heads=2, buckets='deberta', max_distance=128)");
+  text << RelativeLogits(
+      RelativeLogitsOptions({27, 27}, 64).num_heads(2).buckets(RelativeBuckets::deberta).num_buckets({28, 28}));
+  EXPECT_EQ(text.str(), "RelativeLogits((28, 28), 64, num_heads=2, buckets='deberta', max_distance=128)");
   EXPECT_THROW(RelativeLogits(RelativeLogitsOptions(4, 8)), c10::ValueError);
   EXPECT_THROW(RelativeLogits(RelativeLogitsOptions(5, 0)), c10::ValueError);
   RelativeLogits module(RelativeLogitsOptions(5, 8));
   EXPECT_THROW(module->forward(torch::ones({1, 4, 8})), c10::ValueError);
   EXPECT_THROW(module->forward(torch::ones({1, 1, 4, 8}, torch::kDouble)), c10::TypeError);
-  EXPECT_THROW(module->forward(torch::ones({1, 1, 4, 8}), 4, ALiBiCall().causal(true)),
-               c10::ValueError);
+  EXPECT_THROW(module->forward(torch::ones({1, 1, 4, 8}), 4, ALiBiCall().causal(true)), c10::ValueError);
 }
 
 }  // namespace

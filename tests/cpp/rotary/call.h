@@ -24,8 +24,7 @@ struct Variant {
   Kernel rotate;
 };
 
-inline constexpr Scalar scalars[] = {Scalar::float32, Scalar::float64, Scalar::bfloat16,
-                                     Scalar::float16};
+inline constexpr Scalar scalars[] = {Scalar::float32, Scalar::float64, Scalar::bfloat16, Scalar::float16};
 
 inline double element(const void* data, Scalar scalar, int64_t index) {
   return core::visit_scalar(scalar, [&](auto tag) -> double {
@@ -43,9 +42,7 @@ inline void set_element(void* data, Scalar scalar, int64_t index, double value) 
 /// The distance between neighbouring numbers at `value`.
 inline double ulp(Scalar scalar, double value) {
   const int digits = scalar == Scalar::bfloat16 ? 8 : scalar == Scalar::float16 ? 11 : 24;
-  const int min_exponent = scalar == Scalar::bfloat16  ? -133
-                           : scalar == Scalar::float16 ? -24
-                                                       : -149;
+  const int min_exponent = scalar == Scalar::bfloat16 ? -133 : scalar == Scalar::float16 ? -24 : -149;
   if (scalar == Scalar::float64) return std::ldexp(1.0, std::max(std::ilogb(value) - 52, -1074));
   return value == 0 ? std::ldexp(1.0, min_exponent)
                     : std::ldexp(1.0, std::max(std::ilogb(value) - digits + 1, min_exponent));
@@ -53,29 +50,26 @@ inline double ulp(Scalar scalar, double value) {
 
 /// Whether a token with these positions is not rotated.
 inline bool leaves_token(const Arguments& arguments, const std::vector<core::Position>& positions) {
-  return std::any_of(positions.begin(), positions.end(), [&](const core::Position& position) {
-    return leaves_token(arguments, position);
-  });
+  return std::any_of(positions.begin(), positions.end(),
+                     [&](const core::Position& position) { return leaves_token(arguments, position); });
 }
 
 /// Sine and cosine of a pair at a position.
-inline void sincos_of(const Arguments& arguments, int64_t pair, const core::Position& position,
-                      double* sine, double* cosine) {
+inline void sincos_of(const Arguments& arguments, int64_t pair, const core::Position& position, double* sine,
+                      double* cosine) {
   const core::Turn128 turn = arguments.wide_turns[pair];
   const int64_t whole = core::whole_turns(arguments.radians[pair].high, turn);
   core::sincos_turn(core::phase(position, turn, whole), sine, cosine);
 }
 
 /// Rotates the window of a row in float64, with a position for each axis.
-inline void rotate_row(const Arguments& arguments, const std::vector<core::Position>& positions,
-                       double* row) {
+inline void rotate_row(const Arguments& arguments, const std::vector<core::Position>& positions, double* row) {
   if (leaves_token(arguments, positions)) return;
   for (int64_t i = 0; i < arguments.pairs; ++i) {
     double* first = row + arguments.start + (arguments.interleaved ? 2 * i : i);
     double* second = arguments.interleaved ? first + 1 : first + arguments.pairs;
     double sine, cosine;
-    sincos_of(arguments, i, positions[arguments.axes == 1 ? 0 : arguments.axis_of_pair[i]], &sine,
-              &cosine);
+    sincos_of(arguments, i, positions[arguments.axes == 1 ? 0 : arguments.axis_of_pair[i]], &sine, &cosine);
     const double c = cosine * arguments.amplitude;
     const double s = (arguments.reverse ? -sine : sine) * arguments.amplitude;
     const double x = *first, y = *second;
@@ -109,11 +103,10 @@ struct Problem {
 
   std::string text() const {
     return "scalar " + std::to_string(int(scalar)) + " heads " + std::to_string(heads[0]) + "+" +
-           std::to_string(heads[1]) + " dim " + std::to_string(head_dim) + " pairs " +
-           std::to_string(pairs) + " start " + std::to_string(start) + " window only " +
-           std::to_string(window_only) + " interleaved " + std::to_string(interleaved) +
-           " reverse " + std::to_string(reverse) + " in place " + std::to_string(in_place) +
-           " order " + std::to_string(int(order)) + " shift " + std::to_string(shift);
+           std::to_string(heads[1]) + " dim " + std::to_string(head_dim) + " pairs " + std::to_string(pairs) +
+           " start " + std::to_string(start) + " window only " + std::to_string(window_only) + " interleaved " +
+           std::to_string(interleaved) + " reverse " + std::to_string(reverse) + " in place " +
+           std::to_string(in_place) + " order " + std::to_string(int(order)) + " shift " + std::to_string(shift);
   }
 };
 
@@ -193,10 +186,9 @@ class Call {
       for (int64_t b = 0; b < problem_.batch; ++b)
         for (int64_t s = 0; s < problem_.seq; ++s)
           for (int64_t h = 0; h < problem_.heads[r]; ++h)
-            check_row(variant, r, before[r].data(), output(r).data(), expected.data(),
-                      row_offset(r, b, s, h), positions(b, s));
-      ASSERT_TRUE(expected == output(r))
-          << variant.name << " wrote outside its rows: " << problem_.text();
+            check_row(variant, r, before[r].data(), output(r).data(), expected.data(), row_offset(r, b, s, h),
+                      positions(b, s));
+      ASSERT_TRUE(expected == output(r)) << variant.name << " wrote outside its rows: " << problem_.text();
       if (problem_.in_place) continue;
       ASSERT_EQ(in_[r], before[r]) << variant.name << " wrote its input";
     }
@@ -250,8 +242,7 @@ class Call {
   /// The factor of a pair of tensor `r`.
   long double amplitude(int64_t r, int64_t pair, const core::Position& position) const {
     if (decay_.empty()) return problem_.amplitude;
-    const long double distance =
-        static_cast<long double>(core::to_double(position)) - arguments.decay_center;
+    const long double distance = static_cast<long double>(core::to_double(position)) - arguments.decay_center;
     const double sign = r == 0 ? arguments.decay_sign : -arguments.decay_sign;
     return problem_.amplitude * std::exp2(sign * distance * decay_[static_cast<size_t>(pair)]);
   }
@@ -264,8 +255,7 @@ class Call {
     const int64_t b = problem_.batch, s = problem_.seq, h = view.heads;
     const int64_t strides[3][3] = {
         {s * h * row, h * row, row}, {h * s * row, row, s * row}, {h * row, b * h * row, row}};
-    for (int i = 0; i < 3; ++i)
-      view.in_stride[i] = view.out_stride[i] = strides[int(problem_.order)][i];
+    for (int i = 0; i < 3; ++i) view.in_stride[i] = view.out_stride[i] = strides[int(problem_.order)][i];
     const int64_t elements = problem_.shift + b * s * h * row;
     const int64_t size = core::size_of(problem_.scalar);
     in_[r].resize(static_cast<size_t>(elements * size));
@@ -279,20 +269,18 @@ class Call {
 
   /// Checks the rotated window and copies the row into `expected`, so that a later comparison
   /// accepts it.
-  void check_row(const Variant& variant, int64_t r, const char* before, const char* after,
-                 char* expected, int64_t offset, const std::vector<core::Position>& positions) {
+  void check_row(const Variant& variant, int64_t r, const char* before, const char* after, char* expected,
+                 int64_t offset, const std::vector<core::Position>& positions) {
     const Scalar scalar = problem_.scalar;
     const HeadView& view = arguments.views[r];
     const int64_t start = window_start(arguments, view);
     const auto size = static_cast<size_t>(core::size_of(scalar));
     const auto begin = static_cast<size_t>(offset) * size;
     if (!problem_.tangent) {
-      memcpy(expected + begin, before + begin,
-             static_cast<size_t>(row_dim(arguments, view)) * size);
+      memcpy(expected + begin, before + begin, static_cast<size_t>(row_dim(arguments, view)) * size);
     }
     if (leaves_token(arguments, positions)) return;
-    memcpy(expected + begin + static_cast<size_t>(start) * size,
-           after + begin + static_cast<size_t>(start) * size,
+    memcpy(expected + begin + static_cast<size_t>(start) * size, after + begin + static_cast<size_t>(start) * size,
            static_cast<size_t>(2 * problem_.pairs) * size);
     for (int64_t i = 0; i < problem_.pairs; ++i) {
       const int64_t first = offset + start + (problem_.interleaved ? 2 * i : i);
@@ -308,20 +296,16 @@ class Call {
       const long double c = cosine * size_of_pair;
       const long double s = (problem_.reverse ? -sine : sine) * size_of_pair;
       const long double x = element(before, scalar, first), y = element(before, scalar, second);
-      const double results[] = {static_cast<double>(x * c - y * s),
-                                static_cast<double>(y * c + x * s)};
+      const double results[] = {static_cast<double>(x * c - y * s), static_cast<double>(y * c + x * s)};
       const int64_t indices[] = {first, second};
-      const double length = static_cast<double>(
-          std::hypot(x, y) * (problem_.tangent ? std::fabs(sine) : size_of_pair));
+      const double length = static_cast<double>(std::hypot(x, y) * (problem_.tangent ? std::fabs(sine) : size_of_pair));
       for (int k = 0; k < 2; ++k) {
         const double got = element(after, scalar, indices[k]);
         const bool wide = scalar == Scalar::float64;
         double allowed = (wide ? decay_.empty() ? 1e-15 : 1e-13 : 2.5e-7) * length;
-        if (scalar == Scalar::bfloat16 || scalar == Scalar::float16)
-          allowed += 0.5 * ulp(scalar, results[k]);
+        if (scalar == Scalar::bfloat16 || scalar == Scalar::float16) allowed += 0.5 * ulp(scalar, results[k]);
         ASSERT_NEAR(got, results[k], allowed)
-            << variant.name << ", pair " << i << ", position " << core::to_double(position) << ", "
-            << problem_.text();
+            << variant.name << ", pair " << i << ", position " << core::to_double(position) << ", " << problem_.text();
       }
     }
   }
@@ -357,9 +341,7 @@ struct TablePlaces {
         step(whole && problem.interleaved ? 2 : 1),
         second(whole ? (problem.interleaved ? 1 : problem.pairs) : 0) {}
 
-  size_t size(const Problem& problem) const {
-    return static_cast<size_t>(problem.batch * problem.seq * width);
-  }
+  size_t size(const Problem& problem) const { return static_cast<size_t>(problem.batch * problem.seq * width); }
 
   /// The place of a pair's first value.
   int64_t place(int64_t token, int64_t pair) const { return token * width + pair * step; }

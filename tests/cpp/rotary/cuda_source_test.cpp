@@ -75,12 +75,10 @@ TEST(RotaryGpuSource, ComponentsOutsideTheWindowOfManyHeads) {
       const HeadView& view = cpu.arguments.views[r];
       for (int64_t row = 0; row < tokens * view.heads; ++row) {
         const int64_t token = row / view.heads;
-        const int64_t element = token / problem.seq * view.out_stride[0] +
-                                token % problem.seq * view.out_stride[1] +
+        const int64_t element = token / problem.seq * view.out_stride[0] + token % problem.seq * view.out_stride[1] +
                                 row % view.heads * view.out_stride[2];
         const char* expected = static_cast<const char*>(view.out) + element * core::size_of(scalar);
-        ASSERT_EQ(memcmp(out[r].data() + static_cast<size_t>(row) * row_bytes, expected, row_bytes),
-                  0)
+        ASSERT_EQ(memcmp(out[r].data() + static_cast<size_t>(row) * row_bytes, expected, row_bytes), 0)
             << problem.text() << " row " << row;
       }
     }
@@ -189,9 +187,7 @@ TEST(RotaryGpuSource, TangentsTurnByAQuarter) { check_each(tangents()); }
 
 TEST(RotaryGpuSource, AmplitudesOfXPos) { check_each(decaying_pairs()); }
 
-TEST(RotaryGpuSource, AmplitudesOfXPosBeyondTheLargestFloat) {
-  check_each(decay_beyond_the_largest_float());
-}
+TEST(RotaryGpuSource, AmplitudesOfXPosBeyondTheLargestFloat) { check_each(decay_beyond_the_largest_float()); }
 
 TEST(RotaryGpuSource, TurnsByTablesInSteps) {
   for (const Scalar scalar : scalars) {
@@ -240,8 +236,7 @@ TEST(RotaryGpuSource, TablesInBfloat16TurnSpecialNumbersLikeTablesInFloat32) {
       const double expected = element(wide.output(0).data(), problem.scalar, i);
       const double found = element(narrow.output(0).data(), problem.scalar, i);
       ASSERT_TRUE(std::isnan(expected) ? std::isnan(found) : found == expected) << problem.text();
-      ASSERT_EQ(std::signbit(expected) && !std::isnan(expected),
-                std::signbit(found) && !std::isnan(found));
+      ASSERT_EQ(std::signbit(expected) && !std::isnan(expected), std::signbit(found) && !std::isnan(found));
     }
   }
 }

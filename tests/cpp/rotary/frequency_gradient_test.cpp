@@ -48,13 +48,11 @@ std::vector<Expected> reference(const Problem& problem, Call& call) {
       for (int64_t h = 0; h < problem.heads[0]; ++h)
         for (int64_t i = 0; i < problem.pairs; ++i) {
           const auto value = [&](int64_t r, int64_t member) -> long double {
-            const int64_t component =
-                problem.interleaved ? 2 * i + member : i + member * problem.pairs;
+            const int64_t component = problem.interleaved ? 2 * i + member : i + member * problem.pairs;
             return element(call.input(r).data(), problem.scalar,
                            call.row_offset(r, b, s, h) + problem.start + component);
           };
-          const long double position =
-              core::to_double(positions[static_cast<size_t>(i % problem.axes)]);
+          const long double position = core::to_double(positions[static_cast<size_t>(i % problem.axes)]);
           const long double up = value(1, 1) * value(0, 0), down = value(1, 0) * value(0, 1);
           Expected& expected = result[static_cast<size_t>(i)];
           expected.sum += (problem.reverse ? -position : position) * (up - down);
@@ -64,13 +62,12 @@ std::vector<Expected> reference(const Problem& problem, Call& call) {
   return result;
 }
 
-void compare(const Problem& problem, const std::vector<Expected>& expected,
-             const std::vector<double>& found, double one_rounding) {
+void compare(const Problem& problem, const std::vector<Expected>& expected, const std::vector<double>& found,
+             double one_rounding) {
   // Each term is rounded once per head; tokens are added in double.
   const double allowed = one_rounding * static_cast<double>(problem.heads[0] + 2);
   for (size_t i = 0; i < expected.size(); ++i) {
-    ASSERT_NEAR(found[i], static_cast<double>(expected[i].sum),
-                allowed * static_cast<double>(expected[i].size))
+    ASSERT_NEAR(found[i], static_cast<double>(expected[i].sum), allowed * static_cast<double>(expected[i].size))
         << "pair " << i << ", " << problem.text();
   }
 }
@@ -93,8 +90,7 @@ void check(const Problem& problem) {
     ASSERT_EQ(found, first) << name << ", " << problem.text();
   }
   std::vector<double> sums = room_for_sums(arguments), found(static_cast<size_t>(problem.pairs));
-  ASSERT_EQ(sum_moments_cuda(arguments, sums.data(), found.data(), Scalar::float64, nullptr),
-            nullptr);
+  ASSERT_EQ(sum_moments_cuda(arguments, sums.data(), found.data(), Scalar::float64, nullptr), nullptr);
   ASSERT_NO_FATAL_FAILURE(compare(problem, expected, found, one_rounding));
 }
 

@@ -88,15 +88,12 @@ TEST(RotaryKernel, TangentsTurnByAQuarter) { check_each(tangents()); }
 
 TEST(RotaryKernel, AmplitudesOfXPos) { check_each(decaying_pairs()); }
 
-TEST(RotaryKernel, AmplitudesOfXPosBeyondTheLargestFloat) {
-  check_each(decay_beyond_the_largest_float());
-}
+TEST(RotaryKernel, AmplitudesOfXPosBeyondTheLargestFloat) { check_each(decay_beyond_the_largest_float()); }
 
 TEST(RotaryKernel, TurnsByTablesInSteps) {
   for (const Scalar scalar : scalars) {
     for (int bits = 0; bits < 16; ++bits) {
-      const ProductRounding rounding =
-          (bits & 4) != 0 ? ProductRounding::to_data_type : ProductRounding::none;
+      const ProductRounding rounding = (bits & 4) != 0 ? ProductRounding::to_data_type : ProductRounding::none;
       Problem problem;
       problem.scalar = scalar;
       problem.interleaved = (bits & 1) != 0;
@@ -197,15 +194,10 @@ TEST(RotaryKernel, StreamedOutputsAreTheSame) {
     bool by_tables = false;
     int64_t head_dim = 128;
   };
-  const Case cases[] = {{Order::bshd, 64, 0},
-                        {Order::bshd, 32, 64},
-                        {Order::bshd, 9, 3},
-                        {Order::bhsd, 16, 0},
-                        {Order::bshd, 16, 32},
-                        {Order::bshd, 48, 32},
-                        {Order::bshd, 64, 0, 512},
-                        {Order::bshd, 64, 0, 0.0, true},
-                        {Order::bshd, 40, 0, 0.0, false, 80}};
+  const Case cases[] = {
+      {Order::bshd, 64, 0},      {Order::bshd, 32, 64},           {Order::bshd, 9, 3},
+      {Order::bhsd, 16, 0},      {Order::bshd, 16, 32},           {Order::bshd, 48, 32},
+      {Order::bshd, 64, 0, 512}, {Order::bshd, 64, 0, 0.0, true}, {Order::bshd, 40, 0, 0.0, false, 80}};
   for (const Scalar scalar : scalars) {
     for (const auto& [order, pairs, start, decay_base, by_tables, head_dim] : cases) {
       for (const bool interleaved : {false, true}) {
@@ -337,15 +329,15 @@ TEST(RotaryKernel, InverseUndoesForward) {
     variant.rotate(call.arguments, 0, 10);
     for (size_t i = 0; i < before.size() / sizeof(double); ++i) {
       const auto index = static_cast<int64_t>(i);
-      ASSERT_NEAR(element(call.input(0).data(), problem.scalar, index),
-                  element(before.data(), problem.scalar, index), 1e-14);
+      ASSERT_NEAR(element(call.input(0).data(), problem.scalar, index), element(before.data(), problem.scalar, index),
+                  1e-14);
     }
   }
 }
 
 /// Rotates `first` and `second` as pair 0 of every row and returns pair 0 of the first row.
-std::pair<double, double> rotate_special(const Variant& variant, Scalar scalar, bool interleaved,
-                                         double first, double second, int64_t position) {
+std::pair<double, double> rotate_special(const Variant& variant, Scalar scalar, bool interleaved, double first,
+                                         double second, int64_t position) {
   Problem problem;
   problem.scalar = scalar;
   problem.interleaved = interleaved;
@@ -452,8 +444,7 @@ TEST(RotaryKernel, RowsSpreadOverMoreThanFourGigabytes) {
   // Reserves only address space: the rows of two tokens are 2^31 + 64 elements apart.
   const int64_t stride = (int64_t{1} << 31) + 64;
   const size_t bytes = static_cast<size_t>(stride + 64) * sizeof(float);
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) GTEST_SKIP() << "no address space";
   auto* values = static_cast<float*>(memory);
   for (const Variant& variant : variants()) {

@@ -55,9 +55,7 @@ TEST(RotaryModule, PackedProjections) {
     const bool blocks = order == PackedOrder::blocks;
     // [batch, heads, seq, head_dim]; groups have two query heads, a key and a value
     const torch::Tensor heads = qkv.view({2, 3, 8, 8}).transpose(1, 2);
-    const auto of = [&](const std::vector<int64_t>& places) {
-      return heads.index_select(1, torch::tensor(places));
-    };
+    const auto of = [&](const std::vector<int64_t>& places) { return heads.index_select(1, torch::tensor(places)); };
     const torch::Tensor query = blocks ? of({0, 1, 2, 3}) : of({0, 1, 4, 5});
     const torch::Tensor key = blocks ? of({4, 5}) : of({2, 6});
     const torch::Tensor value = blocks ? of({6, 7}) : of({3, 7});
@@ -70,21 +68,18 @@ TEST(RotaryModule, PackedProjections) {
     EXPECT_TRUE(torch::equal(value_found, value));
     EXPECT_TRUE(value_found.is_alias_of(qkv));
     EXPECT_EQ(query_found.grad_fn(), value_found.grad_fn());
-    const auto gradient = [&](const torch::Tensor& a, const torch::Tensor& b,
-                              const torch::Tensor& c) {
+    const auto gradient = [&](const torch::Tensor& a, const torch::Tensor& b, const torch::Tensor& c) {
       const torch::Tensor total = a.sin().sum() + b.cos().sum() + c.exp().sum();
       return torch::autograd::grad({total}, {qkv})[0];
     };
-    EXPECT_TRUE(torch::equal(gradient(query_found, key_found, value_found),
-                             gradient(query_wanted, key_wanted, value)));
+    EXPECT_TRUE(torch::equal(gradient(query_found, key_found, value_found), gradient(query_wanted, key_wanted, value)));
     const torch::Tensor written = qkv.detach().clone(), again = qkv.detach().clone();
     EXPECT_TRUE(rope->rotate_packed_(written, packing, call).is_same(written));
     const auto options = RotaryCall(call).layout(Layout::bhsd);
     posembed::functional::rotary_packed_(again, packing, spec, options);
     EXPECT_TRUE(torch::equal(written, again));
     EXPECT_TRUE(
-        torch::equal(std::get<0>(posembed::functional::rotary_packed(qkv, packing, spec, options)),
-                     query_wanted));
+        torch::equal(std::get<0>(posembed::functional::rotary_packed(qkv, packing, spec, options)), query_wanted));
   }
   EXPECT_THROW(rope->rotate_packed(qkv, 4), c10::ValueError);
   EXPECT_THROW(rope->rotate_packed_(qkv, Packing(4).key_heads(2)), c10::ValueError);
@@ -96,8 +91,7 @@ TEST(RotaryModule, IntoGivenMemory) {
   const auto [query_wanted, key_wanted] = posembed::functional::rotary(query, key, spec);
   const torch::Tensor packed = torch::zeros({2, 3, 6, 8});
   const torch::Tensor query_out = packed.narrow(2, 0, 4), key_out = packed.narrow(2, 4, 1);
-  const auto [query_back, key_back] =
-      posembed::functional::rotary_out(query_out, key_out, query, key, spec);
+  const auto [query_back, key_back] = posembed::functional::rotary_out(query_out, key_out, query, key, spec);
   EXPECT_TRUE(torch::equal(query_out, query_wanted));
   EXPECT_TRUE(torch::equal(key_out, key_wanted));
   EXPECT_TRUE(query_back.is_same(query_out));
@@ -105,8 +99,7 @@ TEST(RotaryModule, IntoGivenMemory) {
   query_out.zero_();
   EXPECT_TRUE(posembed::functional::rotary_out(query_out, query, spec).is_same(query_out));
   EXPECT_TRUE(torch::equal(query_out, query_wanted));
-  EXPECT_THROW(posembed::functional::rotary_out(packed.narrow(2, 1, 4), query_out, spec),
-               c10::ValueError);
+  EXPECT_THROW(posembed::functional::rotary_out(packed.narrow(2, 1, 4), query_out, spec), c10::ValueError);
 }
 
 TEST(RotaryModule, ClonesAndMovesWithoutState) {
@@ -154,8 +147,7 @@ TEST(RotaryModule, ClonesOfLearnedFrequenciesLearnApart) {
   }
   const torch::Tensor query = torch::randn({1, 3, 1, 8});
   EXPECT_TRUE(
-      torch::equal(copy->forward(query),
-                   RotaryEmbedding(RotaryOptions(8).learned_frequencies(true))->forward(query)));
+      torch::equal(copy->forward(query), RotaryEmbedding(RotaryOptions(8).learned_frequencies(true))->forward(query)));
   EXPECT_FALSE(torch::equal(copy->forward(query), rope->forward(query)));
 }
 
@@ -192,17 +184,14 @@ TEST(RotaryModule, EachSampleHasItsLength) {
     }
     EXPECT_THROW(rope->rotate_(query, RotaryCall().seq_len(lengths)), c10::ValueError);
     EXPECT_THROW(rope->forward(query, RotaryCall().seq_len(lengths.slice(0, 1))), c10::ValueError);
-    EXPECT_THROW(rope->forward(query, RotaryCall().seq_len(lengths.to(torch::kFloat))),
-                 c10::TypeError);
+    EXPECT_THROW(rope->forward(query, RotaryCall().seq_len(lengths.to(torch::kFloat))), c10::TypeError);
     EXPECT_THROW(rope->forward(query, RotaryCall().seq_len(lengths).offset(1)), c10::ValueError);
   }
-  EXPECT_THROW(RotaryEmbedding(RotarySpec(8))
-                   ->forward(torch::randn({3, 3, 2, 8}), RotaryCall().seq_len(lengths)),
+  EXPECT_THROW(RotaryEmbedding(RotarySpec(8))->forward(torch::randn({3, 3, 2, 8}), RotaryCall().seq_len(lengths)),
                c10::ValueError);
   spec.scaling = posembed::DynamicNtkScaling{2.0, 10};
-  EXPECT_THROW(
-      RotaryEmbedding(spec)->forward(torch::randn({3, 3, 2, 8}), RotaryCall().seq_len(lengths)),
-      c10::ValueError);
+  EXPECT_THROW(RotaryEmbedding(spec)->forward(torch::randn({3, 3, 2, 8}), RotaryCall().seq_len(lengths)),
+               c10::ValueError);
 }
 
 TEST(RotaryModule, BadInputRaisesC10Errors) {
@@ -238,13 +227,11 @@ TEST(RotaryModule, RefusesOptionsThatItHasItself) {
     EXPECT_TRUE(torch::equal(rope(query, RotaryCall().layout(own)), rope(query)));
     for (const Layout other : {Layout::bshd, Layout::bhsd, Layout::sbhd}) {
       if (other == own) continue;
-      EXPECT_EQ(
-          error_of([&] { rope(query, query, RotaryCall().layout(other)); }),
-          std::string("layout: expected the module's, ") + name(own) + ", got " + name(other));
+      EXPECT_EQ(error_of([&] { rope(query, query, RotaryCall().layout(other)); }),
+                std::string("layout: expected the module's, ") + name(own) + ", got " + name(other));
     }
     const RotaryCall call = RotaryCall().frequencies(torch::ones({4}));
-    EXPECT_EQ(error_of([&] { rope->rotate_(query, call); }).rfind("frequencies: expected none", 0),
-              0U);
+    EXPECT_EQ(error_of([&] { rope->rotate_(query, call); }).rfind("frequencies: expected none", 0), 0U);
   }
 }
 
@@ -261,8 +248,7 @@ TEST(RotaryModule, ChecksTheHeadsOfItsModel) {
             }),
             "query: expected 8 heads, or a whole part of them, got 3 (layout 'bshd'; [1, 8, 3, 8] "
             "looks like 'bhsd'); heads=None takes any number");
-  EXPECT_NE(error_of([&] { rope(heads(8), heads(1)); }).find("key: expected 2 heads"),
-            std::string::npos);
+  EXPECT_NE(error_of([&] { rope(heads(8), heads(1)); }).find("key: expected 2 heads"), std::string::npos);
   EXPECT_THROW(RotaryEmbedding(RotaryOptions(8).key_heads(2)), c10::ValueError);
   EXPECT_THROW(RotaryEmbedding(RotaryOptions(8).heads(0)), c10::ValueError);
   EXPECT_NO_THROW(RotaryEmbedding(8)(heads(3), heads(5)));

@@ -81,8 +81,7 @@ inline std::vector<Problem> learned_frequencies() {
 
 /// Fractional and negative positions, with frequencies of several turns and of minus one.
 inline std::vector<Problem> fractional_positions() {
-  const std::vector<double> fractions = {0.5,          -0.25, 1e-3,    131071.75, -1,
-                                         2147483646.5, -7,    1.0 / 3, 2,         0};
+  const std::vector<double> fractions = {0.5, -0.25, 1e-3, 131071.75, -1, 2147483646.5, -7, 1.0 / 3, 2, 0};
   std::vector<Problem> problems = in_every_form([&](Problem& problem) {
     problem.fractions = fractions;
     problem.base = 0.01;
@@ -178,8 +177,7 @@ inline std::vector<Problem> keys_of_the_window_alone() {
 }
 
 /// Runs a kernel with frequencies [heads, pairs].
-inline void rotate_by_head(const Variant& variant, const std::vector<float>& frequencies,
-                           Call* call) {
+inline void rotate_by_head(const Variant& variant, const std::vector<float>& frequencies, Call* call) {
   call->arguments.frequencies = {frequencies.data(), Scalar::float32, call->arguments.pairs};
   variant.rotate(call->arguments, 0, call->arguments.batch * call->arguments.seq);
 }
@@ -208,9 +206,7 @@ inline void check_by_head(const Variant& variant) {
       for (int64_t r = 0; r < 2; ++r) {
         for (int64_t token = 0; token < problem.batch * problem.seq; ++token) {
           const int64_t at = (token * problem.heads[0] + h) * row;
-          ASSERT_EQ(memcmp(together.output(r).data() + at, alone.output(r).data() + at,
-                           static_cast<size_t>(row)),
-                    0)
+          ASSERT_EQ(memcmp(together.output(r).data() + at, alone.output(r).data() + at, static_cast<size_t>(row)), 0)
               << variant.name << ", head " << h << ", token " << token << ", " << problem.text();
         }
       }
@@ -249,8 +245,7 @@ inline void check_nan_frequencies(const Variant& variant) {
       variant.rotate(call.arguments, 0, call.arguments.batch * call.arguments.seq);
       for (int64_t i = 0; i < 6; ++i) {
         const int64_t pair = interleaved ? i / 2 : i % 3;
-        const double result =
-            element(call.output(0).data(), scalar, call.row_offset(0, 1, 2, 1) + i);
+        const double result = element(call.output(0).data(), scalar, call.row_offset(0, 1, 2, 1) + i);
         EXPECT_EQ(std::isnan(result), pair != 1) << variant.name << ", component " << i;
       }
     }

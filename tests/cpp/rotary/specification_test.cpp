@@ -54,12 +54,10 @@ TEST(ScoreScale, IsReadAndGrows) {
   ASSERT_TRUE(spec.score_scale.has_value());
   EXPECT_EQ(spec.score_scale->source, "llama_4_scaling_beta");
   const torch::Tensor scales = spec.score_scale->at(torch::tensor({-1, 16383, 100000}));
-  const torch::Tensor expected =
-      torch::tensor({1.0, 1.0, 1.0 + 0.1 * std::log(7.0)}, torch::kDouble);
+  const torch::Tensor expected = torch::tensor({1.0, 1.0, 1.0 + 0.1 * std::log(7.0)}, torch::kDouble);
   EXPECT_TRUE(torch::allclose(scales, expected, 1e-15, 1e-15));
   EXPECT_EQ(RotarySpec::from_json(spec.to_json()), spec);
-  EXPECT_NE(spec.explain().find("score scale: 1 + 0.1 log(1 + floor(position / 16384)) (llama_4"),
-            std::string::npos);
+  EXPECT_NE(spec.explain().find("score scale: 1 + 0.1 log(1 + floor(position / 16384)) (llama_4"), std::string::npos);
   EXPECT_NE(spec.diff(RotarySpec(128)).find("score_scale: "), std::string::npos);
   EXPECT_THROW(spec.score_scale->at(torch::rand({2})), c10::TypeError);
 }
@@ -76,13 +74,11 @@ TEST(PermuteRotaryWeight, ScoresStay) {
   };
   EXPECT_TRUE(torch::allclose(scores(permuted, true), scores(weight, false), 1e-12, 1e-12));
   EXPECT_TRUE(torch::equal(permute_rotary_weight(permuted, 3, Pairing::half_split), weight));
-  const torch::Tensor part =
-      permute_rotary_weight(weight, 3, Pairing::interleaved, {8, 4, std::vector<int64_t>{1}});
+  const torch::Tensor part = permute_rotary_weight(weight, 3, Pairing::interleaved, {8, 4, std::vector<int64_t>{1}});
   EXPECT_TRUE(torch::equal(part.narrow(0, 0, 16), weight.narrow(0, 0, 16)));
   EXPECT_FALSE(torch::equal(part, weight));
   EXPECT_THROW(permute_rotary_weight(weight, 5, Pairing::interleaved), c10::ValueError);
-  EXPECT_THROW(permute_rotary_weight(weight, 3, Pairing::interleaved, {{}, 0, {{3}}}),
-               c10::ValueError);
+  EXPECT_THROW(permute_rotary_weight(weight, 3, Pairing::interleaved, {{}, 0, {{3}}}), c10::ValueError);
 }
 
 }  // namespace

@@ -51,8 +51,7 @@ class Call {
     arguments.slot_count = paged.pages * paged.page_size;
     set_slots();
     set_value(problem);
-    set_cache(key_cache_, row_dim(arguments.rotation, arguments.rotation.views[1]), 0.5f,
-              &arguments.key_cache);
+    set_cache(key_cache_, row_dim(arguments.rotation, arguments.rotation.views[1]), 0.5f, &arguments.key_cache);
     set_cache(value_cache_, paged.value_dim, 0.3f, &arguments.value_cache);
   }
 
@@ -70,8 +69,7 @@ class Call {
     variant.run(arguments, 0, tokens);
     const std::string where = std::string(variant.name) + ", " + paged_.rotary.text();
     ASSERT_EQ(rotary_.output(0), alone.output(0)) << "query: " << where;
-    ASSERT_EQ(rotary_.output(1), paged_.rotate_key ? alone.output(1) : untouched)
-        << "key: " << where;
+    ASSERT_EQ(rotary_.output(1), paged_.rotate_key ? alone.output(1) : untouched) << "key: " << where;
     ASSERT_EQ(key_cache_, keys) << "key cache: " << where;
     ASSERT_EQ(value_cache_, values) << "value cache: " << where;
   }
@@ -83,9 +81,8 @@ class Call {
   void set_slots() {
     arguments.slots.type = paged_.index;
     narrow_.assign(paged_.slots.begin(), paged_.slots.end());
-    arguments.slots.data = paged_.index == core::Index::int32
-                               ? static_cast<const void*>(narrow_.data())
-                               : paged_.slots.data();
+    arguments.slots.data =
+        paged_.index == core::Index::int32 ? static_cast<const void*>(narrow_.data()) : paged_.slots.data();
     arguments.slot_stride[0] = paged_.rotary.seq;
     arguments.slot_stride[1] = 1;
   }
@@ -132,8 +129,7 @@ class Call {
     }
   }
 
-  void expect_rows(const std::vector<char>& rotated_keys, std::vector<char>* keys,
-                   std::vector<char>* values) {
+  void expect_rows(const std::vector<char>& rotated_keys, std::vector<char>* keys, std::vector<char>* values) {
     const Problem& problem = paged_.rotary;
     const int64_t dim = row_dim(arguments.rotation, arguments.rotation.views[1]);
     for (int64_t token = 0; token < problem.batch * problem.seq; ++token) {
@@ -142,15 +138,15 @@ class Call {
       const int64_t b = token / problem.seq, s = token % problem.seq;
       for (int64_t h = 0; h < problem.heads[1]; ++h) {
         const auto at = [&](const Cache& cache) {
-          return (paged_.shift + slot / paged_.page_size * cache.stride[0] +
-                  slot % paged_.page_size * cache.stride[1] + h * cache.stride[2]) *
+          return (paged_.shift + slot / paged_.page_size * cache.stride[0] + slot % paged_.page_size * cache.stride[1] +
+                  h * cache.stride[2]) *
                  kept_size();
         };
         const int64_t* stride = arguments.value.in_stride;
         expect_row(rotated_keys.data() + rotary_.row_offset(1, b, s, h) * element_size(), dim, 0.5f,
                    keys->data() + at(arguments.key_cache));
-        expect_row(value_.data() + (b * stride[0] + s * stride[1] + h * stride[2]) * element_size(),
-                   paged_.value_dim, 0.3f, values->data() + at(arguments.value_cache));
+        expect_row(value_.data() + (b * stride[0] + s * stride[1] + h * stride[2]) * element_size(), paged_.value_dim,
+                   0.3f, values->data() + at(arguments.value_cache));
       }
     }
   }
@@ -267,16 +263,15 @@ TEST(Float8, RoundsEveryIntervalToItsNearerEnd) {
 
 /// Numbers whose quotients lie at and beside the boundary between two float8 numbers.
 TEST(RotaryCacheGpuSource, ScalesDivideAsDivisionDoes) {
-  for (const float divisor : {1.0f, 0.5f, 0x1p-20f, 64.0f, 0x1p-79f, 0x1p79f, 0x1p-90f, 0x1p100f,
-                              0.3f, 3.0f, 1.75f, 0.0123f, 1e-30f, -2.0f, -0.7f}) {
+  for (const float divisor : {1.0f, 0.5f, 0x1p-20f, 64.0f, 0x1p-79f, 0x1p79f, 0x1p-90f, 0x1p100f, 0.3f, 3.0f, 1.75f,
+                              0.0123f, 1e-30f, -2.0f, -0.7f}) {
     const Scale scale(divisor);
     for (uint32_t bits = 0; bits < 0x7e; ++bits) {
       const float boundary = (number_of(bits) + number_of(bits + 1)) / 2 * divisor;
-      for (const float value : {boundary, -boundary, std::nextafter(boundary, 0.0f),
-                                std::nextafter(boundary, 2 * boundary), 0.0f, -0.0f}) {
+      for (const float value :
+           {boundary, -boundary, std::nextafter(boundary, 0.0f), std::nextafter(boundary, 2 * boundary), 0.0f, -0.0f}) {
         const float found = scale.multiplies() ? scale.multiply(value) : scale.divide(value);
-        ASSERT_EQ(core::float8_bits(found), core::float8_bits(value / divisor))
-            << value << " / " << divisor;
+        ASSERT_EQ(core::float8_bits(found), core::float8_bits(value / divisor)) << value << " / " << divisor;
       }
     }
   }

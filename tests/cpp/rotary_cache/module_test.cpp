@@ -14,11 +14,11 @@ TEST(RotaryCacheModule, RotatesAndWritesPages) {
   const torch::Tensor query = torch::randn({3, 4, 8}), key = torch::randn({3, 2, 8});
   const torch::Tensor value = torch::randn({3, 2, 8}), slots = torch::tensor({5, -1, 2});
   const torch::Tensor key_cache = torch::zeros({2, 2, 4, 8}), value_cache = key_cache.clone();
-  const auto [rotated_query, rotated_key] = posembed::functional::rotary(
-      query, key, spec, RotaryCall().layout(posembed::Layout::thd).offset(7));
-  const torch::Tensor written = posembed::functional::rotary_cache_(
-      query, key, value, key_cache, value_cache, slots, spec,
-      RotaryCacheCall().cache_layout(posembed::CacheLayout::hnd).offset(7));
+  const auto [rotated_query, rotated_key] =
+      posembed::functional::rotary(query, key, spec, RotaryCall().layout(posembed::Layout::thd).offset(7));
+  const torch::Tensor written =
+      posembed::functional::rotary_cache_(query, key, value, key_cache, value_cache, slots, spec,
+                                          RotaryCacheCall().cache_layout(posembed::CacheLayout::hnd).offset(7));
   EXPECT_TRUE(written.is_same(query));
   EXPECT_TRUE(torch::equal(query, rotated_query));
   EXPECT_TRUE(torch::equal(key_cache.select(0, 1).select(1, 1), rotated_key[0]));
@@ -35,8 +35,7 @@ TEST(RotaryCacheModule, ScaleIsANumberOrATensor) {
     caches[i] = torch::zeros({1, 4, 2, 8}).to(torch::kFloat8_e4m3fn);
     const posembed::CacheScale scale =
         i == 0 ? posembed::CacheScale(0.25) : posembed::CacheScale(torch::tensor({0.25f}));
-    posembed::functional::rotary_cache_(torch::randn({3, 4, 8}), key, key, caches[i],
-                                        caches[i].clone(), slots, spec,
+    posembed::functional::rotary_cache_(torch::randn({3, 4, 8}), key, key, caches[i], caches[i].clone(), slots, spec,
                                         RotaryCacheCall().key_scale(scale));
   }
   EXPECT_TRUE(torch::equal(caches[0].view(torch::kByte), caches[1].view(torch::kByte)));
@@ -50,11 +49,11 @@ TEST(RotaryCacheModule, LatentAttention) {
   const torch::Tensor query = torch::randn({3, 4, 24}), key_rope = torch::randn({3, 8});
   const torch::Tensor latent = torch::randn({3, 32}), slots = torch::tensor({3, 1, 0});
   const torch::Tensor cache = torch::zeros({1, 4, 40});
-  const auto [rotated_query, rotated_key] = posembed::functional::mla_rotary(
-      query, key_rope, spec, RotaryCall().layout(posembed::Layout::thd));
+  const auto [rotated_query, rotated_key] =
+      posembed::functional::mla_rotary(query, key_rope, spec, RotaryCall().layout(posembed::Layout::thd));
   const torch::Tensor out = torch::zeros_like(query);
-  const torch::Tensor written = posembed::functional::mla_rotary_cache_(
-      query, latent, key_rope, cache, slots, spec, posembed::MlaRotaryCacheCall().query_out(out));
+  const torch::Tensor written = posembed::functional::mla_rotary_cache_(query, latent, key_rope, cache, slots, spec,
+                                                                        posembed::MlaRotaryCacheCall().query_out(out));
   EXPECT_TRUE(written.is_same(out));
   EXPECT_TRUE(torch::equal(written, rotated_query));
   EXPECT_TRUE(torch::equal(cache[0].index_select(0, slots), torch::cat({latent, rotated_key}, 1)));
@@ -67,19 +66,16 @@ TEST(RotaryCacheModule, EachDocumentBeginsAtItsOwnPosition) {
   const torch::Tensor positions = torch::tensor({7, 8, 4, 5, 6});
   const auto run = [&](const RotaryCacheCall& call) {
     const torch::Tensor query = tokens.clone(), cache = torch::zeros({1, 8, 2, 8});
-    posembed::functional::rotary_cache_(query, tokens, tokens, cache, cache.clone(), slots, spec,
-                                        call);
+    posembed::functional::rotary_cache_(query, tokens, tokens, cache, cache.clone(), slots, spec, call);
     return torch::stack({query, cache[0].slice(0, 0, 5)});
   };
-  EXPECT_TRUE(torch::equal(run(RotaryCacheCall().cu_seqlens(bounds).offset(offset)),
-                           run(RotaryCacheCall(positions))));
+  EXPECT_TRUE(torch::equal(run(RotaryCacheCall().cu_seqlens(bounds).offset(offset)), run(RotaryCacheCall(positions))));
   EXPECT_TRUE(torch::equal(run(RotaryCacheCall().cu_seqlens(bounds).offset(3)),
                            run(RotaryCacheCall(torch::tensor({3, 4, 3, 4, 5})))));
   const auto latent = [&](const posembed::MlaRotaryCacheCall& call) {
     const torch::Tensor query = tokens.clone(), cache = torch::zeros({1, 8, 12});
     const torch::Tensor key = tokens.select(1, 0);
-    posembed::functional::mla_rotary_cache_(query, key.slice(1, 0, 4), key, cache, slots, spec,
-                                            call);
+    posembed::functional::mla_rotary_cache_(query, key.slice(1, 0, 4), key, cache, slots, spec, call);
     return torch::cat({query.flatten(), cache.flatten()});
   };
   EXPECT_TRUE(torch::equal(latent(posembed::MlaRotaryCacheCall().cu_seqlens(bounds).offset(offset)),
@@ -88,16 +84,14 @@ TEST(RotaryCacheModule, EachDocumentBeginsAtItsOwnPosition) {
     call.layout(posembed::Layout::thd);
     return std::get<1>(posembed::functional::mla_rotary(tokens, tokens.select(1, 0), spec, call));
   };
-  EXPECT_TRUE(torch::equal(apart(RotaryCall().cu_seqlens(bounds).offset(offset)),
-                           apart(RotaryCall(positions))));
+  EXPECT_TRUE(torch::equal(apart(RotaryCall().cu_seqlens(bounds).offset(offset)), apart(RotaryCall(positions))));
 }
 
 TEST(RotaryCacheModule, ASlotOutsideTheCacheRaisesBeforeAnythingIsWritten) {
   const torch::Tensor query = torch::randn({2, 1, 8}), kept = query.clone();
   const torch::Tensor cache = torch::zeros({1, 4, 1, 8});
   const auto call = [&] {
-    posembed::functional::rotary_cache_(query, kept, kept, cache, cache.clone(),
-                                        torch::tensor({0, 4}), RotarySpec(8));
+    posembed::functional::rotary_cache_(query, kept, kept, cache, cache.clone(), torch::tensor({0, 4}), RotarySpec(8));
   };
   EXPECT_THROW(call(), c10::IndexError);
   EXPECT_TRUE(torch::equal(query, kept));

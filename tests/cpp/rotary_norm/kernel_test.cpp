@@ -33,9 +33,8 @@ void backward_on_gpu(const BackwardArguments& arguments, int64_t, int64_t) {
 }
 
 std::vector<Variant> variants() {
-  std::vector<Variant> result = {
-      {"cuda source", forward_on_gpu, backward_on_gpu,
-       [](const BackwardArguments&, int64_t, int64_t) {}}};  // the launch did it
+  std::vector<Variant> result = {{"cuda source", forward_on_gpu, backward_on_gpu,
+                                  [](const BackwardArguments&, int64_t, int64_t) {}}};  // the launch did it
   POSEMBED_ADD_COPIES(result, isa::norm_and_rotate, isa::backward, isa::add_parts)
   return result;
 }
@@ -79,11 +78,9 @@ class Call {
   }
 
   /// What the norm makes of the rows of a token, [heads][head_dim].
-  std::vector<std::vector<double>> normed(const std::vector<char>& memory, int64_t r, int64_t b,
-                                          int64_t s) const {
+  std::vector<std::vector<double>> normed(const std::vector<char>& memory, int64_t r, int64_t b, int64_t s) const {
     std::vector<std::vector<double>> rows;
-    for (int64_t h = 0; h < problem_.heads[r]; ++h)
-      rows.push_back(row(memory, rotary_.row_offset(r, b, s, h)));
+    for (int64_t h = 0; h < problem_.heads[r]; ++h) rows.push_back(row(memory, rotary_.row_offset(r, b, s, h)));
     const int64_t dim = problem_.head_dim;
     const size_t together = arguments.all_heads ? rows.size() : 1;
     for (size_t first = 0; first < rows.size(); first += together) {
@@ -134,14 +131,13 @@ class Call {
   }
 
   /// Compares a row with the expected one; `scale` is the size of its numbers.
-  void compare(const char* name, const std::vector<char>& memory, int64_t offset,
-               const std::vector<double>& expected, double scale) const {
+  void compare(const char* name, const std::vector<char>& memory, int64_t offset, const std::vector<double>& expected,
+               double scale) const {
     const bool wide = problem_.scalar == Scalar::float64;
     for (size_t i = 0; i < expected.size(); ++i) {
-      const double allowed = (wide ? 4e-15 : 2e-6) * scale +
-                             (wide ? 0.0 : 0.5 * rotary::ulp(problem_.scalar, expected[i]));
-      ASSERT_NEAR(element(memory.data(), problem_.scalar, offset + int64_t(i)), expected[i],
-                  allowed)
+      const double allowed =
+          (wide ? 4e-15 : 2e-6) * scale + (wide ? 0.0 : 0.5 * rotary::ulp(problem_.scalar, expected[i]));
+      ASSERT_NEAR(element(memory.data(), problem_.scalar, offset + int64_t(i)), expected[i], allowed)
           << name << ", column " << i << ", " << problem_.text();
     }
   }
@@ -155,8 +151,7 @@ class Call {
 /// Cosines and sines of the pairs of every token or, if `apart`, for every other token of the
 /// components of the pairs.
 struct Tables : rotary::TablePlaces {
-  Tables(const Problem& problem, bool apart)
-      : TablePlaces(problem, apart), cosines(size(problem)), sines(cosines) {
+  Tables(const Problem& problem, bool apart) : TablePlaces(problem, apart), cosines(size(problem)), sines(cosines) {
     for (int64_t token = 0; token < problem.batch * problem.seq; ++token)
       for (int64_t i = 0; i < problem.pairs; ++i) {
         const double number = double(token * problem.pairs + i), more = token % 2 == 1 ? 0.1 : 0.0;
@@ -249,8 +244,7 @@ void check_backward(const Problem& problem) {
     for (int64_t r = 0; r < 2; ++r) {
       std::vector<char>& gradient = call.rotary().input(r);
       const int64_t elements = int64_t(gradient.size()) / core::size_of(problem.scalar);
-      for (int64_t i = 0; i < elements; ++i)
-        set_element(gradient.data(), problem.scalar, i, normal(random));
+      for (int64_t i = 0; i < elements; ++i) set_element(gradient.data(), problem.scalar, i, normal(random));
     }
     const int64_t tokens = problem.batch * problem.seq, dim = problem.head_dim;
     variant.forward(forward.arguments, 0, tokens);
@@ -271,8 +265,7 @@ void check_backward(const Problem& problem) {
     variant.backward(arguments, 0, arguments.parts);
     variant.add_parts(arguments, 0, 2 * dim);
 
-    std::vector<double> expected[2] = {std::vector<double>(size_t(dim)),
-                                       std::vector<double>(size_t(dim))};
+    std::vector<double> expected[2] = {std::vector<double>(size_t(dim)), std::vector<double>(size_t(dim))};
     call.for_rows([&](int64_t r, int64_t offset, const std::vector<core::Position>& positions) {
       std::vector<double> x = call.row(normed[r], offset);
       const double rstd = call.norm(&x);
@@ -426,8 +419,7 @@ void norm_by_the_generic_kernel(Call* call) {
 template <typename T>
 void check_whole_heads(const Problem& problem) {
   Call generic(problem), whole(problem);
-  const auto norm = problem.interleaved ? norm_by_the_generic_kernel<T, true>
-                                        : norm_by_the_generic_kernel<T, false>;
+  const auto norm = problem.interleaved ? norm_by_the_generic_kernel<T, true> : norm_by_the_generic_kernel<T, false>;
   ASSERT_NO_FATAL_FAILURE(norm(&generic));
   ASSERT_EQ(norm_and_rotate_cuda(whole.arguments, nullptr), nullptr);
   for (int64_t r = 0; r < whole.arguments.rotation.count; ++r) {
@@ -438,8 +430,7 @@ void check_whole_heads(const Problem& problem) {
     for (int64_t i = first; i < first + problem.head_dim; ++i) {
       const double expected = element(generic.rotary().output(r).data(), problem.scalar, i);
       const double allowed = leaves ? 0.0 : rotary::ulp(problem.scalar, expected) + 2e-6;
-      ASSERT_NEAR(element(whole.rotary().output(r).data(), problem.scalar, i), expected, allowed)
-          << problem.text();
+      ASSERT_NEAR(element(whole.rotary().output(r).data(), problem.scalar, i), expected, allowed) << problem.text();
     }
   });
 }
@@ -462,8 +453,7 @@ TEST(RotaryNormGpuSource, WholeHeads) {
       for (const int64_t heads : {1, 7, 33}) {
         problem.heads[0] = heads;
         problem.heads[1] = bits % 5 + 1;
-        const auto check =
-            (bits & 1) != 0 ? check_whole_heads<core::BFloat16> : check_whole_heads<core::Float16>;
+        const auto check = (bits & 1) != 0 ? check_whole_heads<core::BFloat16> : check_whole_heads<core::Float16>;
         ASSERT_NO_FATAL_FAILURE(check(problem));
       }
     }
@@ -485,8 +475,7 @@ TEST(RotaryNormKernel, SameBitsOnEveryInstructionSet) {
       if (variant.forward == forward_on_gpu) continue;  // sums in another order
       Call other(problem);
       variant.forward(other.arguments, 0, problem.batch * problem.seq);
-      for (int r = 0; r < 2; ++r)
-        EXPECT_EQ(first.rotary().output(r), other.rotary().output(r)) << variant.name;
+      for (int r = 0; r < 2; ++r) EXPECT_EQ(first.rotary().output(r), other.rotary().output(r)) << variant.name;
     }
   }
 }

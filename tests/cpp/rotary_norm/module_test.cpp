@@ -74,8 +74,7 @@ TEST(RotaryNormModule, AQueryAloneOverAllHeads) {
   const torch::Tensor query = torch::randn({2, 5, 4, 8}, options);
   const torch::Tensor weight = torch::randn({32}, options), bias = torch::randn({32}, options);
   const torch::Tensor normed = torch::layer_norm(query.flatten(-2), {32}, weight, bias, 1e-6);
-  const torch::Tensor expected =
-      posembed::functional::rotary(normed.unflatten(-1, {4, 8}).contiguous(), spec);
+  const torch::Tensor expected = posembed::functional::rotary(normed.unflatten(-1, {4, 8}).contiguous(), spec);
   const auto call = NormRotaryCall().centred(true).all_heads(true).query_bias(bias);
   EXPECT_TRUE(torch::allclose(norm_rotary(query, weight, spec, call), expected, 1e-12, 1e-13));
   const torch::Tensor same = posembed::functional::norm_rotary_(query, weight, spec, call);
@@ -89,10 +88,8 @@ TEST(RotaryNormModule, EachDocumentBeginsAtItsOwnPosition) {
   const torch::Tensor found =
       norm_rotary(query, weight, RotarySpec(8), NormRotaryCall(call).offset(torch::tensor({7, 4})));
   const torch::Tensor positions = torch::tensor({7, 8, 4, 5, 6});
-  EXPECT_TRUE(
-      torch::equal(found, norm_rotary(query, weight, RotarySpec(8), NormRotaryCall(positions))));
-  EXPECT_THROW(norm_rotary(query, weight, RotarySpec(8), NormRotaryCall(call).positions(positions)),
-               c10::ValueError);
+  EXPECT_TRUE(torch::equal(found, norm_rotary(query, weight, RotarySpec(8), NormRotaryCall(positions))));
+  EXPECT_THROW(norm_rotary(query, weight, RotarySpec(8), NormRotaryCall(call).positions(positions)), c10::ValueError);
 }
 
 TEST(RotaryNormModule, ByTables) {
@@ -114,19 +111,17 @@ TEST(RotaryNormModule, GradientsFlowWithoutPython) {
   };
   const torch::Tensor inputs[] = {leaf({1, 3, 4, 8}), leaf({1, 3, 2, 8}), leaf({8}), leaf({8})};
   const auto [query, key] = norm_rotary(inputs[0], inputs[1], inputs[2], inputs[3], spec);
-  const auto fused = torch::autograd::grad({query.sum() + key.sum()},
-                                           {inputs[0], inputs[1], inputs[2], inputs[3]});
-  const auto [slow_query, slow_key] = posembed::functional::rotary(
-      norm(inputs[0], inputs[2], 0.0), norm(inputs[1], inputs[3], 0.0), spec);
-  const auto slow = torch::autograd::grad({slow_query.sum() + slow_key.sum()},
-                                          {inputs[0], inputs[1], inputs[2], inputs[3]});
+  const auto fused = torch::autograd::grad({query.sum() + key.sum()}, {inputs[0], inputs[1], inputs[2], inputs[3]});
+  const auto [slow_query, slow_key] =
+      posembed::functional::rotary(norm(inputs[0], inputs[2], 0.0), norm(inputs[1], inputs[3], 0.0), spec);
+  const auto slow =
+      torch::autograd::grad({slow_query.sum() + slow_key.sum()}, {inputs[0], inputs[1], inputs[2], inputs[3]});
   for (size_t i = 0; i < 4; ++i) EXPECT_TRUE(torch::allclose(fused[i], slow[i], 1e-10, 1e-12));
 }
 
 TEST(RotaryNormModule, AWeightOfAnotherSizeRaises) {
   const torch::Tensor query = torch::randn({1, 2, 1, 8});
-  EXPECT_THROW(norm_rotary(query, query.clone(), torch::ones(4), torch::ones(8), RotarySpec(8)),
-               c10::ValueError);
+  EXPECT_THROW(norm_rotary(query, query.clone(), torch::ones(4), torch::ones(8), RotarySpec(8)), c10::ValueError);
 }
 
 }  // namespace

@@ -25,9 +25,7 @@ TEST(RotaryTables, HaveTheBitsOfTorchsExpression) {
     const torch::Tensor key = torch::randn({2, 2, 7, 16}).to(type);
     const torch::Tensor angles = torch::randn({2, 7, 8}).repeat({1, 1, 2});
     const torch::Tensor cos = angles.cos().to(type), sin = angles.sin().to(type);
-    const auto eager = [&](const torch::Tensor& x) {
-      return x * cos.unsqueeze(1) + rotate_half(x) * sin.unsqueeze(1);
-    };
+    const auto eager = [&](const torch::Tensor& x) { return x * cos.unsqueeze(1) + rotate_half(x) * sin.unsqueeze(1); };
     const auto [q, k] = rotary_tables(query, key, RotaryTables(cos, sin));
     EXPECT_TRUE(torch::equal(q, eager(query)));
     EXPECT_TRUE(torch::equal(k, eager(key)));
@@ -47,8 +45,7 @@ TEST(RotaryTables, TakeComplexNumbersAndPassGradients) {
     return tables.layout(posembed::Layout::thd).interleaved(true).start(2);
   };
   const torch::Tensor rotated = rotary_tables(query, options(RotaryTables(freqs)));
-  const torch::Tensor same =
-      rotary_tables(query, options(RotaryTables(angles.cos(), angles.sin())).half_width(true));
+  const torch::Tensor same = rotary_tables(query, options(RotaryTables(angles.cos(), angles.sin())).half_width(true));
   EXPECT_TRUE(torch::allclose(rotated, same, 0, 1e-6));
   rotated.square().sum().backward();
   EXPECT_TRUE(torch::allclose(query.grad(), 2 * query, 0, 1e-5));

@@ -53,8 +53,8 @@ void check(Arguments arguments, const Strided& form, bool adds, bool in_place) {
   arguments.out = out.data() + form.shift;
   ASSERT_EQ(encode_cuda(arguments, nullptr), nullptr);
   ASSERT_EQ(memcmp(out.data(), expected.data(), out.size() * sizeof(T)), 0)
-      << "dim " << form.dim << ", padding " << form.padding << ", shift " << form.shift
-      << (adds ? ", added" : "") << (in_place ? " in place" : "");
+      << "dim " << form.dim << ", padding " << form.padding << ", shift " << form.shift << (adds ? ", added" : "")
+      << (in_place ? " in place" : "");
 }
 
 template <typename T>
@@ -127,9 +127,7 @@ TYPED_TEST(SinusoidalGpuSource, LearnedScale) {
 }
 
 /// The blocks of 32 threads that a launch has on the pretended device.
-int64_t max_blocks() {
-  return int64_t{pretended_multiprocessors} * resident_blocks * max_threads / core::warp_size;
-}
+int64_t max_blocks() { return int64_t{pretended_multiprocessors} * resident_blocks * max_threads / core::warp_size; }
 
 /// A block goes on with another encoding, with and without a rest of the rows that it reads
 /// together.

@@ -23,8 +23,8 @@ std::vector<std::pair<const char*, Kernel*>> copies() {
 }
 
 /// The columns of the presets, as in the papers and the original code.
-long double expected(Preset preset, int64_t dim, double base, double shift, bool cos_first,
-                     int64_t column, long double position) {
+long double expected(Preset preset, int64_t dim, double base, double shift, bool cos_first, int64_t column,
+                     long double position) {
   const int64_t whole_half = dim / 2;
   int64_t pair = column / 2;
   bool cosine = column % 2 == 1;
@@ -72,18 +72,16 @@ TYPED_TEST(SinusoidalKernel, WritesThePresets) {
         const double shift = preset == Preset::tensor2tensor ? 1 : 0;
         const Encoding encoding(preset, dim, 10000, shift, cos_first);
         for (const auto& [name, encode] : copies()) {
-          SCOPED_TRACE(testing::Message() << name << " preset " << static_cast<int>(preset)
-                                          << " dim " << dim << " cos_first " << cos_first);
+          SCOPED_TRACE(testing::Message() << name << " preset " << static_cast<int>(preset) << " dim " << dim
+                                          << " cos_first " << cos_first);
           std::vector<T> out;
           Arguments arguments = rows(encoding.sinusoid, 1, 5, out);
           arguments.offset = 500;
           encode(arguments, 0, 2);
           encode(arguments, 2, 5);
           for (int64_t index = 0; index < 5 * dim; ++index) {
-            const long double want =
-                expected(preset, dim, 10000, shift, cos_first, index % dim, 500 + index / dim);
-            ASSERT_NEAR(core::load(out[index]), static_cast<double>(want),
-                        tolerance(arguments.scalar))
+            const long double want = expected(preset, dim, 10000, shift, cos_first, index % dim, 500 + index / dim);
+            ASSERT_NEAR(core::load(out[index]), static_cast<double>(want), tolerance(arguments.scalar))
                 << "index " << index;
           }
         }
@@ -219,8 +217,7 @@ TEST(SinusoidalKernel, IsExactAtLargeIntegerPositions) {
     encode(arguments, 0, 5);
     for (int64_t index = 0; index < 5 * dim; ++index) {
       const auto position = static_cast<long double>(positions[index / dim]);
-      const auto want = static_cast<double>(
-          expected(Preset::vaswani, dim, 10000, 0, false, index % dim, position));
+      const auto want = static_cast<double>(expected(Preset::vaswani, dim, 10000, 0, false, index % dim, position));
       ASSERT_NEAR(out[index], want, 1.5e-7) << name << " index " << index;
     }
   }
@@ -243,8 +240,8 @@ TEST(SinusoidalKernel, TakesFractionalPositionsOfEveryType) {
       encode(arguments, 0, 5);
       for (int64_t index = 0; index < 5 * dim; ++index) {
         const double position = wide ? positions[index / dim] : single[index / dim];
-        const auto want = static_cast<double>(
-            expected(Preset::tensor2tensor, dim, 10000, 1, true, index % dim, position));
+        const auto want =
+            static_cast<double>(expected(Preset::tensor2tensor, dim, 10000, 1, true, index % dim, position));
         // long double itself is uncertain by 1e6 * 2^-64.
         ASSERT_NEAR(out[index], want, 1e-15 + 1e-19 * std::abs(position) * 2) << index;
       }

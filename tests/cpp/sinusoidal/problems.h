@@ -19,8 +19,7 @@ struct Encoding {
   Encoding(Preset preset, int64_t dim, double base, double shift, bool cos_first) {
     sinusoid.layout = layout_of(preset, dim, cos_first);
     sinusoid.pairs = pairs_of(sinusoid.layout);
-    for (const auto& frequency :
-         frequencies(base, divisor_of(preset, dim, shift), sinusoid.pairs)) {
+    for (const auto& frequency : frequencies(base, divisor_of(preset, dim, shift), sinusoid.pairs)) {
       wide_turns.push_back(core::turn_from_radians(frequency));
       turns.push_back(core::round_to_turn64(wide_turns.back()));
     }

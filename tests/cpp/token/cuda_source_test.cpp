@@ -34,8 +34,7 @@ class Memory {
   void* data() { return bytes_.data() + begin_; }
   bool operator==(const Memory& other) const {
     return std::equal(bytes_.begin() + static_cast<int64_t>(begin_), bytes_.end(),
-                      other.bytes_.begin() + static_cast<int64_t>(other.begin_),
-                      other.bytes_.end());
+                      other.bytes_.begin() + static_cast<int64_t>(other.begin_), other.bytes_.end());
   }
 
  private:
@@ -77,8 +76,7 @@ template <typename T>
 int64_t chosen(int64_t dim, int64_t stride, int64_t shift = 0) {
   alignas(16) static T data[8];
   int64_t chosen = 0;
-  core::visit_width<T>(core::width_of<T>(data + shift, dim, stride),
-                       [&](auto width) { chosen = width; });
+  core::visit_width<T>(core::width_of<T>(data + shift, dim, stride), [&](auto width) { chosen = width; });
   return chosen;
 }
 
@@ -191,8 +189,8 @@ Memory make_factors(int64_t count, Scalar scalar) {
   return factors;
 }
 
-void check_backward(Scalar scalar, const std::vector<int64_t>& ids, int64_t dim, int64_t shift,
-                    bool shares = false, int64_t rows = token::rows) {
+void check_backward(Scalar scalar, const std::vector<int64_t>& ids, int64_t dim, int64_t shift, bool shares = false,
+                    int64_t rows = token::rows) {
   const auto count = static_cast<int64_t>(ids.size());
   std::vector<uint32_t> sources;
   for (int64_t index = 0; index < count; ++index) {

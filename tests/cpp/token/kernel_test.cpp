@@ -41,8 +41,7 @@ std::vector<int64_t> random_ids(int64_t count, int64_t rows, unsigned seed) {
 
 template <typename T>
 bool same_bits(const std::vector<T>& left, const std::vector<T>& right) {
-  return left.size() == right.size() &&
-         std::memcmp(left.data(), right.data(), left.size() * sizeof(T)) == 0;
+  return left.size() == right.size() && std::memcmp(left.data(), right.data(), left.size() * sizeof(T)) == 0;
 }
 
 /// The sorted ids of one batch.
@@ -52,8 +51,8 @@ struct Groups {
   int64_t groups = -1;
 };
 
-Groups group(const Copy& copy, const std::vector<int64_t>& ids, int64_t rows,
-             int64_t padding_idx = -1, int64_t first_row = 0) {
+Groups group(const Copy& copy, const std::vector<int64_t>& ids, int64_t rows, int64_t padding_idx = -1,
+             int64_t first_row = 0) {
   Groups result;
   result.entries.resize(ids.size());
   result.scratch.resize(ids.size());
@@ -95,8 +94,8 @@ TYPED_TEST(TokenKernel, GathersRowsOfBothIndexTypes) {
         arguments.rows = rows;
         arguments.embedding_dim = dim;
         arguments.weight_stride = stride;
-        arguments.ids = wide ? core::IndexView{ids.data(), core::Index::int64}
-                             : core::IndexView{narrow.data(), core::Index::int32};
+        arguments.ids =
+            wide ? core::IndexView{ids.data(), core::Index::int64} : core::IndexView{narrow.data(), core::Index::int32};
         arguments.count = static_cast<int64_t>(ids.size());
         arguments.first_row = 2;
         copy.gather(arguments, 0, 20);
@@ -104,9 +103,8 @@ TYPED_TEST(TokenKernel, GathersRowsOfBothIndexTypes) {
         for (size_t index = 0; index < ids.size(); ++index) {
           for (int64_t i = 0; i < dim; ++i) {
             const T expected = weight[static_cast<size_t>((ids[index] + 2) * stride + i)];
-            ASSERT_EQ(std::memcmp(&out[index * static_cast<size_t>(dim) + static_cast<size_t>(i)],
-                                  &expected, sizeof(T)),
-                      0)
+            ASSERT_EQ(
+                std::memcmp(&out[index * static_cast<size_t>(dim) + static_cast<size_t>(i)], &expected, sizeof(T)), 0)
                 << copy.name << " dim " << dim << " index " << index << " column " << i;
           }
         }
@@ -164,12 +162,10 @@ TYPED_TEST(TokenKernel, ScalesInComputeTypeAndRoundsOnce) {
     arguments.scale = scale;
     copy.gather(arguments, 0, 3);
     for (int64_t i = 0; i < 3 * dim; ++i) {
-      const T input =
-          weight[static_cast<size_t>(ids[static_cast<size_t>(i / dim)] * dim + i % dim)];
+      const T input = weight[static_cast<size_t>(ids[static_cast<size_t>(i / dim)] * dim + i % dim)];
       T expected;
       core::store(core::load(input) * static_cast<core::Compute<T>>(scale), &expected);
-      ASSERT_EQ(std::memcmp(&out[static_cast<size_t>(i)], &expected, sizeof(T)), 0)
-          << copy.name << " at " << i;
+      ASSERT_EQ(std::memcmp(&out[static_cast<size_t>(i)], &expected, sizeof(T)), 0) << copy.name << " at " << i;
     }
   }
 }
@@ -271,8 +267,7 @@ TYPED_TEST(TokenKernel, FillsTables) {
             sum.out = out.data();
             sum.streaming = streaming;
             for (int64_t part = 0; part < parts; ++part) {
-              copy.fill_table({sum, rows, sorted.groups}, steps * part / parts,
-                              steps * (part + 1) / parts);
+              copy.fill_table({sum, rows, sorted.groups}, steps * part / parts, steps * (part + 1) / parts);
             }
             ASSERT_TRUE(out.is_clean_outside(rows * dim)) << copy.name;
             ASSERT_EQ(std::memcmp(out.data(), expected.data(), expected.size() * sizeof(T)), 0)
@@ -337,9 +332,9 @@ TYPED_TEST(TokenKernel, SumsEveryTouchedRow) {
 TYPED_TEST(TokenKernel, CopiesRowsThatAreAllOfTheirGroup) {
   using T = TypeParam;
   const double infinity = std::numeric_limits<double>::infinity();
-  const core::Compute<T> special[] = {
-      static_cast<core::Compute<T>>(std::nan("")), static_cast<core::Compute<T>>(-infinity),
-      core::Compute<T>(-0.0), core::Compute<T>(0.0), core::Compute<T>(-1.5)};
+  const core::Compute<T> special[] = {static_cast<core::Compute<T>>(std::nan("")),
+                                      static_cast<core::Compute<T>>(-infinity), core::Compute<T>(-0.0),
+                                      core::Compute<T>(0.0), core::Compute<T>(-1.5)};
   T denormal{};
   reinterpret_cast<unsigned char*>(&denormal)[0] = 3;  // the lowest bits
   const int64_t rows = 60, count = 41;                 // twice eight, eight, and nine rows more
@@ -368,12 +363,10 @@ TYPED_TEST(TokenKernel, CopiesRowsThatAreAllOfTheirGroup) {
         copy.sum_groups(arguments, 0, sorted.groups);
         ASSERT_TRUE(out.is_clean_outside(sorted.groups * dim)) << copy.name;
         for (int64_t number = 0; number < sorted.groups; ++number) {
-          const uint64_t entry =
-              sorted.entries[static_cast<size_t>(sorted.starts[static_cast<size_t>(number)])];
+          const uint64_t entry = sorted.entries[static_cast<size_t>(sorted.starts[static_cast<size_t>(number)])];
           if (ids[0] == static_cast<int64_t>(entry >> 32)) continue;
           for (int64_t i = 0; i < dim; ++i) {
-            T expected =
-                gradient[static_cast<size_t>(static_cast<int64_t>(entry & 0xffffffffu) * dim + i)];
+            T expected = gradient[static_cast<size_t>(static_cast<int64_t>(entry & 0xffffffffu) * dim + i)];
             if (core::load(expected) == 0) expected = T{};
             ASSERT_EQ(std::memcmp(out.data() + number * dim + i, &expected, sizeof(T)), 0)
                 << copy.name << " dim " << dim << " group " << number << " column " << i;
@@ -415,9 +408,8 @@ TYPED_TEST(TokenKernel, SumsRowsThatIdsShare) {
           double total = 0, magnitude = 0;
           for (size_t index = 0; index < ids.size(); ++index) {
             if (ids[index] != at / dim) continue;
-            const double value =
-                core::load(gradient[static_cast<size_t>(sources[index] * dim + at % dim)]) *
-                (weighted ? double{factors[index]} : 1.0);
+            const double value = core::load(gradient[static_cast<size_t>(sources[index] * dim + at % dim)]) *
+                                 (weighted ? double{factors[index]} : 1.0);
             total += value;
             magnitude += std::abs(value);
           }
@@ -470,8 +462,7 @@ TEST(TokenKernelGroups, LeaveOutOtherPartsOfAVocabulary) {
   const int64_t low = std::numeric_limits<int64_t>::min();
   const int64_t high = std::numeric_limits<int64_t>::max();
   for (const int64_t start : {int64_t{7}, int64_t{1} << 62}) {
-    const std::vector<int64_t> ids{start + 2, low,       start - 1, start,
-                                   high,      start + 4, start + 1, start + 2};
+    const std::vector<int64_t> ids{start + 2, low, start - 1, start, high, start + 4, start + 1, start + 2};
     for (const Copy& copy : copies()) {
       const Groups sorted = group(copy, ids, 4, /*padding_idx=*/start + 1, /*first_row=*/-start);
       ASSERT_EQ(sorted.groups, 2) << copy.name;

@@ -32,8 +32,7 @@ torch::Tensor some_ids() { return torch::tensor({{1, 2, 1}, {0, 4, 1}}, torch::k
 TEST(TokenModule, ScaleFollowsTheWidthThatItIsGivenLater) {
   const torch::Tensor table = torch::ones({5, 16});
   const torch::Tensor four = torch::full({1, 16}, 4.0), id = torch::zeros({1}, torch::kLong);
-  TokenEmbedding token =
-      TokenEmbedding::from_pretrained(table, true, TokenOptions(0, 0).sqrt_dim());
+  TokenEmbedding token = TokenEmbedding::from_pretrained(table, true, TokenOptions(0, 0).sqrt_dim());
   EXPECT_TRUE(torch::equal(token->forward(id), four));
   EXPECT_EQ(TokenOptions(5, 4).sqrt_dim().embedding_dim(16).scale(), 4.0);
   EXPECT_EQ(TokenOptions(5, 4).sqrt_dim().scale(3.0).scale(), 3.0);
@@ -41,14 +40,12 @@ TEST(TokenModule, ScaleFollowsTheWidthThatItIsGivenLater) {
 
 TEST(TokenModule, RowsGradientEqualsDense) {
   TokenEmbedding dense(TokenOptions(50, 3));
-  TokenEmbedding rows =
-      TokenEmbedding::from_pretrained(dense->weight.detach().clone(), /*freeze=*/false,
-                                      TokenOptions(0, 0).gradient(TableGradient::rows));
+  TokenEmbedding rows = TokenEmbedding::from_pretrained(dense->weight.detach().clone(), /*freeze=*/false,
+                                                        TokenOptions(0, 0).gradient(TableGradient::rows));
   dense->forward(some_ids()).pow(2).sum().backward();
   rows->forward(some_ids()).pow(2).sum().backward();
   ASSERT_TRUE(rows->weight.grad().is_sparse());
-  EXPECT_TRUE(
-      torch::equal(rows->weight.grad()._indices(), torch::tensor({{0, 1, 2, 4}}, torch::kLong)));
+  EXPECT_TRUE(torch::equal(rows->weight.grad()._indices(), torch::tensor({{0, 1, 2, 4}}, torch::kLong)));
   EXPECT_TRUE(torch::equal(rows->weight.grad().to_dense(), dense->weight.grad()));
 }
 
@@ -112,9 +109,7 @@ TEST(TokenModule, RefusesWhatDoesNotFit) {
     token->forward(torch::tensor({0, 5, -1}, torch::kLong));
     FAIL() << "id 5 was taken";
   } catch (const c10::IndexError& error) {
-    EXPECT_NE(std::string(error.what()).find("token table of 5, got 5 at index 1"),
-              std::string::npos)
-        << error.what();
+    EXPECT_NE(std::string(error.what()).find("token table of 5, got 5 at index 1"), std::string::npos) << error.what();
   }
 }
 
@@ -154,29 +149,26 @@ TEST(Quantised, ModulesKeepTheirResultsNearly) {
 
 TEST(Quantised, BagsSumRowsOfCodesInFloat32) {
   const auto rows = posembed::functional::quantize_rows(torch::randn({9, 8}), "int4", 4);
-  const torch::Tensor numbers =
-      posembed::functional::embedding(torch::arange(9), rows, 1.0, torch::kFloat);
+  const torch::Tensor numbers = posembed::functional::embedding(torch::arange(9), rows, 1.0, torch::kFloat);
   const auto call = posembed::BagCall().padding_idx(1).mode(posembed::BagMode::mean);
   const torch::Tensor expected = posembed::functional::token_bag(some_ids(), numbers, call);
   EXPECT_TRUE(torch::equal(posembed::functional::token_bag(some_ids(), rows, call), expected));
-  EXPECT_TRUE(
-      torch::equal(posembed::functional::token_bag(some_ids(), rows, call, torch::kBFloat16),
-                   expected.to(torch::kBFloat16)));
+  EXPECT_TRUE(torch::equal(posembed::functional::token_bag(some_ids(), rows, call, torch::kBFloat16),
+                           expected.to(torch::kBFloat16)));
 }
 
 /// A file with a table "t" of float32 numbers.
 std::string safetensors_of(const torch::Tensor& weight) {
   const std::string path = testing::TempDir() + "posembed_file_table.safetensors";
   std::string header = R"({"t":{"dtype":"F32","shape":[)" + std::to_string(weight.size(0)) + "," +
-                       std::to_string(weight.size(1)) + R"(],"data_offsets":[0,)" +
-                       std::to_string(weight.nbytes()) + "]}}";
+                       std::to_string(weight.size(1)) + R"(],"data_offsets":[0,)" + std::to_string(weight.nbytes()) +
+                       "]}}";
   header.resize((header.size() + 7) / 8 * 8, ' ');
   const uint64_t length = header.size();
   std::ofstream file(path, std::ios::binary);
   file.write(reinterpret_cast<const char*>(&length), sizeof length);
   file << header;
-  file.write(static_cast<const char*>(weight.const_data_ptr()),
-             static_cast<std::streamsize>(weight.nbytes()));
+  file.write(static_cast<const char*>(weight.const_data_ptr()), static_cast<std::streamsize>(weight.nbytes()));
   return path;
 }
 
@@ -202,8 +194,8 @@ TEST(FileTable, ReadsRowsAndRefusesAShorterFile) {
   EXPECT_THROW(rows.codes(), c10::TypeError);
   const posembed::FileRows shorter = rows.split(4).value();
   EXPECT_EQ(shorter.num_embeddings(), 360);
-  EXPECT_TRUE(torch::equal(posembed::functional::embedding(4 * ids + 1, shorter),
-                           weight.index({ids}).narrow(-1, 4, 4)));
+  EXPECT_TRUE(
+      torch::equal(posembed::functional::embedding(4 * ids + 1, shorter), weight.index({ids}).narrow(-1, 4, 4)));
   EXPECT_THROW(rows.split(3), c10::ValueError);
   EXPECT_THROW(posembed::FileRows(path, {"t", "u"}), c10::ValueError);
   std::filesystem::resize_file(path, 200);

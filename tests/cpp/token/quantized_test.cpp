@@ -19,8 +19,7 @@ namespace {
 double float8_number(uint32_t bits) {
   const int exponent = static_cast<int>(bits >> 3 & 15), mantissa = static_cast<int>(bits & 7);
   if (exponent == 15 && mantissa == 7) return NAN;
-  const double size =
-      exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+  const double size = exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
   return (bits & 0x80) != 0 ? -size : size;
 }
 
@@ -112,20 +111,18 @@ void expect_numbers(const Problem& problem) {
     for (int64_t index = 0; index < a.count; ++index) {
       const int64_t row = ids[static_cast<size_t>(index)];
       for (int64_t column = 0; column < problem.dim; ++column) {
-        const auto block =
-            static_cast<size_t>(row / problem.block_rows * blocks + column / problem.block_columns);
+        const auto block = static_cast<size_t>(row / problem.block_rows * blocks + column / problem.block_columns);
         const double number = number_of_code(problem.code, a.codes + row * a.row_bytes, column);
         const double exact = number * scales[block] + (problem.biases ? biases[block] : 0.0);
         // float32 is rounded once, then once to T.
         T expected;
-        core::store(static_cast<C>(static_cast<C>(exact) * static_cast<C>(problem.factor)),
-                    &expected);
+        core::store(static_cast<C>(static_cast<C>(exact) * static_cast<C>(problem.factor)), &expected);
         const C wanted = core::load(expected);
         const C found = core::load(out[static_cast<size_t>(index * problem.dim + column)]);
         ASSERT_TRUE(found == wanted || (std::isnan(found) && std::isnan(number)))
-            << variant.name << ", code " << static_cast<int>(problem.code) << ", dim "
-            << problem.dim << ", block " << problem.block_columns << ": row " << row << ", column "
-            << column << ": " << found << " is not " << wanted;
+            << variant.name << ", code " << static_cast<int>(problem.code) << ", dim " << problem.dim << ", block "
+            << problem.block_columns << ": row " << row << ", column " << column << ": " << found << " is not "
+            << wanted;
       }
     }
   }

@@ -40,10 +40,9 @@ TEST(TokenResize, TakesGivenRowsAndDrawsOthersRepeatably) {
   for (int i = 0; i < 2; ++i) {
     TokenEmbedding copy = TokenEmbedding::from_pretrained(token->weight.detach().clone());
     auto generator = at::make_generator<at::CPUGeneratorImpl>(7);
-    copy->resize(9, ResizeOptions()
-                        .initialization(Initialization::mean_and_covariance)
-                        .covariance_scale(1.0)
-                        .generator(generator));
+    copy->resize(
+        9,
+        ResizeOptions().initialization(Initialization::mean_and_covariance).covariance_scale(1.0).generator(generator));
     drawn.push_back(copy->weight);
   }
   EXPECT_TRUE(torch::equal(drawn[0], drawn[1]));
@@ -142,8 +141,7 @@ TEST(TokenSelect, KeepsRowsOfTableHeadAndOptimizer) {
 TEST(TokenTrainRows, OnlyTheseLearnAndKeepTheirState) {
   TokenEmbedding token(TokenOptions(5, 8).padding_idx(0).scale(2.0));
   const Tensor before = token->weight.detach().clone();
-  torch::optim::AdamW optimizer(token->parameters(),
-                                torch::optim::AdamWOptions(0.1).weight_decay(0.1));
+  torch::optim::AdamW optimizer(token->parameters(), torch::optim::AdamWOptions(0.1).weight_decay(0.1));
   token->train_rows(torch::tensor({4, 1, 0}), &optimizer);
   EXPECT_TRUE(torch::equal(token->trained_rows, torch::tensor({1, 4})));
   EXPECT_TRUE(torch::equal(token->forward(some_ids()), before.index({some_ids()}) * 2.0));
@@ -161,19 +159,18 @@ TEST(TokenTrainRows, OnlyTheseLearnAndKeepTheirState) {
   EXPECT_THROW(token->select(torch::tensor({0})), c10::ValueError);
   EXPECT_THROW(token->quantize(), c10::ValueError);
   EXPECT_THROW(token->train_rows(torch::tensor({5})), c10::IndexError);
-  const Tensor moments = static_cast<torch::optim::AdamWParamState&>(
-                             *optimizer.state().at(token->trained.unsafeGetTensorImpl()))
-                             .exp_avg()
-                             .clone();
+  const Tensor moments =
+      static_cast<torch::optim::AdamWParamState&>(*optimizer.state().at(token->trained.unsafeGetTensorImpl()))
+          .exp_avg()
+          .clone();
   token->train_rows(std::nullopt, &optimizer);
   EXPECT_TRUE(token->weight.requires_grad());
   EXPECT_EQ(token->parameters().size(), 1u);
   EXPECT_TRUE(optimizer.param_groups()[0].params()[0].is_same(token->weight));
   const Tensor changed = token->weight.ne(before).all(1);
   EXPECT_TRUE(torch::equal(changed, torch::tensor({false, true, false, false, true})));
-  const Tensor all = static_cast<torch::optim::AdamWParamState&>(
-                         *optimizer.state().at(token->weight.unsafeGetTensorImpl()))
-                         .exp_avg();
+  const Tensor all =
+      static_cast<torch::optim::AdamWParamState&>(*optimizer.state().at(token->weight.unsafeGetTensorImpl())).exp_avg();
   EXPECT_TRUE(torch::equal(all.index({torch::tensor({1, 4})}), moments));
   EXPECT_EQ(all.ne(0).any(1).sum().item<int64_t>(), 2);
   step();

@@ -45,8 +45,7 @@ class Budget {
 
   void check(const char* what, double used, double most) const {
     if (used <= most) return;
-    std::fprintf(stderr, "%g %s for an input of %zu bytes, at most %g are justified\n", used, what,
-                 input_bytes_, most);
+    std::fprintf(stderr, "%g %s for an input of %zu bytes, at most %g are justified\n", used, what, input_bytes_, most);
     require(false);
   }
 

@@ -17,8 +17,7 @@ namespace {
 /// Reads all rows; a row that cannot be read ends the reading, or is left out.
 void read(std::string_view file, bool is_strict, core::Scalar scalar) {
   const auto size = static_cast<int64_t>(file.size());
-  const pretrained::WordLayout layout =
-      pretrained::detect_layout(file.substr(0, pretrained::layout_bytes), size);
+  const pretrained::WordLayout layout = pretrained::detect_layout(file.substr(0, pretrained::layout_bytes), size);
   // The header's numbers must fit the file before memory is allocated for them.
   fuzz::require(layout.rows <= size && layout.dim <= pretrained::max_line);
   int64_t loaded = 0;
@@ -52,7 +51,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   return 0;
 }
 
-extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
-                                          unsigned seed) {
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned seed) {
   return fuzz::mutate(data, size, max_size, seed);
 }

@@ -12,8 +12,7 @@ int main() {
 
   const bool moved = (rotated - query).abs().max().item<float>() > 0.01f;
   const bool returned = (restored - query).abs().max().item<float>() < 1e-6f;
-  std::cout << "posembed " << posembed::build_info().version
-            << (moved ? " rotated" : " did nothing")
+  std::cout << "posembed " << posembed::build_info().version << (moved ? " rotated" : " did nothing")
             << (returned ? " and restored\n" : " and lost\n");
   return moved && returned ? 0 : 1;
 }

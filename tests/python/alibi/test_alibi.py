@@ -1,7 +1,5 @@
 """Tests of ALiBi beyond the shared tests of operators."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any
@@ -113,9 +111,7 @@ def test_flex_attention_makes_the_same_bias(causal: bool, sides: tuple[int, ...]
     alibi = pe.ALiBi(4, slopes=torch.rand(*sides, 4), causal=causal)
     query, key, value = torch.randn(3, 2, 4, 6, 8, dtype=torch.float64)
     query = query[:, :, 2:]
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, alibi(4, 6, dtype=torch.float64)
-    )
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, alibi(4, 6, dtype=torch.float64))
     found = flex_attention(query, key, value, score_mod=alibi.score_mod(query_offset=2))
     assert_close(found, expected, 4e-7)  # SDPA's slope * distance is a float32 product
 
@@ -130,9 +126,7 @@ def check_attention(key_heads: int, queries: int, head_dim: int, options, device
     repeated = [x.double().repeat_interleave(4 // key_heads, 1) for x in (key, value)]
     scores = query.double() @ repeated[0].transpose(-1, -2)
     for scale in (None, 0.3):
-        exact = scores * (head_dim**-0.5 if scale is None else scale) + alibi(
-            queries, 6, dtype=torch.float64
-        )
+        exact = scores * (head_dim**-0.5 if scale is None else scale) + alibi(queries, 6, dtype=torch.float64)
         found = alibi.attention(query, key, value, scale=scale)
         assert_close(found, exact.softmax(-1) @ repeated[1], 1e-5)
 
@@ -178,9 +172,7 @@ def test_attention_drops_weights() -> None:
     found = pe.ALiBi(4).attention(query, key, value, dropout=0.5)
     assert not torch.equal(found, torch.ones_like(found))
     assert abs(float(found.mean()) - 1) < 0.2
-    assert torch.equal(
-        pe.ALiBi(4).attention(query, key, value, dropout=1.0), torch.zeros(1, 4, 50, 8)
-    )
+    assert torch.equal(pe.ALiBi(4).attention(query, key, value, dropout=1.0), torch.zeros(1, 4, 50, 8))
 
 
 @pytest.mark.parametrize("module", [pe.ALiBi, pe.cpp.ALiBi])
@@ -236,9 +228,7 @@ def test_attention_inside_function_transforms() -> None:
 
     assert_close(torch.func.vmap(attention)(given), torch.func.vmap(reference)(given), 1e-13)
     leaf = given.clone().requires_grad_()
-    assert_close(
-        torch.func.vmap(attention)(leaf).detach(), torch.func.vmap(reference)(given), 1e-13
-    )
+    assert_close(torch.func.vmap(attention)(leaf).detach(), torch.func.vmap(reference)(given), 1e-13)
     assert_close(grad(attention), grad(reference), 1e-13)
     tangents = [torch.func.jvp(f, (given[0],), (given[1],))[1] for f in (attention, reference)]
     assert_close(*tangents, 1e-13)
@@ -392,9 +382,7 @@ def test_positions_from_a_mask(offset: int | None, inference: bool, device: torc
 
 
 @pytest.mark.parametrize("offset", [-2, 1, 5, 9])
-def test_a_number_means_what_a_tensor_means_beside_a_mask(
-    offset: int, device: torch.device
-) -> None:
+def test_a_number_means_what_a_tensor_means_beside_a_mask(offset: int, device: torch.device) -> None:
     """Some or all of the queries are not among the keys of the mask."""
     alibi, mask = pe.ALiBi(2, device=device), mask_of(2, 7, device=device)
     scores = torch.randn(2, 2, 3, 7, device=device, requires_grad=True)
@@ -411,9 +399,7 @@ def test_documents_go_by_the_offset_beside_a_mask(device: torch.device) -> None:
     alibi = pe.ALiBi(2, device=device)
     scores, mask = torch.randn(1, 2, 3, 6, device=device), torch.ones(1, 6, device=device).bool()
     options = {"query_offset": 0, "cu_seqlens": torch.tensor([0, 3, 6], device=device)}
-    assert torch.equal(
-        alibi.softmax(scores, attention_mask=mask, **options), alibi.softmax(scores, **options)
-    )
+    assert torch.equal(alibi.softmax(scores, attention_mask=mask, **options), alibi.softmax(scores, **options))
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
@@ -452,9 +438,7 @@ def test_blocks_merge_by_corrected_log_sum_exps(form: str) -> None:
     for query in range(0, length, size):
         outputs, sums = [], []
         for key in range(0, length, size):
-            block = (
-                scores[:, query : query + size, key : key + size] + slopes[:, None, None] * local
-            )
+            block = scores[:, query : query + size, key : key + size] + slopes[:, None, None] * local
             if key == query:
                 block = block.masked_fill(index[None] > index[:, None], -torch.inf)
             correction = alibi.lse_correction(size, query_start=query, key_start=key, form=form)
@@ -526,9 +510,7 @@ def test_future_keys_may_be_left_alone(device: torch.device) -> None:
     options = {"apply_mask": False, "query_offset": 1}
     slopes = alibi.slopes.double()
     assert_close(alibi(4, 6, **options), bias(slopes, 4, 6, **options), 1e-7)
-    assert_close(
-        alibi.softmax(scores, **options), softmax(scores.double(), slopes, **options), 1e-6
-    )
+    assert_close(alibi.softmax(scores, **options), softmax(scores.double(), slopes, **options), 1e-6)
     expected = add(scores.double(), slopes, **options)
     alibi.add_(scores, **options)
     assert_close(scores, expected, 1e-6)
@@ -537,10 +519,7 @@ def test_future_keys_may_be_left_alone(device: torch.device) -> None:
 def test_made_where_meta_is_the_default_device() -> None:
     """Large models are made so: weights come later, but values derived from options must exist."""
     given = torch.rand(4)
-    for make in (
-        lambda: pe.ALiBi(4, slopes=given),
-        lambda: pe.ALiBi.from_preset("falcon", 4, head_dim=8),
-    ):
+    for make in (lambda: pe.ALiBi(4, slopes=given), lambda: pe.ALiBi.from_preset("falcon", 4, head_dim=8)):
         with torch.device("meta"):
             alibi = make()
         assert alibi(5).is_meta

@@ -1,7 +1,5 @@
 """Tests ALiBi from GGUF metadata: the architectures that llama.cpp runs with a bias instead of a rotation."""
 
-from __future__ import annotations
-
 import numpy as np
 import posembed as pe
 import pytest

@@ -1,7 +1,5 @@
 """Hidden keys are never read, whatever hides them: their scores and gradients may hold NaN."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import posembed as pe
@@ -109,9 +107,7 @@ def test_gradients(way: str, keys: int, dtype: torch.dtype, device: torch.device
 
 @pytest.mark.parametrize("keys", KEYS)
 @pytest.mark.parametrize("way", WAYS)
-def test_a_gradient_that_is_nan_stays_among_visible_keys(
-    way: str, keys: int, device: torch.device
-) -> None:
+def test_a_gradient_that_is_nan_stays_among_visible_keys(way: str, keys: int, device: torch.device) -> None:
     options, hidden = given(way, keys, device)
     grad = torch.randn(hidden.shape, device=device)
     order = hidden.logical_not().cumsum(-1).masked_fill(hidden, 0)

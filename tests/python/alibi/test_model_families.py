@@ -3,8 +3,6 @@
 Their biases differ from posembed's distances by constants along a row, which softmax ignores.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -108,12 +106,7 @@ def test_baichuan(heads: int) -> None:
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize(
     ("options", "divisor"),
-    [
-        ({}, 1.0),
-        ({"factor": 2.5}, 2.5),
-        ({"train_length": 8}, SEQ / 8),
-        ({"train_length": 64}, 1.0),
-    ],
+    [({}, 1.0), ({"factor": 2.5}, 2.5), ({"train_length": 8}, SEQ / 8), ({"train_length": 64}, 1.0)],
 )
 def test_jais(heads: int, options: dict[str, float], divisor: float) -> None:
     """JAIS divides slopes by a factor, or by the ratio of keys to the trained length."""
@@ -156,14 +149,10 @@ def test_refact(heads: int) -> None:
 
 
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize(
-    ("options", "divisor"), [({}, 1.0), ({"factor": 2.5}, 2.5), ({"train_length": 8}, SEQ / 8)]
-)
+@pytest.mark.parametrize(("options", "divisor"), [({}, 1.0), ({"factor": 2.5}, 2.5), ({"train_length": 8}, SEQ / 8)])
 def test_btlm(heads: int, options: dict[str, float], divisor: float) -> None:
     """BTLM divides scores by head_dim and adds (slope / -scale) * distance."""
-    query, key, value = torch.randn(
-        3, 2, heads, SEQ, 16, generator=torch.Generator().manual_seed(0)
-    )
+    query, key, value = torch.randn(3, 2, heads, SEQ, 16, generator=torch.Generator().manual_seed(0))
     slopes = torch.tensor(paper_slopes(heads))
     scores = query @ key.mT / 16 + (slopes / -divisor)[:, None, None] * distances()
     past = torch.ones(SEQ, SEQ, dtype=torch.bool).tril()

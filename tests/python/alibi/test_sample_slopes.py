@@ -1,7 +1,5 @@
 """Slopes of each sample, and positions of each sample's first query."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import posembed as pe
@@ -28,10 +26,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def options_of(name: str, device: torch.device) -> dict[str, Any]:
-    return {
-        key: value.to(device) if isinstance(value, Tensor) else value
-        for key, value in OPTIONS[name].items()
-    }
+    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in OPTIONS[name].items()}
 
 
 def of_sample(options: dict[str, Any], sample: int) -> dict[str, Any]:
@@ -58,17 +53,12 @@ def slopes_of(sides: int, device: torch.device, dtype: torch.dtype = torch.float
 @pytest.mark.parametrize("modules", [pe, pe.cpp], ids=["python", "cpp"])
 @pytest.mark.parametrize("sides", [1, 2])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_every_form_is_each_sample_alone(
-    name: str, sides: int, modules: Any, device: torch.device
-) -> None:
+def test_every_form_is_each_sample_alone(name: str, sides: int, modules: Any, device: torch.device) -> None:
     options, causal = options_of(name, device), sides == 1
     slopes = slopes_of(sides, device)
     given = slopes.squeeze(1) if sides == 1 else slopes
     alibi = alibi_on(device, modules, HEADS, causal=causal)
-    alone = [
-        alibi_on(device, modules, HEADS, slopes=each.squeeze(0).cpu(), causal=causal)
-        for each in slopes
-    ]
+    alone = [alibi_on(device, modules, HEADS, slopes=each.squeeze(0).cpu(), causal=causal) for each in slopes]
     each = list(zip(alone, [of_sample(options, i) for i in range(BATCH)], strict=True))
 
     bias = alibi.forward(QUERIES, KEYS, sample_slopes=given, **options)
@@ -79,24 +69,18 @@ def test_every_form_is_each_sample_alone(
 
     scores = torch.randn(BATCH, HEADS, QUERIES, KEYS, device=device)
     weights = alibi.softmax(scores, sample_slopes=given, scale=0.5, **options)
-    expected = torch.stack(
-        [own.softmax(s, scale=0.5, **rest) for s, (own, rest) in zip(scores, each, strict=True)]
-    )
+    expected = torch.stack([own.softmax(s, scale=0.5, **rest) for s, (own, rest) in zip(scores, each, strict=True)])
     assert torch.equal(weights, expected)
     for method in ("add_", "softmax_"):
         found = getattr(alibi, method)(scores.clone(), sample_slopes=given, **options)
-        parts = [
-            getattr(own, method)(s.clone(), **rest)
-            for s, (own, rest) in zip(scores, each, strict=True)
-        ]
+        parts = [getattr(own, method)(s.clone(), **rest) for s, (own, rest) in zip(scores, each, strict=True)]
         assert torch.equal(found, torch.stack(parts))
 
     query = torch.randn(BATCH, HEADS, QUERIES, 8, device=device)
     key = torch.randn(BATCH, 2, KEYS, 8, device=device)
     found = alibi.attention(query, key, key, sample_slopes=given, **options)
     parts = [
-        own.attention(query[i : i + 1], key[i : i + 1], key[i : i + 1], **rest)
-        for i, (own, rest) in enumerate(each)
+        own.attention(query[i : i + 1], key[i : i + 1], key[i : i + 1], **rest) for i, (own, rest) in enumerate(each)
     ]
     assert torch.allclose(found, torch.cat(parts), atol=1e-6)
 
@@ -104,9 +88,7 @@ def test_every_form_is_each_sample_alone(
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("sides", [1, 2])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_gradients_are_each_samples(
-    name: str, sides: int, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_gradients_are_each_samples(name: str, sides: int, dtype: torch.dtype, device: torch.device) -> None:
     options, causal = options_of(name, device), sides == 1
     slopes = slopes_of(sides, device, dtype).requires_grad_()
     scores = torch.randn(BATCH, HEADS, QUERIES, KEYS, device=device, dtype=dtype)
@@ -121,9 +103,7 @@ def test_gradients_are_each_samples(
             own_slopes = own_slopes.squeeze(0)
             own_scores.requires_grad_(), own_slopes.requires_grad_()
             rest = of_sample(options, i)
-            alone = function(
-                own_scores, own_slopes, causal=causal, positions_from_mask=True, **rest
-            )
+            alone = function(own_scores, own_slopes, causal=causal, positions_from_mask=True, **rest)
             expected = torch.autograd.grad(alone, (own_scores, own_slopes), upper[i])
             assert torch.equal(found[0][i], expected[0])
             assert torch.equal(found[1][i].view_as(expected[1]), expected[1])

@@ -1,7 +1,5 @@
 """Compares every number of the analysis with float64 arithmetic in plain code."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import math
@@ -109,9 +107,7 @@ def test_components_add_up(spec: pe.RotarySpec) -> None:
     assert_close(total, expected.flip(0), 1e-12)
 
 
-@pytest.mark.parametrize(
-    "scaling", [pe.XPosScaling(64.0, center=100.0), pe.XPosScaling(-64.0, center=7.5)], ids=str
-)
+@pytest.mark.parametrize("scaling", [pe.XPosScaling(64.0, center=100.0), pe.XPosScaling(-64.0, center=7.5)], ids=str)
 def test_scores_of_xpos_are_those_of_query_and_key(scaling: pe.XPosScaling) -> None:
     """Keys are scaled by the inverse of the query's factor, so the centre does not matter."""
     rope = pe.RotaryEmbedding(8, scaling=scaling)
@@ -235,9 +231,7 @@ def test_most_similar_to_a_vector() -> None:
         ((torch.zeros(3, 2), 0, -1), ValueError, "count: expected 0 or more, got -1"),
     ],
 )  # fmt: skip
-def test_most_similar_refuses(
-    arguments: tuple[object, ...], error: type[Exception], message: str
-) -> None:
+def test_most_similar_refuses(arguments: tuple[object, ...], error: type[Exception], message: str) -> None:
     refused((lambda: pe.analysis.most_similar(*arguments), error, message))
 
 
@@ -331,8 +325,7 @@ def test_angle_error_by_default_goes_to_a_million() -> None:
 DOCUMENTS = (
     "There are many popular restaurants nearby this church.",
     "Some restaurants offer breakfasts as early as 6:00 am to provide for prayers.",
-    '"The price and taste are all good.", said one prayer who has been a frequent visitor to this '
-    "church since 1998.",
+    '"The price and taste are all good.", said one prayer who has been a frequent visitor to this church since 1998.',
     "However, Covid-19 has forced some restaurants to shut down for lack of revenue during the "
     "pandemic, and many prayers are complained about it.",
 )
@@ -345,12 +338,7 @@ def test_tf_idf_of_four_documents() -> None:
     table = pe.analysis.tf_idf(DOCUMENTS, terms)
     assert table.terms == tuple(terms)
     lengths = [8, 13, 21, 23]  # 6:00 and Covid-19 are one word each
-    counts = [
-        [1, 1, 1, 1, 1, 0],
-        [0, 0, 1, 0, 0, 1],
-        [0, 0, 0, 0, 1, 0],
-        [1, 0, 1, 0, 0, 0],
-    ]
+    counts = [[1, 1, 1, 1, 1, 0], [0, 0, 1, 0, 0, 1], [0, 0, 0, 0, 1, 0], [1, 0, 1, 0, 0, 0]]
     frequencies = np.array(counts) / np.array(lengths)[:, None]
     documents = [2, 1, 3, 1, 2, 1]
     inverse = np.log10(4 / np.array(documents))

@@ -1,7 +1,5 @@
 """Tests the parts of pictures: titles, labels with units, and the drawn numbers."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import subprocess
@@ -111,17 +109,13 @@ def longrope(factor: float) -> pe.RotarySpec:
 
 LOOK_ALIKE = {
     "longrope": [longrope(1.0), longrope(2.0), longrope(4.0)],
-    "custom frequencies": [
-        pe.RotarySpec(4, custom_frequencies=numbers) for numbers in [(1.0, 0.5), (1.0, 0.25)]
-    ],
+    "custom frequencies": [pe.RotarySpec(4, custom_frequencies=numbers) for numbers in [(1.0, 0.5), (1.0, 0.25)]],
 }
 
 
 @pytest.mark.parametrize("draw", [pe.plot.wavelengths, pe.plot.scores_by_distance])
 @pytest.mark.parametrize("specs", LOOK_ALIKE.values(), ids=LOOK_ALIKE)
-def test_specifications_that_read_alike_are_all_drawn(
-    draw: Callable[..., Axes], specs: list[pe.RotarySpec]
-) -> None:
+def test_specifications_that_read_alike_are_all_drawn(draw: Callable[..., Axes], specs: list[pe.RotarySpec]) -> None:
     axes = draw(specs)
     name = f"head_dim {specs[0].describe()}"
     numbered = [name, *(f"{name} ({i})" for i in range(2, len(specs) + 1))]
@@ -251,11 +245,7 @@ def test_rotated_pair(interleaved: bool) -> None:
     axes = pe.plot.rotated_pair(pe.RotaryEmbedding(spec=spec), 2, 5)
     speed = float(spec.frequencies()[2])
     first, second = (8, 9) if interleaved else (6, 10)
-    shown = (
-        f"Pair 2: {speed:.2g} radians per position",
-        f"component {first}",
-        f"component {second}",
-    )
+    shown = (f"Pair 2: {speed:.2g} radians per position", f"component {first}", f"component {second}")
     assert words(axes) == shown
     arrows = [text for text in axes.texts if text.get_text() == ""]
     fast = pe.plot.rotated_pair(spec, 0, 5)

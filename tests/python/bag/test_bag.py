@@ -1,7 +1,5 @@
 """Tests of TokenBag beyond the shared ones: agreement with nn.EmbeddingBag, gradients, errors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import posembed as pe
@@ -15,9 +13,7 @@ from torch import Tensor, nn
 ROWS, COLUMNS = 37, 5
 
 
-def make_places(
-    count: int = 200, bags: int = 30, device: torch.device | str = "cpu"
-) -> tuple[Tensor, Tensor]:
+def make_places(count: int = 200, bags: int = 30, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
     """Ids and offsets, some of them equal."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, ROWS, (count,), generator=generator)
@@ -69,12 +65,7 @@ def test_weights_and_their_gradients_equal_torch(padding_idx, device: torch.devi
     weights.append(weights[0].detach().clone().requires_grad_())
     ours = pe.functional.token_bag(ids, tables[0], offsets, weights[0], padding_idx=padding_idx)
     theirs = nn.functional.embedding_bag(
-        ids,
-        tables[1],
-        offsets,
-        per_sample_weights=weights[1],
-        mode="sum",
-        padding_idx=padding_idx,
+        ids, tables[1], offsets, per_sample_weights=weights[1], mode="sum", padding_idx=padding_idx
     )
     assert_close(ours, theirs, 1e-6)
     ours.pow(2).sum().backward(), theirs.pow(2).sum().backward()
@@ -100,9 +91,7 @@ def test_sums_are_rounded_once(dtype: torch.dtype, gradient: str, device: torch.
 
 def gradient_of(gradient: str, mode: str, dtype: torch.dtype, device: torch.device) -> Tensor:
     torch.manual_seed(2)
-    bag = pe.TokenBag(
-        ROWS, COLUMNS, mode, padding_idx=5, gradient=gradient, dtype=dtype, device=device
-    )
+    bag = pe.TokenBag(ROWS, COLUMNS, mode, padding_idx=5, gradient=gradient, dtype=dtype, device=device)
     output = bag(*make_places(60, device=device))
     slope = torch.linspace(-1, 1, output.numel(), device=device)
     output.backward(slope.view_as(output).to(dtype))
@@ -199,11 +188,7 @@ def test_shared_table_gives_means_of_a_token_embedding() -> None:
 
 
 def test_weights_have_torchs_name_too() -> None:
-    bag, ids, weights = (
-        pe.TokenBag(9, 4),
-        torch.tensor([[1, 2, 2]]),
-        torch.tensor([[0.5, 2.0, 1.0]]),
-    )
+    bag, ids, weights = (pe.TokenBag(9, 4), torch.tensor([[1, 2, 2]]), torch.tensor([[0.5, 2.0, 1.0]]))
     assert torch.equal(bag(ids, per_sample_weights=weights), bag(ids, weights=weights))
     refused((lambda: bag(ids, None, weights, per_sample_weights=weights), ValueError, "per_sample_weights: expected none beside weights"))  # fmt: skip
 
@@ -245,9 +230,7 @@ def test_id_outside_the_table_cpu(value: int) -> None:
         ([3], True, 3, 0),
     ],
 )
-def test_offsets_that_do_not_fit_cpu(
-    offsets: list[int], last: bool, value: int, place: int
-) -> None:
+def test_offsets_that_do_not_fit_cpu(offsets: list[int], last: bool, value: int, place: int) -> None:
     refused((lambda: pe.functional.token_bag(torch.zeros(4, dtype=torch.int64), torch.zeros(ROWS, COLUMNS), torch.tensor(offsets), include_last_offset=last), IndexError, f"offsets: expected 0.*got {value} at index {place}"))  # fmt: skip
 
 
@@ -261,9 +244,7 @@ def test_cuda_has_the_bits_of_the_cpu(mode: str, dtype: torch.dtype, columns: in
     results = []
     for device in ("cpu", "cuda"):
         table = weight.to(device, copy=True).requires_grad_()
-        output = pe.functional.token_bag(
-            ids.to(device), table, offsets.to(device), mode=mode, padding_idx=4
-        )
+        output = pe.functional.token_bag(ids.to(device), table, offsets.to(device), mode=mode, padding_idx=4)
         output.backward(output.detach())
         results.append((output.detach().cpu(), table.grad.cpu()))
     for cpu, cuda in zip(*results, strict=True):
@@ -274,22 +255,14 @@ def test_cuda_has_the_bits_of_the_cpu(mode: str, dtype: torch.dtype, columns: in
 def test_bad_ids_and_offsets_cuda(cuda: torch.device) -> None:
     bag = pe.TokenBag(ROWS, COLUMNS, device=cuda)
     ids, offsets = make_places(device=cuda)
-    for bad, place, message in (
-        (ids, 17, "token id 99"),
-        (ids, 17, "token id -1"),
-        (offsets, 3, "bag offset 999"),
-    ):
+    for bad, place, message in ((ids, 17, "token id 99"), (ids, 17, "token id -1"), (offsets, 3, "bag offset 999")):
         good = int(bad[place])
         bad[place] = int(message.split()[-1])
         output = bag(ids, offsets)
         refused((pe.check_errors, IndexError, f"{message} at index {place}"))
         assert output.isfinite().all()
         bad[place] = good
-        assert_close(
-            bag(ids, offsets),
-            nn.functional.embedding_bag(ids, bag.weight, offsets, mode="sum"),
-            1e-6,
-        )
+        assert_close(bag(ids, offsets), nn.functional.embedding_bag(ids, bag.weight, offsets, mode="sum"), 1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Tests the command line: output, pictures, files, and exit codes for scripts."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -71,9 +69,7 @@ def test_process_tells_an_error_in_one_line() -> None:
 
 def test_a_reader_may_leave_early() -> None:
     command = f"{sys.executable} -m posembed plot scores --head-dim 64 --json | head -n 2"
-    result = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True
-    )
+    result = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.splitlines()[0] == "{"
 
@@ -88,9 +84,7 @@ def test_cmake_dir(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", [command.__name__.rpartition(".")[2] for command in COMMANDS])
-def test_every_command_has_help_with_examples(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_has_help_with_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main([name, "--help"])
     assert exit_.value.code == 0
@@ -108,9 +102,7 @@ def test_every_kind_of_plot_has_help(kind: str, capsys: pytest.CaptureFixture[st
     assert f"posembed plot {kind}" in text
 
 
-@pytest.mark.parametrize(
-    "argv", [["expalin"], ["explain"], ["plot"], ["plot", "scores", "--distances", "0"]]
-)
+@pytest.mark.parametrize("argv", [["expalin"], ["explain"], ["plot"], ["plot", "scores", "--distances", "0"]])
 def test_wrong_usage_is_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(argv)
@@ -138,9 +130,7 @@ def test_explain(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert known["frequencies"] == spec.frequencies().tolist()
 
 
-def test_explain_takes_what_a_configuration_does_not_say(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_explain_takes_what_a_configuration_does_not_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "params.json", {"dim": 64, "n_heads": 4})
     known = printed_json(capsys, "explain", path, "--base", 777)
     assert known["specification"]["base"] == 777
@@ -150,9 +140,7 @@ def test_explain_takes_what_a_configuration_does_not_say(
     assert "describe its rotation in full with RotarySpec" in message
 
 
-def test_unknown_keys_are_ignored_where_asked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_keys_are_ignored_where_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fields = {"model_type": "llama", "head_dim": 8, "rope_theta": 1e4, "rope_new": 2, "odd": 3}
     path = write(tmp_path / "config.json", fields)
     message = refusal(capsys, "explain", path)
@@ -160,9 +148,7 @@ def test_unknown_keys_are_ignored_where_asked(
     assert "rope_new" in message
     known = printed_json(capsys, "explain", path, "--ignore", "rope_new", "--ignore", "odd")
     assert known["specification"]["base"] == 1e4
-    assert "with CONFIG only" in refusal(
-        capsys, "plot", "wavelengths", "--head-dim", 8, "--ignore", "odd"
-    )
+    assert "with CONFIG only" in refusal(capsys, "plot", "wavelengths", "--head-dim", 8, "--ignore", "odd")
 
 
 @pytest.fixture
@@ -180,24 +166,16 @@ def test_part(two_parts: str, config: str, capsys: pytest.CaptureFixture[str]) -
     assert output(capsys, "explain", *vision).rstrip() == expected.explain()
     known = printed_json(capsys, "plot", "wavelengths", *vision)
     assert known["wavelengths"] == expected.wavelengths().tolist()
-    assert f"{two_parts}: --part: expected one of" in refusal(
-        capsys, "explain", two_parts, "--part", "audio_config"
-    )
+    assert f"{two_parts}: --part: expected one of" in refusal(capsys, "explain", two_parts, "--part", "audio_config")
     assert output(capsys, "diff", config, two_parts) == "equal\n"
-    assert "part: expected none for a configuration without parts, got" in refusal(
-        capsys, "diff", config, *vision
-    )
+    assert "part: expected none for a configuration without parts, got" in refusal(capsys, "diff", config, *vision)
 
 
 def test_explain_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "expected a folder with config.json or params.json" in refusal(
-        capsys, "explain", tmp_path
-    )
+    assert "expected a folder with config.json or params.json" in refusal(capsys, "explain", tmp_path)
     (tmp_path / "config.json").write_text("{")
     message = refusal(capsys, "explain", tmp_path)
-    assert (
-        f"posembed explain: {tmp_path / 'config.json'}: byte 0: the file: expected JSON" in message
-    )
+    assert f"posembed explain: {tmp_path / 'config.json'}: byte 0: the file: expected JSON" in message
 
 
 def test_wavelengths(config: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,13 +188,9 @@ def test_wavelengths(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "expected CONFIG or --head-dim" in refusal(capsys, "plot", "wavelengths")
 
 
-def test_wavelengths_where_pairs_stand_still(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wavelengths_where_pairs_stand_still(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rope = {"rope_type": "proportional", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
-    path = write(
-        tmp_path / "config.json", {"model_type": "llama", "head_dim": 16, "rope_parameters": rope}
-    )
+    path = write(tmp_path / "config.json", {"model_type": "llama", "head_dim": 16, "rope_parameters": rope})
     assert printed_json(capsys, "plot", "wavelengths", path)["wavelengths"][-1] is None
 
 
@@ -263,10 +237,7 @@ def test_scores_at_a_length(kind: str, tmp_path: Path, capsys: pytest.CaptureFix
         (["wavelengths", "CONFIG", "--head-dim", 64], "--head-dim: expected without CONFIG only"),
         (["scores", "CONFIG", "--rotary-dim", 8], "--rotary-dim: expected without CONFIG only"),
         (["wavelengths", "--head-dim", 64, "--part", "x"], "--part: expected with CONFIG only"),
-        (
-            ["scores", "--head-dim", 64, "--layer-type", "x"],
-            "--layer-type: expected with CONFIG only",
-        ),
+        (["scores", "--head-dim", 64, "--layer-type", "x"], "--layer-type: expected with CONFIG only"),
     ],
 )
 def test_options_that_would_be_ignored_are_refused(
@@ -303,11 +274,7 @@ def test_all_kinds_of_layers(gemma: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_kinds_of_deepseek_v4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its file has no layer_types: the kinds follow from compress_ratios."""
     path = tmp_path / "config.json"
-    fields = {
-        "model_type": "deepseek_v4",
-        "num_hidden_layers": 4,
-        "compress_ratios": [0, 4, 128, 0],
-    }
+    fields = {"model_type": "deepseek_v4", "num_hidden_layers": 4, "compress_ratios": [0, 4, 128, 0]}
     path.write_text(json.dumps(fields))
     kinds = printed_json(capsys, "explain", path)["layer_types"]
     layers = [layer["kind"] for layer in pe.describe(path)["layers"]]
@@ -329,13 +296,7 @@ def test_names_on_the_hub_are_told_from_paths(capsys: pytest.CaptureFixture[str]
     told = refusal(capsys, "explain", "meta-llama/Llama-3.1-8B")
     assert told.startswith("posembed explain: meta-llama/Llama-3.1-8B: No such file or directory; ")
     assert "the Hugging Face hub is not downloaded" in told
-    for path in (
-        "no/such/file",
-        "models/config.json",
-        "models/tiny.gguf",
-        "/models/llama",
-        "llama",
-    ):
+    for path in ("no/such/file", "models/config.json", "models/tiny.gguf", "/models/llama", "llama"):
         assert refusal(capsys, "explain", path).endswith(f"{path}: No such file or directory\n")
 
 
@@ -345,26 +306,17 @@ def test_diff_of_all_kinds_of_layers(
     other = tmp_path / "other.json"
     other.write_text(gemma.read_text().replace("10000.0", "20000.0"))
     said = output(capsys, "diff", gemma, other, code=1)
-    assert said.startswith(
-        "full_attention: equal\n\nsliding_attention: base: 10000.0 against 20000"
-    )
+    assert said.startswith("full_attention: equal\n\nsliding_attention: base: 10000.0 against 20000")
     known = printed_json(capsys, "diff", gemma, other, code=1)["layer_types"]
-    assert [known[kind]["equal"] for kind in ("full_attention", "sliding_attention")] == [
-        True,
-        False,
-    ]
+    assert [known[kind]["equal"] for kind in ("full_attention", "sliding_attention")] == [True, False]
     assert output(capsys, "diff", gemma, gemma).count("equal") == 2
     both = output(capsys, "diff", gemma, config, code=1)  # one kind of layers is compared with each
     assert both.count("head_dim: 8 against ") == 2
 
 
-def test_diff_of_scores_alone(
-    gemma: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_diff_of_scores_alone(gemma: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "other.json"
-    other.write_text(
-        gemma.read_text().replace('"query_pre_attn_scalar": 8', '"query_pre_attn_scalar": 32')
-    )
+    other.write_text(gemma.read_text().replace('"query_pre_attn_scalar": 8', '"query_pre_attn_scalar": 32'))
     said = output(capsys, "diff", gemma, other, "--layer-type", "full_attention", code=1)
     assert said.startswith("score_scale: null against {")
     assert said.endswith("angles are equal\n")
@@ -401,9 +353,7 @@ def test_pictures(argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
     assert written == (json.loads(said)["output"] if "--json" in argv else said.strip())
     assert "</svg>" in (tmp_path / "picture.svg").read_text()
     nowhere = tmp_path / "none" / "picture.svg"
-    assert refusal(capsys, "plot", *argv, "--output", nowhere).endswith(
-        f"{nowhere}: No such file or directory\n"
-    )
+    assert refusal(capsys, "plot", *argv, "--output", nowhere).endswith(f"{nowhere}: No such file or directory\n")
 
 
 def test_a_picture_is_named_after_its_kind(
@@ -419,15 +369,11 @@ def test_heatmap_in_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    known = printed_json(
-        capsys, "plot", "heatmap", "--positions", 5, "--dim", 8, "--base", 100, "--binary"
-    )
+    known = printed_json(capsys, "plot", "heatmap", "--positions", 5, "--dim", 8, "--base", 100, "--binary")
     expected = pe.analysis.heat_map(pe.SinusoidalSpec(8, base=100.0), 5)
     assert known["values"] == expected.tolist()
     assert known["binary"] == pe.analysis.binary_codes(5).tolist()
-    wide = printed_json(
-        capsys, "plot", "heatmap", "--positions", 5, "--dim", 8, "--binary", "--bits", 9
-    )
+    wide = printed_json(capsys, "plot", "heatmap", "--positions", 5, "--dim", 8, "--binary", "--bits", 9)
     assert wide["binary"] == pe.analysis.binary_codes(5, 9).tolist()
     assert list(tmp_path.iterdir()) == []
     assert "--bits: expected with --binary" in refusal(capsys, "plot", "heatmap", "--bits", 9)
@@ -454,10 +400,7 @@ def without_gradient(query: torch.Tensor, **options: object) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("broken", "failures"),
-    [
-        (without_angles, ["rotary angles, float32", "rotary angles, float64"]),
-        (without_gradient, ["rotary gradients"]),
-    ],
+    [(without_angles, ["rotary angles, float32", "rotary angles, float64"]), (without_gradient, ["rotary gradients"])],
 )
 def test_check_finds_what_is_broken(
     broken: Callable[..., torch.Tensor],

@@ -1,7 +1,5 @@
 """Tests that windows are views of files, and that masks have BERT's shares."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from pathlib import Path
@@ -204,10 +202,7 @@ def test_masks_have_their_shares(dtype: torch.dtype, device: torch.device) -> No
 def test_masks_repeat_with_their_generator() -> None:
     ids = torch.arange(200).view(2, 100)
     options = {"mask_id": 0, "num_embeddings": 200}
-    one, two = (
-        pe.data.mask_tokens(ids, **options, generator=torch.Generator().manual_seed(3))
-        for _ in range(2)
-    )
+    one, two = (pe.data.mask_tokens(ids, **options, generator=torch.Generator().manual_seed(3)) for _ in range(2))
     assert torch.equal(one[0], two[0])
     assert torch.equal(one[1], two[1])
     other = pe.data.mask_tokens(ids, **options, generator=torch.Generator().manual_seed(4))
@@ -237,9 +232,7 @@ def test_the_dtype_of_an_array_file_is_its_own(tmp_path: Path) -> None:
         assert targets.long()[2].tolist() == [*range(17, 25)]
         dataset = pickle.loads(pickle.dumps(pe.data.WindowDataset(path, 8)))
         assert torch.equal(dataset[3][0], torch.arange(24, 32))
-    with pytest.raises(
-        TypeError, match=r"^dtype: expected torch.int64, which .*npy says, got torch.int32"
-    ):
+    with pytest.raises(TypeError, match=r"^dtype: expected torch.int64, which .*npy says, got torch.int32"):
         pe.data.open_ids(tmp_path / "int64.npy", torch.int32)
     for array in (np.arange(9.0), np.arange(9, dtype=">i4"), np.arange(9, dtype="uint32")):
         np.save(tmp_path / "other.npy", array)
@@ -263,20 +256,11 @@ def test_ids_of_another_dtype_are_refused_unless_it_is_said(tmp_path: Path) -> N
     """int64, numpy's default, read as int32 has a 0 between all ids, which is a valid id."""
     path = tmp_path / "ids.bin"
     np.arange(1, 33).tofile(path)  # 64 numbers of 32 bits
-    for read in (
-        pe.data.open_ids,
-        lambda p: pe.data.windows(p, 8),
-        lambda p: pe.data.WindowDataset(p, 8),
-    ):
+    for read in (pe.data.open_ids, lambda p: pe.data.windows(p, 8), lambda p: pe.data.WindowDataset(p, 8)):
         with pytest.raises(ValueError, match=r"^dtype: expected to be given .* dtype=torch.int64"):
             read(path)
     assert pe.data.open_ids(path, torch.int64).tolist() == [*range(1, 33)]
-    assert pe.data.open_ids(path, torch.int32)[:4].tolist() == [
-        1,
-        0,
-        2,
-        0,
-    ]  # the caller is believed
+    assert pe.data.open_ids(path, torch.int32)[:4].tolist() == [1, 0, 2, 0]  # the caller is believed
     np.arange(1, 32).tofile(path)
     assert len(pe.data.open_ids(path)) == 62
     np.array([7, 0] * 31 + [7, 1], dtype=np.int32).tofile(path)

@@ -1,7 +1,5 @@
 """Planted mistakes are named, alone and two at once, and what is no known mistake is not guessed."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Programs of files and servers, golden files, and the two commands."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -12,18 +10,7 @@ import pytest
 import torch
 from posembed.commands import main
 from posembed.diagnosis import of_cache, of_onnx
-from published.rotary_programs import (
-    CHATGLM,
-    DEEPSEEK,
-    GEMMA3,
-    LLAMA31,
-    META,
-    QWEN2_VL,
-    WAN,
-    by,
-    halves,
-    series,
-)
+from published.rotary_programs import CHATGLM, DEEPSEEK, GEMMA3, LLAMA31, META, QWEN2_VL, WAN, by, halves, series
 from safetensors.torch import load_file, save_file
 from support.refusals import refused
 
@@ -96,8 +83,7 @@ def test_exit_codes(config: str, engine: str, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("program", "text"),
-    [("nowhere.at_all", "program: expected module:name"), ("json", "json: expected a class")],
+    ("program", "text"), [("nowhere.at_all", "program: expected module:name"), ("json", "json: expected a class")]
 )
 def test_programs_that_are_none(program: str, text: str, config: str, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     assert text in diagnosed(capsys, config, "--program", program, code=2)

@@ -1,7 +1,5 @@
 """Right programs are found right: of other projects, of transformers, of servers and files."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -69,8 +67,7 @@ def test_predictions_are_those_of_the_operator() -> None:
             continue
         for name, entry in json.loads(found.metadata["entries"]).items():
             x, positions, output, tolerance = (
-                found.tensors[f"{name}.{key}" if name else key]
-                for key in ("x", "positions", "output", "tolerance")
+                found.tensors[f"{name}.{key}" if name else key] for key in ("x", "positions", "output", "tolerance")
             )
             spec = pe.RotarySpec.from_json(json.dumps(entry["specification"]))
             places = positions.view(axes_of(spec), -1)

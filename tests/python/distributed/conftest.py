@@ -1,7 +1,5 @@
 """Groups of processes that the tests of a file share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 

@@ -1,7 +1,5 @@
 """Tests checkpoints of torch.distributed: saved by two processes, loaded by any number."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +44,7 @@ def save(engine: str, path: str) -> dict[str, torch.Tensor]:
     model = distributed(engine, token=nn.Embedding)
     state = get_model_state_dict(model)
     dcp.save(state, checkpoint_id=path)
-    return {
-        name: each.full_tensor() if isinstance(each, DTensor) else each
-        for name, each in state.items()
-    }
+    return {name: each.full_tensor() if isinstance(each, DTensor) else each for name, each in state.items()}
 
 
 def load(engine: str, path: str, saved: dict[str, torch.Tensor]) -> None:
@@ -72,9 +67,7 @@ def same(model: nn.Module, saved: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_two_processes_save_and_others_load(
-    two: Processes, four: Processes, tmp_path: Path
-) -> None:
+def test_two_processes_save_and_others_load(two: Processes, four: Processes, tmp_path: Path) -> None:
     """nn.Embedding saves, TokenEmbedding loads; and the engine changes."""
     for engine, other in (("fsdp", "tensor parallel"), ("tensor parallel", "fsdp")):
         path = str(tmp_path / engine)

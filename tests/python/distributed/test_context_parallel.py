@@ -1,7 +1,5 @@
 """Tests context parallelism: parts of a sequence give what the whole sequence gives."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import posembed as pe
@@ -35,10 +33,7 @@ def gathered(part: Tensor, zigzag: bool) -> Tensor:
 
 def tensors() -> list[Tensor]:
     generator = torch.Generator().manual_seed(3)
-    return [
-        torch.randn(1, HEADS, LENGTH, DIM, generator=generator, dtype=torch.float64)
-        for _ in range(3)
-    ]
+    return [torch.randn(1, HEADS, LENGTH, DIM, generator=generator, dtype=torch.float64) for _ in range(3)]
 
 
 def visible(documents: Tensor | None) -> Tensor:
@@ -76,9 +71,7 @@ def part_rotation(rope: nn.Module, part: ContextPart, zigzag: bool) -> Tensor:
     return torch.cat(results, dim=2)
 
 
-def part_alibi(
-    alibi: pe.ALiBi, part: ContextPart, zigzag: bool, documents: Tensor | None
-) -> Tensor:
+def part_alibi(alibi: pe.ALiBi, part: ContextPart, zigzag: bool, documents: Tensor | None) -> Tensor:
     query, key, value = (tensor[:, :, part.indices] for tensor in tensors())
     key, value = gathered(key, zigzag), gathered(value, zigzag)
     results, first = [], 0

@@ -1,7 +1,5 @@
 """Tests FSDP2 and DDP: losses and parameters of a few steps equal those of one process."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -34,9 +32,7 @@ class Model(nn.Module):
 
     def __init__(self, rows: str = "dense", unused: bool = False) -> None:
         super().__init__()
-        self.embed = pe.InputEmbedding(
-            ROWS, DIM, max_positions=16, num_types=2, norm="layer", padding_idx=3
-        )
+        self.embed = pe.InputEmbedding(ROWS, DIM, max_positions=16, num_types=2, norm="layer", padding_idx=3)
         self.bag = pe.TokenBag(ROWS, DIM, gradient=rows)
         self.position = pe.LearnedPositionalEmbedding(16, DIM)
         self.wave = pe.SinusoidalPositionalEmbedding(DIM, learned_scale=True)
@@ -100,9 +96,7 @@ def mean(losses: list[Tensor]) -> Tensor:
 def same(model: nn.Module, plain: nn.Module, tolerance: float = 1e-5) -> None:
     for (name, ours), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
         whole = ours.full_tensor() if isinstance(ours, DTensor) else ours
-        torch.testing.assert_close(
-            whole.cpu().float(), theirs.float(), atol=tolerance, rtol=tolerance, msg=name
-        )
+        torch.testing.assert_close(whole.cpu().float(), theirs.float(), atol=tolerance, rtol=tolerance, msg=name)
 
 
 def shard(model: Model, **options: Any) -> Model:
@@ -159,9 +153,7 @@ def check_other_methods() -> None:
             each["rope"].layout = "bhsd"
         assert torch.equal(model["rope"].rotate_(x.clone()), plain["rope"].rotate_(x.clone()))
     for name, arguments in {"alibi": (x, x, x), "token": (x,)}.items():
-        found, expected = (
-            getattr(each[name], methods[name])(*arguments) for each in (model, plain)
-        )
+        found, expected = (getattr(each[name], methods[name])(*arguments) for each in (model, plain))
         assert torch.equal(found, expected)
         for result in (found, expected):
             result.square().sum().backward()
@@ -189,9 +181,7 @@ def check_padding_after_meta() -> None:
 
 def check_fsdp_with_tensor_parallel() -> None:
     grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-    plain = nn.Sequential(
-        pe.InputEmbedding(ROWS, DIM, max_positions=16, norm="rms"), nn.Linear(DIM, ROWS)
-    )
+    plain = nn.Sequential(pe.InputEmbedding(ROWS, DIM, max_positions=16, norm="rms"), nn.Linear(DIM, ROWS))
     model = copy.deepcopy(plain)
     parallelize_module(model, grid["tensor"], {"0": VocabularyParallel()})
     fully_shard(model, mesh=grid["data"])
@@ -207,9 +197,7 @@ def halves(ids: Tensor) -> Iterator[Tensor]:
 
 def check_ddp(static: bool, unused: bool, accumulate: bool) -> None:
     plain = Model(unused=unused)
-    model = DistributedDataParallel(
-        copy.deepcopy(plain), static_graph=static, find_unused_parameters=unused
-    )
+    model = DistributedDataParallel(copy.deepcopy(plain), static_graph=static, find_unused_parameters=unused)
     losses = mean(train(model, halves if accumulate else lambda ids: [own(ids)]))
     torch.testing.assert_close(losses, torch.stack(train(plain)))
     same(model, plain)

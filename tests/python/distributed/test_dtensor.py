@@ -3,8 +3,6 @@
 Each process computes both; no collective may run in a function of DTensors.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import re
@@ -23,14 +21,7 @@ from support.processes import Processes
 from support.refusals import refused
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import (
-    DTensor,
-    Partial,
-    Placement,
-    Replicate,
-    Shard,
-    distribute_tensor,
-)
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 SPEC = pe.RotarySpec(8, base=100.0)
@@ -202,11 +193,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "alibi_attention heads": lambda: attention(Shard(1), 6, Shard(1)),
     "alibi_attention groups": lambda: attention(Shard(1), 2, Shard(1), attention_mask=MASK),
     "alibi_attention one key head": lambda: attention(Shard(1), 1, WHOLE),
-    "learned_add columns": lambda: (
-        functional.learned_add,
-        {"x": randn(2, 5, 8), "weight": randn(10, 8), "positions": OF_SAMPLES, "first_row": 1},
-        {"x": Shard(2), "weight": Shard(1)},
-    ),
+    "learned_add columns": lambda: (functional.learned_add, {"x": randn(2, 5, 8), "weight": randn(10, 8), "positions": OF_SAMPLES, "first_row": 1}, {"x": Shard(2), "weight": Shard(1)}),
     "embedding columns": lambda: table(Shard(1), scale=3.0, padding_idx=4),
     "token_bag columns": lambda: bags({"weight": Shard(1)}, weights=randn(3, 3), padding_idx=-3),
     "token_bag bags, plain table": lambda: bags({"ids": Shard(0)}, mode="mean", padding_idx=2),

@@ -1,7 +1,5 @@
 """Tests tables of n-grams whose rows are spread over processes."""
 
-from __future__ import annotations
-
 import copy
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tests the optimizers of tables whose rows are split over processes: FSDP2's, and vocabularies."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

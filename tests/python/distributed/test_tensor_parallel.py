@@ -1,7 +1,5 @@
 """Tests tensor parallelism: torch's styles on token tables, and the style of InputEmbedding."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from typing import Any
@@ -15,12 +13,7 @@ from support.refusals import refused
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    loss_parallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 
 ROWS, COLUMNS = 11, 8  # two processes have 6 and 5 rows, four have 3, 3, 3 and 2
 IDS = torch.tensor([[0, 7, 3, 10], [7, 7, 5, 2]])
@@ -210,9 +203,7 @@ def check_calls() -> None:
     again = embed(IDS)
     torch.manual_seed(0)
     assert torch.equal(again.full_tensor(), plain(IDS))
-    counted = pe.InputEmbedding(
-        ROWS, COLUMNS, max_positions=16, padding_idx=3, position_rule="roberta"
-    )
+    counted = pe.InputEmbedding(ROWS, COLUMNS, max_positions=16, padding_idx=3, position_rule="roberta")
     parallelize_module(counted, mesh(), VocabularyParallel())
     refused(
         (lambda: counted(IDS, offset=torch.tensor([1, 2])), ValueError, "offset: expected a number where padding is counted"),

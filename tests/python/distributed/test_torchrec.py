@@ -1,7 +1,5 @@
 """posembed's tables in torchrec's collections, alone and sharded; by make test-torchrec."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -15,12 +13,7 @@ from torch import Tensor, nn
 
 torchrec = pytest.importorskip("torchrec")
 
-from posembed.integrations.torchrec import (  # noqa: E402
-    from_torchrec,
-    gather_tables,
-    scatter_tables,
-    to_torchrec,
-)
+from posembed.integrations.torchrec import from_torchrec, gather_tables, scatter_tables, to_torchrec  # noqa: E402
 
 FEATURES = {"item": ["seen", "bought"]}
 OPTIMIZERS = ["SGD", "Adagrad", "RowWiseAdagrad"]
@@ -39,9 +32,7 @@ def sample(number: int) -> Any:
     """One of the two samples."""
     parts = [batch()[name].to_dense()[number] for name in ("seen", "bought", "shop")]
     return torchrec.KeyedJaggedTensor(
-        keys=["seen", "bought", "shop"],
-        values=torch.cat(parts),
-        lengths=torch.tensor([len(part) for part in parts]),
+        keys=["seen", "bought", "shop"], values=torch.cat(parts), lengths=torch.tensor([len(part) for part in parts])
     )
 
 
@@ -187,11 +178,7 @@ def shard(collection: nn.Module, optimizer: str) -> nn.Module:
     """One table by rows, the other in the second process, with a fused optimizer."""
     from torchrec.distributed.embedding import EmbeddingCollectionSharder
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-    from torchrec.distributed.sharding_plan import (
-        construct_module_sharding_plan,
-        row_wise,
-        table_wise,
-    )
+    from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
     from torchrec.distributed.types import ShardingEnv
     from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 

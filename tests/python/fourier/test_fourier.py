@@ -1,7 +1,5 @@
 """Tests of Fourier features beyond the shared tests of operators."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any
@@ -15,26 +13,18 @@ from support.case import FLOATING, TOLERANCE, assert_close
 from support.refusals import refused
 from torch import Tensor
 
-TURNS = {
-    "radian": lambda: 1 / (2 * mpmath.pi),
-    "half_turn": lambda: mpmath.mpf(0.5),
-    "turn": lambda: 1,
-}
+TURNS = {"radian": lambda: 1 / (2 * mpmath.pi), "half_turn": lambda: mpmath.mpf(0.5), "turn": lambda: 1}
 STAMPS = torch.tensor([[1_700_000_000], [1_700_000_001], [-1_234_567_891]])
 
 
-def exact(
-    coordinates: Tensor, frequencies: Tensor, unit: str, phases: Tensor | None = None
-) -> Tensor:
+def exact(coordinates: Tensor, frequencies: Tensor, unit: str, phases: Tensor | None = None) -> Tensor:
     """Sines, then cosines of angles [rows, n] to 60 digits, rounded once."""
     rows = []
     with mpmath.workdps(60):
         for place in coordinates.tolist():
             angles = []
             for i, rates in enumerate(frequencies.T.tolist()):
-                turns = sum(
-                    mpmath.mpf(a) * mpmath.mpf(b) for a, b in zip(place, rates, strict=True)
-                )
+                turns = sum(mpmath.mpf(a) * mpmath.mpf(b) for a, b in zip(place, rates, strict=True))
                 phase = 0 if phases is None else mpmath.mpf(phases[i].item())
                 angles.append(turns * TURNS[unit]() * 2 * mpmath.pi + phase)
             rows.append([float(f(angle)) for f in (mpmath.sin, mpmath.cos) for angle in angles])
@@ -192,9 +182,7 @@ def test_every_order(order: str, waves: Any, device: torch.device) -> None:
     summed = points @ torch.stack([rates, 2 * rates]) + phases
     columns = torch.stack([getattr(summed, wave)() for wave in waves.split("_")], -1)
     wanted = torch.einsum(f"zfw->z{order.replace('a', '')}", columns).flatten(1)
-    found = fourier_features(
-        points, torch.stack([rates, 2 * rates]), phases, waves=waves, order=order.replace("a", "")
-    )
+    found = fourier_features(points, torch.stack([rates, 2 * rates]), phases, waves=waves, order=order.replace("a", ""))
     assert_close(found, wanted, 1e-10)  # float64 angles of 1e6
 
 
@@ -264,9 +252,7 @@ def test_gradients_under_autocast() -> None:
     for enabled in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             y = module(points)
-            found.append(
-                torch.autograd.grad(y.square().sum() + y.sum(), [points, module.frequencies])
-            )
+            found.append(torch.autograd.grad(y.square().sum() + y.sum(), [points, module.frequencies]))
     for plain, cast in zip(*found, strict=True):
         assert torch.equal(plain, cast)
 

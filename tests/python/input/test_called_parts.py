@@ -1,7 +1,5 @@
 """Tests of InputEmbedding's submodules where the kernel cannot stand for their calls."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -124,9 +122,7 @@ def test_parametrized_tables_are_called(device: torch.device) -> None:
         ("norm", nn.Linear(8, 8)),
     ],
 )
-def test_other_options_and_modules_are_called(
-    name: str, other: nn.Module, device: torch.device
-) -> None:
+def test_other_options_and_modules_are_called(name: str, other: nn.Module, device: torch.device) -> None:
     embed = make(device)
     setattr(embed, name, copy.deepcopy(other).to(device))
     assert_calls(embed, device)
@@ -182,9 +178,7 @@ def test_only_plain_parts_are_fused() -> None:
     embed.token.register_forward_hook(lambda *_: None)
     with torch.profiler.profile() as after:
         embed(IDS, types=TYPES)
-    counts = [
-        {event.key: event.count for event in profile.key_averages()} for profile in (before, after)
-    ]
+    counts = [{event.key: event.count for event in profile.key_averages()} for profile in (before, after)]
     assert counts[0]["posembed::input_embedding"] == 1
     assert "posembed::embedding" not in counts[0]
     assert counts[1]["posembed::embedding"] == 2

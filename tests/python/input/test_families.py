@@ -1,7 +1,5 @@
 """Compares InputEmbedding.from_huggingface with the models' code: outputs, gradients, padding."""
 
-from __future__ import annotations
-
 import copy
 import json
 import sys
@@ -118,10 +116,7 @@ def ours(embed: pe.InputEmbedding, ids: Tensor, mask: Tensor) -> Tensor:
 def paired(embed: pe.InputEmbedding, model: Any) -> list[tuple[str, Tensor, Tensor]]:
     """Parameters paired with their sources."""
     named = {tuple(value.flatten()[:6].tolist()): value for value in model.parameters()}
-    return [
-        (name, value, named[tuple(value.flatten()[:6].tolist())])
-        for name, value in embed.named_parameters()
-    ]
+    return [(name, value, named[tuple(value.flatten()[:6].tolist())]) for name, value in embed.named_parameters()]
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -193,9 +188,7 @@ def test_vectors_instead_of_ids(name: str) -> None:
 
 
 def test_sinusoids_of_fairseq_follow_the_padding() -> None:
-    embed = pe.InputEmbedding(
-        ROWS, 8, positions="sinusoidal", padding_idx=-1, position_rule="roberta"
-    )
+    embed = pe.InputEmbedding(ROWS, 8, positions="sinusoidal", padding_idx=-1, position_rule="roberta")
     assert embed.position.spec == pe.SinusoidalSpec(8, preset="fairseq", padding_idx=ROWS - 1)
     with_dropout = small("m2m_100")
     with_dropout.encoder.dropout = 0.25
@@ -213,9 +206,7 @@ def test_second_derivatives_leave_padding_out() -> None:
     plain = other.norm(other.token(ids) + rows)
     penalties = []
     for module, output in ((embed, embed(ids)), (other, plain)):
-        grads = torch.autograd.grad(
-            output.pow(3).sum(), list(module.parameters()), create_graph=True
-        )
+        grads = torch.autograd.grad(output.pow(3).sum(), list(module.parameters()), create_graph=True)
         penalty = sum(g.square().sum() for g in grads)
         penalty.backward()
         penalties.append(penalty)
@@ -273,16 +264,11 @@ def test_keys_that_a_file_lacks_have_the_values_of_the_class(name: str, tmp_path
     embed = pe.InputEmbedding.from_huggingface(tmp_path)
     model.config = kind(**{key: value for key, value in sizes.items() if key != "dropout"})
     expected = pe.InputEmbedding.from_huggingface(type(model)(model.config))
-    assert (embed.dropout, embed.token.padding_idx) == (
-        expected.dropout,
-        expected.token.padding_idx,
-    )
+    assert (embed.dropout, embed.token.padding_idx) == (expected.dropout, expected.token.padding_idx)
     assert embed.norm is None or embed.norm.eps == expected.norm.eps
 
 
-def test_folders_are_read_without_transformers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_are_read_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small("bert").half().save_pretrained(tmp_path)
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert pe.InputEmbedding.from_huggingface(tmp_path).token.weight.dtype == torch.float16

@@ -1,7 +1,5 @@
 """Tests of InputEmbedding beyond the shared ones: separate modules, dropout, Hugging Face."""
 
-from __future__ import annotations
-
 import copy
 
 import posembed as pe
@@ -24,9 +22,7 @@ KINDS = [
 kinds = pytest.mark.parametrize("options", KINDS, ids=str)
 
 
-def make(
-    options: dict, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, **more
-):
+def make(options: dict, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, **more):
     torch.manual_seed(0)
     embed = pe.InputEmbedding(ROWS, COLUMNS, device=device, dtype=dtype, **options, **more)
     if embed.norm is not None:
@@ -121,23 +117,17 @@ def test_decoding_token_by_token(options: dict, device: torch.device) -> None:
         assert torch.equal(step, whole[:, part])
     if embed.position is not None:
         order = torch.randperm(ids.shape[1], device=device)
-        moved = embed(
-            ids[:, order], positions=order, types=None if types is None else types[:, order]
-        )
+        moved = embed(ids[:, order], positions=order, types=None if types is None else types[:, order])
         assert torch.equal(moved, whole[:, order])
 
 
 @pytest.mark.parametrize("norm", [None, "layer"])
 @pytest.mark.parametrize("num_types", [1, 2, 8, 9])
 @pytest.mark.parametrize("seq", [31, 32, 45])
-def test_gradients_that_need_no_sort(
-    norm: str | None, num_types: int, seq: int, device: torch.device
-) -> None:
+def test_gradients_that_need_no_sort(norm: str | None, num_types: int, seq: int, device: torch.device) -> None:
     """Positions summed over the batch, in the kernel if there are many; few and many types."""
     torch.manual_seed(0)
-    embed = pe.InputEmbedding(
-        ROWS, 40, max_positions=60, num_types=num_types, norm=norm, device=device
-    )
+    embed = pe.InputEmbedding(ROWS, 40, max_positions=60, num_types=num_types, norm=norm, device=device)
     other = copy.deepcopy(embed)
     ids = torch.randint(0, ROWS, (3, seq), device=device)
     types = torch.randint(0, num_types, (3, seq), device=device)
@@ -174,13 +164,7 @@ def test_an_empty_batch_has_zero_gradients() -> None:
 
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize(
-    "spec",
-    [
-        {},
-        {"preset": "marian"},
-        {"preset": "ddpm", "cos_first": True},
-        {"preset": "fairseq", "scale": 2.0},
-    ],
+    "spec", [{}, {"preset": "marian"}, {"preset": "ddpm", "cos_first": True}, {"preset": "fairseq", "scale": 2.0}]
 )
 @pytest.mark.parametrize("width", [COLUMNS, 512])
 def test_sinusoids_have_the_bits_of_the_operator(
@@ -203,9 +187,7 @@ def test_second_derivatives_of_the_module(device: torch.device) -> None:
     other = copy.deepcopy(embed)
     penalties = []
     for module, output in ((embed, embed(ids, types=types)), (other, apart(other, ids, types))):
-        grads = torch.autograd.grad(
-            output.square().sum(), list(module.parameters()), create_graph=True
-        )
+        grads = torch.autograd.grad(output.square().sum(), list(module.parameters()), create_graph=True)
         penalty = sum(g.square().sum() for g in grads)
         penalty.backward()
         penalties.append(penalty)
@@ -218,9 +200,7 @@ def test_second_derivatives_of_the_module(device: torch.device) -> None:
 
 
 @kinds
-def test_dropout_follows_the_seed_and_its_gradient_the_mask(
-    options: dict, device: torch.device
-) -> None:
+def test_dropout_follows_the_seed_and_its_gradient_the_mask(options: dict, device: torch.device) -> None:
     embed, ids, types = make(options, device, dropout=0.4)
     plain = embed.eval()(ids, types=types)
     embed.train()
@@ -254,9 +234,7 @@ def test_parts_of_a_batch_draw_the_mask_of_the_whole(options: dict, device: torc
     for rows, first in ((slice(0, 1), 0), (slice(1, 4), 7)):
         kind = None if types is None else types[rows]
         found.append(embed(ids[rows], types=kind, seed=seed, first_token=first))
-        for total, part in zip(
-            sums, torch.autograd.grad(found[-1], parameters, gradient[rows]), strict=True
-        ):
+        for total, part in zip(sums, torch.autograd.grad(found[-1], parameters, gradient[rows]), strict=True):
             total += part
     assert torch.equal(torch.cat(found), whole)
     for ours, theirs in zip(sums, expected, strict=True):
@@ -270,9 +248,7 @@ def test_the_mask_of_a_part_in_derivatives(device: torch.device) -> None:
     plain = embed(ids, **call)
     tangents = {name: torch.zeros_like(p) for name, p in embed.named_parameters()}
     parameters = {name: p.detach() for name, p in embed.named_parameters()}
-    chained, _ = torch.func.jvp(
-        lambda p: torch.func.functional_call(embed, p, ids, call), (parameters,), (tangents,)
-    )
+    chained, _ = torch.func.jvp(lambda p: torch.func.functional_call(embed, p, ids, call), (parameters,), (tangents,))
     assert torch.equal(chained == 0, plain == 0)
     weight = embed.token.weight
     first = torch.autograd.grad(plain.square().sum(), weight, retain_graph=True)
@@ -290,9 +266,7 @@ def test_a_given_seed_has_the_same_mask_on_either_device(device: torch.device) -
 
 @pytest.mark.parametrize("gradient", ["dense", "rows"])
 @pytest.mark.parametrize("num_types", [2, 9])
-def test_without_a_norm_no_table_is_kept(
-    num_types: int, gradient: str, device: torch.device
-) -> None:
+def test_without_a_norm_no_table_is_kept(num_types: int, gradient: str, device: torch.device) -> None:
     """Tables may change before backward, whose bits do not change."""
     options = {"max_positions": 20, "num_types": num_types, "dropout": 0.4, "gradient": gradient}
     embed, ids, types = make(options, device)
@@ -361,11 +335,7 @@ def test_sizes_can_be_read() -> None:
         (ValueError, "ids: expected .batch, seq", lambda e, i: e(i[0])),
         (TypeError, "ids: expected int32", lambda e, i: e(i.float())),
         (ValueError, "positions: expected seq 7", lambda e, i: e(i, positions=torch.arange(6))),
-        (
-            ValueError,
-            "offset: expected 0 where",
-            lambda e, i: e(i, positions=torch.arange(7), offset=1),
-        ),
+        (ValueError, "offset: expected 0 where", lambda e, i: e(i, positions=torch.arange(7), offset=1)),
         (ValueError, "types: expected the shape of ids", lambda e, i: e(i, types=i[:, :3])),
         (ValueError, "types: expected none", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None)(i, types=i)),
         (ValueError, "positions: expected none", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None)(i, positions=torch.arange(7))),
@@ -583,9 +553,7 @@ def test_an_eps_that_no_norm_has(eps: float, norm: str) -> None:
 
 @pytest.mark.parametrize("dim", [40, 512])
 @pytest.mark.parametrize("empty", ["token", "token_type", "position"])
-def test_tables_without_rows_have_no_row_for_any_index(
-    empty: str, dim: int, device: torch.device
-) -> None:
+def test_tables_without_rows_have_no_row_for_any_index(empty: str, dim: int, device: torch.device) -> None:
     """On CUDA too at once: such a table has no address, and the kernels take it for none."""
     rows = {"token": 5, "token_type": 2, "position": 9, empty: 0}
     tables = {name: torch.zeros(count, dim, device=device) for name, count in rows.items()}

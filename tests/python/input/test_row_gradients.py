@@ -1,7 +1,5 @@
 """Tests gradient="rows" of the input embedding: the bits equal those of two operators."""
 
-from __future__ import annotations
-
 import posembed as pe
 import pytest
 import torch
@@ -82,9 +80,7 @@ def test_bits_of_the_operators_one_after_the_other(
         args, more = arguments(ids, dim, dtype, device, options)
         _, mean, rstd = operators.input_embedding_forward(*args, **more)
         gradient = small_and_zero((*ids.shape, dim), dtype, device)
-        sum_gradient, *others = operators.input_embedding_backward(
-            gradient, mean, rstd, *args, **more
-        )
+        sum_gradient, *others = operators.input_embedding_backward(gradient, mean, rstd, *args, **more)
         row_ids, rows = operators.embedding_backward_rows(
             gradient if sum_gradient.numel() == 0 else sum_gradient,
             ROWS,
@@ -119,9 +115,7 @@ def test_the_module_has_no_gradient_of_the_sum() -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"scale": 2.0}, {"num_types": 2, "padding_idx": 7}, {"norm": None}, {"num_types": 20}],
-    ids=str,
+    "options", [{}, {"scale": 2.0}, {"num_types": 2, "padding_idx": 7}, {"norm": None}, {"num_types": 20}], ids=str
 )
 def test_rows_equal_dense_gradients(options: dict, device: torch.device) -> None:
     ids = torch.randint(50, (6, SEQ), device=device)

@@ -1,7 +1,5 @@
 """Models of diffusers and timm: the kernel rotates, and results have the models' bits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Patched models of transformers give the bits of unpatched ones, in every use of a model."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle
@@ -16,13 +14,7 @@ import torch
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
-from posembed.integrations.huggingface import (  # noqa: E402
-    Report,
-    RotaryPosEmb,
-    apply_rotary_pos_emb,
-    patch,
-    unpatch,
-)
+from posembed.integrations.huggingface import Report, RotaryPosEmb, apply_rotary_pos_emb, patch, unpatch  # noqa: E402
 from support.transformers_small import CAUSAL, MODELS, ids, small_model, vision_tower  # noqa: E402
 
 # PyTorch's product of complex numbers rounds otherwise in the remainder of a vector.
@@ -65,9 +57,7 @@ def test_logits(name: str, dtype: torch.dtype) -> None:
     assert equal(name, logits(copied), expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "numerics"), [*((name, "model") for name in MODELS), ("llama", "exact")]
-)
+@pytest.mark.parametrize(("name", "numerics"), [*((name, "model") for name in MODELS), ("llama", "exact")])
 def test_gradients(name: str, numerics: Any) -> None:
     model = small_model(name)
 
@@ -245,17 +235,11 @@ def test_the_report_is_a_table() -> None:
     report = patch(small_model("llama"))
     assert isinstance(report, Report)
     (row,) = report.patched
-    assert (row.function, row.modules, row.classes) == (
-        "apply_rotary_pos_emb",
-        2,
-        ("LlamaAttention",),
-    )
+    assert (row.function, row.modules, row.classes) == ("apply_rotary_pos_emb", 2, ("LlamaAttention",))
     assert "modeling_llama.py:" in row.location
     line, where, versions = str(report).splitlines()
     assert line == "apply_rotary_pos_emb: half-split; 0 of your calls"
-    assert re.search(
-        r"2 x LlamaAttention, transformers/models/llama/modeling_llama\.py:\d+$", where
-    )
+    assert re.search(r"2 x LlamaAttention, transformers/models/llama/modeling_llama\.py:\d+$", where)
     installed = f"transformers {transformers.__version__}"
     assert versions == f"{installed} (posembed is tested with 5.23 and 5.24)"
     cells = re.findall(r"<td>(.*?)</td>", report._repr_html_())
@@ -277,9 +261,7 @@ def test_calls_since_the_patch() -> None:
     attention = sys.modules[type(model.model.layers[0].self_attn).__module__]
     x, tables = torch.rand(2, 1, 3, 8), torch.rand(2, 3, 8)
     attention.apply_rotary_pos_emb(x, x, tables, tables.half())  # tables of several dtypes
-    assert [(each.function, each.kernel, each.own) for each in again.calls()] == [
-        ("apply_rotary_pos_emb", 2, 1)
-    ]
+    assert [(each.function, each.kernel, each.own) for each in again.calls()] == [("apply_rotary_pos_emb", 2, 1)]
 
 
 @pytest.mark.parametrize("value", [False, True])

@@ -1,7 +1,5 @@
 """Patches every model class of the installed transformers, and compares those that run small."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

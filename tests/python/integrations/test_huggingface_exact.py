@@ -1,7 +1,5 @@
 """patch(model, numerics="exact"): exact angles where tables arrive untouched."""
 
-from __future__ import annotations
-
 import copy
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Usual forms of a rotation in one's own code: the kernel runs, with the bits of the code."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -333,10 +331,7 @@ def layouts() -> dict[str, tuple[str, tuple[int, int], list[tuple[Any, ...]]]]:
     turns = torch.rand(TOKENS, 1, 1, HEAD // 4).repeat(1, 1, 1, 2)
     leading = (HEADS, TOKENS), (1, HEADS, TOKENS), (BATCH, HEADS, TOKENS)
     return {
-        "a row for each head": (
-            *("short_names", (3, 0)),
-            [(x, *tables("short_names", lead), {}) for lead in leading],
-        ),
+        "a row for each head": (*("short_names", (3, 0)), [(x, *tables("short_names", lead), {}) for lead in leading]),
         # As in LTX-Video: wider than the kernel takes, which rotates parts.
         "heads in the last dimension": (
             *("other_names", (1, 0)),

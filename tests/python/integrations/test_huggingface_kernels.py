@@ -1,7 +1,5 @@
 """kernels puts posembed in place of the functions that transformers marks, with their bits."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import shutil
@@ -260,9 +258,7 @@ def test_functions_without_the_mark_stay() -> None:
 @needs_kernels
 @pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("built", [True, False], ids=["with CUDA", "without CUDA"])
-def test_the_entry_of_transformers_for_gpus(
-    built: bool, first: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_entry_of_transformers_for_gpus(built: bool, first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is registered again for every model that is made with use_kernels=True."""
     from transformers.integrations.hub_kernels import register_kernel_mapping_transformers
 

@@ -1,7 +1,5 @@
 """PEFT and accelerate on top of patched models: adapters, offloading and training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,9 +52,7 @@ def adapted(name: str, patched: str = "") -> Any:
     model = small_model(name)
     if patched == "before":
         patch(model)
-    config = peft.LoraConfig(
-        r=4, target_modules=TARGETS[name], init_lora_weights=False, task_type="CAUSAL_LM"
-    )
+    config = peft.LoraConfig(r=4, target_modules=TARGETS[name], init_lora_weights=False, task_type="CAUSAL_LM")
     model = peft.get_peft_model(model, config).eval()
     if patched == "after":
         patch(model)
@@ -87,9 +83,7 @@ def test_adapters(name: str, patched: str, rotations: Callable[[Any], int]) -> N
         assert torch.equal(logits(model), logits(small_model(name)))
     merged = model.merge_and_unload()
     assert rotations(merged) == LAYERS
-    torch.testing.assert_close(
-        logits(merged), logits(plain.merge_and_unload()), rtol=1e-4, atol=1e-6
-    )
+    torch.testing.assert_close(logits(merged), logits(plain.merge_and_unload()), rtol=1e-4, atol=1e-6)
     unpatch(merged)
     assert rotations(merged) == 0
 
@@ -136,11 +130,7 @@ def dispatch(model: Any, folder: Path) -> None:
 @pytest.mark.parametrize("patched", ["before", "after"])
 @pytest.mark.parametrize("place", [to_disk, to_cpu, dispatch])
 def test_weights_elsewhere(
-    name: str,
-    patched: str,
-    place: Callable[[Any, Path], None],
-    tmp_path: Path,
-    rotations: Callable[[Any], int],
+    name: str, patched: str, place: Callable[[Any, Path], None], tmp_path: Path, rotations: Callable[[Any], int]
 ) -> None:
     model = small_model(name)
     expected = logits(model)

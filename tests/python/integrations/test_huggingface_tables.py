@@ -1,7 +1,5 @@
 """Tests that patch puts tables of layers and of n-grams on the kernels, with equal bits."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import pickle
@@ -28,9 +26,7 @@ def gemma() -> Any:
 
 def qwen() -> Any:
     modeling = pytest.importorskip("transformers.models.qwen4_exp.modeling_qwen4_exp")
-    config = modeling.Qwen4ExpTextConfig(
-        vocab_size=100, ple_layer_ids=[1], ngram_vocab_size_base=40, eos_token_id=3
-    )
+    config = modeling.Qwen4ExpTextConfig(vocab_size=100, ple_layer_ids=[1], ngram_vocab_size_base=40, eos_token_id=3)
     return nn.ModuleList([modeling.Qwen4ExpTextNGramEmbedding(config, 64, 0)])
 
 
@@ -44,9 +40,7 @@ class Cache:
         assert (layer, state_idx) == (0, 2)
         return self.kept
 
-    def update_conv_state(
-        self, ids: Tensor, layer: int, state_idx: int, conv_kernel_size: int
-    ) -> Tensor:
+    def update_conv_state(self, ids: Tensor, layer: int, state_idx: int, conv_kernel_size: int) -> Tensor:
         assert (layer, state_idx) == (0, 2)
         joined = ids if self.kept is None else torch.cat([self.kept, ids], 1)
         last = joined[:, -conv_kernel_size:]
@@ -278,9 +272,7 @@ def test_other_hashes_stay() -> None:
 
     model[0].__class__ = Other
     report = patch(model)
-    assert [row.action for row in report.left] == [
-        "it computes other rows than those of hashed n-grams"
-    ]
+    assert [row.action for row in report.left] == ["it computes other rows than those of hashed n-grams"]
     assert type(model[0]) is Other
 
 

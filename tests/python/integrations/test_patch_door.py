@@ -1,7 +1,5 @@
 """patch(model): functions keep their identity and get other code."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import inspect

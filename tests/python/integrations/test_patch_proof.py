@@ -1,7 +1,5 @@
 """patch(model): what may be run, what branches, and the proof on the model's own data."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import os
@@ -163,9 +161,7 @@ def same(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> bool:
     return all(map(torch.equal, found, expected))
 
 
-def test_a_wrong_sign_is_seen_at_the_first_call_that_can_tell(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_wrong_sign_is_seen_at_the_first_call_that_can_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call at position 0 proves nothing: every rule gives its bits."""
     model, right = Attention(), _rotation.Rule.run
     report = patch(model)

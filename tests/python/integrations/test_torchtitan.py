@@ -1,7 +1,5 @@
 """torchtitan with posembed's overrides: results and gradients as without, in every dtype."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -38,9 +36,7 @@ class Layers(Configurable):
 def modules() -> list[tuple[nn.Module, nn.Module]]:
     """Torchtitan's modules, each beside the one that replaces it."""
     options: dict[str, Any] = {"dim": HEAD, "max_seq_len": 32, "theta": 500.0}
-    config = Layers.Config(
-        complex=ComplexRoPE.Config(**options, scaling="llama"), cos_sin=CosSinRoPE.Config(**options)
-    )
+    config = Layers.Config(complex=ComplexRoPE.Config(**options, scaling="llama"), cos_sin=CosSinRoPE.Config(**options))
     own = config.complex.build(), config.cos_sin.build()
     names = [f"posembed.integrations.torchtitan.{x}_rope" for x in ("complex", "cos_sin")]
     apply_overrides(OverrideConfig(imports=list(names)), config)
@@ -52,10 +48,7 @@ def modules() -> list[tuple[nn.Module, nn.Module]]:
 def results(module: nn.Module, dtype: torch.dtype, positions: Tensor | None) -> list[Tensor]:
     """Query, key and their gradients."""
     random = torch.Generator().manual_seed(5)
-    given = [
-        torch.randn(BATCH, TOKENS, heads, HEAD, generator=random).to(dtype).requires_grad_()
-        for heads in (4, 2)
-    ]
+    given = [torch.randn(BATCH, TOKENS, heads, HEAD, generator=random).to(dtype).requires_grad_() for heads in (4, 2)]
     turned = module(*given, positions)
     weights = [torch.randn(x.shape, generator=random).to(dtype) for x in turned]
     return [*turned, *torch.autograd.grad(turned, given, weights)]

@@ -1,7 +1,5 @@
 """posembed's modules in optimizers and training libraries; the libraries by make test-stacks."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path
@@ -138,9 +136,7 @@ def test_torchao_quantises_tables() -> None:
     quantization = pytest.importorskip("torchao.quantization")
     table = pe.TokenEmbedding(64, 32, scale="sqrt_dim")
     ids, exact = torch.arange(64).view(2, 32), table(torch.arange(64).view(2, 32))
-    config = quantization.IntxWeightOnlyConfig(
-        weight_dtype=torch.int8, granularity=quantization.PerAxis(0)
-    )
+    config = quantization.IntxWeightOnlyConfig(weight_dtype=torch.int8, granularity=quantization.PerAxis(0))
     model = nn.Sequential(table)
     quantization.quantize_(model, config, lambda module, _: isinstance(module, nn.Embedding))
     assert type(table.weight) not in (Tensor, nn.Parameter)

@@ -1,7 +1,5 @@
 """Tests learned positions of pictures beside the programs that train them."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import math
@@ -86,9 +84,7 @@ def test_siglip2_pads_pictures_of_a_batch() -> None:
     """Its batch has pictures of several grids: the tables of each, one after the other."""
     siglip2 = pytest.importorskip("transformers.models.siglip2.modeling_siglip2")
     table = torch.randn(5, 5, DIM)
-    position = pe.LearnedPositionalEmbedding.from_pretrained(
-        table, grid=(5, 5), resampling="bilinear", antialias=True
-    )
+    position = pe.LearnedPositionalEmbedding.from_pretrained(table, grid=(5, 5), resampling="bilinear", antialias=True)
     grids = [(3, 4), (7, 2)]
     resize = siglip2.Siglip2VisionEmbeddings.resize_positional_embeddings
     expected = resize(table, torch.tensor(grids), 16)
@@ -118,12 +114,7 @@ def test_packed_pictures_are_those_of_each(
     for prefix, merge, offset in ((0, 1, 0.0), (1, 2, 0.0), (1, 2, 0.1)):
         options = {"resampling": method, "align_corners": align_corners, "scale_offset": offset}
         position = pe.LearnedPositionalEmbedding(
-            grid=(5, 7),
-            prefix_tokens=prefix,
-            embedding_dim=DIM,
-            device=device,
-            dtype=dtype,
-            **options,
+            grid=(5, 7), prefix_tokens=prefix, embedding_dim=DIM, device=device, dtype=dtype, **options
         )
         nn.init.normal_(position.weight)
         grids = PACKED.to(device)
@@ -165,9 +156,7 @@ def test_glm4vs_samples() -> None:
     places = pe.positions.packed_grids(PACKED, merge=2)
     tokens, sizes = places.shape[1], PACKED.prod(1)
     expected = theirs(torch.zeros(tokens, DIM), sizes, PACKED, *places)
-    ours = pe.LearnedPositionalEmbedding.from_pretrained(
-        theirs.position_embedding.weight, grid=(5, 5)
-    )
+    ours = pe.LearnedPositionalEmbedding.from_pretrained(theirs.position_embedding.weight, grid=(5, 5))
     torch.testing.assert_close(ours.packed(PACKED, merge=2), expected, rtol=0, atol=2e-5)
 
 
@@ -234,9 +223,7 @@ def test_dinos_offset(antialias: bool) -> None:
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("method", ["bicubic", "bilinear"])
 @pytest.mark.parametrize("how", [{}, {"align_corners": True}, {"antialias": True}], ids=str)
-def test_results_beside_float64(
-    dtype: torch.dtype, method: Any, how: dict[str, bool], device: torch.device
-) -> None:
+def test_results_beside_float64(dtype: torch.dtype, method: Any, how: dict[str, bool], device: torch.device) -> None:
     """And gradients."""
     position = pe.LearnedPositionalEmbedding(grid=(4, 7), prefix_tokens=2, embedding_dim=DIM, resampling=method, dtype=dtype, device=device, **how)  # fmt: skip
     exact = position.weight.detach().double().requires_grad_()
@@ -274,9 +261,7 @@ def test_extend() -> None:
     assert torch.equal(position.weight, expected)
     assert (position.grid, position.prefix_tokens, position.max_positions) == ((6, 5), 1, 31)
     position.extend((2, 3), "bilinear")
-    assert torch.equal(
-        position.weight, pe.functional.learned_resample(expected, (6, 5), (2, 3), method="bilinear")
-    )
+    assert torch.equal(position.weight, pe.functional.learned_resample(expected, (6, 5), (2, 3), method="bilinear"))
     x = torch.zeros(2, 7, DIM)
     position(x).sum().backward()
     assert torch.equal(position.weight.grad, torch.full((7, DIM), 2.0))

@@ -1,7 +1,5 @@
 """Tests of LearnedPositionalEmbedding beyond the shared tests of operators."""
 
-from __future__ import annotations
-
 import posembed as pe
 import pytest
 import torch
@@ -42,12 +40,7 @@ def test_forms_agree(dtype: torch.dtype, device: torch.device) -> None:
     x = torch.randn(3, 5, 12, dtype=dtype, device=device)
     expected = module(x, offset=4)
     positions = torch.arange(4, 9, device=device)
-    for given in (
-        positions,
-        positions[None].int(),
-        positions.expand(3, 5),
-        positions.expand(3, 5).int(),
-    ):
+    for given in (positions, positions[None].int(), positions.expand(3, 5), positions.expand(3, 5).int()):
         assert torch.equal(module(x, given), expected)
     assert torch.equal(x + module.encode(positions), expected)
 
@@ -152,9 +145,7 @@ def test_roberta_positions_are_those_of_transformers(device: torch.device) -> No
     for past in (0, 4):
         found = pe.functional.roberta_positions(ids, 1, past_length=past)
         assert torch.equal(found + 2, make(ids, 1, past))  # padding_idx + 1 is the first row
-    assert torch.equal(
-        pe.functional.fairseq_positions(ids.int(), 1), pe.functional.roberta_positions(ids, 1)
-    )
+    assert torch.equal(pe.functional.fairseq_positions(ids.int(), 1), pe.functional.roberta_positions(ids, 1))
 
 
 def test_opt_positions_are_those_of_transformers() -> None:
@@ -177,9 +168,7 @@ def test_positions_among_padding_refuse() -> None:
 
 
 def test_positions_among_padding_compile() -> None:
-    compiled = torch.compile(
-        pe.functional.roberta_positions, fullgraph=True, dynamic=True, backend="aot_eager"
-    )
+    compiled = torch.compile(pe.functional.roberta_positions, fullgraph=True, dynamic=True, backend="aot_eager")
     for seq in (5, 9):
         ids = torch.randint(0, 3, (2, seq))
         assert torch.equal(compiled(ids, 1), pe.functional.roberta_positions(ids, 1))
@@ -192,13 +181,7 @@ def test_the_sequence_first(device: torch.device) -> None:
     first.load_state_dict(usual.state_dict())
     x, places = torch.randn(5, 2, 8, device=device), torch.arange(10, device=device).view(2, 5)
     offsets = torch.tensor([3, 7], device=device)
-    for call in (
-        {},
-        {"offset": 3},
-        {"offset": offsets},
-        {"positions": places},
-        {"positions": places[0]},
-    ):
+    for call in ({}, {"offset": 3}, {"offset": offsets}, {"positions": places}, {"positions": places[0]}):
         wanted = usual(x.transpose(0, 1), **call).transpose(0, 1)
         found = first(x, **call)
         assert torch.equal(found, wanted)
@@ -214,9 +197,7 @@ def test_the_sequence_first(device: torch.device) -> None:
 
 def test_a_grid_with_the_sequence_first() -> None:
     usual = pe.LearnedPositionalEmbedding(grid=(4, 4), prefix_tokens=1, embedding_dim=8)
-    first = pe.LearnedPositionalEmbedding(
-        grid=(4, 4), prefix_tokens=1, embedding_dim=8, layout="sbd"
-    )
+    first = pe.LearnedPositionalEmbedding(grid=(4, 4), prefix_tokens=1, embedding_dim=8, layout="sbd")
     first.load_state_dict(usual.state_dict())
     x = torch.randn(7, 2, 8)
     wanted = usual(x.transpose(0, 1), grid=(2, 3)).transpose(0, 1)

@@ -1,7 +1,5 @@
 """Tests pe.describe and its command: one document of all that a program has to know."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -73,9 +71,7 @@ def test_kinds_parts_and_rules() -> None:
     assert found["mrope"]["image_token"] == 7
     tower = found["parts"]["vision_config"]
     spec = specification(tower, tower["rotary"])
-    assert spec == pe.RotarySpec.from_huggingface(
-        {"model_type": "qwen2_5_vl"}, part="vision_config"
-    )
+    assert spec == pe.RotarySpec.from_huggingface({"model_type": "qwen2_5_vl"}, part="vision_config")
     indexed = pe.describe({"model_type": "deepseek_v32"})
     assert list(indexed["parts"]) == ["indexer"]
     kinds = [layer["kind"] for layer in pe.describe({"model_type": "gemma3_text"})["layers"]]

@@ -1,7 +1,5 @@
 """``read_module=True``: rotations read off what the attention of transformers' models gets."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -86,9 +84,7 @@ def test_only_where_no_rule_is_known_and_only_if_asked() -> None:
     assert "source" not in pe.describe(LLAMA)["rotations"][0]
     rope = pe.RotaryEmbedding.from_config(unknown, layout="bhsd", read_module=True)
     assert (rope.spec, rope.heads) == (right, 4)
-    assert pe.diagnose(
-        lambda x, at: rope(x, positions=at), unknown, read_module=True, max_position=99
-    ).right
+    assert pe.diagnose(lambda x, at: rope(x, positions=at), unknown, read_module=True, max_position=99).right
     golden = pe.diagnosis.golden(unknown, read_module=True, max_position=99)
     assert "read from the module" in golden.metadata["entries"]
 
@@ -202,6 +198,4 @@ def test_own_code_runs_only_if_trusted(tmp_path: Path) -> None:
     assert (spec.head_dim, spec.rotary_dim, spec.rotary_start) == (16, 8, 8)
     assert spec.interleaved
     assert spec.reverse
-    assert_close(
-        spec.frequencies(), 3.0 ** -torch.arange(4, dtype=torch.float64) / 7, rtol=1e-6, atol=0
-    )
+    assert_close(spec.frequencies(), 3.0 ** -torch.arange(4, dtype=torch.float64) / 7, rtol=1e-6, atol=0)

@@ -1,7 +1,5 @@
 """Tests of NgramSpec, NgramEmbedding and PerLayerEmbedding, beside models' modules."""
 
-from __future__ import annotations
-
 import dataclasses
 import tracemalloc
 from pathlib import Path
@@ -161,11 +159,7 @@ def test_specs_have_defaults_and_are_numbers() -> None:
 def test_as_qwen4_exp(layer: int) -> None:
     qwen = pytest.importorskip("transformers.models.qwen4_exp.modeling_qwen4_exp")
     config = qwen.Qwen4ExpTextConfig(
-        vocab_size=50,
-        hidden_size=32,
-        ple_layer_ids=[1, 2],
-        ngram_vocab_size_base=90,
-        eos_token_id=3,
+        vocab_size=50, hidden_size=32, ple_layer_ids=[1, 2], ngram_vocab_size_base=90, eos_token_id=3
     )
     theirs = qwen.Qwen4ExpTextNGramEmbedding(config, 32, layer, layer)
     spec = pe.NgramSpec.qwen4_exp(50, boundary=3, layer=layer, rows=90)
@@ -176,10 +170,7 @@ def test_as_qwen4_exp(layer: int) -> None:
 
 def test_as_engram_is_published() -> None:
     """DeepSeek-V4.1-Flash's tables: 24 heads of the primes after 16 million, 384,006,168 rows."""
-    first, second = (
-        pe.NgramSpec.engram(99_092, 2, layers=(1, 14), layer=layer, ngram_size=4)
-        for layer in (1, 14)
-    )
+    first, second = (pe.NgramSpec.engram(99_092, 2, layers=(1, 14), layer=layer, ngram_size=4) for layer in (1, 14))
     assert first.num_embeddings == 384_006_168
     assert (first.ngram_size, first.columns, first.padding_token) == (4, 24, 2)
     heads = [prime for spec in (first, second) for row in spec.moduli for prime in row]
@@ -209,10 +200,7 @@ def test_tables_of_qwen4_exp_in_files(shards: int, tmp_path: Path) -> None:
     prefix = "model.layers.0.ple.ple_embedding.ngram_embedding"
     parts = {f"{prefix}.weight": table}
     if shards:
-        parts = {
-            f"{prefix}.shard_{i}.weight": part.clone()
-            for i, part in enumerate(table.tensor_split(shards))
-        }
+        parts = {f"{prefix}.shard_{i}.weight": part.clone() for i, part in enumerate(table.tensor_split(shards))}
     other = {"model.embed_tokens.weight": torch.randn(5, 3)}
     path = tmp_path / "model.safetensors"
     save_file({**parts, **other}, path)

@@ -1,7 +1,5 @@
 """Tests of functional.ngram_ids beside its definition in Python's integers and models' programs."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any
@@ -75,10 +73,7 @@ def call(name: str) -> Callable[[Tensor], Tensor]:
 @every
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 def test_the_definition(name: str, dtype: torch.dtype, device: torch.device) -> None:
-    options = {
-        key: value.to(device) if isinstance(value, Tensor) else value
-        for key, value in CASES[name].items()
-    }
+    options = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in CASES[name].items()}
     ids = make_ids().to(device, dtype)
     expected = reference(ids, **options)
     for view in (ids, ids.t().contiguous().t()):
@@ -141,12 +136,7 @@ def test_numbers_may_be_tensors() -> None:
 def test_as_qwen4_exp(layer: int) -> None:
     qwen = pytest.importorskip("transformers.models.qwen4_exp.modeling_qwen4_exp")
     config = qwen.Qwen4ExpTextConfig(
-        vocab_size=50,
-        hidden_size=24,
-        ple_layer_ids=[1, 2],
-        heads_per_ngram=4,
-        ngram_vocab_size_base=90,
-        eos_token_id=3,
+        vocab_size=50, hidden_size=24, ple_layer_ids=[1, 2], heads_per_ngram=4, ngram_vocab_size_base=90, eos_token_id=3
     )
     theirs = qwen.Qwen4ExpTextNGramEmbedding(config, 24, layer, layer)
     found: list[Tensor] = []
@@ -180,9 +170,7 @@ def test_as_engram_is_published() -> None:
     for k in range(1, 4):
         mix = np.bitwise_xor(mix, shifted[k] * multipliers[k])
         columns += [mix % modulus for modulus in moduli[k - 1]]
-    found = ngram_ids(
-        torch.from_numpy(ids), multipliers=multipliers.tolist(), moduli=moduli, padding=padding
-    )
+    found = ngram_ids(torch.from_numpy(ids), multipliers=multipliers.tolist(), moduli=moduli, padding=padding)
     assert np.array_equal(found.numpy(), np.stack(columns, -1))
 
 
@@ -224,21 +212,12 @@ def test_as_longcat_is_published(ratio: float) -> None:
             powers = torch.tensor([pow(vocab_size, back, rows) for back in range(size)])
             columns.append((shifted[:size] * powers.view(-1, 1, 1)).sum(0) % rows)
     spec = pe.NgramSpec.longcat(vocab_size, end, ngram_size=n, heads=k, ratio=ratio)
-    found = ngram_ids(
-        ids,
-        multipliers=spec.multipliers,
-        moduli=spec.moduli,
-        boundary=end,
-        padding=0,
-        rule=spec.rule,
-    )
+    found = ngram_ids(ids, multipliers=spec.multipliers, moduli=spec.moduli, boundary=end, padding=0, rule=spec.rule)
     assert torch.equal(found, torch.stack(columns, -1))
 
 
 # Tracing depends on which tensors are given.
-KINDS = {
-    tuple(k for k, v in case.items() if isinstance(v, Tensor)): name for name, case in CASES.items()
-}
+KINDS = {tuple(k for k, v in case.items() if isinstance(v, Tensor)): name for name, case in CASES.items()}
 
 
 @pytest.mark.parametrize("name", KINDS.values())
@@ -278,14 +257,10 @@ def test_vmap() -> None:
     options = {**PRODUCTS, "boundary": 2}
     cu_seqlens = torch.tensor([0, 4, 9])
 
-    def check(
-        function: Callable[..., Tensor], dims: tuple[int | None, ...], *given: Tensor
-    ) -> None:
+    def check(function: Callable[..., Tensor], dims: tuple[int | None, ...], *given: Tensor) -> None:
         expected = torch.stack(
             [
-                function(
-                    *(x if d is None else x.select(d, i) for x, d in zip(given, dims, strict=True))
-                )
+                function(*(x if d is None else x.select(d, i) for x, d in zip(given, dims, strict=True)))
                 for i in range(4)
             ]
         )
@@ -303,12 +278,7 @@ def test_vmap() -> None:
     check(lambda x, h: ngram_ids(x, history=h, **options), (None, 0), ids[0], history)
     check(lambda x, h: ngram_ids(x, history=h, **options), (0, 0), ids[:, 0], history[:, 0])
     check(lambda x: ngram_ids(x, cu_seqlens=cu_seqlens, **options), (0,), ids[:, 0])
-    check(
-        lambda x, h: ngram_ids(x, history=h, cu_seqlens=cu_seqlens, **options),
-        (0, 0),
-        ids[:, 0],
-        history,
-    )
+    check(lambda x, h: ngram_ids(x, history=h, cu_seqlens=cu_seqlens, **options), (0, 0), ids[:, 0], history)
 
 
 @pytest.mark.parametrize(
@@ -334,18 +304,10 @@ def test_vmap() -> None:
         ({"history": torch.zeros(2, 3).long()}, ValueError, r"history: expected \[2, 2\], the"),
         ({"history": torch.zeros(2, 2)}, TypeError, "history: expected int32 or int64"),
         ({"mask": torch.ones(2, 8)}, TypeError, "mask: expected bool or integers, got"),
-        (
-            {"mask": torch.ones(2, 8).int()},
-            ValueError,
-            r"mask: expected the shape of ids, \[2, 9\]",
-        ),
+        ({"mask": torch.ones(2, 8).int()}, ValueError, r"mask: expected the shape of ids, \[2, 9\]"),
         ({"lengths": torch.tensor([1, 10])}, ValueError, "lengths: expected 0 to 9, got 1 to 10"),
         ({"lengths": torch.tensor([-1, 1])}, ValueError, "lengths: expected 0 to 9, got -1 to 1"),
-        (
-            {"lengths": torch.tensor([1])},
-            ValueError,
-            r"lengths: expected \[2\], the tokens of each",
-        ),
+        ({"lengths": torch.tensor([1])}, ValueError, r"lengths: expected \[2\], the tokens of each"),
         ({"lengths": torch.ones(2)}, TypeError, "lengths: expected int32 or int64"),
         ({"lengths": TEXT[:, 0], "mask": TEXT}, ValueError, "lengths: expected none beside a mask"),
         ({"cu_seqlens": torch.tensor([0, 3])}, ValueError, "cu_seqlens: expected the number of"),

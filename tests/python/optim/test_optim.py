@@ -1,7 +1,5 @@
 """Tests of the optimizers of tables: the formula, rows, state, and what torch does with optimizers."""
 
-from __future__ import annotations
-
 import copy
 import io
 import itertools
@@ -51,8 +49,7 @@ def formula_of(rule: str, weight: Tensor) -> Callable[..., Tensor]:
     """A function that takes a step of the formula in float64, and returns the weight."""
     name = rule.removesuffix(" with momentum")
     left: dict[str, Tensor] = {
-        kind: torch.zeros_like(value)
-        for kind, value in state(name, *weight.shape, dtype=torch.float64).items()
+        kind: torch.zeros_like(value) for kind, value in state(name, *weight.shape, dtype=torch.float64).items()
     }
     if rule == "sgd":
         left = {}
@@ -100,9 +97,7 @@ def test_adam_is_torchs_for_sparse_gradients() -> None:
             optimizer.step()
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
     for name in ("exp_avg", "exp_avg_sq"):
-        found, expected = (
-            o.state[p][name] for o, p in zip(optimizers, (ours, theirs), strict=True)
-        )
+        found, expected = (o.state[p][name] for o, p in zip(optimizers, (ours, theirs), strict=True))
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
 
 
@@ -162,10 +157,7 @@ def test_rows_in_any_order_are_added_up_in_float32(rule: str, dtype: torch.dtype
     wide = torch.zeros(3, DIM).index_add_(0, torch.tensor([2, 1, 2, 0, 2]), values.float())
     found, expected = drawn(dtype=dtype), drawn(dtype=torch.float32)
     expected.data = found.detach().float()
-    for weight, gradient in (
-        (found, rows_of(ids, values)),
-        (expected, rows_of(ids.unique(), wide)),
-    ):
+    for weight, gradient in ((found, rows_of(ids, values)), (expected, rows_of(ids.unique(), wide))):
         weight.grad = gradient
         RULES[rule]([weight], lr=0.1).step()
     assert torch.equal(found, expected.to(dtype))
@@ -193,9 +185,7 @@ def test_empty_gradients_and_none() -> None:
 
 def test_maximize_and_groups() -> None:
     up, down = drawn(), drawn()
-    optimizer = pe.optim.SGD(
-        [{"params": [up], "maximize": True, "lr": 0.5}, {"params": [down]}], 1.0
-    )
+    optimizer = pe.optim.SGD([{"params": [up], "maximize": True, "lr": 0.5}, {"params": [down]}], 1.0)
     up.grad = down.grad = torch.ones(ROWS, DIM)
     optimizer.step()
     torch.testing.assert_close(up.detach(), drawn().detach() + 0.5)
@@ -475,9 +465,7 @@ def test_the_step_compiles_as_one_operator() -> None:
     ids, values = torch.tensor([1, 4]), torch.randn(2, DIM)
 
     def step(weight: Tensor, sums: Tensor) -> Tensor:
-        return pe.functional.step_rows_(
-            weight, values, ids, rule="rowwise_adagrad", lr=0.1, second=sums
-        )
+        return pe.functional.step_rows_(weight, values, ids, rule="rowwise_adagrad", lr=0.1, second=sums)
 
     eager, compiled = [drawn().detach(), torch.ones(ROWS)], [drawn().detach(), torch.ones(ROWS)]
     step(*eager)

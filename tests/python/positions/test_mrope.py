@@ -1,7 +1,5 @@
 """Tests of positions of images, videos and audio, beside transformers' own."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 
@@ -74,10 +72,7 @@ def trained_positions(
 
 
 TRAINED = {
-    "ernie4_5_vl_moe": {
-        "model_type": "ernie4_5_vl_moe",
-        "vision_config": {"temporal_merge_size": 2},
-    },
+    "ernie4_5_vl_moe": {"model_type": "ernie4_5_vl_moe", "vision_config": {"temporal_merge_size": 2}},
     "paddleocr_vl": {"model_type": "paddleocr_vl", "vision_config": {"tokens_per_second": 2}},
     "qwen2_vl_trained": None,
     "qwen2_5_vl_trained": None,
@@ -161,10 +156,7 @@ def test_times_are_rounded_as_models_do(time: str) -> None:
     seconds, frames = torch.tensor([0.04]), torch.arange(8)
     rule = pe.MropeRule(video_token=7, spatial_merge=1, time=time, positions_per_second=25)
     positions, _ = pe.positions.mrope(
-        torch.full((1, 8), 7),
-        rule=rule,
-        video_grids=torch.tensor([[8, 1, 1]]),
-        seconds_per_grid=seconds,
+        torch.full((1, 8), 7), rule=rule, video_grids=torch.tensor([[8, 1, 1]]), seconds_per_grid=seconds
     )
     elapsed = frames * seconds * 25
     expected = {"interval": (frames * (seconds * 25)).long(), "elapsed": elapsed.long()}
@@ -176,9 +168,7 @@ def test_given_types_replace_ids() -> None:
     ids = image_prompt()
     types = ids.eq(151655).long()
     expected = pe.positions.mrope(ids, rule="qwen2_vl", image_grids=GRIDS)
-    result = pe.positions.mrope(
-        torch.zeros_like(ids), rule="qwen2_vl", image_grids=GRIDS, token_types=types
-    )
+    result = pe.positions.mrope(torch.zeros_like(ids), rule="qwen2_vl", image_grids=GRIDS, token_types=types)
     assert all(map(torch.equal, result, expected))
 
 

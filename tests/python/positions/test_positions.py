@@ -1,7 +1,5 @@
 """Tests of positions of grids, of packed documents and of their parts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import posembed as pe
@@ -14,9 +12,7 @@ def test_grid_of_every_order_and_size() -> None:
     for order in ("thw", "hw", "wh", "w", "wth"):
         for sizes in ((2, 3, 4), (1, 1, 1), (1, 0, 3), (0, 2, 2)):
             lines = {"t": range(sizes[0]), "h": range(sizes[1]), "w": range(sizes[2])}
-            tokens = [
-                {"t": t, "h": h, "w": w} for t in lines["t"] for h in lines["h"] for w in lines["w"]
-            ]
+            tokens = [{"t": t, "h": h, "w": w} for t in lines["t"] for h in lines["h"] for w in lines["w"]]
             expected = torch.tensor([[token[axis] for token in tokens] for axis in order])
             result = pe.positions.grid(*sizes, order=order)
             assert result.dtype == torch.int64
@@ -54,9 +50,7 @@ def test_packed_grids_are_those_of_vision_towers() -> None:
 
 def test_packed_grids_compile_without_reading_them() -> None:
     torch._dynamo.reset()
-    function = torch.compile(
-        pe.positions.packed_grids, fullgraph=True, dynamic=True, backend="aot_eager"
-    )
+    function = torch.compile(pe.positions.packed_grids, fullgraph=True, dynamic=True, backend="aot_eager")
     for sizes in ([[1, 2, 4], [3, 4, 2]], [[2, 6, 6]], [[1, 2, 2]] * 3):
         grids = torch.tensor(sizes)
         tokens = int(grids.prod(1).sum())
@@ -79,16 +73,8 @@ def test_packed_grids_compile_without_reading_them() -> None:
         (torch.tensor([[1, 2, 2]]), {"merge": 0}, "merge: expected 1 or more, got 0"),
         (torch.zeros(1, 3).long(), {"merge": 2**32}, "merge: expected 0 to"),
         # 4 tokens, by products that wrap
-        (
-            torch.tensor([[2**32, 2**32, 2**32], [1, 2, 2]]),
-            {"num_tokens": 4},
-            "grids: expected fewer than 2^53 tokens",
-        ),
-        (
-            torch.tensor([[2**31, 2**32, 1], [2**31, 2**32, 1], [1, 2, 2]]),
-            {"num_tokens": 4},
-            "grids: expected fewer than 2^53 tokens",
-        ),
+        (torch.tensor([[2**32, 2**32, 2**32], [1, 2, 2]]), {"num_tokens": 4}, "grids: expected fewer than 2^53 tokens"),
+        (torch.tensor([[2**31, 2**32, 1], [2**31, 2**32, 1], [1, 2, 2]]), {"num_tokens": 4}, "grids: expected fewer than 2^53 tokens"),
         (torch.tensor([[1, 2, 2]]), {"order": "hh"}, "order: expected 't', 'h' and 'w'"),
         (torch.tensor([1, 2, 2]), {}, r"grids: expected \[items, 3\] or \[items, 2\], got \[3\]"),
     ],

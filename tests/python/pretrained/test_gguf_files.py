@@ -1,7 +1,5 @@
 """GGUF files: metadata, frequency tensors and token tables, written by the gguf package."""
 
-from __future__ import annotations
-
 import os
 import struct
 import sys
@@ -77,9 +75,7 @@ def test_token_tables(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(_gguf, "PART", WIDE)  # a row at a time
     sizes, widened = [], _gguf.GgufFile._widened
     monkeypatch.setattr(
-        _gguf.GgufFile,
-        "_widened",
-        lambda self, tensor, rows: sizes.append(len(rows)) or widened(self, tensor, rows),
+        _gguf.GgufFile, "_widened", lambda self, tensor, rows: sizes.append(len(rows)) or widened(self, tensor, rows)
     )
     assert torch.equal(pe.TokenEmbedding.from_file(path).weight.nan_to_num(7), found.nan_to_num(7))
     assert sizes == [1] * ROWS
@@ -220,9 +216,7 @@ def test_broken_headers(case: str, tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_cut_anywhere_is_refused(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "m.gguf", "llama", {"block_count": 2}, {"token_embd.weight": raw(TYPES.Q8_0)}
-    )
+    path = write(tmp_path / "m.gguf", "llama", {"block_count": 2}, {"token_embd.weight": raw(TYPES.Q8_0)})
     whole = path.read_bytes()
     for length in range(4, len(whole) - 32, 7):
         path.write_bytes(whole[:length])
@@ -236,9 +230,7 @@ def test_a_file_that_is_shortened_while_it_is_read(tmp_path: Path) -> None:
     size = path.stat().st_size
     os.truncate(path, size - 100)
     for read in (file.table, file.codes):
-        with pytest.raises(
-            pe.FileFormatError, match=rf"byte {size - 100 - size % 32}|the file was short"
-        ):
+        with pytest.raises(pe.FileFormatError, match=rf"byte {size - 100 - size % 32}|the file was short"):
             read()
 
 

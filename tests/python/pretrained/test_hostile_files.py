@@ -1,7 +1,5 @@
 """Paths that are no files, files without end, files that are shortened, names and counts without limit."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -296,9 +294,7 @@ def many_shards(folder: Path, count: int) -> Path:
         shard = safetensors({f"t{i}": entry([2], 0, 8)}, struct.pack("<ff", i, 2 * i))
         (folder / f"{i}.safetensors").write_bytes(shard)
     index = folder / "model.safetensors.index.json"
-    index.write_text(
-        json.dumps({"weight_map": {f"t{i}": f"{i}.safetensors" for i in range(count)}})
-    )
+    index.write_text(json.dumps({"weight_map": {f"t{i}": f"{i}.safetensors" for i in range(count)}}))
     return index
 
 
@@ -463,23 +459,15 @@ BLOOM = {"model_type": "bloom", "hidden_size": 64}
 COUNTED: dict[str, tuple[dict[str, object], str]] = {
     "layers": ({**LLAMA, "model_type": "llama", "num_hidden_layers": 10**8}, "num_hidden_layers"),
     "labels": ({**LLAMA, "model_type": "llama", "num_labels": 10**8}, "num_labels"),
-    "layers of a part": (
-        {"model_type": "qwen2_vl", "text_config": {**LLAMA, "num_hidden_layers": 2**40}},
-        "num_hidden_layers",
-    ),
-    "layers of a class that lists them": (
-        {**LLAMA, "model_type": "gemma3_text", "num_hidden_layers": 10**8}, "num_hidden_layers"),
+    "layers of a part": ({"model_type": "qwen2_vl", "text_config": {**LLAMA, "num_hidden_layers": 2**40}}, "num_hidden_layers"),
+    "layers of a class that lists them": ({**LLAMA, "model_type": "gemma3_text", "num_hidden_layers": 10**8}, "num_hidden_layers"),
     "layers of params": ({"dim": 64, "n_heads": 8, "rope_theta": 1e4, "n_layers": 2**31}, "n_layers"),
     "layers of GGUF": ({**GGUF, "llama.block_count": 10**8}, "llama.block_count"),
     "heads": ({**LLAMA, "model_type": "llama", "num_attention_heads": 2**62}, "num_attention_heads"),
-    "width": ({**LLAMA, "model_type": "efficientloftr", "hidden_size": 2**60,
-               "partial_rotary_factor": 1.0}, "rotary_dim"),
-    "width of a head": ({**LLAMA, "model_type": "dinov3_vit", "hidden_size": 2**60,
-                         "image_size": 64, "patch_size": 16}, "rotary_dim"),
-    "sections": ({**LLAMA, "model_type": "qwen2_vl_text", "rope_scaling": {
-        "type": "default", "mrope_section": [2**62, 2**62, 2**62]}}, "mrope_section"),
-    "sections in all": ({**LLAMA, "model_type": "qwen2_vl_text", "rope_scaling": {
-        "type": "default", "mrope_section": [60_000] * 1000}}, "sections"),
+    "width": ({**LLAMA, "model_type": "efficientloftr", "hidden_size": 2**60, "partial_rotary_factor": 1.0}, "rotary_dim"),
+    "width of a head": ({**LLAMA, "model_type": "dinov3_vit", "hidden_size": 2**60, "image_size": 64, "patch_size": 16}, "rotary_dim"),
+    "sections": ({**LLAMA, "model_type": "qwen2_vl_text", "rope_scaling": {"type": "default", "mrope_section": [2**62, 2**62, 2**62]}}, "mrope_section"),
+    "sections in all": ({**LLAMA, "model_type": "qwen2_vl_text", "rope_scaling": {"type": "default", "mrope_section": [60_000] * 1000}}, "sections"),
 }  # fmt: skip
 
 
@@ -586,10 +574,7 @@ def slow(folder: Path) -> None:
     ],
 )
 def test_the_fuzzer_sees_a_reader_that_breaks_a_rule(
-    read: Callable[[Path], Any],
-    text: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    read: Callable[[Path], Any], text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = program("files", FUZZER.parent)
     monkeypatch.setitem(files.TARGETS, "gguf", (files.gguf, read))

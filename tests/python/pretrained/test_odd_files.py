@@ -1,7 +1,5 @@
 """Files as they are found: words that end in numbers, odd rows, missing shards, other formats."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import tempfile
@@ -158,9 +156,7 @@ def test_one_tensor_needs_one_shard(tmp_path: Path) -> None:
         open_vectors(index).table()  # which one is the only table, none but all shards can tell
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("F8_E4M3", torch.float8_e4m3fn), ("F8_E5M2", torch.float8_e5m2)]
-)
+@pytest.mark.parametrize(("name", "dtype"), [("F8_E4M3", torch.float8_e4m3fn), ("F8_E5M2", torch.float8_e5m2)])
 def test_eight_bits_are_converted_or_refused(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     table = torch.tensor([[1.0, -2.0], [0.5, 4.0]])
     data = table.to(dtype).view(torch.uint8).numpy().tobytes()
@@ -275,9 +271,7 @@ def reads_of(path: Path) -> list[Callable[[torch.dtype], torch.Tensor]]:
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("dtype", ROUNDS_UP)
 @pytest.mark.parametrize("kind", ["text", "binary", "F32", "F64"])
-def test_a_finite_number_stays_finite_or_is_refused(
-    kind: str, dtype: str, sign: int, tmp_path: Path
-) -> None:
+def test_a_finite_number_stays_finite_or_is_refused(kind: str, dtype: str, sign: int, tmp_path: Path) -> None:
     number = sign * ROUNDS_UP[dtype]
     if dtype == "float32" and kind in ("binary", "F32"):
         pytest.skip("the file's own dtype")
@@ -305,9 +299,7 @@ def test_infinity_and_nan_of_a_tensor_stay(dtype: torch.dtype, tmp_path: Path) -
     ("kind", "own", "number"), [("U16", "<u2", 65535), ("U64", "<u8", 2**63), ("C64", "<c8", 1e30)]
 )
 @pytest.mark.filterwarnings("ignore:Casting complex values to real")
-def test_every_dtype_of_a_file_has_the_rule(
-    kind: str, own: str, number: float, tmp_path: Path
-) -> None:
+def test_every_dtype_of_a_file_has_the_rule(kind: str, own: str, number: float, tmp_path: Path) -> None:
     def file_with(given: float) -> pe.pretrained.VectorFile:
         data = np.array([3, given], own).tobytes()
         return open_vectors(write(tmp_path / "m.safetensors", "t", kind, [2, 1], data))
@@ -467,9 +459,7 @@ CODES = torch.ones(4, 2, dtype=torch.int8)
         ({"e.weight": CODES, "e.weight_scale": torch.ones(4) > 0}, r"'e.weight_scale': expected scales in a floating dtype, got BOOL"),
     ],
 )  # fmt: skip
-def test_codes_are_never_taken_as_numbers(
-    tensors: dict[str, torch.Tensor], message: str, tmp_path: Path
-) -> None:
+def test_codes_are_never_taken_as_numbers(tensors: dict[str, torch.Tensor], message: str, tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     save_file(tensors, path)
     for module in (pe.TokenEmbedding, pe.cpp.TokenEmbedding):

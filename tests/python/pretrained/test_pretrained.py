@@ -1,7 +1,5 @@
 """Tests files of vectors: comparison with gensim and safetensors, words, broken files."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json
@@ -83,9 +81,7 @@ def test_reads_what_gensim_writes(tmp_path: Path, vectors: torch.Tensor, binary:
 
 @pytest.mark.parametrize("name", WORD_FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
-def test_converts_while_reading(
-    files: dict[str, Path], vectors: torch.Tensor, name: str, dtype: torch.dtype
-) -> None:
+def test_converts_while_reading(files: dict[str, Path], vectors: torch.Tensor, name: str, dtype: torch.dtype) -> None:
     read = open_vectors(files[name]).table(dtype=dtype)
     assert read.dtype == dtype
     if dtype == torch.float64 and name != "word2vec-binary":
@@ -101,12 +97,8 @@ class Tokenizer:
 
 
 @pytest.mark.parametrize("name", WORD_FORMATS)
-@pytest.mark.parametrize(
-    "vocabulary", [["emu", "", "cat", "the"], Tokenizer().get_vocab(), Tokenizer()]
-)
-def test_rows_of_a_vocabulary(
-    files: dict[str, Path], vectors: torch.Tensor, name: str, vocabulary
-) -> None:
+@pytest.mark.parametrize("vocabulary", [["emu", "", "cat", "the"], Tokenizer().get_vocab(), Tokenizer()])
+def test_rows_of_a_vocabulary(files: dict[str, Path], vectors: torch.Tensor, name: str, vocabulary) -> None:
     file = open_vectors(files[name])
     rows, coverage = file.rows(vocabulary)
     mean = vectors[[0, 1]].double().mean(0).float()
@@ -258,11 +250,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def test_agrees_with_safetensors(tmp_path: Path) -> None:
     tensors = {str(dtype): table(7, 8).mul(9).to(dtype) for dtype in DTYPES}
-    tensors |= {
-        "scalar": torch.tensor(3.5),
-        "empty": torch.zeros(0, 4),
-        "deep": table(24, 5).view(2, 3, 4, 5),
-    }
+    tensors |= {"scalar": torch.tensor(3.5), "empty": torch.zeros(0, 4), "deep": table(24, 5).view(2, 3, 4, 5)}
     path = tmp_path / "model.safetensors"
     save_file(tensors, path, metadata={"format": "pt"})
     file = open_vectors(path)
@@ -279,9 +267,7 @@ def test_agrees_with_safetensors(tmp_path: Path) -> None:
 
 def test_views_are_of_the_file_and_never_change_it(tmp_path: Path, vectors: torch.Tensor) -> None:
     path = tmp_path / "model.safetensors"
-    path.write_bytes(
-        safetensors({"t": entry(list(vectors.shape), 0, 120)}, vectors.numpy().tobytes())
-    )
+    path.write_bytes(safetensors({"t": entry(list(vectors.shape), 0, 120)}, vectors.numpy().tobytes()))
     before = path.read_bytes()
     view = open_vectors(path).tensor("t")
     gc.collect()
@@ -316,10 +302,7 @@ def test_six_bits_are_listed_and_not_read(tmp_path: Path) -> None:
 
 def write_shards(folder: Path) -> dict[str, torch.Tensor]:
     shards = {
-        f"model-{i}-of-2.safetensors": {
-            f"layer{i}.weight": table(4, 6, seed=i),
-            f"bias{i}": table(1, 6)[0],
-        }
+        f"model-{i}-of-2.safetensors": {f"layer{i}.weight": table(4, 6, seed=i), f"bias{i}": table(1, 6)[0]}
         for i in (1, 2)
     }
     weight_map = {}
@@ -353,13 +336,9 @@ def test_missing_shard_and_missing_tensor(tmp_path: Path) -> None:
 
 def test_words_of_a_table_that_has_none(tmp_path: Path, vectors: torch.Tensor) -> None:
     path = tmp_path / "model.safetensors"
-    path.write_bytes(
-        safetensors({"t": entry(list(vectors.shape), 0, 120)}, vectors.numpy().tobytes())
-    )
+    path.write_bytes(safetensors({"t": entry(list(vectors.shape), 0, 120)}, vectors.numpy().tobytes()))
     vocabulary = dict(zip(WORDS, range(1, 6), strict=False))  # row 0 has no word
-    rows, coverage = open_vectors(path, words=vocabulary).rows(
-        ["cat", "emu", "the"], missing="zero"
-    )
+    rows, coverage = open_vectors(path, words=vocabulary).rows(["cat", "emu", "the"], missing="zero")
     assert torch.equal(rows, torch.stack([vectors[2], torch.zeros(5), vectors[1]]))
     assert coverage == Coverage(2, ["emu"], [])
     half = open_vectors(path, words=vocabulary).rows(["cat", "the"], dtype=torch.float16).vectors
@@ -370,9 +349,7 @@ def test_words_of_a_table_that_has_none(tmp_path: Path, vectors: torch.Tensor) -
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("dtype", "size", "read"), [("I32", 4, torch.int32), ("C64", 8, torch.complex64)]
-)
+@pytest.mark.parametrize(("dtype", "size", "read"), [("I32", 4, torch.int32), ("C64", 8, torch.complex64)])
 def test_a_table_that_is_not_floating_is_read_by_name_only(
     dtype: str, size: int, read: torch.dtype, tmp_path: Path
 ) -> None:
@@ -426,9 +403,7 @@ def test_shape_without_end(tmp_path: Path) -> None:
 
 
 # torch skips extents of 0 when it multiplies strides; safetensors does not.
-@pytest.mark.parametrize(
-    "case", [each for each in REFUSED if each.startswith("safetensors") and "strides" not in each]
-)
+@pytest.mark.parametrize("case", [each for each in REFUSED if each.startswith("safetensors") and "strides" not in each])
 def test_safetensors_refuses_them_too(case: str) -> None:
     theirs = pytest.importorskip("safetensors")
     with pytest.raises(theirs.SafetensorError):
@@ -455,9 +430,7 @@ def mutated(content: bytes, chance: random.Random) -> bytes:
 def test_mutations_are_read_or_refused(
     tmp_path: Path, files: dict[str, Path], vectors: torch.Tensor, name: str
 ) -> None:
-    content = safetensors(
-        {"t": entry([6, 5], 0, 120), "u": entry([3], 120, 126, "BF16")}, bytes(126)
-    )
+    content = safetensors({"t": entry([6, 5], 0, 120), "u": entry([3], 120, 126, "BF16")}, bytes(126))
     if name != "safetensors":
         content = files[name].read_bytes()
     chance = random.Random(name)
@@ -499,9 +472,7 @@ def test_paths_that_are_not_utf8(tmp_path: Path, kind) -> None:
         pe.cpp.TokenEmbedding.from_file(kind(name))
 
 
-def test_an_open_file_needs_no_path(
-    tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_open_file_needs_no_path(tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = open_vectors(files["glove"].name)
     files["glove"].unlink()
@@ -570,14 +541,10 @@ def test_paths_that_are_no_files(tmp_path: Path) -> None:
 
 
 def test_token_embedding_from_words(files: dict[str, Path], vectors: torch.Tensor) -> None:
-    token = pe.TokenEmbedding.from_file(
-        files["glove"], vocabulary=["cat", "emu", "the"], missing="zero"
-    )
+    token = pe.TokenEmbedding.from_file(files["glove"], vocabulary=["cat", "emu", "the"], missing="zero")
     assert torch.equal(token(torch.tensor([2, 0, 1])), torch.stack([*vectors[:2], torch.zeros(5)]))
     assert not token.weight.requires_grad
-    whole = pe.TokenEmbedding.from_file(
-        files["fasttext"], dtype=torch.bfloat16, freeze=False, padding_idx=0, scale=2.0
-    )
+    whole = pe.TokenEmbedding.from_file(files["fasttext"], dtype=torch.bfloat16, freeze=False, padding_idx=0, scale=2.0)
     assert torch.equal(whole.weight, vectors.bfloat16())
     assert whole.weight.requires_grad
     assert (whole.padding_idx, whole.scale) == (0, 2.0)
@@ -585,9 +552,7 @@ def test_token_embedding_from_words(files: dict[str, Path], vectors: torch.Tenso
 
 def test_token_embedding_from_a_table_without_words(tmp_path: Path, vectors: torch.Tensor) -> None:
     path = tmp_path / "model.safetensors"
-    path.write_bytes(
-        safetensors({"t": entry(list(vectors.shape), 0, 120)}, vectors.numpy().tobytes())
-    )
+    path.write_bytes(safetensors({"t": entry(list(vectors.shape), 0, 120)}, vectors.numpy().tobytes()))
     token = pe.TokenEmbedding.from_file(path, vocabulary=["cat", "the"], words=WORDS)
     assert torch.equal(token.weight, vectors[[1, 0]])
     refused((lambda: pe.TokenEmbedding.from_file(path, vocabulary=["cat"]), ValueError, "words: .* has none; give the word of each row as words"))  # fmt: skip
@@ -598,9 +563,7 @@ def test_token_embedding_from_words_that_are_not_utf_8(tmp_path: Path) -> None:
     path = tmp_path / "words.txt"
     path.write_bytes(b"caf\xe9 1 2\ncat 3 4\n")
     refused((lambda: pe.TokenEmbedding.from_file(path, vocabulary=["cat"]), pe.FileFormatError, "byte 3"))  # fmt: skip
-    token = pe.TokenEmbedding.from_file(
-        path, vocabulary=["caf\ufffd"], missing="error", unicode_errors="replace"
-    )
+    token = pe.TokenEmbedding.from_file(path, vocabulary=["caf\ufffd"], missing="error", unicode_errors="replace")
     assert token.weight.tolist() == [[1.0, 2.0]]
 
 
@@ -636,9 +599,7 @@ def test_token_embedding_from_tensors_does_not_need_the_file(tmp_path: Path) -> 
 # Size and time.
 
 
-def test_a_bar_is_drawn_and_errors_pass_through_it(
-    files: dict[str, Path], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bar_is_drawn_and_errors_pass_through_it(files: dict[str, Path], capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tqdm")
     open_vectors(files["glove"]).table(progress=True)
     assert "words.txt: 100%" in capfd.readouterr().err
@@ -687,9 +648,7 @@ def write_large(path: Path, name: str) -> None:
 def measure(path: Path, calls: list[str], before: str = "") -> Iterator[tuple[str, int, int]]:
     """Each call, its peak memory in addition to the result, and the result's size."""
     process = subprocess.run(
-        [sys.executable, "-c", before + textwrap.dedent(READ), str(path), *calls],
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", before + textwrap.dedent(READ), str(path), *calls], capture_output=True, text=True
     )
     assert process.returncode == 0, process.stderr
     for call, line in zip(calls, process.stdout.splitlines(), strict=True):
@@ -697,9 +656,7 @@ def measure(path: Path, calls: list[str], before: str = "") -> Iterator[tuple[st
         yield call, beside, result
 
 
-needs_peaks = pytest.mark.skipif(
-    not Path("/proc/self/clear_refs").exists(), reason="peaks are read from /proc"
-)
+needs_peaks = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from /proc")
 
 
 @needs_peaks

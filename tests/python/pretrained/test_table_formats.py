@@ -3,8 +3,6 @@
 formats/ has small files that the programs wrote, and the numbers that they make of them.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -36,20 +34,14 @@ def ints(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
 
 # What other programs write, in outline: the names, dtypes and shapes by which they are known.
 REFUSED: dict[str, dict[str, Tensor]] = {
-    "GPTQ or AWQ": {"qweight": ints(8, 16), "scales": torch.ones(4, 16).half(),
-                    "qzeros": ints(4, 2), "g_idx": ints(64)},
+    "GPTQ or AWQ": {"qweight": ints(8, 16), "scales": torch.ones(4, 16).half(), "qzeros": ints(4, 2), "g_idx": ints(64)},
     "EETQ": {"weight": ints(8, 16, dtype=torch.int8), "weight_scales": torch.ones(16).half()},
     "HQQ": {"W_q": ints(8, 16, dtype=torch.uint8), "scale": torch.ones(8, 1), "zero": torch.ones(8, 1)},
-    "MXFP4 in blocks": {"x_blocks": ints(8, 16, dtype=torch.uint8),
-                        "x_scales": ints(8, 1, dtype=torch.uint8)},
-    "MLX mxfp4, mxfp8 or nvfp4": {"weight": ints(8, 8).to(torch.uint32),
-                                  "scales": ints(8, 2, dtype=torch.uint8)},
-    "torchao with packed codes": {"_weight_qdata": ints(8, 32, dtype=torch.uint8),
-                                  "_weight_scale": torch.ones(8, 1)},
-    "packed codes with scales beside": {"weight": ints(8, 8, dtype=torch.uint8),
-                                        "weight_scale": torch.ones(8, 4)},
-    "packed codes with scales in the same module": {"weight": ints(8, 8).to(torch.uint32),
-                                                    "scale": torch.ones(8, 4)},
+    "MXFP4 in blocks": {"x_blocks": ints(8, 16, dtype=torch.uint8), "x_scales": ints(8, 1, dtype=torch.uint8)},
+    "MLX mxfp4, mxfp8 or nvfp4": {"weight": ints(8, 8).to(torch.uint32), "scales": ints(8, 2, dtype=torch.uint8)},
+    "torchao with packed codes": {"_weight_qdata": ints(8, 32, dtype=torch.uint8), "_weight_scale": torch.ones(8, 1)},
+    "packed codes with scales beside": {"weight": ints(8, 8, dtype=torch.uint8), "weight_scale": torch.ones(8, 4)},
+    "packed codes with scales in the same module": {"weight": ints(8, 8).to(torch.uint32), "scale": torch.ones(8, 4)},
 }  # fmt: skip
 
 
@@ -83,9 +75,7 @@ def copied(name: str, path: Path, config: Any = None, **changed: Any) -> Path:
 
 
 @pytest.mark.parametrize("name", READ)
-def test_numbers_are_those_of_the_program_itself(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_numbers_are_those_of_the_program_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path, expected = FOLDER / name / "model.safetensors", expected_of(name)
     # Programs that compute in float16 or in bfloat16.
     rough = {"bitsandbytes_int8": 1e-3, "compressed_tensors_nvfp4": 4e-3}
@@ -181,10 +171,7 @@ def test_every_format_of_the_table_is_tried(tmp_path: Path) -> None:
     for name in WRITTEN:
         seen.add(open_vectors(FOLDER / name / "model.safetensors")._file.codes("")[0])
     # ModelOpt's is below; the others of C++ in test_odd_files.py and below.
-    rest = {
-        "ModelOpt NVFP4",
-        *(each for each in _formats.formats() if each.startswith("float8 or")),
-    }
+    rest = {"ModelOpt NVFP4", *(each for each in _formats.formats() if each.startswith("float8 or"))}
     assert seen | rest == set(_formats.formats())
 
 
@@ -219,11 +206,7 @@ def test_int8_with_zero_points(tmp_path: Path) -> None:
     zeros = ints(8, 4, dtype=torch.int8)
     wide = [each.float().repeat_interleave(4, 1) for each in (zeros, scales)]
     expected = (codes.float() - wide[0]) * wide[1]
-    for names in (
-        ("weight_scale", "weight_zero_point"),
-        ("scales", "zeros"),
-        ("scale", "zero_point"),
-    ):
+    for names in (("weight_scale", "weight_zero_point"), ("scales", "zeros"), ("scale", "zero_point")):
         path = written(tmp_path, {"weight": codes, names[0]: scales, names[1]: zeros})
         assert torch.equal(from_file(path), expected)
         kept = pe.TokenEmbedding.from_file(path, keep="codes").table.dequantize()
@@ -282,9 +265,7 @@ def test_rows_of_table_batched_embeddings(bits: int) -> None:
     table = pe.QuantizedTable.from_rowwise(packed, bits, layout="table-batched")
     torch.testing.assert_close(table.dequantize(), expected, rtol=1e-5, atol=1e-5)
     refused((lambda: pe.QuantizedTable.from_rowwise(packed, bits), ValueError, "packed: expected finite scales .* table-batched"))  # fmt: skip
-    other = torch.cat(
-        [data, pair.float().view(torch.uint8) if bits == 8 else pair.view(torch.uint8)], 1
-    )
+    other = torch.cat([data, pair.float().view(torch.uint8) if bits == 8 else pair.view(torch.uint8)], 1)
     refused(
         (lambda: pe.QuantizedTable.from_rowwise(other, bits, layout="table-batched"), ValueError, "packed: expected finite scales"),
         (lambda: pe.QuantizedTable.from_rowwise(packed, bits, layout="x"), ValueError, "layout: expected 'rowwise' or 'table-batched', got 'x'"),
@@ -328,12 +309,9 @@ BROKEN: list[tuple[str, dict[str, Any], Any, str]] = [
     (WORDS, {"weight_g_idx": ints(3)}, None, "expected the group of each of 64 columns"),
     (WORDS, {"weight_g_idx": ints(64) + 4}, None, "expected the group of each of 64 columns"),
     (WORDS, {"weight_zero_point": ints(1, 3)}, None, "expected 1 words of zero points"),
-    (WORDS, {}, {"quantization_config": {"config_groups": {"a": {"weights": {"num_bits": 8}}}}},
-     "expected codes of the bits that its config.json states, got 8 words"),
-    (WORDS, {}, {"quantization_config": {"config_groups": {"a": {"weights": {"num_bits": []}}}}},
-     "expected codes of the bits that its config.json states"),
-    (WORDS, {}, {"quantization_config": {"config_groups": {"a": {"weights": {"num_bits": 0}}}}},
-     "expected codes of the bits that its config.json states"),
+    (WORDS, {}, {"quantization_config": {"config_groups": {"a": {"weights": {"num_bits": 8}}}}}, "expected codes of the bits that its config.json states, got 8 words"),
+    (WORDS, {}, {"quantization_config": {"config_groups": {"a": {"weights": {"num_bits": []}}}}}, "expected codes of the bits that its config.json states"),
+    (WORDS, {}, {"quantization_config": {"config_groups": {"a": {"weights": {"num_bits": 0}}}}}, "expected codes of the bits that its config.json states"),
     ("compressed_tensors_nvfp4", {"weight_scale": torch.ones(6, 4)}, None, "expected scales in|for groups"),
     ("compressed_tensors_nvfp4", {"weight_scale": torch.ones(6, 3)}, None, "scales for groups of 16"),
     ("compressed_tensors_nvfp4", {"weight_global_scale": torch.ones(2)}, None, "one divisor for all"),
@@ -375,9 +353,7 @@ def test_malformed_files_say_what_is_wrong(case: int, tmp_path: Path) -> None:
         ('{"_data": {"block_size": [1, 32]}}', TypeError, r"with blocks of \[1, 32\]"),
     ],
 )
-def test_metadata_of_torchao(
-    text: str, kind: type[Exception], message: str, tmp_path: Path
-) -> None:
+def test_metadata_of_torchao(text: str, kind: type[Exception], message: str, tmp_path: Path) -> None:
     tensors = {"_weight_qdata": ints(6, 64, dtype=torch.int8), "_weight_scale": torch.ones(6, 1)}
     path = written(tmp_path, tensors, weight=text)
     with pytest.raises(kind, match=message) as raised:

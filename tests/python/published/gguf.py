@@ -1,7 +1,5 @@
 """Metadata of GGUF files, and the rotation that llama.cpp makes of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import posembed as pe
@@ -70,14 +68,8 @@ ROWS = [
         rope__scaling__original_context_length=8192, layers=every(4, 32),
     ),
     row("OLMo-2-1124-7B", "olmo2", (4096, 32, 32), Spec(128, base=5e5), rope__freq_base=5e5),
-    row(
-        "Llama-4-Maverick", "llama4", (5120, 40, 48), Spec(128, base=5e5, **NORM), attention__key_length=128,
-        rope__dimension_count=128, rope__freq_base=5e5, layers=every(4, 48, "no", FULL),
-    ),
-    row(
-        "SmolLM3-3B", "smollm3", (2048, 16, 36), Spec(128, base=5e6, **NORM), rope__dimension_count=128,
-        rope__freq_base=5e6, layers=every(4, 36, "no", FULL),
-    ),
+    row("Llama-4-Maverick", "llama4", (5120, 40, 48), Spec(128, base=5e5, **NORM), attention__key_length=128, rope__dimension_count=128, rope__freq_base=5e5, layers=every(4, 48, "no", FULL)),
+    row("SmolLM3-3B", "smollm3", (2048, 16, 36), Spec(128, base=5e6, **NORM), rope__dimension_count=128, rope__freq_base=5e6, layers=every(4, 36, "no", FULL)),
     row("GLM-4-9B-0414", "glm4", (4096, 32, 40), Spec(128, rotary_dim=64, **NORM), attention__key_length=128, rope__dimension_count=64, rope__freq_base=1e4),
     row("ERNIE-4.5-0.3B", "ernie4_5", (1024, 16, 18), Spec(128, base=5e5, **NORM), attention__key_length=128, rope__dimension_count=128, rope__freq_base=5e5),
     row("bitnet-b1.58-2B-4T", "bitnet", (2560, 20, 30), Spec(128, base=5e5), rope__dimension_count=128, rope__freq_base=5e5),

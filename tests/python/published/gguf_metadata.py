@@ -1,7 +1,5 @@
 """Metadata of GGUF files for every architecture of llama.cpp, with the keys that its program reads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from published.llama_cpp import ARCHITECTURES

@@ -5,8 +5,6 @@ Not every number was compared with the file that a row names.
 Rows of one family share a helper, which has what its files have in common.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import posembed as pe
@@ -50,9 +48,7 @@ def row(
     return Row(f"{file}/config.json", fields, right, source, arguments or {}, layers)
 
 
-def composite(
-    file: str, model_type: str, right: Right, *, part: str | None = None, **says: Any
-) -> Row:
+def composite(file: str, model_type: str, right: Right, *, part: str | None = None, **says: Any) -> Row:
     """A row of a model made of several."""
     layers = says.pop("layers", ())
     arguments = {} if part is None else {"part": part}
@@ -97,15 +93,8 @@ LLAMA = [
     row("01-ai/Yi-6B", "llama", (4096, 32, 32), Spec(128, base=5e6), rope_theta=5e6),
     row("01-ai/Yi-34B", "llama", (7168, 56, 60), Spec(128, base=5e6), rope_theta=5e6),
     row("deepseek-ai/deepseek-llm-7b-base", "llama", (4096, 32, 30), Spec(128), rope_theta=1e4),
-    row(
-        "deepseek-ai/deepseek-coder-6.7b-base", "llama", (4096, 32, 32),
-        Spec(128, base=1e5, scaling=pe.LinearScaling(4)),
-        rope_theta=100000, rope_scaling={"factor": 4.0, "type": "linear"},
-    ),
-    row(
-        "lmsys/vicuna-7b-v1.5-16k", "llama", (4096, 32, 32), Spec(128, scaling=pe.LinearScaling(4)),
-        rope_scaling={"factor": 4.0, "type": "linear"}, max_position_embeddings=4096,
-    ),
+    row("deepseek-ai/deepseek-coder-6.7b-base", "llama", (4096, 32, 32), Spec(128, base=1e5, scaling=pe.LinearScaling(4)), rope_theta=100000, rope_scaling={"factor": 4.0, "type": "linear"}),
+    row("lmsys/vicuna-7b-v1.5-16k", "llama", (4096, 32, 32), Spec(128, scaling=pe.LinearScaling(4)), rope_scaling={"factor": 4.0, "type": "linear"}, max_position_embeddings=4096),
     *(
         row(
             f"NousResearch/Yarn-Llama-2-7b-{name}", "llama", (4096, 32, 32),
@@ -125,11 +114,7 @@ LLAMA = [
     ),
     row("tiiuae/Falcon3-7B-Base", "llama", (3072, 12, 28), Spec(256, base=1000042), head_dim=256, rope_theta=1000042),
     row("microsoft/bitnet-b1.58-2B-4T", "bitnet", (2560, 20, 30), Spec(128, base=5e5), rope_theta=5e5),
-    row(
-        "swiss-ai/Apertus-8B-2509", "apertus", (4096, 32, 32),
-        Spec(128, base=12e6, scaling=pe.Llama3Scaling(8, 1, 4, 8192)), rope_theta=12000000,
-        rope_scaling=LLAMA31, max_position_embeddings=65536,
-    ),
+    row("swiss-ai/Apertus-8B-2509", "apertus", (4096, 32, 32), Spec(128, base=12e6, scaling=pe.Llama3Scaling(8, 1, 4, 8192)), rope_theta=12000000, rope_scaling=LLAMA31, max_position_embeddings=65536),
 ]  # fmt: skip
 
 MISTRAL = [
@@ -478,8 +463,7 @@ FALCON_AND_OTHERS = [
 
 # Text keys beside a tower's, as transformers 4 wrote them.
 FLAT = [
-    composite("adept/fuyu-8b", "fuyu", Spec(64, rotary_dim=32, base=25000), hidden_size=4096,
-              num_attention_heads=64, num_hidden_layers=36, rope_theta=25000.0),
+    composite("adept/fuyu-8b", "fuyu", Spec(64, rotary_dim=32, base=25000), hidden_size=4096, num_attention_heads=64, num_hidden_layers=36, rope_theta=25000.0),
     *(
         composite(
             "PaddlePaddle/PaddleOCR-VL", "paddleocr_vl", right, part=part, hidden_size=1536,

@@ -5,8 +5,6 @@ ggml/src/ggml.c, and of llama-context.cpp, where the factor of YaRN is set. What
 from python/posembed/models/gguf_architectures.json, whose entries name their lines.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -15,9 +13,7 @@ from typing import Any
 
 import numpy as np
 
-TABLE = json.loads(
-    (Path(__file__).parents[3] / "python/posembed/models/gguf_architectures.json").read_text()
-)
+TABLE = json.loads((Path(__file__).parents[3] / "python/posembed/models/gguf_architectures.json").read_text())
 ARCHITECTURES: dict[str, dict[str, Any]] = TABLE["architectures"]
 
 
@@ -55,14 +51,7 @@ class File:
         """Whether each layer has a sliding window."""
         count, rule = self.get("block_count"), self.rules.get("windows")
         window = self.get("attention.sliding_window", 0)
-        present = (
-            rule is not None
-            and {
-                "stated": window > 0,
-                "always": True,
-                "block_count": count == 64,
-            }[rule["when"]]
-        )
+        present = rule is not None and {"stated": window > 0, "always": True, "block_count": count == 64}[rule["when"]]
         if not present:
             return [False] * count
         pattern = self.get("attention.sliding_window_pattern", rule.get("period"))

@@ -1,7 +1,5 @@
 """params.json files of Meta's and Mistral's own releases."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import posembed as pe

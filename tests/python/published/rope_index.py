@@ -3,8 +3,6 @@
 Each model's ``get_rope_index`` runs on an instance without parameters.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import random
@@ -48,9 +46,7 @@ def model_of(model_type: str) -> Any:
     module = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
     model = object.__new__(getattr(module, CLASSES[model_type]))
     if model_type in OMNI:
-        configs = importlib.import_module(
-            f"transformers.models.{model_type}.configuration_{model_type}"
-        )
+        configs = importlib.import_module(f"transformers.models.{model_type}.configuration_{model_type}")
         name = "Qwen2_5OmniThinkerConfig" if "2_5" in model_type else "Qwen3OmniMoeThinkerConfig"
         config = getattr(configs, name)()
         config.vision_start_token_id, config.vision_end_token_id = VISION_START, VISION_END
@@ -230,9 +226,7 @@ def tensor_of(grids: list[Any], dtype: torch.dtype = torch.int64) -> Tensor | No
     return torch.tensor(grids, dtype=dtype) if grids else None
 
 
-def expected(
-    model_type: str, model: Any, prompt: Prompt, rule: pe.positions.MropeRule
-) -> tuple[Tensor, Tensor]:
+def expected(model_type: str, model: Any, prompt: Prompt, rule: pe.positions.MropeRule) -> tuple[Tensor, Tensor]:
     """What transformers computes."""
     options: dict[str, Any] = {
         "image_grid_thw": tensor_of(prompt.images),

@@ -4,8 +4,6 @@ Each entry of PROGRAMS has its source, the configuration of a model that runs it
 ``pe.diagnose``. None of them is in the library from which posembed's catalogue was made.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A row of the tables: a published file, the keys of it that matter, and the right answer."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

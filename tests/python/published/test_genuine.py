@@ -5,8 +5,6 @@ and parts, the specification without the fields that have their defaults, or the
 where layers differ, the rotations and each layer's.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import warnings
@@ -16,9 +14,7 @@ from typing import Any
 import posembed as pe
 import pytest
 
-ROWS = json.loads(
-    (Path(__file__).parents[2] / "shared/genuine_configurations.json").read_text(encoding="utf-8")
-)
+ROWS = json.loads((Path(__file__).parents[2] / "shared/genuine_configurations.json").read_text(encoding="utf-8"))
 READS = [(row, read) for row in ROWS for read in row["reads"]]
 
 

@@ -1,7 +1,5 @@
 """Published files: a table of what they say and of the right specification."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 

@@ -4,8 +4,6 @@ What vLLM's code of a family says of layers (the sources are in models.json), fo
 published model or smaller ones.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any
@@ -67,32 +65,20 @@ FAMILIES: list[tuple[str, dict[str, Any], dict[int, Turn | None]]] = [
     ("baichuan", llama(4096, 32), {0: Turn(128, 128), 7: Turn(128, 128)}),
     ("baichuan", llama(5120, 40), {0: None, 7: None}),
     ("bailing_moe", llama(2048, 16, head_dim=128, rope_theta=6e5), {0: Turn(128, 128, 6e5)}),
-    (
-        "bailing_moe_v2",
-        llama(2048, 16, head_dim=128, rope_theta=6e5, partial_rotary_factor=0.5, rotary_dim=64),
-        {0: Turn(128, 64, 6e5), 7: Turn(128, 64, 6e5)},
-    ),
+    ("bailing_moe_v2", llama(2048, 16, head_dim=128, rope_theta=6e5, partial_rotary_factor=0.5, rotary_dim=64), {0: Turn(128, 64, 6e5), 7: Turn(128, 64, 6e5)}),
     (
         "chatglm",
         {"hidden_size": 4096, "num_attention_heads": 32, "num_layers": 28, "kv_channels": 128, "original_rope": True, "seq_length": 8192},
         {0: Turn(128, 64, interleaved=True), 27: Turn(128, 64, interleaved=True)},
     ),
-    (
-        "chatglm",
-        {"hidden_size": 4096, "num_attention_heads": 32, "num_layers": 2, "kv_channels": 128, "original_rope": False},
-        {0: Turn(128, 64)},
-    ),
+    ("chatglm", {"hidden_size": 4096, "num_attention_heads": 32, "num_layers": 2, "kv_channels": 128, "original_rope": False}, {0: Turn(128, 64)}),
     ("deepseek", llama(2048, 16, rope_theta=1e4), {0: Turn(128, 128)}),
     (
         "dory",
         {"rope_parameters": {"sliding_attention": {"rope_type": "default"}, "full_attention": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}}},
         {0: Turn(256, 256), 1: None, 6: Turn(256, 128, 1e6), 70: Turn(256, 128, 1e6), 71: None},
     ),
-    (
-        "exaone",
-        {"hidden_size": 4096, "num_attention_heads": 32, "num_layers": 32, "head_dim": 128, "rope_theta": 5e5, "rope_scaling": None},
-        {0: Turn(128, 128, 5e5), 31: Turn(128, 128, 5e5)},
-    ),
+    ("exaone", {"hidden_size": 4096, "num_attention_heads": 32, "num_layers": 32, "head_dim": 128, "rope_theta": 5e5, "rope_scaling": None}, {0: Turn(128, 128, 5e5), 31: Turn(128, 128, 5e5)}),
     ("internlm", llama(4096, 32), {0: Turn(128, 128)}),
     ("internlm2", llama(4096, 32, rope_theta=1e6, rope_scaling=None), {0: Turn(128, 128, 1e6)}),
     ("iquestloopcoder", llama(5120, 40, head_dim=128, rope_theta=5e5), {3: Turn(128, 128, 5e5)}),
@@ -105,31 +91,19 @@ FAMILIES: list[tuple[str, dict[str, Any], dict[int, Turn | None]]] = [
     ("orion", llama(5120, 40, rope_theta=1e4), {0: Turn(128, 128)}),
     ("ouro", llama(2048, 16, head_dim=128, rope_theta=1e6), {0: Turn(128, 128, 1e6)}),
     ("pangu_ultra_moe", llama(7680, 128, rope_theta=1e4, **LATENT), {0: LATENT_TURN}),
-    (
-        "phi3_v",
-        llama(3072, 32, rope_theta=1e4, original_max_position_embeddings=4096, rope_scaling={**LONG, "type": "su"}),
-        {0: Turn(96, 96, divisors=SHORT)},
-    ),
+    ("phi3_v", llama(3072, 32, rope_theta=1e4, original_max_position_embeddings=4096, rope_scaling={**LONG, "type": "su"}), {0: Turn(96, 96, divisors=SHORT)}),
     (
         "phi4mm",
         {**llama(3072, 24, rope_theta=1e4, original_max_position_embeddings=4096, rope_scaling=LONG), "partial_rotary_factor": 0.75, "max_position_embeddings": 131072},
         {0: Turn(128, 96, divisors=SHORT, factor=math.sqrt(1 + math.log(32) / math.log(4096)))},
     ),
-    (
-        "plamo2",
-        llama(2048, 16, hidden_size_per_head=128, mamba_step=2),
-        {0: None, 1: Turn(128, 128), 6: None, 7: Turn(128, 128)},
-    ),
+    ("plamo2", llama(2048, 16, hidden_size_per_head=128, mamba_step=2), {0: None, 1: Turn(128, 128), 6: None, 7: Turn(128, 128)}),
     ("plamo3", PLAMO3, {0: Turn(128, 128), 3: Turn(128, 128, 1e6), 8: Turn(128, 128)}),
     ("sarvam_mla", llama(4096, 64, rope_theta=1e4, **LATENT), {0: LATENT_TURN}),
     ("sarvam_moe", llama(4096, 64, head_dim=64, rope_theta=8e6), {0: Turn(64, 64, 8e6)}),
     ("solar", llama(5120, 40, rope_theta=1e4), {0: Turn(128, 128)}),
     ("stablelm_epoch", llama(2560, 32, rope_pct=0.25, rope_theta=1e4), {0: Turn(80, 20)}),
-    (
-        "step3_text",
-        {"hidden_size": 7168, "num_attention_heads": 64, "num_hidden_layers": 61, "max_position_embedding": 65536},
-        {0: Turn(256, 256, 5e5), 60: Turn(256, 256, 5e5)},
-    ),
+    ("step3_text", {"hidden_size": 7168, "num_attention_heads": 64, "num_hidden_layers": 61, "max_position_embedding": 65536}, {0: Turn(256, 256, 5e5), 60: Turn(256, 256, 5e5)}),
     ("telechat3", llama(6144, 48, rope_theta=1e6), {0: Turn(128, 128, 1e6)}),
     ("xverse", llama(4096, 32), {0: Turn(128, 128)}),
 ]  # fmt: skip

@@ -1,7 +1,5 @@
 """Tests T5's relative position bias beside transformers' programs."""
 
-from __future__ import annotations
-
 import posembed as pe
 import pytest
 import torch
@@ -11,14 +9,10 @@ DISTANCES = torch.arange(-3000, 3001)
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
-@pytest.mark.parametrize(
-    ("num_buckets", "max_distance"), [(32, 128), (64, 800), (8, 20), (320, 900)]
-)
+@pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (64, 800), (8, 20), (320, 900)])
 def test_buckets_are_those_of_t5(num_buckets: int, max_distance: int, bidirectional: bool) -> None:
     t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
-    expected = t5.T5Attention._relative_position_bucket(
-        DISTANCES, bidirectional, num_buckets, max_distance
-    )
+    expected = t5.T5Attention._relative_position_bucket(DISTANCES, bidirectional, num_buckets, max_distance)
     found = pe.functional.relative_buckets(
         DISTANCES, num_buckets, max_distance=max_distance, bidirectional=bidirectional
     )
@@ -40,9 +34,7 @@ def test_the_bias_of_a_t5_layer(decoder: bool) -> None:
 def test_berts_rows_are_those_of_its_distances() -> None:
     """As BERT's position_embedding_type "relative_key" indexes its table: query - key."""
     positions = torch.arange(7)
-    found = pe.functional.relative_buckets(
-        positions - positions.unsqueeze(1), 2 * 5 - 1, kind="bert"
-    )
+    found = pe.functional.relative_buckets(positions - positions.unsqueeze(1), 2 * 5 - 1, kind="bert")
     assert torch.equal(found, (positions.unsqueeze(1) - positions).clamp(-4, 4) + 4)
 
 

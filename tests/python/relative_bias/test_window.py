@@ -1,7 +1,5 @@
 """Tests the biases of windows beside transformers' Swin, SwinV2 and BEiT."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -57,9 +55,7 @@ def test_swinv2(pretrained: tuple[int, int] | None) -> None:
         table = mlp(theirs.relative_coords_table).view(-1, HEADS)
         rows = table[theirs.relative_position_index.flatten()]
         expected = 16 * rows.view(cells, cells, HEADS).permute(2, 0, 1).sigmoid()
-        bias = pe.RelativePositionBias(
-            HEADS, window=(4, 4), mlp_dim=512, pretrained_window=pretrained
-        )
+        bias = pe.RelativePositionBias(HEADS, window=(4, 4), mlp_dim=512, pretrained_window=pretrained)
         bias.mlp.load_state_dict(mlp.state_dict())
         torch.testing.assert_close(bias(window=window), expected, atol=3e-6, rtol=0.0)
         bias.extend(window)
@@ -111,9 +107,7 @@ def test_log_distances_in_every_dtype() -> None:
 
 @pytest.mark.parametrize("class_token", [False, True])
 def test_gradients_reach_the_table(class_token: bool) -> None:
-    bias = pe.RelativePositionBias(
-        HEADS, window=(2, 3), class_token=class_token, dtype=torch.float64
-    )
+    bias = pe.RelativePositionBias(HEADS, window=(2, 3), class_token=class_token, dtype=torch.float64)
 
     def resampled(weight: Tensor) -> Tensor:
         return torch.func.functional_call(bias, {"weight": weight}, (), {"window": (3, 2)})
@@ -145,9 +139,7 @@ def test_score_mod_of_distances(queries: int) -> None:
     bias = filled(pe.RelativePositionBias(HEADS, num_buckets=8, max_distance=6))
     query, key = torch.randn(1, HEADS, queries, 16), torch.randn(1, HEADS, 7, 16)
     for offset in (None, 2):
-        expected = nn.functional.scaled_dot_product_attention(
-            query, key, key, bias(queries, 7, query_offset=offset)
-        )
+        expected = nn.functional.scaled_dot_product_attention(query, key, key, bias(queries, 7, query_offset=offset))
         score_mod = bias.score_mod(queries, 7, query_offset=offset)
         found = flex_attention(query, key, key, score_mod=score_mod)
         torch.testing.assert_close(found, expected, atol=2e-6, rtol=0.0)

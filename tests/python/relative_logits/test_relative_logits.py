@@ -1,7 +1,5 @@
 """Tests relative logits beside models' programs, and RelativeLogits."""
 
-from __future__ import annotations
-
 import math
 
 import posembed as pe
@@ -45,13 +43,9 @@ def test_vitdets_rows_and_columns() -> None:
     module = pytest.importorskip("transformers.models.vitdet.modeling_vitdet")
     tables = torch.randn(5, 16), torch.randn(7, 16)
     query, scores = torch.randn(2, 1, 12, 16), torch.randn(2, 1, 12, 12)
-    expected = module.add_decomposed_relative_positions(
-        scores[:, 0].clone(), query[:, 0], *tables, (3, 4), (3, 4)
-    )
+    expected = module.add_decomposed_relative_positions(scores[:, 0].clone(), query[:, 0], *tables, (3, 4), (3, 4))
     cells = torch.cartesian_prod(torch.arange(3), torch.arange(4)).T
-    found = logits_of(
-        query, tables, rule="bert", scores=scores, query_positions=cells, key_positions=cells
-    )
+    found = logits_of(query, tables, rule="bert", scores=scores, query_positions=cells, key_positions=cells)
     close(found[:, 0], expected)
     y, x = cells.unsqueeze(2) - cells.unsqueeze(1)
     close(logits_of(query, tables, (y + 2, x + 3), scores=scores)[:, 0], expected)
@@ -152,24 +146,16 @@ def test_score_mod(by: str) -> None:
     module = pe.RelativeLogits((3, 5), 8, num_heads=2, buckets="bert", by=by, scale=0.5)
     torch.nn.init.normal_(module.weight)
     positions = torch.stack([AT[:9] // 3, AT[:9] % 3])
-    options = {
-        "query_positions": positions,
-        "key_positions": positions,
-        "cu_seqlens": torch.tensor([0, 4, 9]),
-    }
+    options = {"query_positions": positions, "key_positions": positions, "cu_seqlens": torch.tensor([0, 4, 9])}
     given = key if by == "key" else query
     scores = module(given, scores=query @ key.mT / math.sqrt(8), **options)
-    found = attention.flex_attention(
-        query, key, value, score_mod=module.score_mod(given, **options)
-    )
+    found = attention.flex_attention(query, key, value, score_mod=module.score_mod(given, **options))
     close(found, scores.softmax(-1) @ value)
 
 
 def test_module() -> None:
     module = pe.RelativeLogits((3, 5), 8, num_heads=2, buckets="bert", causal=True, by="key")
-    assert repr(module) == (
-        "RelativeLogits((3, 5), 8, num_heads=2, buckets='bert', causal=True, by='key')"
-    )
+    assert repr(module) == ("RelativeLogits((3, 5), 8, num_heads=2, buckets='bert', causal=True, by='key')")
     assert module.weight.shape == (2, 8, 8)
     assert pe.RelativeLogits((3, 5), 8, buckets="grid").weight.shape == (15, 8)
     shaw = pe.RelativeLogits(7, 8, scale=0.25)

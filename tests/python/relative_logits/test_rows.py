@@ -1,7 +1,5 @@
 """Tests the rows of relative positions beside the programs that models have."""
 
-from __future__ import annotations
-
 import posembed as pe
 import pytest
 import torch

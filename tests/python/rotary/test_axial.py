@@ -86,9 +86,7 @@ def grid(axes: int, device: torch.device) -> Tensor:
 def test_presets_rotate_as_their_programs(name: str, device: torch.device) -> None:
     rotate, of_axes = PROGRAMS[name]
     places = grid(len(of_axes), device)
-    angles = torch.cat(
-        [places[i, :, None].double().cpu() * own for i, own in enumerate(of_axes)], 1
-    )
+    angles = torch.cat([places[i, :, None].double().cpu() * own for i, own in enumerate(of_axes)], 1)
     spec = pe.RotarySpec.from_preset(name)
     query = torch.randn(TOKENS, HEADS, spec.head_dim, dtype=torch.float64)
     rope = pe.RotaryEmbedding(spec, layout="thd")
@@ -161,9 +159,7 @@ def test_parts_keep_their_base_and_scaling(device: torch.device) -> None:
     ]
     found = pe.functional.rotary(query, positions=places, spec=spec)
     assert torch.allclose(found, torch.cat(alone, -1), atol=1e-6)
-    across = pe.functional.rotary(
-        query, positions=places, spec=pe.RotarySpec.axial(parts, within_axes=False)
-    )
+    across = pe.functional.rotary(query, positions=places, spec=pe.RotarySpec.axial(parts, within_axes=False))
     wanted = halves(query, torch.cat([places[i, 0, :, None] * part.frequencies().to(query) for i, part in enumerate(parts)], 1))  # fmt: skip
     assert torch.allclose(across, wanted, atol=1e-4)
 
@@ -247,6 +243,4 @@ def test_attention_factor_of_custom_frequencies(device: torch.device) -> None:
     query = torch.randn(1, 5, 2, 8, device=device)
     rotated = pe.functional.rotary(query, spec=scaled)
     assert torch.allclose(rotated, 1.25 * pe.functional.rotary(query, spec=plain))
-    assert torch.allclose(
-        pe.functional.rotary(rotated, spec=scaled, inverse=True), query, atol=1e-6
-    )
+    assert torch.allclose(pe.functional.rotary(rotated, spec=scaled, inverse=True), query, atol=1e-6)

@@ -24,9 +24,7 @@ def turned(x: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("floating", [False, True])
 @pytest.mark.parametrize("batch", [1, 3])  # rows of a batch of 1 serve all sequences
-def test_sums_over_axes(
-    dtype: torch.dtype, floating: bool, batch: int, device: torch.device
-) -> None:
+def test_sums_over_axes(dtype: torch.dtype, floating: bool, batch: int, device: torch.device) -> None:
     """RoPE-Mixed of timm, ``get_mixed_freqs``; Mochi's einsum("nd,dhf->nhf")."""
     query, key = torch.randn(2, 3, 41, HEADS, DIM, device=device, dtype=dtype)
     frequencies = torch.randn(2, HEADS, PAIRS, device=device, dtype=torch.float64)
@@ -60,9 +58,7 @@ def test_each_head_turns_as_if_alone(layout: pe.functional.Layout, device: torch
         alone = query.narrow(head_axis, head, 1)
         wanted = pe.functional.rotary(alone, None, places, frequencies=frequencies[head], **options)
         assert torch.equal(found.narrow(head_axis, head, 1), wanted)
-    back = pe.functional.rotary_(
-        found.clone(), None, places, frequencies=frequencies, inverse=True, **options
-    )
+    back = pe.functional.rotary_(found.clone(), None, places, frequencies=frequencies, inverse=True, **options)
     assert torch.allclose(back, query, atol=1e-6)
 
 
@@ -120,13 +116,10 @@ def test_the_module_learns_them() -> None:
     assert mixed.frequencies is not None
     assert mixed.frequencies.grad is not None
     assert mixed.frequencies.grad.shape == mixed.frequencies.shape == (2, HEADS, PAIRS)
-    assert torch.allclose(
-        mixed(query, positions=positions), plain(query, positions=positions.sum(0)), atol=1e-5
-    )
+    assert torch.allclose(mixed(query, positions=positions), plain(query, positions=positions.sum(0)), atol=1e-5)
     assert mixed.resolve(9).frequencies is mixed.frequencies
     ours, theirs = (
-        module.RotaryEmbedding(8, learned_frequencies=True, frequency_sizes=(2, 3))
-        for module in (pe, pe.cpp)
+        module.RotaryEmbedding(8, learned_frequencies=True, frequency_sizes=(2, 3)) for module in (pe, pe.cpp)
     )
     assert repr(ours) == repr(theirs)
     assert torch.equal(ours.frequencies, theirs.frequencies)
@@ -177,9 +170,7 @@ def test_tables_of_each_head(dtype: torch.dtype, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd", "sbhd", "thd"])
-def test_longrope_by_the_length_of_each_sample(
-    layout: pe.functional.Layout, device: torch.device
-) -> None:
+def test_longrope_by_the_length_of_each_sample(layout: pe.functional.Layout, device: torch.device) -> None:
     scaling = pe.LongRopeScaling([1.0] * 8, [4.0] * 8, 32, factor=4.0, long_attention_factor=1.5)
     rope = pe.RotaryEmbedding(DIM, scaling=scaling, layout=layout)
     count = 6 if layout == "thd" else 4

@@ -1,7 +1,5 @@
 """Tests the catalogue of model types: what it adds to files, what it refuses, parts of layers."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib
@@ -100,11 +98,7 @@ def test_sources_say_what_entries_claim() -> None:
             claims["axes"] = re.escape(f'"mrope_section", {own["axes"]["sizes"]}')
         if "switch" in own:
             claims["switch"] = own["switch"]["key"]
-        unsaid += [
-            (name, key)
-            for key, claim in claims.items()
-            if not re.search(claim, "\n".join(said), re.MULTILINE)
-        ]
+        unsaid += [(name, key) for key, claim in claims.items() if not re.search(claim, "\n".join(said), re.MULTILINE)]
         assert set(own) <= {*CLAIMS, *described, "parts", "known", "kinds"}, name
     assert unsaid == []
 
@@ -137,11 +131,7 @@ def test_which_layers_rotate(fields: dict[str, Any], expected: str) -> None:
 
 def test_layers_from_a_list_of_numbers() -> None:
     """DeepSeek V4's published files have compress_ratios; its class makes kinds of them."""
-    fields = {
-        "model_type": "deepseek_v4",
-        "num_hidden_layers": 4,
-        "compress_ratios": [0, 4, 128, 0],
-    }
+    fields = {"model_type": "deepseek_v4", "num_hidden_layers": 4, "compress_ratios": [0, 4, 128, 0]}
     bases = [spec and spec.base for spec in pe.RotarySpec.for_layers(fields)]
     assert bases == [1e4, 1.6e5, 1.6e5, 1e4]
 
@@ -201,12 +191,7 @@ def test_what_files_may_not_say(fields: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize(
     ("model_type", "instead"),
-    [
-        ("bert", "learned positions"),
-        ("gpt2", "learned positions"),
-        ("t5", "relative positions"),
-        ("bloom", "ALiBi"),
-    ],
+    [("bert", "learned positions"), ("gpt2", "learned positions"), ("t5", "relative positions"), ("bloom", "ALiBi")],
 )
 def test_models_that_do_not_rotate(model_type: str, instead: str) -> None:
     message = f"model_type '{model_type}' does not rotate: it has {instead}"

@@ -4,8 +4,6 @@ transformers completes a file: that is what its own object says. The readers her
 the catalogue.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

@@ -1,7 +1,5 @@
 """Tests that configurations of other systems are read strictly."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -21,12 +19,7 @@ LLAMA: dict[str, Any] = {
     "num_attention_heads": 32,
     "max_position_embeddings": 131072,
 }
-SCALING = {
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 LLAMA31 = pe.RotarySpec(128, base=500000.0, scaling=pe.Llama3Scaling(8, 1, 4, 8192))
 GGUF = {
     "general.architecture": "llama",
@@ -150,9 +143,7 @@ def test_an_unknown_model_is_refused_whatever_is_stated(stated: dict[str, Any]) 
     )  # fmt: skip
 
 
-WORDS = (
-    "alibi freq freqs mscale nope ntk pos posemb rot scaling theta timescale wavelength yarn rope"
-)
+WORDS = "alibi freq freqs mscale nope ntk pos posemb rot scaling theta timescale wavelength yarn rope"
 
 
 @pytest.mark.parametrize("word", [*WORDS.split(), "rotary", "positions", "longrope"])
@@ -225,9 +216,7 @@ def test_refusals(config: dict[str, Any], message: str) -> None:
         ({**LLAMA, "rope_theta": 1e4}, {"part": "x"}, "part: expected none for a configuration"),
     ],
 )  # fmt: skip
-def test_arguments_without_effect(
-    read: Any, config: dict[str, Any], arguments: dict[str, Any], message: str
-) -> None:
+def test_arguments_without_effect(read: Any, config: dict[str, Any], arguments: dict[str, Any], message: str) -> None:
     refused((lambda: read(config, **arguments), ValueError, message))
 
 
@@ -325,9 +314,7 @@ def test_schedules_are_no_frequencies() -> None:
         refused((lambda: pe.RotarySpec.from_huggingface({**LLAMA, key: 4}), ValueError, "keys that are not understood"))  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "key", ["dual_chunk_attention_config", "my_attn_config", "attention_config"]
-)
+@pytest.mark.parametrize("key", ["dual_chunk_attention_config", "my_attn_config", "attention_config"])
 def test_blocks_about_attention_are_looked_into(key: str) -> None:
     block = {key: {"chunk_size": 8, "original_max_position_embeddings": 16}}
     with pytest.raises(ValueError, match=rf"keys that are not understood: \['{key}'\]"):
@@ -363,19 +350,11 @@ STABLE = {"model_type": "stablelm", "hidden_size": 2560, "num_attention_heads": 
         ({"dim": 64, "n_heads": 4, "rope_theta": 1e4}, "rope_interleaved", True, False),
     ],
 )  # fmt: skip
-def test_keys_that_say_what_is_known(
-    fields: dict[str, Any], key: str, value: Any, other: Any
-) -> None:
+def test_keys_that_say_what_is_known(fields: dict[str, Any], key: str, value: Any, other: Any) -> None:
     """They are refused where they say something else."""
     read = pe.RotarySpec.from_huggingface
     assert read({**fields, key: value}) == read(fields)
-    refused(
-        (
-            lambda: read({**fields, key: other}),
-            ValueError,
-            key.removeprefix("attn_config") or "rope_theta",
-        )
-    )
+    refused((lambda: read({**fields, key: other}), ValueError, key.removeprefix("attn_config") or "rope_theta"))
 
 
 def test_an_indexer_has_a_pairing_of_its_own() -> None:
@@ -397,9 +376,7 @@ def test_codebooks_are_short_sequences() -> None:
 def test_a_file_that_rotates_where_its_class_does_not() -> None:
     """jina-embeddings-v3 has code of its own, and XLM-RoBERTa's name."""
     fields = {"model_type": "xlm-roberta", "position_embedding_type": "rotary"}
-    with pytest.raises(
-        ValueError, match="position_embedding_type: got 'rotary', but the class"
-    ) as raised:
+    with pytest.raises(ValueError, match="position_embedding_type: got 'rotary', but the class") as raised:
         pe.RotarySpec.from_huggingface(fields)
     assert "does not rotate" not in str(raised.value)
 
@@ -412,10 +389,7 @@ def test_ignored_keys_that_are_read_count(ignore: tuple[str, ...]) -> None:
     refused((lambda: pe.RotarySpec.from_huggingface(fields, ignore=ignore), ValueError, "rope_ratio: .* pass base="))  # fmt: skip
     assert pe.RotarySpec.from_huggingface(fields, ignore=ignore, base=5e6).base == 5e6
     assert pe.RotarySpec.from_huggingface(GGUF, ignore=["llama.rope.freq_base"]).base == 5e5
-    for plain in (
-        {**fields, "rope_ratio": 1},
-        {k: v for k, v in fields.items() if k != "rope_ratio"},
-    ):
+    for plain in ({**fields, "rope_ratio": 1}, {k: v for k, v in fields.items() if k != "rope_ratio"}):
         assert pe.RotarySpec.from_huggingface(plain).base == 1e4
 
 

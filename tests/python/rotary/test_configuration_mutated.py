@@ -4,8 +4,6 @@ Files are those of the tables of published ones, of vLLM's families, and the def
 of every model type.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import os

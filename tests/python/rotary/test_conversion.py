@@ -1,7 +1,5 @@
 """Tests conversion of weights to the other pairing: attention scores stay equal."""
 
-from __future__ import annotations
-
 import posembed as pe
 import pytest
 import torch
@@ -23,25 +21,17 @@ def scores(query: Tensor, key: Tensor, spec: pe.RotarySpec) -> Tensor:
 
 
 def specs(**window: int) -> tuple[pe.RotarySpec, pe.RotarySpec]:
-    return (
-        pe.RotarySpec(HEAD_DIM, **window),
-        pe.RotarySpec(HEAD_DIM, interleaved=True, **window),
-    )
+    return (pe.RotarySpec(HEAD_DIM, **window), pe.RotarySpec(HEAD_DIM, interleaved=True, **window))
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize(("query_heads", "key_heads"), [(4, 4), (6, 2), (4, 1)])
-def test_projections_and_biases_with_grouped_queries(
-    window: dict[str, int], query_heads: int, key_heads: int
-) -> None:
+def test_projections_and_biases_with_grouped_queries(window: dict[str, int], query_heads: int, key_heads: int) -> None:
     torch.manual_seed(0)
     half, interleaved = specs(**window)
     x = torch.randn(TOKENS, WIDTH, dtype=torch.float64)
     results = []
-    weights = {
-        heads: torch.randn(heads * HEAD_DIM, WIDTH + 1).double()
-        for heads in (query_heads, key_heads)
-    }
+    weights = {heads: torch.randn(heads * HEAD_DIM, WIDTH + 1).double() for heads in (query_heads, key_heads)}
     for spec in (half, interleaved):
         projected = []
         for heads in (query_heads, key_heads):
@@ -61,9 +51,7 @@ def test_packed_projection_leaves_values() -> None:
     half, interleaved = specs()
     x = torch.randn(TOKENS, WIDTH, dtype=torch.float64)
     weight = torch.randn(total * HEAD_DIM, WIDTH, dtype=torch.float64)
-    permuted = pe.permute_rotary_weight(
-        weight, total, to="interleaved", heads=range(query_heads + key_heads)
-    )
+    permuted = pe.permute_rotary_weight(weight, total, to="interleaved", heads=range(query_heads + key_heads))
     sizes = [heads * HEAD_DIM for heads in (query_heads, key_heads, key_heads)]
     q, k, v = (x @ weight.T).split(sizes, -1)
     permuted_q, permuted_k, permuted_v = (x @ permuted.T).split(sizes, -1)
@@ -169,9 +157,7 @@ def test_pages_of_a_float8_cache_are_moved(device: torch.device) -> None:
     pages, old = torch.zeros(2, 5, 4, 2, 64, device=device), torch.arange(8, device=device) + 100
     key_cache, value_cache = pages.to(torch.float8_e4m3fn).unbind()
     key, slots = torch.randn(8, 2, 64, device=device), torch.arange(4, 12, device=device)
-    pe.functional.rotary_cache_(
-        key.clone(), key, key, key_cache, value_cache, slots, old, spec=spec, key_scale=scale
-    )
+    pe.functional.rotary_cache_(key.clone(), key, key, key_cache, value_cache, slots, old, spec=spec, key_scale=scale)
     before = key_cache.float()
     places = torch.full((5, 4), -1, device=device)
     places[1:3] = old.view(2, 4)
@@ -238,9 +224,7 @@ def test_keys_moved_by_a_compiled_program() -> None:
     spec = pe.RotarySpec(64)
     keys, old, new = torch.randn(1, 5, 3, 64), torch.arange(5), torch.arange(5) + 11
     moved = keys.clone()
-    torch.compile(pe.functional.rerotate_, fullgraph=True, backend="aot_eager")(
-        moved, old, new, spec=spec
-    )
+    torch.compile(pe.functional.rerotate_, fullgraph=True, backend="aot_eager")(moved, old, new, spec=spec)
     pe.functional.rerotate_(keys, old, new, spec=spec)
     assert torch.equal(moved, keys)
 

@@ -1,7 +1,5 @@
 """Tests converted weights of real models' attention: scores equal those of the model's code."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 
@@ -44,10 +42,7 @@ def heads_of(config: Any, layer: nn.Module, hidden: Tensor, spec: pe.RotarySpec)
         packed = layer.query_key_value(hidden).view(1, TOKENS, -1, 3 * spec.head_dim)
         parts = list(packed.chunk(3, dim=-1)[:2])
     elif hasattr(layer, "qkv_proj"):
-        sizes = [
-            n * spec.head_dim
-            for n in (config.num_attention_heads, *[config.num_key_value_heads] * 2)
-        ]
+        sizes = [n * spec.head_dim for n in (config.num_attention_heads, *[config.num_key_value_heads] * 2)]
         parts = [part.view(shape) for part in layer.qkv_proj(hidden).split(sizes, -1)[:2]]
     else:
         parts = [layer.q_proj(hidden).view(shape), layer.k_proj(hidden).view(shape)]

@@ -1,7 +1,5 @@
 """Compares angles with 60-digit arithmetic at near and far positions, as the README claims."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -28,8 +26,7 @@ def dynamic_ntk(factor: int, length: int, seq_len: int) -> list[mpmath.mpf]:
 def yarn(factor: int, length: int) -> list[mpmath.mpf]:
     """Frequencies with beta_fast 32 and beta_slow 1, without rounding to whole pairs."""
     begin, end = (
-        HEAD_DIM * mpmath.log(length / (turns * 2 * mpmath.pi)) / (2 * mpmath.log(10000))
-        for turns in (32, 1)
+        HEAD_DIM * mpmath.log(length / (turns * 2 * mpmath.pi)) / (2 * mpmath.log(10000)) for turns in (32, 1)
     )
     parts = [min(max((pair - begin) / (end - begin), 0), 1) for pair in range(HEAD_DIM // 2)]
     return [
@@ -38,9 +35,7 @@ def yarn(factor: int, length: int) -> list[mpmath.mpf]:
     ]
 
 
-def exact(
-    frequencies: Callable[[], list[mpmath.mpf]], positions: list[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def exact(frequencies: Callable[[], list[mpmath.mpf]], positions: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosine and sine of position times frequency: float64 [positions, pairs], each rounded once."""
     with mpmath.workdps(60):
         angles = [[position * frequency for frequency in frequencies()] for position in positions]
@@ -49,9 +44,7 @@ def exact(
     return torch.tensor(cosines, dtype=torch.float64), torch.tensor(sines, dtype=torch.float64)
 
 
-def rotated_units(
-    spec: pe.RotarySpec, dtype: torch.dtype, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
+def rotated_units(spec: pe.RotarySpec, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotates (1, 0) in every pair, which gives (cosine, sine)."""
     units = torch.zeros(len(POSITIONS), 1, HEAD_DIM, dtype=dtype, device=device)
     units[..., : HEAD_DIM // 2] = 1
@@ -65,25 +58,19 @@ SPECS = [
     (pe.RotarySpec(HEAD_DIM, scaling=pe.DynamicNtkScaling(2.0, 2048)).resolve(9000), functools.partial(dynamic_ntk, 2, 2048, 9000)),
     (pe.RotarySpec(HEAD_DIM, scaling=pe.YarnScaling(4.0, 4096, truncate=False, attention_factor=1.0)), functools.partial(yarn, 4, 4096)),
 ]  # fmt: skip
-EACH = pytest.mark.parametrize(
-    ("spec", "frequencies"), SPECS, ids=[*map(str, BASES), "dynamic NTK", "YaRN"]
-)
+EACH = pytest.mark.parametrize(("spec", "frequencies"), SPECS, ids=[*map(str, BASES), "dynamic NTK", "YaRN"])
 
 
 @EACH
 def test_float32_angles(spec: pe.RotarySpec, frequencies: Any, device: torch.device) -> None:
-    for found, wanted in zip(
-        rotated_units(spec, torch.float32, device), exact(frequencies, POSITIONS), strict=True
-    ):
+    for found, wanted in zip(rotated_units(spec, torch.float32, device), exact(frequencies, POSITIONS), strict=True):
         assert float((found - wanted).abs().max()) <= 1.5e-7
 
 
 @EACH
 def test_float64_angles(spec: pe.RotarySpec, frequencies: Any, device: torch.device) -> None:
     near = torch.tensor([position <= 2**20 for position in POSITIONS])
-    for found, wanted in zip(
-        rotated_units(spec, torch.float64, device), exact(frequencies, POSITIONS), strict=True
-    ):
+    for found, wanted in zip(rotated_units(spec, torch.float64, device), exact(frequencies, POSITIONS), strict=True):
         assert float((found - wanted)[near].abs().max()) <= 1e-15
         assert float((found - wanted).abs().max()) <= 1e-13
 

@@ -1,7 +1,5 @@
 """Tests of rotations at floating positions, with fractions and below zero."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -57,9 +55,7 @@ def test_whole_numbers_give_the_bits_of_integers(
 
 @pytest.mark.parametrize("spec", SPECS[:3], ids=str)
 @pytest.mark.parametrize("dtype", FLOATING)
-def test_fractions_agree_with_float64(
-    dtype: torch.dtype, spec: pe.RotarySpec, device: torch.device
-) -> None:
+def test_fractions_agree_with_float64(dtype: torch.dtype, spec: pe.RotarySpec, device: torch.device) -> None:
     query, key = tensors(dtype, device)
     positions = FRACTIONS.to(device)
     rotated = pe.functional.rotary(query, key, positions, spec=spec)
@@ -106,9 +102,7 @@ def test_positions_that_are_none_give_nan(device: torch.device) -> None:
     rope = pe.RotaryEmbedding(16)
     if device.type == "cpu" and not CUDA_ON_CPU:
         for wrong in (positions, positions.double(), positions[[0, 2, 0, 0]]):
-            with pytest.raises(
-                IndexError, match=r"positions: expected finite positions, got (nan|inf)"
-            ):
+            with pytest.raises(IndexError, match=r"positions: expected finite positions, got (nan|inf)"):
                 rope(query, positions=wrong)
         return
     found = rope(query, positions=positions)
@@ -135,9 +129,7 @@ def test_learned_frequencies_have_gradients(device: torch.device) -> None:
 
     inputs = [x.requires_grad_() for x in (query, key, frequencies)]
     assert torch.autograd.gradcheck(rotated, inputs, check_forward_ad=True)
-    assert_close(
-        rotated(*inputs)[0], rotate(query, spec.text, positions, frequencies=frequencies), 1e-13
-    )
+    assert_close(rotated(*inputs)[0], rotate(query, spec.text, positions, frequencies=frequencies), 1e-13)
 
 
 def test_fused_operators_take_them(device: torch.device) -> None:

@@ -1,7 +1,5 @@
 """Tests that GGUF metadata are read as llama.cpp rotates."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -28,10 +26,7 @@ def metadata(architecture: str, **rope: Any) -> dict[str, Any]:
 
 
 def yarn(architecture: str, **more: Any) -> dict[str, Any]:
-    return {
-        **metadata(architecture, **more),
-        **{f"{architecture}.rope.{k}": v for k, v in YARN.items()},
-    }
+    return {**metadata(architecture, **more), **{f"{architecture}.rope.{k}": v for k, v in YARN.items()}}
 
 
 @pytest.mark.parametrize(
@@ -40,39 +35,16 @@ def yarn(architecture: str, **more: Any) -> dict[str, Any]:
         (metadata("llama"), pe.RotarySpec(64, base=5e5, interleaved=True)),
         (metadata("qwen2"), pe.RotarySpec(64, base=5e5)),
         (metadata("gptneox", dimension_count=16), pe.RotarySpec(64, base=5e5, rotary_dim=16)),
-        (
-            metadata("deepseek2", dimension_count=32),
-            pe.RotarySpec(32, base=5e5, interleaved=True),
-        ),
-        (
-            metadata("llama", scaling__type="linear", scaling__factor=4.0),
-            pe.RotarySpec(64, base=5e5, interleaved=True, scaling=pe.LinearScaling(4)),
-        ),
-        (
-            metadata("qwen2vl", dimension_sections=[8, 12, 12, 0]),
-            pe.RotarySpec(64, base=5e5, sections=pe.Sections((8, 12, 12))),
-        ),
-        (
-            metadata("qwen3vl", dimension_sections=[12, 10, 10, 0]),
-            pe.RotarySpec(64, base=5e5, sections=pe.Sections((12, 10, 10), interleaved=True)),
-        ),
+        (metadata("deepseek2", dimension_count=32), pe.RotarySpec(32, base=5e5, interleaved=True)),
+        (metadata("llama", scaling__type="linear", scaling__factor=4.0), pe.RotarySpec(64, base=5e5, interleaved=True, scaling=pe.LinearScaling(4))),
+        (metadata("qwen2vl", dimension_sections=[8, 12, 12, 0]), pe.RotarySpec(64, base=5e5, sections=pe.Sections((8, 12, 12)))),
+        (metadata("qwen3vl", dimension_sections=[12, 10, 10, 0]), pe.RotarySpec(64, base=5e5, sections=pe.Sections((12, 10, 10), interleaved=True))),
         (  # half-split with several position axes
             metadata("glm4", dimension_sections=[8, 12, 12, 0]),
             pe.RotarySpec(64, base=5e5, sections=pe.Sections((8, 12, 12))),
         ),
-        (
-            yarn("qwen3", scaling__yarn_beta_fast=16.0, scaling__yarn_beta_slow=2.0),
-            pe.RotarySpec(64, base=5e5, scaling=pe.YarnScaling(4, 8192, beta_fast=16, beta_slow=2)),
-        ),
-        (
-            yarn("mistral3", scaling__yarn_log_multiplier=0.5),
-            pe.RotarySpec(
-                64,
-                base=5e5,
-                interleaved=True,
-                scaling=pe.YarnScaling(4, 8192, mscale=1, mscale_all_dim=0.5),
-            ),
-        ),
+        (yarn("qwen3", scaling__yarn_beta_fast=16.0, scaling__yarn_beta_slow=2.0), pe.RotarySpec(64, base=5e5, scaling=pe.YarnScaling(4, 8192, beta_fast=16, beta_slow=2))),
+        (yarn("mistral3", scaling__yarn_log_multiplier=0.5), pe.RotarySpec(64, base=5e5, interleaved=True, scaling=pe.YarnScaling(4, 8192, mscale=1, mscale_all_dim=0.5))),
         (
             {
                 **metadata("phi3", scaling__type="longrope", scaling__attn_factor=1.19),

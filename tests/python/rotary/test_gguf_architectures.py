@@ -5,8 +5,6 @@ that a wrong entry of the table shows too, pairings, layers and bases are writte
 published/gguf.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -19,9 +17,7 @@ from published.llama_cpp import ARCHITECTURES, TABLE, File, Rotation
 from support.refusals import refused
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-ROTATED = sorted(
-    name for name, rules in ARCHITECTURES.items() if "pairing" in rules and "refused" not in rules
-)
+ROTATED = sorted(name for name, rules in ARCHITECTURES.items() if "pairing" in rules and "refused" not in rules)
 UNROTATED = sorted(name for name, rules in ARCHITECTURES.items() if "instead" in rules)
 
 # Where each layer has a full or a sliding attention and rotates (F, S), or does not rotate (.), if the file has a
@@ -135,8 +131,7 @@ def test_layers_are_those_of_llama_cpp(architecture: str, scaling: str, own: boo
 
 
 @pytest.mark.parametrize(
-    ("kind", "architecture"),
-    [(kind, name) for kind, names in gguf.TYPES.items() for name in names.split()],
+    ("kind", "architecture"), [(kind, name) for kind, names in gguf.TYPES.items() for name in names.split()]
 )
 def test_pairs_are_those_of_llama_cpp(kind: str, architecture: str) -> None:
     if kind == "NONE":
@@ -222,9 +217,7 @@ def test_tensors_written_out(architecture: str) -> None:
         plain["rope_freqs.weight"] = [1.0] * 16
     ratios = {
         round((one.frequencies()[0] / other.frequencies()[0]).item(), 9)
-        for one, other in zip(
-            pe.RotarySpec.for_layers(plain), pe.RotarySpec.for_layers(metadata), strict=True
-        )
+        for one, other in zip(pe.RotarySpec.for_layers(plain), pe.RotarySpec.for_layers(metadata), strict=True)
         if one is not None and other is not None
     }
     of_full_layers = architecture in ("gemma4", "gemma4-assistant", "step35")
@@ -241,15 +234,9 @@ def test_long_factors_written_out(architecture: str) -> None:
         metadata[f"rope_factors_{name}.weight"] = [factor] * 8
     if architecture not in long:
         message = refusal_of_layers(metadata)
-        assert message.startswith(
-            f"scaling.type: 'longrope' is not understood for '{architecture}'"
-        )
+        assert message.startswith(f"scaling.type: 'longrope' is not understood for '{architecture}'")
         return
-    spec = next(
-        spec
-        for spec in pe.RotarySpec.for_layers(metadata)
-        if spec is not None and spec.scaling is not None
-    )
+    spec = next(spec for spec in pe.RotarySpec.for_layers(metadata) if spec is not None and spec.scaling is not None)
     assert spec.frequencies(seq_len=8192)[0].item() == 0.5
     assert spec.frequencies(seq_len=8193)[0].item() == pytest.approx(1 / 3)
 
@@ -288,10 +275,7 @@ def test_laguna_scales_full_attention_alone() -> None:
 
 
 def test_smallthinker_leaves_out_the_first_of_four() -> None:
-    windows = {
-        "attention__sliding_window": 4096,
-        "attention__sliding_window_pattern": [False, True, True, True] * 2,
-    }
+    windows = {"attention__sliding_window": 4096, "attention__sliding_window_pattern": [False, True, True, True] * 2}
     for says, right in ((windows, [False, True, True, True] * 2), ({}, [True] * 8)):
         metadata = file("smallthinker", block_count=8, **{"attention__sliding_window": 0, **says})
         rotates = [spec is not None for spec in pe.RotarySpec.for_layers(metadata)]
@@ -326,9 +310,7 @@ def test_baichuan_rotates_with_32_layers() -> None:
 
 def test_long_factors_without_a_type() -> None:
     """Older files of Phi-3 state no scaling type."""
-    tensors = {
-        f"rope_factors_{name}.weight": [float(n)] * 8 for n, name in ((1, "short"), (2, "long"))
-    }
+    tensors = {f"rope_factors_{name}.weight": [float(n)] * 8 for n, name in ((1, "short"), (2, "long"))}
     metadata = {**file("phi3", rope__scaling__attn_factor=1.2), **tensors}
     spec = pe.RotarySpec.from_huggingface(metadata)
     assert spec.scaling == pe.LongRopeScaling([1.0] * 8, [2.0] * 8, 8192, attention_factor=1.2)

@@ -1,7 +1,5 @@
 """Tests that a module that knows its model's heads refuses tensors of another layout."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any
@@ -118,9 +116,7 @@ def test_heads_that_differ_by_layer_are_not_checked() -> None:
 
 
 def test_heads_go_with_the_module() -> None:
-    rope = pe.RotaryEmbedding(
-        64, scaling=pe.DynamicNtkScaling(2.0, 16), layout="bhsd", heads=8, key_heads=2
-    )
+    rope = pe.RotaryEmbedding(64, scaling=pe.DynamicNtkScaling(2.0, 16), layout="bhsd", heads=8, key_heads=2)
     wrong = of(8, 64)
     for same in (copy.deepcopy(rope), pickle.loads(pickle.dumps(rope)), rope.resolve(32)):
         assert (same.heads, same.key_heads) == (8, 2)

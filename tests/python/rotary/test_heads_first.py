@@ -1,7 +1,5 @@
 """Tests [batch, heads, seq, head_dim] in memory, where tokens of a head are rotated together."""
 
-from __future__ import annotations
-
 import posembed as pe
 import pytest
 import torch
@@ -25,9 +23,7 @@ def positions_with_gaps(device: torch.device) -> Tensor:
 @pytest.mark.parametrize("heads", [24, 2])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_same_bits_as_tokens_first(
-    heads: int, interleaved: bool, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_the_same_bits_as_tokens_first(heads: int, interleaved: bool, dtype: torch.dtype, device: torch.device) -> None:
     torch.manual_seed(0)
     query = torch.randn(BATCH, SEQ, heads, HEAD_DIM, device=device).to(dtype)
     key = torch.randn(BATCH, SEQ, 1, HEAD_DIM, device=device).to(dtype)
@@ -46,9 +42,7 @@ def test_the_same_bits_as_tokens_first(
 
 @pytest.mark.parametrize("heads", [24, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gradients_of_frequencies_have_the_same_bits(
-    heads: int, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_gradients_of_frequencies_have_the_same_bits(heads: int, dtype: torch.dtype, device: torch.device) -> None:
     """For any order of tokens and heads in the data and in their gradient."""
     torch.manual_seed(0)
     data, gradient = torch.randn(2, BATCH, SEQ, heads, HEAD_DIM, device=device).to(dtype)

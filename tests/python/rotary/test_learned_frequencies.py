@@ -1,7 +1,5 @@
 """Tests learned frequencies: exact angles, gradients, and a parameter that casts do not narrow."""
 
-from __future__ import annotations
-
 import copy
 import decimal
 import math

@@ -1,7 +1,5 @@
 """Compares every numerics profile bit for bit with the program that it reproduces."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import posembed as pe
@@ -62,9 +60,7 @@ def test_float32_is_llama(dtype: torch.dtype, device: torch.device) -> None:
     rope = pe.RotaryEmbedding(64, layout="bhsd", numerics="float32")
     expected = rotated_by_llama(llama(), query, key, places(device))
     assert_same_bits(rope(query, key, places(device)), expected)
-    assert not torch.equal(
-        pe.RotaryEmbedding(64, layout="bhsd")(query, None, places(device)), expected[0]
-    )
+    assert not torch.equal(pe.RotaryEmbedding(64, layout="bhsd")(query, None, places(device)), expected[0])
 
 
 @each_dtype
@@ -124,9 +120,7 @@ def test_proportional_and_dynamic_are_transformers() -> None:
             continue
         spec = pe.RotarySpec(64, scaling=scaling)
         spec = spec.resolve(length) if length else spec
-        frequencies, _ = functions[parameters["rope_type"]](
-            llama(parameters), torch.device("cpu"), seq_len=length
-        )
+        frequencies, _ = functions[parameters["rope_type"]](llama(parameters), torch.device("cpu"), seq_len=length)
         rope = pe.RotaryEmbedding(spec, numerics="float32")
         for position in (1, 77, 100_003):
             angle = torch.tensor(position).float() * frequencies

@@ -1,7 +1,5 @@
 """Tests rotary(out=...): existing memory, and tensors that may share it."""
 
-from __future__ import annotations
-
 import posembed as pe
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Tests of packed projections: orders of heads, views, one gradient, modules."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import posembed as pe
@@ -42,11 +40,7 @@ def parts_of(qkv: Tensor, call: dict[str, Any]) -> list[Tensor]:
     else:
         each = heads // key_heads + 2
         groups = [columns[i : i + each] for i in range(0, len(columns), each)]
-        parts = [
-            [h for g in groups for h in g[:-2]],
-            [g[-2] for g in groups],
-            [g[-1] for g in groups],
-        ]
+        parts = [[h for g in groups for h in g[:-2]], [g[-2] for g in groups], [g[-1] for g in groups]]
     tensors = [torch.stack(part, -2) for part in parts]
     return [x.transpose(1, 2) for x in tensors] if call.get("layout") == "bhsd" else tensors
 
@@ -88,19 +82,13 @@ def test_bits_are_those_of_separate_tensors(call: dict[str, Any], device: torch.
 
 @every
 @pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 2), (0, 1, 2)], ids=str)
-def test_gradients_arrive_in_one_tensor(
-    call: dict[str, Any], used: tuple[int, ...], device: torch.device
-) -> None:
+def test_gradients_arrive_in_one_tensor(call: dict[str, Any], used: tuple[int, ...], device: torch.device) -> None:
     call = on(device, call)
     qkv = projection(call, device).requires_grad_()
     results, expected = packed(qkv, call), separate(qkv, call)
     assert len({result.grad_fn for result in results}) == 1
-    assert [edge[0].name() for edge in results[0].grad_fn.next_functions] == [
-        "torch::autograd::AccumulateGrad"
-    ]
-    weights = [
-        torch.randn(*x.shape[::-1], device=device).to(x).permute(3, 2, 1, 0) for x in expected
-    ]
+    assert [edge[0].name() for edge in results[0].grad_fn.next_functions] == ["torch::autograd::AccumulateGrad"]
+    weights = [torch.randn(*x.shape[::-1], device=device).to(x).permute(3, 2, 1, 0) for x in expected]
     weights[2] = weights[2][..., :1].expand(weights[2].shape)  # without strides
     gradients = [
         torch.autograd.grad([parts[i] for i in used], qkv, [weights[i] for i in used])[0]
@@ -120,19 +108,13 @@ def test_derivatives_of_every_order(call: dict[str, Any], device: torch.device) 
 
     assert torch.autograd.gradcheck(function, qkv, check_forward_ad=True, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(function, qkv, fast_mode=True)
-    point = (
-        qkv.detach()[:1, :2] if "positions" not in call and "offset" not in call else qkv.detach()
-    )
+    point = qkv.detach()[:1, :2] if "positions" not in call and "offset" not in call else qkv.detach()
 
     def total(results: Any) -> Tensor:
         return sum((x.sin() * x).sum() for x in results)
 
-    found = torch.func.grad(
-        lambda x: torch.func.grad(lambda y: total(packed(y, call)))(x).cos().sum()
-    )
-    wanted = torch.func.grad(
-        lambda x: torch.func.grad(lambda y: total(separate(y, call)))(x).cos().sum()
-    )
+    found = torch.func.grad(lambda x: torch.func.grad(lambda y: total(packed(y, call)))(x).cos().sum())
+    wanted = torch.func.grad(lambda x: torch.func.grad(lambda y: total(separate(y, call)))(x).cos().sum())
     assert_close(found(point), wanted(point), 1e-12)
 
 
@@ -155,19 +137,13 @@ def test_compiled_with_the_projection_and_attention(name: str, device: torch.dev
         scores = torch.nn.functional.scaled_dot_product_attention
         return scores(query, key, value, is_causal=True, enable_gqa=True)
 
-    compiled = torch.compile(
-        lambda x: attention(packed, x), backend=graphs, fullgraph=True, dynamic=True
-    )
+    compiled = torch.compile(lambda x: attention(packed, x), backend=graphs, fullgraph=True, dynamic=True)
     for batch, seq in ((11, 13), (17, 19), (23, 7)):
         x = torch.randn(batch, seq, 12, device=device, dtype=torch.float64)
         found, expected = compiled(x), attention(separate, x)
         assert_close(found, expected, 1e-12)
         for a, b in zip(
-            *(
-                torch.autograd.grad(r.square().sum(), linear.parameters())
-                for r in (found, expected)
-            ),
-            strict=True,
+            *(torch.autograd.grad(r.square().sum(), linear.parameters()) for r in (found, expected)), strict=True
         ):
             assert_close(a, b, 1e-11)
     assert graphs.frame_count == 1

@@ -1,7 +1,5 @@
 """Families of vLLM: frequencies and pairing of layers, computed apart in float64."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import posembed as pe
@@ -25,9 +23,7 @@ def test_layers(model_type: str, fields: dict[str, Any], turns: dict[int, Turn |
         assert spec.head_dim == turn.head
         spec = spec.resolve(position + 1)
         query = torch.randn(turn.head, dtype=torch.float64)
-        found = pe.functional.rotary(
-            query.view(1, 1, 1, -1), positions=torch.tensor([position]), spec=spec
-        )
+        found = pe.functional.rotary(query.view(1, 1, 1, -1), positions=torch.tensor([position]), spec=spec)
         assert torch.allclose(found.flatten(), turn(query, position), rtol=0, atol=1e-11)
 
 

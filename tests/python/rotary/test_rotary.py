@@ -1,7 +1,5 @@
 """Tests of RotaryEmbedding and RotarySpec beyond the shared tests of operators."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle
@@ -158,9 +156,7 @@ def test_one_row_of_positions_serves_the_batch(device: torch.device) -> None:
     query, key = make(device=device)
     positions = torch.tensor([7, 5, 3, -1, 0, 900], device=device)
     rope = pe.RotaryEmbedding(16)
-    for found, wanted in zip(
-        rope(query, key, positions.unsqueeze(0)), rope(query, key, positions), strict=True
-    ):
+    for found, wanted in zip(rope(query, key, positions.unsqueeze(0)), rope(query, key, positions), strict=True):
         assert torch.equal(found, wanted)
 
 

@@ -1,7 +1,5 @@
 """Scales of scores that configurations state, against the models' own code in transformers."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from typing import Any
@@ -62,9 +60,7 @@ def scales_of_code(config: Any) -> list[float]:
     """What the model's attention multiplies scores by, times the root of the query's width."""
     transformers = pytest.importorskip("transformers")
     make = transformers.AutoModel.from_config
-    if (
-        config.model_type == "diffusion_gemma_text"
-    ):  # part of a model, which AutoModel does not make
+    if config.model_type == "diffusion_gemma_text":  # part of a model, which AutoModel does not make
         name = "transformers.models.diffusion_gemma.modeling_diffusion_gemma"
         make = importlib.import_module(name).DiffusionGemmaEncoderTextModel
     with torch.device("meta"):
@@ -208,12 +204,7 @@ def test_llama_4_grows_where_it_does_not_rotate() -> None:
 
 def test_logn() -> None:
     """The list of Qwen 1's modeling_qwen.py: log(i) to the base seq_length, i from 1."""
-    fields = {
-        "model_type": "qwen",
-        "hidden_size": 128,
-        "num_attention_heads": 1,
-        "kv_channels": 128,
-    }
+    fields = {"model_type": "qwen", "hidden_size": 128, "num_attention_heads": 1, "kv_channels": 128}
     fields |= {"rotary_emb_base": 10000, "seq_length": 2048, "use_logn_attn": True}
     fields |= {"rotary_pct": 1.0}
     scale = pe.RotarySpec.from_huggingface(fields).score_scale
@@ -256,18 +247,14 @@ def test_specifications_with_a_scale() -> None:
     scale = pe.ScoreScale(2.0, 0.1, 16, 1, source="key")
     spec = pe.RotarySpec(8, score_scale=scale)
     assert pe.RotarySpec.from_json(spec.to_json()) == spec
-    assert hash(spec) == hash(
-        pe.RotarySpec(8, score_scale=pe.ScoreScale(2.0, 0.1, 16, 1, False, "key"))
-    )
+    assert hash(spec) == hash(pe.RotarySpec(8, score_scale=pe.ScoreScale(2.0, 0.1, 16, 1, False, "key")))
     assert spec == pe.RotarySpec(8)  # it rotates alike
     assert spec.to_json() != pe.RotarySpec(8).to_json()
     assert pe.RotarySpec.from_json(spec.to_json()).score_scale == scale
     assert "score_scale" not in pe.RotarySpec(8).to_json()
     assert pe.RotarySpec(8).diff(spec).startswith("score_scale: null against {")
     query: Tensor = torch.randn(1, 3, 2, 8)
-    assert torch.equal(
-        pe.functional.rotary(query, spec=spec), pe.functional.rotary(query, spec=pe.RotarySpec(8))
-    )
+    assert torch.equal(pe.functional.rotary(query, spec=spec), pe.functional.rotary(query, spec=pe.RotarySpec(8)))
     text = "score scale: 2 times 1 + 0.1 log(1 + floor((position + 1) / 16)) (key)"
     assert text in spec.explain()
 

@@ -1,7 +1,5 @@
 """Tests extreme sizes: 0 and 1 in every dimension, and beyond 32-bit indices and grids."""
 
-from __future__ import annotations
-
 import itertools
 
 import posembed as pe

@@ -1,7 +1,5 @@
 """Tests RotarySpec: scalings against transformers' formulas, text, resolution, errors."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle
@@ -33,9 +31,7 @@ SPECS = [
 
 
 @pytest.mark.parametrize(("scaling", "parameters", "length"), SCALINGS, ids=IDS)
-def test_scalings_agree_with_transformers(
-    scaling: Any, parameters: dict[str, Any], length: int | None
-) -> None:
+def test_scalings_agree_with_transformers(scaling: Any, parameters: dict[str, Any], length: int | None) -> None:
     transformers = pytest.importorskip("transformers")
     functions = pytest.importorskip("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS
     config = transformers.LlamaConfig(
@@ -64,11 +60,7 @@ def test_ntk_stretches_the_longest_wavelength_alone() -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_value(spec: pe.RotarySpec) -> None:
-    for other in (
-        pe.RotarySpec.from_json(spec.to_json()),
-        pickle.loads(pickle.dumps(spec)),
-        copy.deepcopy(spec),
-    ):
+    for other in (pe.RotarySpec.from_json(spec.to_json()), pickle.loads(pickle.dumps(spec)), copy.deepcopy(spec)):
         assert other == spec
         assert hash(other) == hash(spec)
         assert other.to_json() == spec.to_json()
@@ -183,10 +175,7 @@ def test_a_specification_assigned_later_counts() -> None:
 
 def test_both_languages_resolve_and_move_keys() -> None:
     scaling = pe.DynamicNtkScaling(2.0, 64)
-    ours, theirs = (
-        pe.RotaryEmbedding(32, scaling=scaling),
-        pe.cpp.RotaryEmbedding(32, scaling=scaling),
-    )
+    ours, theirs = (pe.RotaryEmbedding(32, scaling=scaling), pe.cpp.RotaryEmbedding(32, scaling=scaling))
     query, places = torch.randn(1, 5, 2, 32), torch.arange(5)
     near, far = ours.resolve(64), ours.spec.resolve(200)
     assert repr(near) == repr(theirs.resolve(64))
@@ -215,10 +204,7 @@ def test_eva_tower_in_a_larger_grid() -> None:
     """EVA-02 squeezes the rows and columns of a larger grid into those of training."""
     head_dim, trained, side = 16, 4, 6
     spec = pe.RotarySpec(
-        head_dim,
-        interleaved=True,
-        sections=pe.Sections((4, 4), restart=True),
-        scaling=pe.LinearScaling(side / trained),
+        head_dim, interleaved=True, sections=pe.Sections((4, 4), restart=True), scaling=pe.LinearScaling(side / trained)
     )
     series = 10000.0 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8)
     steps = torch.arange(side, dtype=torch.float64) / side * trained
@@ -270,12 +256,7 @@ def test_eva_tower_in_a_larger_grid() -> None:
         (lambda: pe.RotarySpec.from_json("[" * 100_000 + "]" * 100_000), "RotarySpec: expected JSON of at most 64 levels"),
         (lambda: pe.RotarySpec.from_json('{"head_dim":8,"base":null}'), "RotarySpec: base: expected a number, got null"),
         (lambda: pe.RotarySpec.from_json('{"head_dim":2,"sections":{"axis_of_pair":[0.5],"restart":false}}'), "sections: axis_of_pair: expected whole numbers, got [0.5]"),
-        (
-            lambda: pe.RotarySpec.from_json(
-                '{"head_dim":8,"scaling":{"type":"yarn","original_max_positions":"64"}}'
-            ),
-            'yarn: original_max_positions: expected a whole number, got "64"',
-        ),
+        (lambda: pe.RotarySpec.from_json('{"head_dim":8,"scaling":{"type":"yarn","original_max_positions":"64"}}'), 'yarn: original_max_positions: expected a whole number, got "64"'),
     ],
 )  # fmt: skip
 def test_refusals(make: Any, message: str) -> None:
@@ -286,8 +267,7 @@ def test_refusals(make: Any, message: str) -> None:
 def test_explanation_tells_what_is_stretched() -> None:
     text = pe.RotarySpec(128, base=500000.0, scaling=pe.Llama3Scaling(8, 1, 4, 8192)).explain()
     assert text.splitlines()[0] == (
-        "head of 128: component i turns together with i + 64; base 500,000; longest wavelength "
-        "20,473,564 positions"
+        "head of 128: component i turns together with i + 64; base 500,000; longest wavelength 20,473,564 positions"
     )
     assert re.search(r"float32 angles would be off by up to 0\.\d+ rad in 65536 positions", text)
     assert "pairs 0 to 28 as they are; pairs 29 to 63 stretched by up to 8x" in text

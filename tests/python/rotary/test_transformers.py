@@ -4,8 +4,6 @@ Uses default configurations, so nothing is downloaded. Compares frequencies, att
 the rotation itself: pairing, direction, window, axes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses
@@ -61,11 +59,7 @@ def frequencies_agree(model: Model, spec: pe.RotarySpec, rotary: torch.nn.Module
     if any(name.endswith("attention_scaling") for name in vars(rotary)):
         factor = of_layer(rotary, "attention_scaling", model.layer_type)
     same_factor = abs(factor - spec.attention_factor) < 1e-6
-    return (
-        ours.shape == theirs.shape
-        and same_factor
-        and torch.allclose(ours, theirs, rtol=1e-6, atol=0)
-    )
+    return ours.shape == theirs.shape and same_factor and torch.allclose(ours, theirs, rtol=1e-6, atol=0)
 
 
 def in_their_order(rotated: Tensor) -> Tensor:
@@ -73,9 +67,7 @@ def in_their_order(rotated: Tensor) -> Tensor:
     return torch.cat((rotated[..., 0::2], rotated[..., 1::2]), -1)
 
 
-def agrees(
-    model: Model, spec: pe.RotarySpec, rotary: torch.nn.Module, name: str, whole: bool
-) -> bool:
+def agrees(model: Model, spec: pe.RotarySpec, rotary: torch.nn.Module, name: str, whole: bool) -> bool:
     """Whether the model's function rotates as ours does, for the whole head or its window."""
     axes = axes_of(spec)
     by_token = model.axial and "2d" not in name
@@ -136,8 +128,7 @@ def is_without(model: Model) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("kind", "theirs"),
-    [("sliding_attention", "main"), ("compressed_sparse_attention", "compress")],
+    ("kind", "theirs"), [("sliding_attention", "main"), ("compressed_sparse_attention", "compress")]
 )
 def test_deepseek_v4(kind: str, theirs: str) -> None:
     """Its rope_parameters name rotations, and its layer_types name layers."""
@@ -168,9 +159,7 @@ def test_every_model() -> None:
     print(f"{len(agreeing)} rotations agree, {len(refused)} model types are refused:")
     for name, reason in refused.items():
         print(f"  {name}: {reason}")
-    assert {
-        k: v for k, v in verdicts.items() if v in ("other frequencies", "another rotation")
-    } == {}
+    assert {k: v for k, v in verdicts.items() if v in ("other frequencies", "another rotation")} == {}
     assert set(refused) <= set(having("refused"))
     assert len(agreeing) >= 246
     assert {*by_default.values()} <= {"agrees", "no such layer"}, by_default
@@ -215,9 +204,7 @@ def test_nobody_is_left_out() -> None:
     folder = Path(transformers.__file__).parent / "models"
     called = re.compile(r"(?<!def )\b(?:apply_\w*rot\w*|rotate_queries\w*)\(")
     rotating = {
-        file.parent.name
-        for file in folder.glob("*/modeling_*.py")
-        if called.search(file.read_text(encoding="utf-8"))
+        file.parent.name for file in folder.glob("*/modeling_*.py") if called.search(file.read_text(encoding="utf-8"))
     }
     left_out = {name for name in rotating if not packages.get(name, set()) & known}
     assert left_out == set()

@@ -1,7 +1,5 @@
 """Compares models of transformers without a rotary module of the usual form with their own code."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 
@@ -63,9 +61,7 @@ def test_llama4_vision_tower() -> None:
     side = config.image_size // config.patch_size
     patches = side * side
     query = torch.randn(1, patches + 1, 2, spec.head_dim)
-    expected, _ = code.vision_apply_rotary_emb(
-        query, query, code.Llama4VisionRotaryEmbedding(config)(query)
-    )
+    expected, _ = code.vision_apply_rotary_emb(query, query, code.Llama4VisionRotaryEmbedding(config)(query))
     class_token = torch.zeros(2, 1, dtype=torch.int64)
     positions = torch.cat([grid(side, side) + 1, class_token], 1).unsqueeze(1)
     found = pe.functional.rotary(query, positions=positions, spec=spec)
@@ -95,13 +91,10 @@ def test_scores_of_normalised_grids(model_type: str, image_size: Any) -> None:
     config.image_size = image_size
     spec = pe.RotarySpec.from_huggingface(config)
     rows, columns = (
-        size // config.patch_size
-        for size in ([image_size, image_size] if isinstance(image_size, int) else image_size)
+        size // config.patch_size for size in ([image_size, image_size] if isinstance(image_size, int) else image_size)
     )
     rotary = next(
-        value
-        for name, value in vars(code).items()
-        if name.endswith(("RopePositionEmbedding", "RotaryEmbedding"))
+        value for name, value in vars(code).items() if name.endswith(("RopePositionEmbedding", "RotaryEmbedding"))
     )(config).eval()
     prefix = 5
     query, key = torch.randn(2, 1, 2, prefix + rows * columns, spec.head_dim)
@@ -122,9 +115,7 @@ def test_efficientloftr_rotates_all_heads_as_one() -> None:
     features = torch.zeros(1, config.hidden_size, rows * stride, columns * stride)
     cosine, sine = code.EfficientLoFTRRotaryEmbedding(config)(features)
     query = torch.randn(1, rows * columns, 1, config.hidden_size)
-    expected, _ = code.apply_rotary_pos_emb(
-        query, query, cosine.flatten(1, 2), sine.flatten(1, 2), unsqueeze_dim=2
-    )
+    expected, _ = code.apply_rotary_pos_emb(query, query, cosine.flatten(1, 2), sine.flatten(1, 2), unsqueeze_dim=2)
     found = pe.functional.rotary(query, positions=grid(rows, columns).unsqueeze(1) + 1, spec=spec)
     assert torch.allclose(found, expected, atol=TOLERANCE)
 
@@ -143,9 +134,7 @@ def test_gemma4_vision_tower_pairs_within_axes() -> None:
         found = pe.functional.rotary(found, positions=places[..., axis].contiguous(), spec=spec)
     assert torch.allclose(found, expected, atol=TOLERANCE)
     both = pe.RotarySpec.from_huggingface(config)
-    assert torch.equal(
-        pe.functional.rotary(query, positions=places.movedim(-1, 0), spec=both), found
-    )
+    assert torch.equal(pe.functional.rotary(query, positions=places.movedim(-1, 0), spec=both), found)
     assert pe.RotarySpec.for_layers(config) == [both] * config.num_hidden_layers
 
 

@@ -1,7 +1,5 @@
 """Tests xPos: amplitudes fade with distance and are exact wherever they are finite."""
 
-from __future__ import annotations
-
 import math
 
 import posembed as pe
@@ -16,17 +14,13 @@ SPEC = pe.RotarySpec(32, scaling=pe.XPosScaling(scale_base=512.0, center=100.0))
 RELATIVE = {torch.float32: 3e-7, torch.float64: 1e-13}
 
 
-def exact(
-    tensor: torch.Tensor, position: int, sign: float, spec: pe.RotarySpec = SPEC
-) -> torch.Tensor:
+def exact(tensor: torch.Tensor, position: int, sign: float, spec: pe.RotarySpec = SPEC) -> torch.Tensor:
     """The halves of one token in float64, from the paper's formula."""
     scaling = spec.scaling
     assert isinstance(scaling, pe.XPosScaling)
     zeta = (torch.arange(0, 32, 2, dtype=torch.float64) / 32 + 0.4) / 1.4
     size = torch.exp2(sign * (position - scaling.center) / scaling.scale_base * zeta.log2())
-    plain = pe.functional.rotary(
-        tensor.double(), spec=pe.RotarySpec(32), positions=torch.tensor([position])
-    )
+    plain = pe.functional.rotary(tensor.double(), spec=pe.RotarySpec(32), positions=torch.tensor([position]))
     return plain * torch.cat([size, size])
 
 
@@ -66,28 +60,21 @@ def test_scores_depend_on_distance_alone(device: torch.device) -> None:
 def test_scores_fade() -> None:
     ones = torch.ones(1, 1, 1, 32, dtype=torch.float64)
     size = [
-        float(
-            (exact(ones, 100 + d, 1.0) * exact(ones, 100, -1.0)).abs().sum()
-            / (exact(ones, 100, 1.0)).abs().sum()
-        )
+        float((exact(ones, 100 + d, 1.0) * exact(ones, 100, -1.0)).abs().sum() / (exact(ones, 100, 1.0)).abs().sum())
         for d in (0, 512, 4096)
     ]
     assert size[0] > size[1] > size[2]
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
-def test_position_at_the_centre_multiplies_nothing(
-    dtype: torch.dtype, device: torch.device
-) -> None:
+def test_position_at_the_centre_multiplies_nothing(dtype: torch.dtype, device: torch.device) -> None:
     query = torch.randn(1, 1, 3, 32, dtype=dtype, device=device)
     plain = pe.functional.rotary(query, spec=pe.RotarySpec(32), offset=100)
     assert torch.equal(pe.functional.rotary(query, spec=SPEC, offset=100), plain)
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
-def test_inverse_undoes_and_keys_alone_are_the_pairs_keys(
-    dtype: torch.dtype, device: torch.device
-) -> None:
+def test_inverse_undoes_and_keys_alone_are_the_pairs_keys(dtype: torch.dtype, device: torch.device) -> None:
     query, key = torch.randn(2, 2, 5, 3, 32, dtype=dtype, device=device).unbind(0)
     rotated = pe.functional.rotary(query, key, spec=SPEC, offset=300)
     assert torch.equal(rotated[0], pe.functional.rotary(query, spec=SPEC, offset=300))
@@ -103,9 +90,7 @@ def test_rerotated_keys_are_as_if_rotated_anew(device: torch.device) -> None:
     query = key.clone()
     cache = pe.functional.rotary(query, key, old, spec=SPEC)[1]
     pe.RotaryEmbedding(SPEC).rerotate_(cache, old, new)
-    torch.testing.assert_close(
-        cache, pe.functional.rotary(query, key, new, spec=SPEC)[1], rtol=1e-13, atol=1e-13
-    )
+    torch.testing.assert_close(cache, pe.functional.rotary(query, key, new, spec=SPEC)[1], rtol=1e-13, atol=1e-13)
 
 
 def test_values() -> None:

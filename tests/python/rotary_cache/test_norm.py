@@ -1,7 +1,5 @@
 """Tests of rotary_cache_ with a norm: it equals norm_rotary, then copies to the cache."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import posembed as pe
@@ -61,9 +59,7 @@ def test_equals_norm_rotary_then_copy(
         layout="thd",
     )
     before = given["key"].clone()
-    found = pe.functional.rotary_cache_(
-        **given, **parameters, norm=norm, over=over, eps=1e-5, rotate_key=rotate_key
-    )
+    found = pe.functional.rotary_cache_(**given, **parameters, norm=norm, over=over, eps=1e-5, rotate_key=rotate_key)
     kept = given["slot_mapping"] >= 0
     slots = given["slot_mapping"][kept]
     # RMSNorm of each head has another kernel in norm_rotary, with other roundings of float32.
@@ -74,9 +70,7 @@ def test_equals_norm_rotary_then_copy(
     assert_close(given["key"], key if rotate_key else before, tolerance if rotate_key else 0.0)
     keys, values = (given[f"{x}_cache"].flatten(0, 1)[slots] for x in ("key", "value"))
     assert_close(
-        keys.to(torch.float64),
-        key[kept].to(cache).to(torch.float64),
-        2**-3 if float8 and not same else tolerance,
+        keys.to(torch.float64), key[kept].to(cache).to(torch.float64), 2**-3 if float8 and not same else tolerance
     )
     assert torch.equal(values.float(), given["value"][kept].to(cache).float())
 
@@ -86,9 +80,7 @@ def test_without_weights_and_into_other_memory(device: torch.device) -> None:
     query = given["query"].clone()
     out = torch.empty_like(query)
     pe.functional.rotary_cache_(**given, norm="rms", query_out=out)
-    expected = pe.functional.norm_rotary(
-        query, positions=given["positions"], spec=SPEC, layout="thd"
-    )
+    expected = pe.functional.norm_rotary(query, positions=given["positions"], spec=SPEC, layout="thd")
     assert torch.equal(given["query"], query)
     assert_close(out, expected, 2 * torch.finfo(torch.bfloat16).eps)
 

@@ -1,7 +1,5 @@
 """Tests of rotary with paged caches beyond the shared tests of operators."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -17,9 +15,7 @@ SPEC = pe.RotarySpec(16, rotary_dim=8, rotary_start=4, interleaved=True)
 FLOAT8 = torch.float8_e4m3fn
 
 
-def make(
-    device: torch.device, dtype: torch.dtype = torch.float32, cache: torch.dtype | None = None
-) -> dict[str, Any]:
+def make(device: torch.device, dtype: torch.dtype = torch.float32, cache: torch.dtype | None = None) -> dict[str, Any]:
     """Arguments for five tokens and pages with twelve slots in total."""
     torch.manual_seed(0)
     place: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -44,9 +40,7 @@ def float8(rows: Tensor, scale: float) -> Tensor:
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_equals_rotary_then_copy(dtype: torch.dtype, device: torch.device) -> None:
     given = make(device, dtype)
-    query, key = pe.functional.rotary(
-        given["query"], given["key"], given["positions"], spec=SPEC, layout="thd"
-    )
+    query, key = pe.functional.rotary(given["query"], given["key"], given["positions"], spec=SPEC, layout="thd")
     pe.functional.rotary_cache_(**given)
     kept = given["slot_mapping"] >= 0
     slots = given["slot_mapping"][kept]
@@ -66,9 +60,7 @@ def test_rows_too_large_for_caches_are_the_same(dtype: torch.dtype, head_dim: in
     slots[5] = -1
     caches = torch.zeros(2, 1, tokens + 3, 4, head_dim, dtype=dtype)
     query = torch.zeros_like(key)
-    pe.functional.rotary_cache_(
-        key, key.clone(), value, caches[0], caches[1], slots, spec=spec, query_out=query
-    )
+    pe.functional.rotary_cache_(key, key.clone(), value, caches[0], caches[1], slots, spec=spec, query_out=query)
     rotated = key.clone()
     pe.functional.rotary_(rotated, spec=spec, layout="thd")
     kept = slots >= 0
@@ -79,15 +71,11 @@ def test_rows_too_large_for_caches_are_the_same(dtype: torch.dtype, head_dim: in
 
 @pytest.mark.parametrize("rotate_key", [False, True])
 @pytest.mark.parametrize("dtype", FLOATING)
-def test_float8_equals_torch_bit_for_bit(
-    dtype: torch.dtype, rotate_key: bool, device: torch.device
-) -> None:
+def test_float8_equals_torch_bit_for_bit(dtype: torch.dtype, rotate_key: bool, device: torch.device) -> None:
     given = make(device, dtype, FLOAT8)
     for name in ("key", "value"):
         given[name] *= 10.0 ** torch.randint(-4, 4, given[name].shape, device=device)
-    _, key = pe.functional.rotary(
-        given["query"], given["key"], given["positions"], spec=SPEC, layout="thd"
-    )
+    _, key = pe.functional.rotary(given["query"], given["key"], given["positions"], spec=SPEC, layout="thd")
     pe.functional.rotary_cache_(**given, rotate_key=rotate_key, key_scale=0.7, value_scale=0.03)
     kept = given["slot_mapping"] >= 0
     slots = given["slot_mapping"][kept]
@@ -117,9 +105,7 @@ def test_scale_is_a_number_or_a_tensor(device: torch.device) -> None:
     for scale in (0.37, torch.tensor([0.37], device=device)):
         given = make(device, torch.bfloat16, FLOAT8)
         pe.functional.rotary_cache_(**given, key_scale=scale, value_scale=scale)
-        caches.append(
-            (given["key_cache"].view(torch.uint8), given["value_cache"].view(torch.uint8))
-        )
+        caches.append((given["key_cache"].view(torch.uint8), given["value_cache"].view(torch.uint8)))
     assert torch.equal(caches[0][0], caches[1][0])
     assert torch.equal(caches[0][1], caches[1][1])
 
@@ -139,9 +125,7 @@ def test_query_into_other_memory(device: torch.device) -> None:
 def test_rotate_key(device: torch.device) -> None:
     given = make(device)
     versions = {name: given[name]._version for name in ("key", "value", "key_cache")}
-    _, key = pe.functional.rotary(
-        given["query"], given["key"], given["positions"], spec=SPEC, layout="thd"
-    )
+    _, key = pe.functional.rotary(given["query"], given["key"], given["positions"], spec=SPEC, layout="thd")
     pe.functional.rotary_cache_(**given, rotate_key=True)
     assert torch.equal(given["key"], key)
     assert given["key"]._version == versions["key"] + 1

@@ -1,7 +1,5 @@
 """Tests of norms over all heads, LayerNorm, given tables and packed projections."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import posembed as pe
@@ -42,9 +40,7 @@ def rotate_half(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("dtype", FLOATING)
-def test_tables_have_the_roundings_of_a_program(
-    dtype: torch.dtype, before: bool, device: torch.device
-) -> None:
+def test_tables_have_the_roundings_of_a_program(dtype: torch.dtype, before: bool, device: torch.device) -> None:
     """Only the order of the sum of squares differs, which moves a rounding here and there."""
     given = make(device, dtype, dim=128, seq=40)
     cos, sin = tables(40, 128, device, dtype)
@@ -115,9 +111,7 @@ def test_weights_in_float32(spec: pe.RotarySpec, dtype: torch.dtype, device: tor
         assert ((actual.double() - expected).abs() <= 0.5 * ulp + 4e-6).all()
     upstream = [torch.randn_like(x) for x in found]
     gradients = torch.autograd.grad(found, list(leaves.values()), upstream)
-    expected_gradients = torch.autograd.grad(
-        wanted, list(exact.values()), [x.double() for x in upstream]
-    )
+    expected_gradients = torch.autograd.grad(wanted, list(exact.values()), [x.double() for x in upstream])
     assert [x.dtype for x in gradients] == [dtype, dtype, torch.float32, torch.float32]
     for actual, expected in zip(gradients[2:], expected_gradients[2:], strict=True):
         assert_close(actual.double(), expected, 1e-5)
@@ -125,17 +119,13 @@ def test_weights_in_float32(spec: pe.RotarySpec, dtype: torch.dtype, device: tor
 
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("spec", [SPEC, pe.RotarySpec(64)])
-def test_without_weights_is_with_ones(
-    spec: pe.RotarySpec, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_without_weights_is_with_ones(spec: pe.RotarySpec, dtype: torch.dtype, device: torch.device) -> None:
     given = make(device, dtype, dim=spec.head_dim)
     ones = torch.ones(spec.head_dim, device=device, dtype=dtype)
     tensors = given["query"].requires_grad_(), given["key"].requires_grad_()
     expected = pe.functional.norm_rotary(*tensors, ones, ones, spec=spec)
     found = pe.functional.norm_rotary(*tensors, spec=spec)
-    gradients, wanted = (
-        torch.autograd.grad([x.sum() for x in y], tensors) for y in (found, expected)
-    )
+    gradients, wanted = (torch.autograd.grad([x.sum() for x in y], tensors) for y in (found, expected))
     tolerance = 2 * torch.finfo(dtype).eps
     for actual, other in zip((*found, *gradients), (*expected, *wanted), strict=True):
         assert_close(actual, other, tolerance)
@@ -198,9 +188,7 @@ def test_layer_norm_of_each_head(device: torch.device) -> None:
     bias = torch.randn(32, device=device)
     query = layer_norm(given["query"], (32,), given["query_weight"], bias, 1e-5)
     expected = pe.functional.rotary(query, spec=SPEC)
-    found, _ = pe.functional.norm_rotary(
-        **given, query_bias=bias, norm="layer", eps=1e-5, spec=SPEC
-    )
+    found, _ = pe.functional.norm_rotary(**given, query_bias=bias, norm="layer", eps=1e-5, spec=SPEC)
     assert_close(found, expected, 1e-6)
 
 
@@ -210,10 +198,7 @@ def test_a_packed_projection_in_place(over: Any, dtype: torch.dtype, device: tor
     heads, dim = (6, 2, 2), 64
     packed = torch.randn(2, 9, sum(heads) * dim, device=device).to(dtype)
     query, key, value = packed.unflatten(-1, (-1, dim)).split(heads, dim=2)
-    weights = [
-        torch.randn((h if over == "all_heads" else 1) * dim, device=device).to(dtype)
-        for h in heads[:2]
-    ]
+    weights = [torch.randn((h if over == "all_heads" else 1) * dim, device=device).to(dtype) for h in heads[:2]]
     options: dict[str, Any] = {"spec": pe.RotarySpec(dim), "over": over}
     expected = pe.functional.norm_rotary(query, key, *weights, **options)
     before = value.clone()

@@ -1,7 +1,5 @@
 """Tests of QK-norm and rotary beyond the shared tests of operators."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import posembed as pe
@@ -29,8 +27,7 @@ def make(device: torch.device, dtype: torch.dtype = torch.float32, seq: int = 6)
 def test_equals_torch_norm_then_rotary(device: torch.device) -> None:
     given = make(device)
     query, key = (
-        torch.nn.functional.rms_norm(given[name], (16,), given[f"{name}_weight"] + 1, 1e-5)
-        for name in ("query", "key")
+        torch.nn.functional.rms_norm(given[name], (16,), given[f"{name}_weight"] + 1, 1e-5) for name in ("query", "key")
     )
     expected = pe.functional.rotary(query, key, spec=SPEC, offset=3)
     found = pe.functional.norm_rotary(**given, spec=SPEC, offset=3, eps=1e-5, weight_offset=1.0)
@@ -44,9 +41,7 @@ def test_rounds_once(dtype: torch.dtype, device: torch.device) -> None:
     given = make(device, dtype, seq=100)
     exact = {name: tensor.double() for name, tensor in given.items()}
     found = pe.functional.norm_rotary(**given, spec=SPEC)
-    for actual, wanted in zip(
-        found, decomposed("norm_rotary")(**exact, spec=SPEC.to_json()), strict=True
-    ):
+    for actual, wanted in zip(found, decomposed("norm_rotary")(**exact, spec=SPEC.to_json()), strict=True):
         ulp = torch.finfo(dtype).eps * 2.0 ** wanted.abs().log2().floor()
         assert ((actual.double() - wanted).abs() <= 0.5 * ulp + 2e-6).all()
 
@@ -96,9 +91,7 @@ def test_gradients_too_large_for_caches_are_the_same(dtype: torch.dtype, rotary_
 
     def gradient(part: slice) -> Tensor:
         leaf = query[:, part].requires_grad_()
-        result, _ = pe.functional.norm_rotary(
-            leaf, leaf[:, :, :1], weight, weight, spec=spec, offset=part.start
-        )
+        result, _ = pe.functional.norm_rotary(leaf, leaf[:, :, :1], weight, weight, spec=spec, offset=part.start)
         return torch.autograd.grad(result, leaf, upstream[:, part])[0]
 
     half = tokens // 2

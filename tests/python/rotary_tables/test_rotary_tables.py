@@ -1,7 +1,5 @@
 """Tests rotation by given tables beside transformers' functions, whose bits it has."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -74,9 +72,7 @@ def test_bits_of_cohere(dtype: torch.dtype) -> None:
     query, key = numbers(2, 4, 7, 16, dtype=dtype), numbers(2, 2, 7, 16, dtype=dtype)
     by = repeated(angles(2, 7, 8), True)
     expected = modeling_cohere.apply_rotary_pos_emb(query, key, by.cos(), by.sin())
-    actual = rotary_tables(
-        query, key, by.cos(), by.sin(), interleaved=True, numerics="float32_product"
-    )
+    actual = rotary_tables(query, key, by.cos(), by.sin(), interleaved=True, numerics="float32_product")
     assert_same(actual, expected)
 
 
@@ -88,9 +84,7 @@ def test_bits_of_vision_towers(dtype: torch.dtype) -> None:
     actual = rotary_tables(query, key, by.cos(), by.sin(), numerics="float32_product")
     assert_same(actual, expected)
     swapped = [t.transpose(0, 1).contiguous() for t in (query, key)]
-    by_heads = rotary_tables(
-        *swapped, by.cos(), by.sin(), unsqueeze_dim=0, numerics="float32_product"
-    )
+    by_heads = rotary_tables(*swapped, by.cos(), by.sin(), unsqueeze_dim=0, numerics="float32_product")
     assert_same(by_heads, [t.transpose(0, 1) for t in expected])
 
 

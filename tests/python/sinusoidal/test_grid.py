@@ -1,7 +1,5 @@
 """Tests sinusoidal encodings of pictures and videos beside the programs that models come from."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -95,9 +93,7 @@ def test_sd3_takes_the_middle_of_its_largest_grid() -> None:
 
 def test_pixart_scales_every_picture_to_one_length() -> None:
     y, x = torch.meshgrid(
-        torch.arange(6, dtype=torch.float64) * 32 / 6,
-        torch.arange(9, dtype=torch.float64) * 32 / 9,
-        indexing="ij",
+        torch.arange(6, dtype=torch.float64) * 32 / 6, torch.arange(9, dtype=torch.float64) * 32 / 9, indexing="ij"
     )
     expected = torch.cat([one_axis(x, DIM // 2), one_axis(y, DIM // 2)], 1)
     assert_close(encoded((6, 9), preset="pixart")[0], expected, EXACT)
@@ -166,9 +162,7 @@ def test_a_specification_is_its_text() -> None:
     same = pe.SinusoidalSpec(64, preset="marian", axes=(1, 0))
     positions = torch.rand(2, 9)
     encode = pe.functional.sinusoidal_encode
-    assert torch.equal(
-        encode(positions, spec=same), encode(positions, spec=pe.SinusoidalSpec(64, preset="mae"))
-    )
+    assert torch.equal(encode(positions, spec=same), encode(positions, spec=pe.SinusoidalSpec(64, preset="mae")))
 
 
 def test_a_picture_of_padding_alone_has_finite_values() -> None:

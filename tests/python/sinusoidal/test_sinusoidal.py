@@ -1,7 +1,5 @@
 """Tests of sinusoidal modules and specifications beyond the shared tests of operators."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
@@ -123,9 +121,7 @@ def test_shift_matrix(preset: str, cos_first: bool) -> None:
     for distance in (7, -3.5, 1000):
         matrix = module.shift_matrix(distance)
         assert matrix.dtype == torch.float64
-        assert_close(
-            module.encode(positions + distance), module.encode(positions) @ matrix.T, 1e-14
-        )
+        assert_close(module.encode(positions + distance), module.encode(positions) @ matrix.T, 1e-14)
         assert_close(matrix @ module.shift_matrix(-distance), torch.eye(16), 1e-14)
 
 
@@ -203,9 +199,7 @@ def test_errors(call, error, text) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_positions_just_below_a_whole_number(dtype: torch.dtype) -> None:
     """The fraction rounds to one, which must carry."""
-    encoded = pe.SinusoidalPositionalEmbedding(4, dtype=dtype).encode(
-        torch.tensor([-1e-20], dtype=dtype)
-    )
+    encoded = pe.SinusoidalPositionalEmbedding(4, dtype=dtype).encode(torch.tensor([-1e-20], dtype=dtype))
     assert_close(encoded, torch.tensor([[0.0, 1.0, 0.0, 1.0]]), 1e-7)
 
 
@@ -230,9 +224,7 @@ def test_learned_scale(dtype: torch.dtype, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_derivatives_by_float_positions_are_rounded_once(
-    dtype: torch.dtype, device: torch.device
-) -> None:
+def test_derivatives_by_float_positions_are_rounded_once(dtype: torch.dtype, device: torch.device) -> None:
     """Terms, sums or tangents of positions may overflow the data's dtype."""
     spec = pe.SinusoidalSpec(512, scale=1e3)
     positions = torch.arange(8.0, device=device, requires_grad=True)
@@ -330,9 +322,7 @@ def test_fairseqs_padding_is_1() -> None:
     assert pe.SinusoidalSpec.from_json(given.to_json()) == given != pe.SinusoidalSpec(8)
     encode = pe.functional.sinusoidal_encode
     same = pe.SinusoidalSpec(8, preset="ddpm", padding_idx=1)
-    assert torch.equal(
-        encode(torch.arange(-2, 5), spec=fairseq), encode(torch.arange(-2, 5), spec=same)
-    )
+    assert torch.equal(encode(torch.arange(-2, 5), spec=fairseq), encode(torch.arange(-2, 5), spec=same))
     assert fairseq.permutation_to(same).tolist() == list(range(8))
 
 
@@ -375,10 +365,7 @@ def test_unets_that_state_less_or_something_else() -> None:
 def test_the_sequence_first(device: torch.device) -> None:
     """X [seq, batch, dim], the default of torch.nn.Transformer."""
     x, places = torch.randn(5, 2, 8, device=device), torch.arange(10, device=device).view(2, 5)
-    usual, first = (
-        pe.SinusoidalPositionalEmbedding(8),
-        pe.SinusoidalPositionalEmbedding(8, layout="sbd"),
-    )
+    usual, first = (pe.SinusoidalPositionalEmbedding(8), pe.SinusoidalPositionalEmbedding(8, layout="sbd"))
     calls: list[dict[str, Any]] = [
         {},
         {"offset": 3},

@@ -1,7 +1,5 @@
 """Cases of the ALiBi operators, and the paper's slopes."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -32,9 +30,7 @@ def hidden_keys(queries: int, keys: int, causal: bool, device: torch.device | st
     return torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1) & causal
 
 
-def bias_backward(
-    grad: Tensor, two_sided: bool = False, by_sample: bool = False, **options: Any
-) -> Tensor:
+def bias_backward(grad: Tensor, two_sided: bool = False, by_sample: bool = False, **options: Any) -> Tensor:
     """The gradient of the bias by its slopes."""
     sides = (grad.shape[0], 1 + two_sided) if by_sample else (2,) * two_sided
 
@@ -71,9 +67,7 @@ def lse_correction(
     return -slopes[:, None] * (query_start - key_start + steps)
 
 
-def positions_of(
-    *sizes: int, device: torch.device | str, dtype: torch.dtype = torch.int64
-) -> Tensor:
+def positions_of(*sizes: int, device: torch.device | str, dtype: torch.dtype = torch.int64) -> Tensor:
     """Positions that are neither ordered nor all different."""
     count = torch.Size(sizes).numel()
     return ((torch.arange(count) * 7) % 11 - 3).to(device, dtype).view(sizes)
@@ -102,9 +96,7 @@ def bias_out_sample(batch: int, seq: int, device: torch.device | str, dtype: tor
     return Sample((out, slopes, 4, 7, True, None, None, False, queries))
 
 
-def placed_bias_sample(
-    batch: int, seq: int, device: torch.device | str, dtype: torch.dtype
-) -> Sample:
+def placed_bias_sample(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
     """Lengths are numbers, which an exported program keeps, so they must not depend on sizes."""
     slopes = torch.rand(2, 3, device=device, dtype=dtype)
     queries, keys = positions_of(batch, 4, device=device), positions_of(7, device=device)
@@ -145,9 +137,7 @@ def positions_sample(causal: bool) -> Any:
     return make
 
 
-def documents_sample(
-    batch: int, seq: int, device: torch.device | str, dtype: torch.dtype
-) -> Sample:
+def documents_sample(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
     """Two documents and a mask with a batch."""
     scores = torch.randn(batch, 3, 4, seq, device=device, dtype=dtype)
     slopes = torch.rand(3, device=device, dtype=dtype)
@@ -195,10 +185,7 @@ def cases_of_scores(name: str) -> list[OperatorCase]:
     finite = name == "alibi_softmax"
     samples = {
         "": (scores_sample((), causal=False), True),
-        "-causal": (
-            scores_sample((), batched=False, apply_mask=False, query_offset=1, scale=0.5),
-            True,
-        ),
+        "-causal": (scores_sample((), batched=False, apply_mask=False, query_offset=1, scale=0.5), True),
         "-hidden": (scores_sample((), scale=0.25), finite),
         "-positions": (positions_sample(causal=False), True),
         "-documents": (documents_sample, finite),

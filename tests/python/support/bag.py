@@ -1,7 +1,5 @@
 """Cases of bags of tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -47,9 +45,7 @@ def reference_backward(
     return transposed(pooled, zeros, gradient)
 
 
-def reference_weights_backward(
-    gradient: Tensor, weight: Tensor, ids: Tensor, *bags: Any, **options: Any
-) -> Tensor:
+def reference_weights_backward(gradient: Tensor, weight: Tensor, ids: Tensor, *bags: Any, **options: Any) -> Tensor:
     def pooled(weights: Tensor) -> Tensor:
         return decomposed("token_bag")(weight, ids, *bags, **options, weights=weights)
 
@@ -60,12 +56,7 @@ class Maker:
     """Makes ids, offsets and other arguments of a call, in sizes given by batch and seq."""
 
     def __init__(
-        self,
-        *,
-        offsets: bool = False,
-        weights: bool = False,
-        index: torch.dtype = torch.int64,
-        **options: Any,
+        self, *, offsets: bool = False, weights: bool = False, index: torch.dtype = torch.int64, **options: Any
     ) -> None:
         self.offsets, self.weights, self.index, self.options = offsets, weights, index, options
 

@@ -3,8 +3,6 @@
 Operators with shared cases (support/case.py) have their calls there; this table has the others'.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json
@@ -71,12 +69,7 @@ def functions(batch: int = 2, seq: int = 3, heads: int = 2) -> dict[str, Argumen
         "alibi_add_": {**biased, "key_positions": positions},
         "alibi_attention": {**attention, "slopes": slopes},
         "alibi_bias": {"slopes": slopes, **lengths, "attention_mask": mask},
-        "alibi_lse_correction": {
-            "slopes": slopes,
-            "query_length": seq,
-            "query_start": seq,
-            "key_start": 0,
-        },
+        "alibi_lse_correction": {"slopes": slopes, "query_length": seq, "query_start": seq, "key_start": 0},
         "alibi_positions": {"attention_mask": mask},
         "alibi_scaled_slopes": {"slopes": slopes, "key_length": 8, "train_length": 4},
         "alibi_softmax": {**biased, "cu_seqlens": torch.tensor([0, seq])},
@@ -84,19 +77,9 @@ def functions(batch: int = 2, seq: int = 3, heads: int = 2) -> dict[str, Argumen
         "embedding": {"ids": ids, "weight": table, "padding_idx": 0},
         "embedding_quantized": {"ids": ids, **codes, "biases": x(ROWS, 1)},
         "embedding_resize": {"weight": table, "num_embeddings": ROWS + 2},
-        "embedding_with_features": {
-            "ids": ids,
-            "weight": table,
-            "features": x(2, 32),
-            "places": ids % 3 - 1,
-        },
+        "embedding_with_features": {"ids": ids, "weight": table, "features": x(2, 32), "places": ids % 3 - 1},
         "fairseq_positions": {"ids": ids, "padding_idx": 1},
-        "fourier_features": {
-            "coordinates": x(batch, seq, 2),
-            "frequencies": x(2, 16),
-            "phases": x(16),
-            "x": rows,
-        },
+        "fourier_features": {"coordinates": x(batch, seq, 2), "frequencies": x(2, 16), "phases": x(16), "x": rows},
         "input_embedding": {
             "ids": ids,
             "token": table,
@@ -116,18 +99,8 @@ def functions(batch: int = 2, seq: int = 3, heads: int = 2) -> dict[str, Argumen
         "learned_packed": {**grid, "grids": torch.ones(1, 3).long()},
         "learned_resample": {**grid, "new_grid": (3, 3)},
         "mla_rotary": {**latent, "layout": "thd"},
-        "mla_rotary_cache_": {
-            **latent,
-            "latent": x(tokens, 10),
-            "cache": x(pages, 4, 18),
-            "slot_mapping": slots,
-        },
-        "ngram_ids": {
-            "ids": ids,
-            "multipliers": (3, 5),
-            "moduli": ((7,),),
-            "history": integers(batch, 1),
-        },
+        "mla_rotary_cache_": {**latent, "latent": x(tokens, 10), "cache": x(pages, 4, 18), "slot_mapping": slots},
+        "ngram_ids": {"ids": ids, "multipliers": (3, 5), "moduli": ((7,),), "history": integers(batch, 1)},
         "norm_rotary": normed,
         "norm_rotary_": normed,
         "norm_rotary_packed": packed_norm,
@@ -148,17 +121,8 @@ def functions(batch: int = 2, seq: int = 3, heads: int = 2) -> dict[str, Argumen
             "rows": torch.arange(seq).expand(seq, seq) % 5,
         },
         "relative_window_bias": {"weight": x(9, heads), "window": (2, 2)},
-        "relative_window_resample": {
-            "weight": x(9, heads),
-            "window": (2, 2),
-            "new_window": (3, 3),
-        },
-        "rerotate_": {
-            "key": rotated["key"],
-            "old_positions": positions,
-            "new_positions": positions + 2,
-            "spec": SPEC,
-        },
+        "relative_window_resample": {"weight": x(9, heads), "window": (2, 2), "new_window": (3, 3)},
+        "rerotate_": {"key": rotated["key"], "old_positions": positions, "new_positions": positions + 2, "spec": SPEC},
         "roberta_positions": {"ids": ids, "padding_idx": 1},
         "rotary": {**rotated, "positions": positions},
         "rotary_": {**rotated, "positions": positions + 1},
@@ -178,11 +142,7 @@ def functions(batch: int = 2, seq: int = 3, heads: int = 2) -> dict[str, Argumen
         "rotary_tables_": angles,
         "sinusoidal": {"x": rows, "positions": ids, "scale": x(1) + 2, "spec": WAVES},
         "sinusoidal_encode": {"positions": ids, "scale": x(1) + 2, "spec": WAVES},
-        "sinusoidal_grid_positions": {
-            "grid": (1, 3),
-            "mask": torch.ones(1, 1, 3).bool(),
-            "spec": GRIDS,
-        },
+        "sinusoidal_grid_positions": {"grid": (1, 3), "mask": torch.ones(1, 1, 3).bool(), "spec": GRIDS},
         "step_rows_": {
             "weight": x(tokens, heads * 16),
             "gradient": x(tokens, heads * 16),
@@ -368,9 +328,7 @@ def case_of(name: str) -> OperatorCase:
         return Sample(tuple(a.clone() if isinstance(a, Tensor) else a for a in given))
 
     mutates = any(argument.is_write for argument in operator._schema.arguments)
-    return OperatorCase(
-        name, operator, sample, without_reference, mutates, False, dtypes=(torch.float32,)
-    )
+    return OperatorCase(name, operator, sample, without_reference, mutates, False, dtypes=(torch.float32,))
 
 
 @functools.cache

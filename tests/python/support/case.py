@@ -1,7 +1,5 @@
 """The description of an operator for the shared operator tests."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -15,12 +13,7 @@ FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 # Largest error relative to the largest element of the float64 reference: a few roundings of float32
 # arithmetic, or one rounding of the result to a 16-bit type.
-TOLERANCE = {
-    torch.float32: 4e-7,
-    torch.float64: 2e-14,
-    torch.bfloat16: 2.0**-8,
-    torch.float16: 2.0**-11,
-}
+TOLERANCE = {torch.float32: 4e-7, torch.float64: 2e-14, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,19 +27,17 @@ class Sample:
         """The floating-point tensors among the positional arguments, to which gradients flow."""
         return [a for a in self.args if isinstance(a, Tensor) and a.is_floating_point()]
 
-    def replace(self, tensors: Sequence[Tensor]) -> Sample:
+    def replace(self, tensors: Sequence[Tensor]) -> "Sample":
         """The same call with other floating-point tensors."""
         given = iter(tensors)
-        args = [
-            next(given) if isinstance(a, Tensor) and a.is_floating_point() else a for a in self.args
-        ]
+        args = [next(given) if isinstance(a, Tensor) and a.is_floating_point() else a for a in self.args]
         return Sample(tuple(args), self.kwargs)
 
-    def requires_grad(self) -> Sample:
+    def requires_grad(self) -> "Sample":
         """The same call with fresh leaves that require gradients."""
         return self.replace([t.detach().clone().requires_grad_() for t in self.tensors()])
 
-    def to(self, dtype: torch.dtype) -> Sample:
+    def to(self, dtype: torch.dtype) -> "Sample":
         """The same call in another dtype."""
         return self.replace([t.to(dtype) for t in self.tensors()])
 
@@ -198,15 +189,13 @@ def _ordered(case: OperatorCase, names: Sequence[str]) -> Callable[..., Sample]:
     arguments = {argument.name: argument for argument in case.operator._schema.arguments}
     leading = [n for n in names if n in arguments and str(arguments[n].type) != "str"]
 
-    def sample(*sizes: Any) -> Sample:
+    def sample(*sizes: Any) -> "Sample":
         given = case.sample(*sizes)
         values = {**dict(zip(leading, given.args, strict=False)), **given.kwargs}
         last = max(i for i, name in enumerate(arguments) if isinstance(values.get(name), Tensor))
         required = [name for name in arguments if not arguments[name].has_default_value()]
         last = max(last, list(arguments).index(required[-1]))
-        args = [
-            values.pop(name, arguments[name].default_value) for name in [*arguments][: last + 1]
-        ]
+        args = [values.pop(name, arguments[name].default_value) for name in [*arguments][: last + 1]]
         return Sample(tuple(args), {name: x for name, x in values.items() if x is not None})
 
     return sample

@@ -1,7 +1,5 @@
 """Pages of the documentation, and programs of docs/ and other folders as modules."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

@@ -1,7 +1,5 @@
 """The families of embeddings: the folders that have operators."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Cases of Fourier features for the shared operator tests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ never written shows as a difference. Rows of each width up to 130 leave every re
 at every alignment.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import ctypes
@@ -34,17 +32,11 @@ def rotations(width: int) -> Iterator[tuple[str, Call, list[tuple[int, ...]]]]:
     """Rotations of windows that end with the row and of windows inside it."""
     for interleaved in (False, True):
         for start in (0, 3):
-            spec = pe.RotarySpec(
-                width + start, rotary_dim=width, rotary_start=start, interleaved=interleaved
-            )
+            spec = pe.RotarySpec(width + start, rotary_dim=width, rotary_start=start, interleaved=interleaved)
             heads, key, row = (2, 3, 2, width + start), (2, 3, 1, width + start), (width + start,)
             name = f"interleaved {interleaved} start {start}"
             yield f"rotary {name}", lambda q, k, s=spec: f.rotary(q, k, spec=s), [heads, key]
-            yield (
-                f"rotary_ {name}",
-                lambda q, k, s=spec: f.rotary_(q.data, k.data, spec=s),
-                [heads, key],
-            )
+            yield (f"rotary_ {name}", lambda q, k, s=spec: f.rotary_(q.data, k.data, spec=s), [heads, key])
             yield (
                 f"norm_rotary {name}",
                 lambda q, k, a, b, s=spec: f.norm_rotary(q, k, a, b, spec=s),
@@ -122,11 +114,7 @@ def memories(width: int) -> Iterator[tuple[str, Call, list[tuple[int, ...]]]]:
 
     yield "file_rows", stored, [(5, width)]
     options = {"multipliers": (3, 5, 7), "moduli": ((11, 13), (17, 19))}
-    yield (
-        "ngram_ids",
-        lambda x: f.ngram_ids((x.detach().float() * 99).long(), **options),
-        [(2, width)],
-    )
+    yield ("ngram_ids", lambda x: f.ngram_ids((x.detach().float() * 99).long(), **options), [(2, width)])
 
 
 def scores(width: int) -> Iterator[tuple[str, Call, list[tuple[int, ...]]]]:
@@ -136,16 +124,8 @@ def scores(width: int) -> Iterator[tuple[str, Call, list[tuple[int, ...]]]]:
     for causal in (False, True):
         options = {"causal": causal, "query_offset": max(width - 3, 0)}
         yield f"alibi_add {causal}", lambda s, o=options: f.alibi_add(s, slopes, **o), [shape]
-        yield (
-            f"alibi_softmax {causal}",
-            lambda s, o=options: f.alibi_softmax(s, slopes, **o),
-            [shape],
-        )
-        yield (
-            f"alibi_bias {causal}",
-            lambda s, o=options: f.alibi_bias(s, 3, width, dtype=s.dtype, **o),
-            [(2,)],
-        )
+        yield (f"alibi_softmax {causal}", lambda s, o=options: f.alibi_softmax(s, slopes, **o), [shape])
+        yield (f"alibi_bias {causal}", lambda s, o=options: f.alibi_bias(s, 3, width, dtype=s.dtype, **o), [(2,)])
     yield "relative_bias", lambda w: f.relative_bias(w, 3, width), [(32, 2)]
 
 

@@ -1,7 +1,5 @@
 """Cases of the input embedding, and its comparison with separate calls."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

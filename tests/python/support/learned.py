@@ -1,7 +1,5 @@
 """Cases of learned positions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -18,11 +16,7 @@ def rows_for(seq: int) -> int:
 
 
 def reference_backward(
-    gradient: Tensor,
-    num_rows: int,
-    positions: Tensor | None = None,
-    offset: int = 0,
-    first_row: int = 0,
+    gradient: Tensor, num_rows: int, positions: Tensor | None = None, offset: int = 0, first_row: int = 0
 ) -> Tensor:
     def rows(weight: Tensor) -> Tensor:
         return decomposed("learned_add")(gradient, weight, positions, offset, first_row)
@@ -30,9 +24,7 @@ def reference_backward(
     return transposed(rows, gradient.new_zeros(num_rows, gradient.shape[2]), gradient)
 
 
-def make_positions(
-    form: str | None, batch: int, seq: int, first_row: int, device: Any
-) -> Tensor | None:
+def make_positions(form: str | None, batch: int, seq: int, first_row: int, device: Any) -> Tensor | None:
     if form is None:
         return None
     shape = (batch, seq) if form == "batch" else (seq,)

@@ -1,7 +1,5 @@
 """A module of every kind, with arguments of any batch and length, for tests of all modules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -84,16 +82,11 @@ MODULES = {
     "quantized": Row(quantized, ids),
     "learned": Row(lambda: pe.LearnedPositionalEmbedding(2000, 8), vectors),
     "learned-grid": Row(on_cells(lambda: pe.LearnedPositionalEmbedding(grid=(3, 4), embedding_dim=8)), cells),
-    "learned-antialias": Row(
-        on_cells(lambda: pe.LearnedPositionalEmbedding(grid=(3, 4), embedding_dim=8, antialias=True).requires_grad_(False)),
-        cells,
-    ),
+    "learned-antialias": Row(on_cells(lambda: pe.LearnedPositionalEmbedding(grid=(3, 4), embedding_dim=8, antialias=True).requires_grad_(False)), cells),
     "sinusoidal": Row(lambda: pe.SinusoidalPositionalEmbedding(8), vectors),
     "sinusoidal-scaled": Row(lambda: pe.SinusoidalPositionalEmbedding(8, learned_scale=True), vectors),
     "sinusoidal-grid": Row(on_cells(lambda: pe.SinusoidalPositionalEmbedding(8, preset="detr")), cells),
-    "sinusoidal-mask": Row(
-        on_cells(lambda: pe.SinusoidalPositionalEmbedding(8, preset="detr", learned_scale=True), masked=True), cells
-    ),
+    "sinusoidal-mask": Row(on_cells(lambda: pe.SinusoidalPositionalEmbedding(8, preset="detr", learned_scale=True), masked=True), cells),
     "fourier": Row(lambda: pe.FourierFeatures(preset="nerf", octaves=2), vectors),
     "fourier-random": Row(lambda: pe.FourierFeatures(random=(8, 4, 10.0, 3)), vectors),
     "fourier-time2vec": Row(lambda: pe.FourierFeatures(preset="time2vec", random=(8, 3, 1.0, 2)), vectors),

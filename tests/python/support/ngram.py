@@ -1,7 +1,5 @@
 """N-gram hashes by their definition, in Python's integers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

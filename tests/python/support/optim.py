@@ -1,7 +1,5 @@
 """Cases of the optimizer's step for the shared tests, and its formula in torch's own operators."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -105,5 +103,5 @@ CASES = in_schema_order(
         case("rowwise_adam", "rowwise_adam", step=3, **BETAS),
         case("adam", "adam", step=3, weight_decay=0.2, **BETAS),
         case("adam-all", "adam", everywhere=True, **BETAS),
-    ],
+    ]
 )

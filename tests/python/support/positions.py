@@ -1,7 +1,5 @@
 """Positions have no shared cases: their operators go from integers to integers."""
 
-from __future__ import annotations
-
 from support.case import OperatorCase
 
 CASES: list[OperatorCase] = []

@@ -3,8 +3,6 @@
 The processes stay for further functions, because their start takes longer than most tests.
 """
 
-from __future__ import annotations
-
 import os
 import traceback
 from collections.abc import Callable
@@ -59,7 +57,7 @@ class Processes:
             self._connections.append(ours)
             self._processes.append(process)
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> "Processes":
         return self
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -101,10 +99,7 @@ class Processes:
         self._processes = []
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self.ended:
             for connection in self._connections:

@@ -1,7 +1,5 @@
 """One runner for tests of messages, which may say the same facts in a better sentence."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,9 +7,7 @@ from typing import Any
 import pytest
 
 # Words in quotes, lists, numbers, identifiers, and what came.
-FACT = re.compile(
-    r"'[^']*'|\[[^\]]*\]|[\w-]*\d[\w.+-]*(?<!\.)|\w+[._]\w[\w.]*(?<!\.)|\w+\.{3}|(?<=\bgot )\w+"
-)
+FACT = re.compile(r"'[^']*'|\[[^\]]*\]|[\w-]*\d[\w.+-]*(?<!\.)|\w+[._]\w[\w.]*(?<!\.)|\w+\.{3}|(?<=\bgot )\w+")
 NAME = re.compile(r"([\w, ]+|\w[\w.]*): ")
 
 
@@ -38,9 +34,7 @@ def missing(message: str, text: str) -> list[str]:
     return [pattern for pattern in patterns(text) if not re.search(pattern, message)]
 
 
-def refused(
-    *rows: tuple[Callable[..., Any], type[Exception], str], given: Iterable[Any] = ()
-) -> None:
+def refused(*rows: tuple[Callable[..., Any], type[Exception], str], given: Iterable[Any] = ()) -> None:
     """Makes each call, which must raise the error with the facts of the text; ".*" is any text.
 
     Args:

@@ -1,7 +1,5 @@
 """Cases of the relative-bias operators for the shared operator tests."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -30,9 +28,7 @@ def reference(
     """A look-up of each pair of query and key, in float64."""
     first = keys - queries if offset is None else offset
     distances = torch.arange(keys) - torch.arange(queries).unsqueeze(1) - first
-    buckets = torch.ops.posembed.relative_buckets(
-        distances, len(weight), max_distance, bidirectional, kind
-    )
+    buckets = torch.ops.posembed.relative_buckets(distances, len(weight), max_distance, bidirectional, kind)
     return weight.double()[buckets.to(weight.device)].movedim(-1, 0)
 
 

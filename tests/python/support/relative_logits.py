@@ -1,7 +1,5 @@
 """Cases of relative logits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -14,9 +12,7 @@ HEADS, DIM, ROWS, OTHER = 2, 4, 9, 5
 Tensors = tuple[Tensor, ...]
 
 
-def factors(
-    batch: int, seq: int, device: Any, dtype: torch.dtype, form: str, by_key: bool
-) -> Tensors:
+def factors(batch: int, seq: int, device: Any, dtype: torch.dtype, form: str, by_key: bool) -> Tensors:
     """query, table and rows; some rows are -1 or -2."""
     query = torch.randn(batch, HEADS, seq, DIM, device=device, dtype=dtype)
     per_head = (HEADS,) if form == "heads" else ()

@@ -1,7 +1,5 @@
 """Cases of the rotary operators."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -28,9 +26,7 @@ def reference_tangent(rotated: Tensor, *given: Any, **options: Any) -> Tensor:
     return torch.func.jvp(of, (torch.zeros_like(frequencies),), (frequencies,))[1]
 
 
-def reference_frequencies_backward(
-    gradient: Tensor, query: Tensor, spec: str, *given: Any, **options: Any
-) -> Tensor:
+def reference_frequencies_backward(gradient: Tensor, query: Tensor, spec: str, *given: Any, **options: Any) -> Tensor:
     pairs = json.loads(spec).get("rotary_dim", query.shape[-1]) // 2
     still = given[5] if len(given) > 5 and given[5] is not None else query.new_zeros(pairs)
     return transposed(by_frequencies(query, (spec, *given), options), still.double(), gradient)
@@ -48,9 +44,7 @@ def float32_program(name: str) -> Any:
     return call
 
 
-def random_positions(
-    shape: tuple[int, ...], device: torch.device | str, has_axes: bool = False
-) -> Tensor:
+def random_positions(shape: tuple[int, ...], device: torch.device | str, has_axes: bool = False) -> Tensor:
     """Positions from -1, which is on all axes or on none."""
     places = torch.randint(-1, 40, shape, device=device)
     if has_axes:
@@ -106,9 +100,7 @@ def sample(
     return make
 
 
-def frequencies(
-    spec: str, device: torch.device | str, dtype: torch.dtype, lead: tuple[int, ...] = ()
-) -> Tensor:
+def frequencies(spec: str, device: torch.device | str, dtype: torch.dtype, lead: tuple[int, ...] = ()) -> Tensor:
     """Frequencies like a model's learned ones: float32 for data of 16 or 32 bits."""
     numbers = json.loads(spec)
     pairs = numbers.get("rotary_dim", numbers["head_dim"]) // 2
@@ -149,9 +141,7 @@ def packed_sample(
         parts = sample(counts, **rest, **options)(batch, seq, device, dtype)
         tensors, others = parts.args[:3], parts.args[3:]
         if not gradients:
-            by_token = [
-                x.transpose(1, 2) if options.get("layout") == "bhsd" else x for x in tensors
-            ]
+            by_token = [x.transpose(1, 2) if options.get("layout") == "bhsd" else x for x in tensors]
             tensors = (torch.cat(by_token, -2).flatten(-2),)
         packing = {"heads": heads, "key_heads": key_heads, "order": order}
         return Sample((*tensors, *others), {**parts.kwargs, **packing})
@@ -203,10 +193,7 @@ def packed_case(name: str, reference: Any, *sizes: Any, **options: Any) -> Any:
 
 
 PLAIN = '{"head_dim":8}'
-PARTIAL = (
-    '{"base":500000.0,"head_dim":16,"interleaved":true,"reverse":true,'
-    '"rotary_dim":10,"rotary_start":4}'
-)
+PARTIAL = '{"base":500000.0,"head_dim":16,"interleaved":true,"reverse":true,"rotary_dim":10,"rotary_start":4}'
 
 SECTIONS = '{"head_dim":16,"rotary_dim":12,"sections":{"axis_of_pair":[0,1,2,0,2,1]}}'
 

@@ -1,7 +1,5 @@
 """Cases of rotary with a paged cache."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -106,9 +104,7 @@ def sample(
             return torch.randn(shape, device=device, dtype=dtype)
 
         def cache(dim: int) -> Tensor:
-            paged = (
-                (PAGE_SIZE, 2) if options.get("cache_layout", "nhd") == "nhd" else (2, PAGE_SIZE)
-            )
+            paged = (PAGE_SIZE, 2) if options.get("cache_layout", "nhd") == "nhd" else (2, PAGE_SIZE)
             return random(PAGES, *paged, dim)
 
         query = random(*shape_of(layout, batch, seq, 3, dim))

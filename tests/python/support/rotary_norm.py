@@ -1,7 +1,5 @@
 """Cases of QK-norm with rotary."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

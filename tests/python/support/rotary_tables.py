@@ -1,7 +1,5 @@
 """Cases of rotation by given tables."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -40,8 +38,7 @@ def sample(
         by_head = () if table_heads is None else (table_heads,)
         angles = torch.randn(*rows, seq, *by_head, pairs, device=device)
         tensors = tuple(
-            torch.randn(shape_of(layout, batch, seq, count, dim), device=device, dtype=dtype)
-            for count in heads
+            torch.randn(shape_of(layout, batch, seq, count, dim), device=device, dtype=dtype) for count in heads
         )
         if complex_table:
             return Sample((*tensors, torch.polar(torch.ones_like(angles), angles)), options)

@@ -1,7 +1,5 @@
 """Scalings of rotary frequencies, each with transformers' equivalent parameters and a length."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import posembed as pe
@@ -24,10 +22,7 @@ LONGROPE = {
 }
 SCALINGS: list[tuple[Any, dict[str, Any], int | None]] = [
     (pe.LinearScaling(4), {"rope_type": "linear", "factor": 4.0}, None),
-    *(
-        (pe.DynamicNtkScaling(factor, 2048), {"rope_type": "dynamic", "factor": factor}, length)
-        for factor, length in ((4.0, 100), (4.0, 2048), (4.0, 2049), (1.5, 5000), (4.0, 131072))
-    ),
+    *((pe.DynamicNtkScaling(factor, 2048), {"rope_type": "dynamic", "factor": factor}, length) for factor, length in ((4.0, 100), (4.0, 2048), (4.0, 2049), (1.5, 5000), (4.0, 131072))),
     (pe.YarnScaling(40, 4096), YARN, None),
     (pe.YarnScaling(40, 4096, beta_fast=16, beta_slow=2), {**YARN, "beta_fast": 16.0, "beta_slow": 2.0}, None),
     (pe.YarnScaling(40, 4096, truncate=False), {**YARN, "truncate": False}, None),

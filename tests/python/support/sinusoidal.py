@@ -1,7 +1,5 @@
 """Cases of sinusoidal encodings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

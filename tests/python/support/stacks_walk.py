@@ -6,8 +6,6 @@ cd tests/python && python -m support.stacks_walk summary < LINES    for docs/pat
 DIFFUSERS_SOURCE is a checkout of diffusers, whose own tests build small models.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib
@@ -126,9 +124,7 @@ def diffusers_models(only: list[str]) -> Iterator[tuple[str, dict[str, Found]]]:
                 torch.manual_seed(1)
                 model = cls(**config.get_init_dict()).to(dtype).eval()
                 given = completed(cls.__name__, config.get_dummy_inputs())
-                found[str(dtype)] = compared(
-                    model, lambda m, given=given, dtype=dtype: run(m, converted(given, dtype))
-                )
+                found[str(dtype)] = compared(model, lambda m, given=given, dtype=dtype: run(m, converted(given, dtype)))
         except Exception as error:
             found.setdefault("error", {"why": f"{type(error).__name__}: {str(error)[:200]}"})
         yield title, found

@@ -1,7 +1,5 @@
 """Cases of token embedding, with torch.nn's as references of gradients by convention."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -12,9 +10,7 @@ from support.case import Sample, case, in_schema_order
 ROWS, COLUMNS = 9, 6
 
 
-def places_of(
-    ids: Tensor, rows: int, padding_idx: int, vocabulary_start: int
-) -> tuple[Tensor, int]:
+def places_of(ids: Tensor, rows: int, padding_idx: int, vocabulary_start: int) -> tuple[Tensor, int]:
     """Rows of a table with one more for ids outside a part of a vocabulary, and the padding row."""
     first = max(0, vocabulary_start)
     places = ids.long() - first
@@ -55,9 +51,7 @@ def reference_backward(
     return tokens.new_zeros(num_embeddings + 1, tokens.shape[-1]).index_add(0, rows, tokens)[:-1]
 
 
-def make_ids(
-    batch: int, seq: int, device: Any, dtype: torch.dtype = torch.int64, first: int = 0
-) -> Tensor:
+def make_ids(batch: int, seq: int, device: Any, dtype: torch.dtype = torch.int64, first: int = 0) -> Tensor:
     """Ids of a vocabulary; with ``first``, of one that extends beyond both ends of the table."""
     low, high = first - min(first, 3), first + ROWS + min(first, 3)
     return torch.randint(low, high, (batch, seq), device=device, dtype=dtype)

@@ -1,7 +1,5 @@
 """Finds every rotating model of the installed transformers: its default configuration and code."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import inspect
@@ -60,22 +58,15 @@ class Model:
     def _candidates(self) -> list[type[nn.Module]]:
         """Rotary classes of the model's code; those that name this configuration first."""
         classes = [
-            value
-            for name, value in vars(self.code).items()
-            if inspect.isclass(value) and ROTARY_CLASS.search(name)
+            value for name, value in vars(self.code).items() if inspect.isclass(value) and ROTARY_CLASS.search(name)
         ]
         vision = "vision" in self.model_type or self.axial
 
         def distance(candidate: type[nn.Module]) -> tuple[bool, bool]:
             parameter = inspect.signature(candidate.__init__).parameters.get("config")
             annotation = getattr(parameter, "annotation", None)
-            named = (
-                annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-            )
-            return (
-                type(self.config).__name__ not in named,
-                ("Vision" in candidate.__name__) != vision,
-            )
+            named = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+            return (type(self.config).__name__ not in named, ("Vision" in candidate.__name__) != vision)
 
         return sorted(classes, key=distance)
 
@@ -139,9 +130,7 @@ def of_layer(rotary: nn.Module, name: str, layer_type: str | None) -> Any:
     return getattr(rotary, own) if hasattr(rotary, own) else getattr(rotary, name)
 
 
-def rotate(
-    model: Model, function: Any, rotary: nn.Module, query: Tensor, positions: Tensor
-) -> Tensor:
+def rotate(model: Model, function: Any, rotary: nn.Module, query: Tensor, positions: Tensor) -> Tensor:
     """The model's own rotation of a query [1, heads, tokens, head_dim] or [tokens, heads, head_dim]."""
     options = {}
     if model.layer_type and "layer_type" in inspect.signature(rotary.forward).parameters:

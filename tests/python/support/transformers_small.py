@@ -1,7 +1,5 @@
 """Small models of transformers with random weights, one for each way of rotating."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -64,12 +62,7 @@ def small_model(name: str, **options: Any) -> Any:
     values = {**COMMON, **differences, **options}
     if name == "gptj" or name == "codegen":
         values = {**values, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48}
-        for key in (
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-        ):
+        for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"):
             values.pop(key)
     return getattr(transformers, cls)(getattr(transformers, config)(**values)).eval()
 
@@ -80,9 +73,7 @@ def vision_tower() -> nn.Module:
     from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
     torch.manual_seed(11)
-    config = Qwen2VLVisionConfig(
-        depth=2, embed_dim=32, hidden_size=32, num_heads=2, mlp_ratio=2, patch_size=4
-    )
+    config = Qwen2VLVisionConfig(depth=2, embed_dim=32, hidden_size=32, num_heads=2, mlp_ratio=2, patch_size=4)
     return Qwen2VisionTransformerPretrainedModel(config).eval()
 
 

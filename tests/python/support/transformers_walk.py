@@ -3,8 +3,6 @@
 cd tests/python && python -m support.transformers_walk [model types]
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import gc
@@ -390,10 +388,7 @@ def summary(found: list[Visit]) -> dict[str, Any]:
             [action, len(families[action]), len(of_action), ", ".join(families[action][:3])]
             for action, of_action in sorted(users.items(), key=lambda item: -len(item[1]))
         ],
-        "families": {
-            state: sorted({visit.family for visit in found if visit.state == state})
-            for state in order[:3]
-        },
+        "families": {state: sorted({visit.family for visit in found if visit.state == state}) for state in order[:3]},
     }
 
 

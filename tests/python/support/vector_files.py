@@ -1,7 +1,5 @@
 """Writes small files of vectors in every format, byte by byte."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

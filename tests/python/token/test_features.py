@@ -1,7 +1,5 @@
 """Tests of features among rows: functional.embedding_with_features and with_embeddings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import posembed as pe

@@ -1,7 +1,5 @@
 """Tests of tables that stay in their file: FileTable, and modules that use one."""
 
-from __future__ import annotations
-
 import copy
 import errno
 import io
@@ -81,22 +79,13 @@ def test_a_number_too_large_for_the_dtype_raises(path: Path) -> None:
 
 
 CODES: dict[str, Callable[[], tuple[Tensor, Tensor, int, int]]] = {
-    "blocks of 128 x 128": lambda: (
-        torch.randn(ROWS, 200).to(torch.float8_e4m3fn), torch.rand(4, 2) + 0.5, 128, 128
-    ),
+    "blocks of 128 x 128": lambda: (torch.randn(ROWS, 200).to(torch.float8_e4m3fn), torch.rand(4, 2) + 0.5, 128, 128),
     "rows": lambda: (torch.randint(-128, 128, (ROWS, 64)).char(), torch.rand(ROWS, 1), 1, 64),
     "a column": lambda: (torch.randint(-128, 128, (ROWS, 64)).char(), torch.rand(ROWS), 1, 64),
     "groups": lambda: (torch.randn(ROWS, 64).to(torch.float8_e4m3fn), torch.rand(ROWS, 4), 1, 16),
     "one": lambda: (torch.randn(ROWS, 64).to(torch.float8_e4m3fn), torch.tensor([0.5]), ROWS, 64),
-    "16 bits": lambda: (
-        torch.randn(ROWS, 64).to(torch.float8_e4m3fn), torch.rand(ROWS, 4).bfloat16(), 1, 16
-    ),
-    "exponents": lambda: (
-        torch.randn(ROWS, 64).to(torch.float8_e4m3fn),
-        (torch.rand(ROWS, 4) + 0.5).to(torch.float8_e8m0fnu),
-        1,
-        16,
-    ),
+    "16 bits": lambda: (torch.randn(ROWS, 64).to(torch.float8_e4m3fn), torch.rand(ROWS, 4).bfloat16(), 1, 16),
+    "exponents": lambda: (torch.randn(ROWS, 64).to(torch.float8_e4m3fn), (torch.rand(ROWS, 4) + 0.5).to(torch.float8_e8m0fnu), 1, 16),
 }  # fmt: skip
 
 
@@ -227,9 +216,7 @@ def test_modules(path: Path) -> None:
     assert torch.equal(layers(IDS), 4 * weight[IDS].view(2, 3, 4, 16))
     spec = pe.NgramSpec((3, 5), ((240, 251),), num_embeddings=ROWS)
     for summed in (False, True):
-        memory = pe.NgramEmbedding.from_file(
-            path, spec, tensor="weight", keep="file", summed=summed
-        )
+        memory = pe.NgramEmbedding.from_file(path, spec, tensor="weight", keep="file", summed=summed)
         plain = pe.NgramEmbedding.from_pretrained(weight, spec, summed=summed)
         assert torch.equal(memory.prefetch(IDS).take(), plain(IDS))
 
@@ -506,38 +493,15 @@ def text(path: Path) -> pe.FileTable:
         (of(a=torch.zeros(3, 4).to(torch.float8_e5m2), a_scale=torch.ones(3)), TypeError, "codes"),
         (text, ValueError, "path: expected safetensors, whose rows can be read .* is glove"),
         (lambda p: of(a=torch.zeros(3, 4))(p)(torch.tensor([3])), IndexError, "ids: expected 0 to"),
-        (
-            lambda p: of(a=torch.zeros(3, 4))(p).prefetch(torch.tensor([-1])),
-            IndexError,
-            "ids: expected 0 to 2",
-        ),
+        (lambda p: of(a=torch.zeros(3, 4))(p).prefetch(torch.tensor([-1])), IndexError, "ids: expected 0 to 2"),
         (lambda p: of(a=torch.zeros(3, 4))(p)(torch.ones(1)), TypeError, "ids: expected int32 or"),
         (lambda p: of(a=torch.zeros(3, 4))(p).rows(IDS, 1, torch.int8), TypeError, "dtype: exp"),
         (lambda p: pe.FileTable(p), OSError, "No such file"),
         (lambda p: pe.TokenEmbedding.from_file(p, keep="disk"), ValueError, "keep: expected 'num"),  # type: ignore[arg-type]
-        (
-            lambda p: pe.TokenEmbedding.from_file(p, keep="file", freeze=False),
-            ValueError,
-            "freeze: expected True with keep='file', got False",
-        ),
-        (
-            lambda p: pe.TokenBag.from_file(p, keep="file", vocabulary=["a"]),
-            ValueError,
-            "vocabulary: expected none with keep='file'",
-        ),
-        (
-            lambda p: (of(a=torch.zeros(3, 4))(p), pe.QuantizedTable.from_file(p)),
-            TypeError,
-            "tensors: expected codes with scales, got float32",
-        ),
-        (
-            lambda p: (
-                of(a=torch.zeros(3, 4))(p),
-                pe.TokenEmbedding.from_file(p, keep="file", max_norm=1.0),
-            ),
-            ValueError,
-            "max_norm: expected none for a frozen table, got 1",
-        ),
+        (lambda p: pe.TokenEmbedding.from_file(p, keep="file", freeze=False), ValueError, "freeze: expected True with keep='file', got False"),
+        (lambda p: pe.TokenBag.from_file(p, keep="file", vocabulary=["a"]), ValueError, "vocabulary: expected none with keep='file'"),
+        (lambda p: (of(a=torch.zeros(3, 4))(p), pe.QuantizedTable.from_file(p)), TypeError, "tensors: expected codes with scales, got float32"),
+        (lambda p: (of(a=torch.zeros(3, 4))(p), pe.TokenEmbedding.from_file(p, keep="file", max_norm=1.0)), ValueError, "max_norm: expected none for a frozen table, got 1"),
     ],
 )  # fmt: skip
 def test_bad_arguments(path: Path, make: Any, error: type[Exception], message: str) -> None:

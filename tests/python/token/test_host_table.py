@@ -1,7 +1,5 @@
 """Tests of tables in the host's memory, which kernels read there."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

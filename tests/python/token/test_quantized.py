@@ -1,7 +1,5 @@
 """Tests of tables of codes: the operator, QuantizedTable, and modules that use one."""
 
-from __future__ import annotations
-
 import copy
 import io
 import json
@@ -29,9 +27,7 @@ def table(format: Any = "float8", block: int | None = 32, device: Any = "cpu") -
     return functional.quantize_rows(torch.randn(ROWS, COLUMNS, device=device), format, block)
 
 
-def dequantized(
-    codes: Tensor, scales: Tensor, biases: Tensor | None, rows: int = 1, columns: int = 32
-) -> Tensor:
+def dequantized(codes: Tensor, scales: Tensor, biases: Tensor | None, rows: int = 1, columns: int = 32) -> Tensor:
     """The table in float64."""
     if codes.dtype == torch.uint8:
         codes = torch.stack([codes & 15, codes >> 4], -1).flatten(1)
@@ -108,9 +104,7 @@ def test_quantising_is_as_exact_as_the_codes(format: Any, block: int | None) -> 
     ("format", "block", "layers"),
     [("float8", None, 4), ("int8", 16, 4), ("int4", 16, 4), ("int8", 32, 4), ("int4", None, 32)],
 )
-def test_a_layer_of_codes(
-    format: Any, block: int | None, layers: int, device: torch.device
-) -> None:
+def test_a_layer_of_codes(format: Any, block: int | None, layers: int, device: torch.device) -> None:
     """The bits of whole rows, from blocks that lie within a layer, and from others."""
     table = pe.PerLayerEmbedding(ROWS, layers, COLUMNS // layers, scale=3.0, device=device)
     table.quantize(format, block)
@@ -290,11 +284,7 @@ def call(**changed: Any) -> Callable[[], Tensor]:
         (call(codes=torch.ones(3, dtype=torch.int8)), ValueError, "codes: expected .num_emb"),
         (call(scales=torch.ones(ROWS, 2).half()), TypeError, "scales: expected float32 or"),
         (call(scales=torch.ones(ROWS, 3)), ValueError, "scales: expected columns that divide 64"),
-        (
-            call(codes=torch.ones(ROWS, 0, dtype=torch.int8), scales=torch.ones(ROWS, 1)),
-            ValueError,
-            "scales: expected columns that divide 0",
-        ),
+        (call(codes=torch.ones(ROWS, 0, dtype=torch.int8), scales=torch.ones(ROWS, 1)), ValueError, "scales: expected columns that divide 0"),
         (call(scales=torch.ones(7, 2)), ValueError, "scales: expected 20 rows, one for each 1 of"),
         (call(scales=torch.ones(3, 2), block_rows=8, block_columns=20), ValueError, "4 columns"),
         (call(block_rows=0), ValueError, "block_rows: expected 1 or more, got 0"),
@@ -323,12 +313,7 @@ def test_codes_of_mlx(bits: int, dtype: torch.dtype, tmp_path: Path) -> None:
     words = (numbers.view(ROWS, -1, 32 // bits) << shifts).sum(-1)
     signed = torch.where(words >= 2**31, words - 2**32, words).int()
     save_file(
-        {
-            "t.weight": signed.view(torch.uint32),
-            "t.scales": scales,
-            "t.biases": biases,
-            "other": torch.zeros(3),
-        },
+        {"t.weight": signed.view(torch.uint32), "t.scales": scales, "t.biases": biases, "other": torch.zeros(3)},
         tmp_path / "model.safetensors",
     )
     path = tmp_path / "model.safetensors"

@@ -1,7 +1,5 @@
 """Tests TokenEmbedding.resize: remaining rows, new ones as in transformers, and optimizers."""
 
-from __future__ import annotations
-
 import posembed as pe
 import pytest
 import torch
@@ -140,9 +138,7 @@ def test_optimizer_state_of_rows_that_stay(name: str, device: torch.device) -> N
             if resizes and step in (2, 3):
                 token.resize(ROWS + 9 if step == 2 else ROWS, optimizer=optimizer)
                 assert any(
-                    parameter is token.weight
-                    for group in optimizer.param_groups
-                    for parameter in group["params"]
+                    parameter is token.weight for group in optimizer.param_groups for parameter in group["params"]
                 )
             optimizer.zero_grad()
             head(token(ids)).pow(2).sum().backward()
@@ -154,10 +150,7 @@ def test_optimizer_state_of_rows_that_stay(name: str, device: torch.device) -> N
         assert torch.equal(*results)
 
 
-@pytest.mark.parametrize(
-    ("name", "state"),
-    [("Adafactor", r"'row_var' of .37, 1."), ("LBFGS", "of list")],
-)
+@pytest.mark.parametrize(("name", "state"), [("Adafactor", r"'row_var' of .37, 1."), ("LBFGS", "of list")])
 def test_state_that_is_not_of_rows_is_refused(name: str, state: str) -> None:
     token, head = pe.TokenEmbedding(ROWS, COLUMNS), nn.Linear(COLUMNS, 7)
     optimizer = getattr(torch.optim, name)([head.weight, head.bias, token.weight])

@@ -1,7 +1,5 @@
 """Tests TokenEmbedding.select: a part of a vocabulary, with its output layer and its optimizer."""
 
-from __future__ import annotations
-
 import posembed as pe
 import pytest
 import torch
@@ -35,12 +33,7 @@ def trained(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     optimizer.step()
 
 
-STATES = {
-    "AdamW": {},
-    "SGD": {"momentum": 0.9},
-    "Rprop": {},
-    "SparseAdam": {},
-}
+STATES = {"AdamW": {}, "SGD": {"momentum": 0.9}, "Rprop": {}, "SparseAdam": {}}
 
 
 @pytest.mark.parametrize("name", STATES)

@@ -1,7 +1,5 @@
 """Tests of TokenEmbedding beyond the shared ones: nn.Embedding, gradients, errors."""
 
-from __future__ import annotations
-
 import posembed as pe
 import pytest
 import torch
@@ -18,9 +16,7 @@ def make_ids(count: int = 200, seed: int = 0, device: torch.device | str = "cpu"
     return torch.randint(0, ROWS, (count // 4, 4), generator=generator).to(device)
 
 
-def pair(
-    dtype: torch.dtype, device: torch.device, **options: object
-) -> tuple[nn.Module, nn.Module]:
+def pair(dtype: torch.dtype, device: torch.device, **options: object) -> tuple[nn.Module, nn.Module]:
     """Our module and torch's, with the same values."""
     modules = []
     for kind in (pe.TokenEmbedding, nn.Embedding):
@@ -73,9 +69,7 @@ def test_is_an_nn_embedding_by_type_and_state() -> None:
 
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("gradient", ["dense", "rows"])
-def test_ten_thousand_ones_are_not_lost(
-    dtype: torch.dtype, gradient: str, device: torch.device
-) -> None:
+def test_ten_thousand_ones_are_not_lost(dtype: torch.dtype, gradient: str, device: torch.device) -> None:
     table = pe.TokenEmbedding(2, 8, gradient=gradient, dtype=dtype, device=device)
     table(torch.ones(10240, dtype=torch.int64, device=device)).sum().backward()
     found = table.weight.grad.to_dense()
@@ -83,30 +77,19 @@ def test_ten_thousand_ones_are_not_lost(
     assert not found[0].any()
 
 
-def gradient_of(
-    gradient: str, ids: Tensor, dtype: torch.dtype = torch.float32, **options
-) -> Tensor:
+def gradient_of(gradient: str, ids: Tensor, dtype: torch.dtype = torch.float32, **options) -> Tensor:
     torch.manual_seed(2)
-    table = pe.TokenEmbedding(
-        ROWS, COLUMNS, gradient=gradient, dtype=dtype, device=ids.device, **options
-    )
+    table = pe.TokenEmbedding(ROWS, COLUMNS, gradient=gradient, dtype=dtype, device=ids.device, **options)
     output = table(ids)
-    output.backward(
-        torch.linspace(-1, 1, output.numel(), device=ids.device).view_as(output).to(dtype)
-    )
+    output.backward(torch.linspace(-1, 1, output.numel(), device=ids.device).view_as(output).to(dtype))
     return table.weight.grad
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
-@pytest.mark.parametrize(
-    "options", [{}, {"padding_idx": 5}, {"scale_grad_by_freq": True, "scale": 3.0}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"padding_idx": 5}, {"scale_grad_by_freq": True, "scale": 3.0}], ids=str)
 def test_rows_form_has_each_touched_row_once_in_order(dtype, options, device: torch.device) -> None:
     ids = make_ids(60, device=device)
-    rows, dense = (
-        gradient_of("rows", ids, dtype, **options),
-        gradient_of("dense", ids, dtype, **options),
-    )
+    rows, dense = (gradient_of("rows", ids, dtype, **options), gradient_of("dense", ids, dtype, **options))
     expected = ids.unique()
     expected = expected[expected != options.get("padding_idx", -1)]
     assert torch.equal(rows._indices(), expected.unsqueeze(0))
@@ -159,14 +142,7 @@ def test_cuda_gradient_has_the_bits_of_the_cpu(dtype: torch.dtype, columns: int)
     call = torch.ops.posembed.embedding_backward
     on_cpu = call(gradient, ROWS, ids, padding_idx=4, scale=0.5, scale_grad_by_freq=True)
     for _ in range(3):
-        on_cuda = call(
-            gradient.cuda(),
-            ROWS,
-            ids.cuda(),
-            padding_idx=4,
-            scale=0.5,
-            scale_grad_by_freq=True,
-        )
+        on_cuda = call(gradient.cuda(), ROWS, ids.cuda(), padding_idx=4, scale=0.5, scale_grad_by_freq=True)
         assert torch.equal(on_cuda.cpu(), on_cpu)
 
 
@@ -207,9 +183,7 @@ def test_scale_and_logits() -> None:
 def test_gradients_of_tied_logits(gradient: str, device: torch.device) -> None:
     """The table's gradient is the sum of the look-up's and the output head's."""
     torch.manual_seed(0)
-    table = pe.TokenEmbedding(
-        ROWS, 16, padding_idx=2, scale=3.0, gradient=gradient, device=device, dtype=torch.float64
-    )
+    table = pe.TokenEmbedding(ROWS, 16, padding_idx=2, scale=3.0, gradient=gradient, device=device, dtype=torch.float64)
     ids = torch.tensor([[2, 1, 4], [4, 0, 1]], device=device)
     table.logits(table(ids).tanh()).square().sum().backward()
     weight = table.weight.detach().clone().requires_grad_()
@@ -270,10 +244,7 @@ def test_id_outside_the_table_cpu(value: int, place: int) -> None:
     message = f"token table of {ROWS}, got {value} at index {place}"
     refused((lambda: pe.TokenEmbedding(ROWS, COLUMNS)(ids), IndexError, message))
     gradient = torch.zeros(*ids.shape, COLUMNS)
-    for operator in (
-        torch.ops.posembed.embedding_backward,
-        torch.ops.posembed.embedding_backward_rows,
-    ):
+    for operator in (torch.ops.posembed.embedding_backward, torch.ops.posembed.embedding_backward_rows):
         refused((lambda: operator(gradient, ROWS, ids), IndexError, message))
 
 

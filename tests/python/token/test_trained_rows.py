@@ -1,7 +1,5 @@
 """Tests TokenEmbedding.train_rows and freeze_rows: only some rows learn, under any optimizer."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,7 +1,5 @@
 """Tests that results of parts of a vocabulary add up to those of the whole table, bit for bit."""
 
-from __future__ import annotations
-
 import itertools
 
 import posembed as pe
@@ -13,11 +11,7 @@ from torch import Tensor
 
 ROWS, COLUMNS = 103, 24
 STARTS = (0, 1, 40, 77, ROWS)  # uneven on purpose
-OPTIONS = [
-    {},
-    {"padding_idx": 50, "scale": 3.0},
-    {"scale_grad_by_freq": True, "padding_idx": 0},
-]
+OPTIONS = [{}, {"padding_idx": 50, "scale": 3.0}, {"scale_grad_by_freq": True, "padding_idx": 0}]
 
 
 def make(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -46,9 +40,7 @@ def test_parts_add_up_to_the_whole(dtype, form, options, device: torch.device) -
     rows, whole = look_up(weight, ids, direction, **options)
     sum_of_rows, parts = torch.zeros_like(rows), []
     for start, end in itertools.pairwise(STARTS):
-        part, of_part = look_up(
-            weight[start:end], ids, direction, vocabulary_start=start, **options
-        )
+        part, of_part = look_up(weight[start:end], ids, direction, vocabulary_start=start, **options)
         outside = (ids < start) | (ids >= end)
         assert not part[outside].any()
         sum_of_rows += part
@@ -69,9 +61,7 @@ def test_any_id_is_legal(index: torch.dtype, device: torch.device) -> None:
         expected[inside.long()] = weight[[0, 4]] if start == 5 else weight[[]]
         assert torch.equal(rows, expected)
         (found,) = torch.autograd.grad(rows.sum(), weight)
-        assert torch.equal(
-            found.sum(-1) > 0, torch.tensor([start == 5, 0, 0, 0, start == 5]).bool().to(device)
-        )
+        assert torch.equal(found.sum(-1) > 0, torch.tensor([start == 5, 0, 0, 0, start == 5]).bool().to(device))
     pe.check_errors()
 
 

@@ -5,8 +5,6 @@ python make.py OUT, with compressed-tensors 0.20.1, bitsandbytes 0.50.2, mlx 0.3
 program itself makes of it.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -82,9 +80,7 @@ def bitsandbytes() -> None:
                                ("fp4", "fp4", False)):  # fmt: skip
         # More than one nested block of 256 scales.
         weight = WEIGHT.repeat(50, 1) if nested else WEIGHT
-        packed, state = functional.quantize_4bit(
-            weight, blocksize=64, compress_statistics=nested, quant_type=kind
-        )
+        packed, state = functional.quantize_4bit(weight, blocksize=64, compress_statistics=nested, quant_type=kind)
         tensors = {NAME + "weight": packed}
         parts = state.as_dict(packed=True)
         tensors |= {f"{NAME}weight.{key}": value for key, value in parts.items()}
