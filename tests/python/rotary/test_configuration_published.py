@@ -19,12 +19,7 @@ from support.refusals import refused
 SIZES: dict[str, Any] = {"hidden_size": 1024, "num_attention_heads": 16}
 LLAMA: dict[str, Any] = {"model_type": "llama", "rope_theta": 1e4, **SIZES}
 FALCON: dict[str, Any] = {"model_type": "falcon", "rope_theta": 1e4, **SIZES}
-DEEPSEEK: dict[str, Any] = {
-    "model_type": "deepseek_v3",
-    "qk_rope_head_dim": 64,
-    "rope_theta": 10000.0,
-    **SIZES,
-}
+DEEPSEEK: dict[str, Any] = {"model_type": "deepseek_v3", "qk_rope_head_dim": 64, "rope_theta": 10000.0, **SIZES}
 # Text keys beside a vision tower's, as transformers 4 wrote them.
 QWEN2_VL: dict[str, Any] = {
     "model_type": "qwen2_vl",
@@ -55,9 +50,7 @@ def test_a_nested_text_model_comes_before_keys_beside_it() -> None:
 
 
 # ChatGLM is no class of transformers: test_remote_families.py.
-@pytest.mark.parametrize(
-    "model_type", sorted({*having("pairing", "rope_interleave")} - {"chatglm"})
-)
+@pytest.mark.parametrize("model_type", sorted({*having("pairing", "rope_interleave")} - {"chatglm"}))
 def test_rope_interleave_may_be_missing(model_type: str) -> None:
     assert own_config(model_type).rope_interleave is True  # the meaning of a missing key there
     config = {**DEEPSEEK, "model_type": model_type}
@@ -178,16 +171,12 @@ def test_what_is_no_configuration(config: Any) -> None:
         ({"rope_theta": None, "text_config": 5}, TypeError, "text_config: expected a dict"),
     ],
 )  # fmt: skip
-def test_keys_that_are_no_dictionaries(
-    fields: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_keys_that_are_no_dictionaries(fields: dict[str, Any], error: type[Exception], message: str) -> None:
     refused((lambda: pe.RotarySpec.from_huggingface({**LLAMA, **fields}), error, message))
 
 
 @pytest.mark.parametrize("text", ["5", "null", "[]", '"llama"'])
-def test_files_without_an_object(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_without_an_object(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)
     refused((lambda: pe.RotarySpec.from_huggingface(path), ValueError, "the file: expected an object, got"))  # fmt: skip

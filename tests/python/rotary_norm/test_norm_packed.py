@@ -41,11 +41,7 @@ def parts_of(qkv: Tensor, call: dict[str, Any]) -> list[Tensor]:
     else:
         each = heads // key_heads + 2
         groups = [columns[i : i + each] for i in range(0, len(columns), each)]
-        parts = [
-            [head for group in groups for head in group[:-2]],
-            [g[-2] for g in groups],
-            [g[-1] for g in groups],
-        ]
+        parts = [[head for group in groups for head in group[:-2]], [g[-2] for g in groups], [g[-1] for g in groups]]
     tensors = [torch.stack(part, -2) for part in parts]
     return [x.transpose(1, 2) for x in tensors] if call.get("layout") == "bhsd" else tensors
 
@@ -53,9 +49,7 @@ def parts_of(qkv: Tensor, call: dict[str, Any]) -> list[Tensor]:
 def weights_of(call: dict[str, Any], like: Tensor) -> list[Tensor | None]:
     torch.manual_seed(1)
     weights = torch.randn(2, DIM, device=like.device, dtype=like.dtype)
-    return [
-        w if given else None for w, given in zip(weights, call.get("weighted", (1, 1)), strict=True)
-    ]
+    return [w if given else None for w, given in zip(weights, call.get("weighted", (1, 1)), strict=True)]
 
 
 def separate(qkv: Tensor, weights: Any, call: dict[str, Any]) -> list[Tensor]:
@@ -103,9 +97,7 @@ def test_bits_are_those_of_separate_tensors(call: dict[str, Any], device: torch.
 
 @every
 @pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 2), (0, 1, 2)], ids=str)
-def test_gradients_arrive_in_one_tensor(
-    call: dict[str, Any], used: tuple[int, ...], device: torch.device
-) -> None:
+def test_gradients_arrive_in_one_tensor(call: dict[str, Any], used: tuple[int, ...], device: torch.device) -> None:
     call = on(device, call)
     qkv = projection(call, device).requires_grad_()
     weights = [w if w is None else w.requires_grad_() for w in weights_of(call, qkv)]
@@ -114,14 +106,10 @@ def test_gradients_arrive_in_one_tensor(
     fused = not {"norm", "over"} & set(call)
     if fused:
         assert len({result.grad_fn for result in results}) == 1
-    upstream = [
-        torch.randn(*x.shape[::-1], device=device).to(x).permute(3, 2, 1, 0) for x in expected
-    ]
+    upstream = [torch.randn(*x.shape[::-1], device=device).to(x).permute(3, 2, 1, 0) for x in expected]
     upstream[2] = upstream[2][..., :1].expand(upstream[2].shape)  # without strides
     found, wanted = (
-        torch.autograd.grad(
-            [parts[i] for i in used], inputs, [upstream[i] for i in used], allow_unused=True
-        )
+        torch.autograd.grad([parts[i] for i in used], inputs, [upstream[i] for i in used], allow_unused=True)
         for parts in (results, expected)
     )
     for a, b in zip(found, wanted, strict=True):
@@ -140,9 +128,7 @@ def test_derivatives_of_every_order(call: dict[str, Any], device: torch.device) 
 
     both = all(w is not None for w in weights)
     inputs = (qkv, *(w.requires_grad_() for w in weights)) if both else (qkv,)
-    assert torch.autograd.gradcheck(
-        function, inputs, check_forward_ad=True, check_batched_grad=True
-    )
+    assert torch.autograd.gradcheck(function, inputs, check_forward_ad=True, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
 
     def second(rotate: Any) -> Tensor:
@@ -164,15 +150,12 @@ def test_compiled_with_the_projection(name: str, device: torch.device) -> None:
     leaves = [*linear.parameters(), *weights]
     torch._dynamo.reset()
     graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(
-        lambda x: packed(linear(x), weights, call), backend=graphs, fullgraph=True, dynamic=True
-    )
+    compiled = torch.compile(lambda x: packed(linear(x), weights, call), backend=graphs, fullgraph=True, dynamic=True)
     for batch, seq in ((11, 13), (17, 19), (23, 7)):
         x = torch.randn(batch, seq, 12, device=device, dtype=torch.float64)
         found, expected = compiled(x), separate(linear(x), weights, call)
         gradients = [
-            torch.autograd.grad(sum(r.square().sin().sum() for r in results), leaves)
-            for results in (found, expected)
+            torch.autograd.grad(sum(r.square().sin().sum() for r in results), leaves) for results in (found, expected)
         ]
         for a, b in zip((*found, *gradients[0]), (*expected, *gradients[1]), strict=True):
             assert_close(a, b, 1e-11)
