@@ -168,6 +168,7 @@ def test_tables_whose_code_does_more_stay(kind: type[Scaled], reason: str) -> No
     model = nn.ModuleList([kind(8192, 4)])
     (row,) = patch(model).left
     assert row.action.startswith(reason)
+    assert not row.rotates
     assert type(model[0]) is kind
     assert Counting.count == 0
 

@@ -293,7 +293,7 @@ def patch(
         count = sum(counts[cls] for cls in classes)
         if isinstance(found, Rotation):
             row = _row(place.name, place.location, classes, count, "", found.calls)
-            rows.append(dataclasses.replace(row, exact=exact, _rotation=found))
+            rows.append(dataclasses.replace(row, rotates=True, exact=exact, _rotation=found))
         else:
             row = _row(place.name, place.location, classes, count, found)
             rows.append(dataclasses.replace(row, rotates=found not in _door.LOOKS))
@@ -326,7 +326,7 @@ def _row(
     """The row of what is patched if it has calls."""
     names, live = tuple(cls.__name__ for cls in classes), calls or Calls()
     facts = function, location, names, count, calls is not None, reason
-    return Row(*facts, _calls=live, _before=dataclasses.replace(live))
+    return Row(*facts, rotates=False, _calls=live, _before=dataclasses.replace(live))
 
 
 def unpatch(model: Any) -> None:
