@@ -57,7 +57,7 @@ def gated(operator: Any, **names: str) -> Callable[..., Tensor]:
     """The operator; an argument of a wrong type raises TypeError with the argument's name.
 
     ``names`` are those of the function's arguments, where the operator's differ. Where it does
-    not return one Tensor, :func:`typing.cast` says what it returns.
+    not return one Tensor, ``typing.cast`` says what it returns.
     """
 
     def call(*arguments: Any) -> Any:

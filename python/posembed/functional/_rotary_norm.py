@@ -12,14 +12,14 @@ from typing_extensions import Unpack
 from posembed.functional._gate import Pair, check_tensors, gated
 from posembed.functional._offset import counted
 from posembed.functional._options import Layout, rotary_text
-from posembed.functional._rotary_packed import PackedOrder
+from posembed.functional._rotary_packed import PackedOrder, Three
 from posembed.functional._rotary_tables import TableNumerics
 from posembed.sharding import call, is_sharded
 from posembed.specification import RotarySpec
 
 _NORM_ROTARY = cast(Pair, gated(torch.ops.posembed.norm_rotary.default))
 _NORM_ROTARY_ = gated(torch.ops.posembed.norm_rotary_.default)
-_NORM_ROTARY_PACKED = gated(torch.ops.posembed.norm_rotary_packed.default)
+_NORM_ROTARY_PACKED = cast(Three, gated(torch.ops.posembed.norm_rotary_packed.default))
 _NORM_ROTARY_PACKED_ = gated(torch.ops.posembed.norm_rotary_packed_.default)
 
 Norm = Literal["rms", "layer"]
@@ -302,8 +302,8 @@ def norm_rotary_packed(
     weights = query_weight, key_weight
     given = _packed(qkv, heads, key_heads, weights, positions, spec, order, **options)
     if is_sharded(qkv):
-        return call("norm_rotary_packed", *given)  # type: ignore[no-any-return]
-    return _NORM_ROTARY_PACKED(*given)  # type: ignore[no-any-return]
+        return call(_NORM_ROTARY_PACKED, *given)
+    return _NORM_ROTARY_PACKED(*given)
 
 
 def norm_rotary_packed_(
@@ -339,7 +339,7 @@ def norm_rotary_packed_(
     weights = query_weight, key_weight
     given = _packed(qkv, heads, key_heads, weights, positions, spec, order, **options)
     if is_sharded(qkv):
-        call("norm_rotary_packed_", *given)
+        call(_NORM_ROTARY_PACKED_, *given)
     else:
         _NORM_ROTARY_PACKED_(*given)
     return qkv
