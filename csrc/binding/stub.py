@@ -47,8 +47,6 @@ WORDS = {
     "new_spec: object": "new_spec: RotarySpec | None",
     "spec: object": "spec: NgramSpec",
 }
-# What C++ returns as a tuple, an object or a str.
-RESULTS: dict[str, str] = {}
 # Static methods of wrappers, whose docstrings have no parameters.
 STATIC = {
     "ALiBi.from_preset": "name: str, num_heads: int, *, head_dim: int | None = None",
@@ -73,8 +71,7 @@ def signatures(function: Any, place: str = "") -> list[str]:
         text = line.partition(". ")[2] if line[0].isdigit() else line
         for word, plain in WORDS.items():
             text = text.replace(word, plain)
-        name, result = text.partition("(")[0], text.rpartition(" -> ")[2]
-        result = RESULTS.get(f"{place}{name}", result)
+        result = text.rpartition(" -> ")[2]
         text = text.rpartition(" -> ")[0].replace(f"self: {place[:-1]}", "self")
         found.append(f"def {text} -> {result}: ...")
     return found
