@@ -49,8 +49,10 @@ struct Block {
   core::DeviceError* error = nullptr;  // CUDA: where a row outside the table is recorded
 };
 
-/// Finds the runs of `keys` rows.
-POSEMBED_CPU_KERNEL(find_runs, void(const int32_t* rows, int64_t keys, QueryRows& line));
+/// Writes the runs of `keys` rows, at most as many, and sets the other members of `line`: code for
+/// an instruction set shares no function with other code, so it cannot let a vector grow.
+POSEMBED_CPU_KERNEL(find_runs, void(const int32_t* rows, int64_t keys, Run* runs, int64_t& count,
+                                    QueryRows& line));
 
 /// Sets first_row and row_count to the rows that the block uses, or to one row if it uses none.
 POSEMBED_CPU_KERNEL(narrow_rows, void(Block& block));

@@ -158,18 +158,18 @@ void scatter_line(const Block& b, int64_t query, Compute<T>* POSEMBED_RESTRICT v
 
 }  // namespace
 
-void find_runs(const int32_t* rows, int64_t keys, QueryRows& line) {
+void find_runs(const int32_t* rows, int64_t keys, Run* runs, int64_t& count, QueryRows& line) {
   find_bounds(rows, keys, line);
+  count = 0;
   for (int64_t key = 0; key < keys;) {
     Run run = run_of(rows + key, keys - key);
     // The last key of a short run may begin the next one.
     if (run.keys < shortest_run) run = {std::max(run.keys - 1, 1), 0, any_step};
     key += run.keys;
-    const bool joins = run.step == any_step && !line.runs.empty();
-    if (joins && line.runs.back().step == any_step) {
-      line.runs.back().keys += run.keys;
+    if (run.step == any_step && count > 0 && runs[count - 1].step == any_step) {
+      runs[count - 1].keys += run.keys;
     } else {
-      line.runs.push_back(run);
+      runs[count++] = run;
     }
   }
 }

@@ -175,8 +175,12 @@ void find_lines(Problem& problem) {
   problem.first_line = rows.const_data_ptr<int32_t>();
   std::vector<QueryRows> lines(static_cast<size_t>(rows.numel() / keys));
   at::parallel_for(0, static_cast<int64_t>(lines.size()), 64, [&](int64_t begin, int64_t end) {
+    std::vector<Run> memory(static_cast<size_t>(keys));
     for (int64_t i = begin; i < end; ++i) {
-      find_runs_cpu(problem.first_line + i * keys, keys, lines[static_cast<size_t>(i)]);
+      QueryRows& line = lines[static_cast<size_t>(i)];
+      int64_t count = 0;
+      find_runs_cpu(problem.first_line + i * keys, keys, memory.data(), count, line);
+      line.runs.assign(memory.begin(), memory.begin() + count);
     }
   });
   problem.lines = std::make_shared<const std::vector<QueryRows>>(std::move(lines));

@@ -221,6 +221,29 @@ def test_onnx_runtime_takes_more_tokens_than_a_table_has_rows() -> None:
     assert_close(torch.from_numpy(result), rope(x), 4e-6)
 
 
+def test_onnx_runtime_runs_patched_models() -> None:
+    for needed in ("onnxscript", "transformers"):
+        pytest.importorskip(needed)
+    runtime = pytest.importorskip("onnxruntime")
+    from transformers import LlamaConfig, LlamaModel
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 20}
+    model = LlamaModel(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)).eval()
+    ids = torch.arange(9).view(1, 9)
+    with torch.no_grad():
+        expected = model(ids, use_cache=False)[0]
+        pe.patch(model)
+        program = torch.export.export(model, (ids,), {"use_cache": False, "return_dict": False})
+        pe.unpatch(model)
+    assert any("posembed" in str(node.target) for node in program.graph.nodes)
+    file = io.BytesIO()
+    plain = pe.decompose(program, target="onnx")
+    torch.onnx.export(plain, dynamo=True, verbose=False, opset_version=23).save(file)
+    session = runtime.InferenceSession(file.getvalue())
+    (found,) = session.run(None, {session.get_inputs()[0].name: ids.numpy()})
+    assert_close(torch.from_numpy(found), expected, 1e-6)
+
+
 @pytest.mark.parametrize("frequencies", [(0.0, 1.0, 0.5, 0.0), (0.0,) * 4, (1.0, 1.0, 3.0, 1e-9)])
 def test_any_frequencies(frequencies: tuple[float, ...]) -> None:
     """Also zeros, and those that are no geometric series."""

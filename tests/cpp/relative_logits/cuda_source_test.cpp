@@ -37,8 +37,11 @@ struct Problem {
                      : kind == Rows::clipped     ? clipped
                                                  : key % 5);
     }
+    std::vector<Run> memory(static_cast<size_t>(keys));
     for (int64_t line = 0; line < (by_key ? 0 : 4 * queries); ++line) {
-      find_runs_cpu(rows.data() + line * keys, keys, lines.emplace_back());
+      int64_t count = 0;
+      find_runs_cpu(rows.data() + line * keys, keys, memory.data(), count, lines.emplace_back());
+      lines.back().runs.assign(memory.begin(), memory.begin() + count);
     }
     for (float& score : scores) score = normal(generator);
     products.resize(static_cast<size_t>(6 * places * row_count));
