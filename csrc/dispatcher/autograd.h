@@ -44,7 +44,7 @@ inline std::optional<at::Tensor> unpack(const SavedVariable& saved) {
 }
 
 /// Base of every operator's node. Derived provides
-///   static constexpr const char* label; or std::string         the name that shows in grad_fn
+///   static constexpr const char* label; or a NodeName          the name that shows in grad_fn
 ///   template <typename Visitor> void members(Visitor& visit);  calls visit(member) for each member
 ///   variable_list backward(variable_list&& gradients);         calls registered operators only
 template <typename Derived>

@@ -9,6 +9,7 @@
 #include "core/instruction_set.h"
 #include "dispatcher/build_facts.h"
 #include "dispatcher/device_errors.h"
+#include "dispatcher/memory_checks.h"
 #include "dispatcher/schema.h"
 #include "posembed/build_info.h"
 #include "posembed/mapped_memory.h"
@@ -70,10 +71,7 @@ void resolve(const c10::Argument& argument, c10::IValue* value) {
   const at::Tensor& tensor = value->toTensor();
   if (!tensor.defined() || !(tensor.is_conj() || tensor.is_neg())) return;
   const Use use = use_of(argument);
-  const char* resolved = tensor.is_neg() ? "resolve_neg()" : "resolve_conj()";
-  TORCH_CHECK_VALUE(use != Use::written, argument.name(),
-                    ": expected memory that holds its numbers, which are written in place, got a ",
-                    "view that negates or conjugates them; use ", argument.name(), ".", resolved);
+  if (use == Use::written) check_holds_numbers(tensor, argument.name().c_str());
   if (use == Use::returned) return;  // its views keep the bits
   const at::AutoDispatchBelowADInplaceOrView guard;
   *value = tensor.resolve_conj().resolve_neg();

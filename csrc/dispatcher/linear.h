@@ -64,6 +64,12 @@ inline std::string name_of_node(std::string_view name) {
   return result + "Backward";
 }
 
+/// Made when it is asked for: a static of first use would take a lock.
+template <auto& op>
+struct NodeName {
+  /* implicit */ operator std::string() const { return name_of_node(op.name()); }
+};
+
 /// The node of an operator, named after it. `function` takes the Gradients, then what save() keeps,
 /// and returns the gradients of the inputs of node_for(). It calls registered operators only.
 template <auto& op, auto function, typename = decltype(function)>
@@ -73,7 +79,7 @@ template <auto& op, auto function, typename... Arguments>
 class FunctionNode<op, function, variable_list (*)(const Gradients&, Arguments...)>
     : public OperatorNode<FunctionNode<op, function>> {
  public:
-  inline static const std::string label = name_of_node(op.name());
+  static constexpr NodeName<op> label{};
 
   void save(const std::decay_t<Arguments>&... arguments) {
     std::apply([&](auto&... saved) { (saved.save(arguments), ...); }, saved_);

@@ -34,6 +34,13 @@ void check_writable(const at::Tensor& tensor, const char* argument) {
                     ": expected elements that do not share memory, got strides ", tensor.strides());
 }
 
+void check_holds_numbers(const at::Tensor& tensor, const char* argument) {
+  const char* resolved = tensor.is_neg() ? "resolve_neg()" : "resolve_conj()";
+  TORCH_CHECK_VALUE(!tensor.is_neg() && !tensor.is_conj(), argument,
+                    ": expected memory that holds its numbers, which are written in place, got a ",
+                    "view that negates or conjugates them; use ", argument, ".", resolved);
+}
+
 void check_no_overlap(const at::Tensor& tensor, const char* argument, const at::Tensor& other,
                       const char* other_argument) {
   TORCH_CHECK_VALUE(!core::overlap(memory_of(tensor), memory_of(other)), argument,

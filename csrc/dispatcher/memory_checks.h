@@ -11,6 +11,9 @@ namespace posembed::dispatcher {
 /// compared.
 void check_writable(const at::Tensor& tensor, const char* argument);
 
+/// Checks that `tensor` is no view that negates or conjugates its memory.
+void check_holds_numbers(const at::Tensor& tensor, const char* argument);
+
 /// Throws c10::ValueError if the tensors share a byte; exact even for interleaved views.
 void check_no_overlap(const at::Tensor& tensor, const char* argument, const at::Tensor& other,
                       const char* other_argument);

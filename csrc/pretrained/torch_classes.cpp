@@ -164,7 +164,7 @@ class OpenFile : public torch::CustomClassHolder {
   /// "float32"
   std::string dtype(const std::string& name) const {
     const torch::Dtype dtype = with_python_errors([&] { return source_->dtype(name); });
-    return c10::getDtypeNames(dtype).first;
+    return std::string(c10::getDtypeNames(dtype).first);
   }
 
   std::tuple<std::string, std::vector<int64_t>> words() const {

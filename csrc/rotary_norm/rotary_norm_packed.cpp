@@ -83,6 +83,7 @@ void check_packed(const PackedCall& call) {
 // --------------------------------------------------------------------------------- the kernels
 
 void packed_in_place(const PackedCall& call) {
+  dispatcher::check_holds_numbers(call.qkv, "qkv");
   check_packed(call);
   dispatcher::check_writable(call.qkv, "qkv");
   const Call views = of_views(call);

@@ -559,7 +559,7 @@ struct HeldRows : torch::CustomClassHolder {
   /// The handle, the sizes of the table and its dtype as "float32".
   std::tuple<int64_t, int64_t, int64_t, std::string> facts() const {
     return {rows.handle(), rows.num_embeddings(), rows.embedding_dim(),
-            c10::getDtypeNames(rows.dtype()).first};
+            std::string(c10::getDtypeNames(rows.dtype()).first)};
   }
 
   /// The bytes in files and in memory.

@@ -139,7 +139,7 @@ def test_errors_of_a_subclass_are_its_own() -> None:
     """Only calls that Python refuses are answered, whatever a user's annotations say."""
 
     class Own(pe.RotaryEmbedding):
-        def forward(self, ids, *more, **kw: Missing):  # type: ignore[name-defined,no-untyped-def,override]  # noqa: F821
+        def forward(self, ids, *more, **kw: "Missing"):  # type: ignore[name-defined,no-untyped-def,override]  # noqa: F821
             raise TypeError("its own")
 
     class Plain(pe.RotaryEmbedding):

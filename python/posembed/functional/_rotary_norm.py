@@ -360,6 +360,7 @@ def _packed(
     **options: Any,
 ) -> tuple[Any, ...]:
     """The arguments of the operators on packed projections."""
+    check_tensors(qkv=qkv)
     by_token = "bshd" if layout == "bhsd" else layout
     positions, offset = counted(offset, positions, qkv, by_token, cu_seqlens)
     _, others = _given(qkv, qkv, *weights, positions, spec, layout, offset, **options)

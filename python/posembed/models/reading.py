@@ -33,9 +33,9 @@ def _reader_of(fields: Fields) -> Any:
     """The module that reads such a file. Those beside huggingface read files without parts."""
     if gguf.is_metadata(fields):
         return gguf
-    if params.is_params(fields):
-        return params
-    return diffusers if diffusers.is_configuration(fields) else huggingface
+    if diffusers.is_configuration(fields):  # names its class, whatever keys the class has
+        return diffusers
+    return params if params.is_params(fields) else huggingface
 
 
 def _part_of(fields: Fields, part: str | None) -> Fields:
