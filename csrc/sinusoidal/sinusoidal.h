@@ -58,11 +58,12 @@ POSEMBED_INLINE Position position_of(const PositionView& view, int64_t offset, i
 }
 
 /// The index of a position in the series; padding has the scale 0.
-POSEMBED_INLINE Position placed(const Sinusoid& sinusoid, Position position) {
+/// @param scaled  whether position_scale may be other than 1
+POSEMBED_INLINE Position placed(const Sinusoid& sinusoid, Position position, bool scaled = true) {
   const auto first = static_cast<uint64_t>(sinusoid.first);
   const auto times = static_cast<uint64_t>(sinusoid.position_scale);
   if (first > 0 && position.whole == -1 && position.part == 0) position.scale = 0.0;
-  if (times > 1) {
+  if (scaled && times > 1) {
     const uint64_t carried = core::multiply_high(position.part, times);
     position.whole = static_cast<int64_t>(static_cast<uint64_t>(position.whole) * times + carried);
     position.part *= times;
@@ -82,11 +83,9 @@ POSEMBED_INLINE core::Turn128 derived(core::Turn128 turn, int64_t order) {
 
 /// The factor of every value.
 POSEMBED_INLINE double scale_of(const Sinusoid& sinusoid) {
-  double scale = sinusoid.scale;
-  for (int64_t i = 0; i < sinusoid.order; ++i)
-    scale *= static_cast<double>(sinusoid.position_scale);
-  if (sinusoid.learned_scale == nullptr) return scale;
-  return scale * core::read_floating<double>(sinusoid.learned_scale, sinusoid.learned_type, 0);
+  if (sinusoid.learned_scale == nullptr) return sinusoid.scale;
+  return sinusoid.scale *
+         core::read_floating<double>(sinusoid.learned_scale, sinusoid.learned_type, 0);
 }
 
 /// The factor of a pair's sine and cosine: the scale, times the frequency for each derivative.

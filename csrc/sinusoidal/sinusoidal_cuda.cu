@@ -127,8 +127,9 @@ struct Rows {
 
 /// A block processes `width` pairs per thread, starting at pair `begin` of the model, of every
 /// gridDim.x-th encoding, for one of gridDim.z parts of the sequences that share it. `block` has
-/// `count` pairs. The next rows are always in flight, those of the next encoding too.
-template <typename T, int width, bool derivative>
+/// `count` pairs. The next rows are always in flight, those of the next encoding too. `general`:
+/// derivatives, and positions with a scale.
+template <typename T, int width, bool general>
 __global__ void __launch_bounds__(max_threads, resident_blocks)
     encode_kernel(Arguments arguments, const __grid_constant__ TurnBlock<T> block,
                   core::Divisor<int64_t> length, int64_t begin, int64_t count) {
@@ -137,14 +138,14 @@ __global__ void __launch_bounds__(max_threads, resident_blocks)
   const Layout& layout = sinusoid.layout;
   const int64_t first = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * width;
   if (first >= count) return;
-  const int64_t order = derivative ? sinusoid.order : 0;
+  const int64_t order = general ? sinusoid.order : 0;
   TurnOf<T> turns[width];
-  C factors[derivative ? width : 1];
+  C factors[general ? width : 1];
   const double scale = scale_of(sinusoid);
 #pragma unroll
   for (int i = 0; i < width; ++i) {
     turns[i] = core::through_data_cache(block.turns)[first + i];
-    factors[derivative ? i : 0] = static_cast<C>(amplitude(scale, order, turns[i]));
+    factors[general ? i : 0] = static_cast<C>(amplitude(scale, order, turns[i]));
   }
   const PairIndices indices = indices_of<width>(layout, begin + first);
   const Sequences sequences(arguments);
@@ -163,12 +164,12 @@ __global__ void __launch_bounds__(max_threads, resident_blocks)
   while (rows.left > 0) {
     const int64_t index =
         rows.batch * arguments.position_stride[0] + rows.seq * arguments.position_stride[1];
-    const Position position =
-        placed(sinusoid, position_of(arguments.positions, arguments.offset, rows.seq, index));
+    const Position position = placed(
+        sinusoid, position_of(arguments.positions, arguments.offset, rows.seq, index), general);
     C values[2][width];
 #pragma unroll
     for (int i = 0; i < width; ++i) {
-      const C factor = factors[derivative ? i : 0] * static_cast<C>(position.scale);
+      const C factor = factors[general ? i : 0] * static_cast<C>(position.scale);
       C sine, cosine;
       sincos_at(position, turns[i], order, factor, &sine, &cosine);
       values[0][i] = layout.cos_first ? cosine : sine;
@@ -235,7 +236,7 @@ dim3 grid_for(const Arguments& arguments, int64_t pairs_of_block, int64_t pairs,
               static_cast<unsigned>(std::clamp<int64_t>(parts, 1, arguments.batch)));
 }
 
-template <typename T, int width, bool derivative>
+template <typename T, int width, bool general>
 void launch_pairs(const Arguments& arguments, core::CudaStream stream) {
   const Sinusoid& sinusoid = arguments.sinusoid;
   const auto length = core::Divisor<int64_t>::of(arguments.seq);
@@ -246,7 +247,7 @@ void launch_pairs(const Arguments& arguments, core::CudaStream stream) {
     const int64_t warps = core::divide_up(count, width * core::warp_size);
     const auto threads = std::min<int64_t>(warps * core::warp_size, max_threads);
     core::launch_with(
-        encode_kernel<T, width, derivative>, grid_for(arguments, width * threads, count, threads),
+        encode_kernel<T, width, general>, grid_for(arguments, width * threads, count, threads),
         static_cast<unsigned>(threads), 0, stream, arguments, block, length, begin, count);
   }
 }
@@ -255,10 +256,10 @@ template <typename T>
 const char* launch(const Arguments& arguments, core::CudaStream stream) {
   constexpr int whole = sizeof(core::Vector<T, core::vector_width<T>>);
   if (arguments.batch * arguments.seq == 0) return nullptr;
-  if (arguments.sinusoid.order == 0) {
+  if (arguments.sinusoid.order == 0 && arguments.sinusoid.position_scale == 1) {
     core::visit_width<T>(width_of<T>(arguments),
                          [&](auto width) { launch_pairs<T, width, false>(arguments, stream); });
-  } else {  // derivatives are rare: no vectors of less than 16 bytes
+  } else {  // rare: no vectors of less than 16 bytes
     core::visit_width<T, whole>(width_of<T>(arguments), [&](auto width) {
       launch_pairs<T, width, true>(arguments, stream);
     });

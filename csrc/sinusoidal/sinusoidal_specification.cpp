@@ -349,7 +349,7 @@ Sinusoid Specification::sinusoid(int64_t order) const {
   result.pairs = static_cast<int64_t>(turns.size());
   result.turns = turns.data();
   result.wide_turns = wide_turns.data();
-  result.scale = spec.scale;
+  result.scale = spec.scale * std::pow(static_cast<double>(spec.position_scale), order);
   result.first = first;
   result.position_scale = spec.position_scale;
   result.order = order;
