@@ -47,24 +47,21 @@ TEST(RotaryNormModule, NormsQueryAndKeyOfAProjection) {
   const auto [query, key, value] =
       posembed::functional::norm_rotary_packed(qkv, packing, weights[0], weights[1], spec, call);
   const auto groups = qkv.unflatten(-1, {2, 4, 8}).split_with_sizes({2, 1, 1}, -2);
-  const auto [expected_query, expected_key] = norm_rotary(
-      groups[0].flatten(2, 3), groups[1].flatten(2, 3), weights[0], weights[1], spec, call);
+  const auto [expected_query, expected_key] =
+      norm_rotary(groups[0].flatten(2, 3), groups[1].flatten(2, 3), weights[0], weights[1], spec, call);
   EXPECT_TRUE(torch::equal(query, expected_query));
   EXPECT_TRUE(torch::equal(key, expected_key));
   EXPECT_TRUE(value.is_alias_of(qkv));
-  const auto gradients = [&](const torch::Tensor& a, const torch::Tensor& b,
-                             const torch::Tensor& c) {
-    return torch::autograd::grad({(a.sin().sum() + b.cos().sum() + c.square().sum())},
-                                 {qkv, weights});
+  const auto gradients = [&](const torch::Tensor& a, const torch::Tensor& b, const torch::Tensor& c) {
+    return torch::autograd::grad({(a.sin().sum() + b.cos().sum() + c.square().sum())}, {qkv, weights});
   };
   const auto found = gradients(query, key, value);
   const auto wanted = gradients(expected_query, expected_key, groups[2].flatten(2, 3));
   for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(torch::allclose(found[i], wanted[i], 1e-10, 1e-12));
   const torch::NoGradGuard inference;
   const torch::Tensor written = qkv.clone();
-  EXPECT_TRUE(posembed::functional::norm_rotary_packed_(written, packing, weights[0], weights[1],
-                                                        spec, call)
-                  .is_same(written));
+  EXPECT_TRUE(
+      posembed::functional::norm_rotary_packed_(written, packing, weights[0], weights[1], spec, call).is_same(written));
   EXPECT_TRUE(torch::equal(written.unflatten(-1, {2, 4, 8}).narrow(3, 0, 2).flatten(2, 3), query));
 }
 
