@@ -677,10 +677,13 @@ def once(chosen: list[Case]) -> None:
 @functools.cache
 def mark(name: str) -> str:
     """What changes with the kernels of a case: the start of a hash of their sources."""
-    family = next((folder for begin, folder in SOURCES.items() if name.startswith(begin)), None)
-    folders = [] if family is None else [ROOT / "csrc" / family, ROOT / "csrc" / "core"]
+    families = [folder for begin, folder in SOURCES.items() if name.startswith(begin)]
+    if not families:
+        raise ValueError(f"{name}: SOURCES does not say where its kernels are")
     hashed = hashlib.sha256()
-    for path in sorted(path for folder in folders for path in folder.glob("*")):
+    for path in sorted(
+        p for folder in (families[0], "core") for p in (ROOT / "csrc" / folder).iterdir()
+    ):
         if path.suffix in (".cu", ".h"):
             hashed.update(path.read_bytes())
     return hashed.hexdigest()[:12]
@@ -746,7 +749,7 @@ def run_all(chosen: list[Case], arguments: argparse.Namespace) -> None:
             arguments.table.write_text("\n".join(lines))
     if arguments.record:
         known = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-        known |= {case.name: mark(case.name) for case in chosen}
+        known |= {case.name: mark(case.name) for case in chosen if case.moved}
         RECORD.write_text(json.dumps(known, indent=2) + "\n")
 
 

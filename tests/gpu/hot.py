@@ -20,7 +20,6 @@ TOKENS, ROWS, PAGE = BATCH * SEQ, 300, 16
 
 # Makes an argument for a device and a dtype.
 Make = Callable[[Any, torch.dtype], Any]
-Size = tuple[int, int]
 
 
 def normal(*shape: int) -> Make:
@@ -39,7 +38,7 @@ def whole(high: int, *shape: int, low: int = 0) -> Make:
 
 
 def fixed(tensor: Tensor) -> Make:
-    return lambda device, dtype: tensor.to(device)
+    return lambda device, dtype: tensor.to(device, copy=True)  # calls in place change it
 
 
 def hot(

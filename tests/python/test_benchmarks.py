@@ -13,10 +13,12 @@ import torch
 PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "run.py"
 
 
-def test_cases_on_cuda_have_names_of_their_own() -> None:
-    command = [sys.executable, str(PROGRAM.with_name("cuda.py")), "--list"]
-    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert len(set(names)) == len(names) > 25
+def test_cases_on_cuda_have_names_of_their_own_and_sources() -> None:
+    """--stale asks for the sources of each case's kernels."""
+    for options in ([], ["--stale"]):
+        command = [sys.executable, str(PROGRAM.with_name("cuda.py")), "--list", *options]
+        names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        assert len(set(names)) == len(names) > 25
 
 
 def test_names_are_known_before_anything_is_built(

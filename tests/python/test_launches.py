@@ -5,7 +5,6 @@ import importlib
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,9 +111,10 @@ def test_launches(name: str) -> None:
         assert launches(lambda: differentiate(outputs[0])) == int(backward)
 
 
-def test_models_widths_launch_the_kernels_whose_machine_code_is_watched() -> None:
+def test_models_widths_launch_the_kernels_whose_machine_code_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """tests/gpu/hot.py, which the sweep, captures and sanitizers run on a device."""
-    sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "scripts")]
+    for folder in ("tests/gpu", "scripts"):
+        monkeypatch.syspath_prepend(ROOT / folder)
     hot, machine_code = importlib.import_module("hot"), importlib.import_module("machine_code")
     for case in hot.CASES:
         for dtype in case.dtypes:
