@@ -5,6 +5,7 @@ In a build of ``make test-cuda-on-cpu``, operators run their CUDA code for tenso
 
 import re
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import posembed as pe
 import pytest
@@ -53,6 +54,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (chosen if names and not on_gpu else others).append(item)
     items[:] = chosen
     config.hook.pytest_deselected(items=others)
+
+
+def heap() -> range:
+    """The addresses of malloc's heap: several lines of the map if NumPy requested huge pages."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    places = [line.split()[0].split("-") for line in lines if line.endswith("[heap]")]
+    return range(int(places[0][0], 16), int(places[-1][1], 16))
+
+
+@pytest.fixture
+def fresh_memory() -> Iterator[None]:
+    """malloc takes blocks above 32 MiB from the system: the gaps that earlier tests left in its heap are filled."""
+    blocks = []
+    while (block := torch.empty((32 << 20) + 1, dtype=torch.uint8)).data_ptr() in heap():
+        blocks.append(block)
+    del block
+    yield
+    blocks.clear()
 
 
 LOST_DEVICE = re.compile("CUDA error: (?!out of memory|invalid)")

@@ -13,11 +13,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-pytestmark = pytest.mark.skipif(
-    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this system has no transparent huge pages"
-)
+HUGE = Path("/sys/kernel/mm/transparent_hugepage").exists()
+pytestmark = [
+    pytest.mark.skipif(not HUGE, reason="this system has no transparent huge pages"),
+    pytest.mark.usefixtures("fresh_memory"),
+]
 
-ROWS, DIM = 16384, 1024  # float32: 64 MiB, which malloc takes from the system
+ROWS, DIM = 16384, 1024  # float32: 64 MiB
 
 
 def is_advised(tensor: Tensor) -> bool:

@@ -16,37 +16,18 @@ from support.refusals import refused
 from torch import Tensor
 
 MEBIBYTE = 1 << 20
-# malloc maps blocks of this size from the system, regardless of smaller ones before, unless the
-# heap has as much free.
 LARGE = (8192, 2048)  # float32: 64 MiB
 # What nobody has chosen: a small part of the machine.
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
 ENCODE = pe.SinusoidalPositionalEmbedding(LARGE[1])
 
 
-def heap() -> range:
-    """The addresses of malloc's heap: several lines of the map if NumPy requested huge pages."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    places = [line.split()[0].split("-") for line in lines if line.endswith("[heap]")]
-    return range(int(places[0][0], 16), int(places[-1][1], 16))
-
-
-def fill_heap() -> list[Tensor]:
-    """Blocks that fill the space that earlier tests left free."""
-    blocks = []
-    while (block := torch.empty(LARGE)).data_ptr() in heap():
-        blocks.append(block)
-    return blocks
-
-
 @pytest.fixture(autouse=True)
-def empty_cache() -> Iterator[None]:
-    """Starts every test with nothing kept, the default limit, and no room in the heap."""
+def empty_cache(fresh_memory: None) -> Iterator[None]:
+    """Starts every test with nothing kept and the default limit."""
     before = pe.set_cache_limit(512 * MEBIBYTE)
     pe.empty_cache()
-    blocks = fill_heap()
     yield
-    blocks.clear()
     pe.set_cache_limit(before)
 
 

@@ -222,11 +222,9 @@ def test_many_specifications_leave_no_memory_behind() -> None:
     assert growth(another, 2_000 * LONG) < 4 * MEBIBYTE
 
 
+@pytest.mark.usefixtures("fresh_memory")
 def test_large_results_of_many_sizes_reach_an_end() -> None:
-    """What is kept stays within the limit, whatever the sizes.
-
-    The results have more than 32 MiB: glibc maps such blocks however its heap was used before.
-    """
+    """What is kept stays within the limit, whatever the sizes; each result has more than 32 MiB."""
     rope, limit = pe.RotaryEmbedding(128), 128 * MEBIBYTE
     before = pe.set_cache_limit(limit)
     pe.empty_cache()
