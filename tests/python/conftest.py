@@ -65,7 +65,7 @@ def heap() -> range:
 
 @pytest.fixture
 def fresh_memory() -> Iterator[None]:
-    """malloc takes blocks above 32 MiB from the system: the gaps that earlier tests left in its heap are filled."""
+    """Malloc takes blocks above 32 MiB from the system: the gaps that earlier tests left in its heap are filled."""
     blocks = []
     while (block := torch.empty((32 << 20) + 1, dtype=torch.uint8)).data_ptr() in heap():
         blocks.append(block)
