@@ -15,7 +15,7 @@ import posembed as pe
 import torch
 from measure import Case, Goal
 from plan import Plan, plan
-from posembed._memory import prefer_huge_pages
+from posembed.glue.memory import prefer_huge_pages
 from safetensors.torch import save_file
 from setting import Setting
 from torch import Tensor, nn

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.cpp import ModuleWrapper
 
-from posembed.ngram import NgramSpec
-from posembed.specification import RotarySpec
+from posembed.modules.ngram import NgramSpec
+from posembed.specifications import RotarySpec
 
 _Path = str | bytes | PathLike[str]
 

@@ -8,27 +8,30 @@ from posembed import _library
 _library.load()
 
 # ruff: noqa: E402  (the imports below need the library)
-from posembed import _leaf, _other_names, diagnosis, functional, positions, pretrained, shapes, vmap
-from posembed._build_info import build_info
-from posembed._decompositions import decompose
-from posembed._memory import empty_cache, prefer_huge_pages, set_cache_limit
-from posembed.alibi import ALiBi
-from posembed.bag import TokenBag
-from posembed.conversion import permute_rotary_weight
+from posembed import diagnosis, functional, positions, pretrained
 from posembed.diagnosis import diagnose
-from posembed.file_table import FileTable
-from posembed.fourier import FourierFeatures
 from posembed.functional import check_errors
-from posembed.input import InputEmbedding
-from posembed.learned import LearnedPositionalEmbedding
+from posembed.glue import moved, other_names, shapes, tracers, vmap
+from posembed.glue.build_info import build_info
+from posembed.glue.decompositions import decompose
+from posembed.glue.memory import empty_cache, prefer_huge_pages, set_cache_limit
+from posembed.models.conversion import permute_rotary_weight
 from posembed.models.description import describe
-from posembed.ngram import NgramEmbedding, NgramSpec, PerLayerEmbedding
+from posembed.modules.alibi import ALiBi
+from posembed.modules.bag import TokenBag
+from posembed.modules.fourier import FourierFeatures
+from posembed.modules.input import InputEmbedding
+from posembed.modules.learned import LearnedPositionalEmbedding
+from posembed.modules.ngram import NgramEmbedding, NgramSpec, PerLayerEmbedding
+from posembed.modules.relative_bias import RelativePositionBias
+from posembed.modules.relative_logits import RelativeLogits
+from posembed.modules.rotary import RotaryEmbedding
+from posembed.modules.sinusoidal import SinusoidalPositionalEmbedding
+from posembed.modules.token import TokenEmbedding
 from posembed.pretrained import FileFormatError
-from posembed.quantized import QuantizedTable
-from posembed.relative_bias import RelativePositionBias
-from posembed.relative_logits import RelativeLogits
-from posembed.rotary import RotaryEmbedding
-from posembed.scaling import (
+from posembed.specifications import MropeRule, RotarySpec, Sections, SinusoidalSpec
+from posembed.specifications import scaling as scaling
+from posembed.specifications.scaling import (
     DynamicNtkScaling,
     LinearScaling,
     Llama3Scaling,
@@ -38,10 +41,9 @@ from posembed.scaling import (
     XPosScaling,
     YarnScaling,
 )
-from posembed.score_scale import ScoreScale
-from posembed.sinusoidal import SinusoidalPositionalEmbedding
-from posembed.specification import MropeRule, RotarySpec, Sections, SinusoidalSpec
-from posembed.token import TokenEmbedding
+from posembed.specifications.score_scale import ScoreScale
+from posembed.tables.file_table import FileTable
+from posembed.tables.quantized import QuantizedTable
 
 if TYPE_CHECKING:
     from posembed import analysis as analysis
@@ -54,7 +56,8 @@ if TYPE_CHECKING:
 
 shapes.register()
 vmap.register()
-_leaf.register()
+tracers.register()
+moved.register()
 
 __version__ = build_info()["version"]
 
@@ -106,7 +109,7 @@ __all__ = [
 for _name in __all__:
     _value = globals()[_name]
     if isinstance(_value, type) and "__init__" in vars(_value):
-        _other_names.answered(_value)
+        other_names.answered(_value)
 
 # Imported on first use: models do not need them, plots need matplotlib, and the C++ modules are
 # bound for one version of Python.
@@ -119,7 +122,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _FUNCTIONS_AT_FIRST_USE:
         return getattr(importlib.import_module(f"{__name__}.integrations.huggingface"), name)
-    meant = _other_names.ours("names", name)
+    meant = other_names.ours("names", name)
     guess = "" if meant is None else f"; posembed's is {__name__}.{meant}"
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{guess}")
 

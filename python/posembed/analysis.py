@@ -14,14 +14,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from posembed import _html, functional
-from posembed._validation import whole
-from posembed.functional._gate import check_tensors, wrong_type
+from posembed import functional
 from posembed.functional._learned import checked_grid
-from posembed.learned import LearnedPositionalEmbedding
-from posembed.rotary import RotaryEmbedding
-from posembed.sinusoidal import SinusoidalPositionalEmbedding
-from posembed.specification import AngleError, Numerics, RotarySpec, SinusoidalSpec
+from posembed.glue import notebooks
+from posembed.glue.gate import check_tensors, wrong_type
+from posembed.glue.validation import whole
+from posembed.modules.learned import LearnedPositionalEmbedding
+from posembed.modules.rotary import RotaryEmbedding
+from posembed.modules.sinusoidal import SinusoidalPositionalEmbedding
+from posembed.specifications import AngleError, Numerics, RotarySpec, SinusoidalSpec
 
 __all__ = [
     "Encoder",
@@ -117,7 +118,7 @@ class Wavelengths:
         numbers = [[f"{number:.6g}" for number in column.tolist()] for column in columns]
         contexts = [str(context) for context in self.contexts.tolist()]
         rows = zip(*numbers, contexts, strict=True)
-        return _html.table(head, ([str(pair), *row] for pair, row in enumerate(rows)))
+        return notebooks.table(head, ([str(pair), *row] for pair, row in enumerate(rows)))
 
 
 def wavelengths(spec: Rotation | Sinusoid) -> Wavelengths:

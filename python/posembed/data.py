@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from posembed._validation import whole
+from posembed.glue.validation import whole
 from posembed.pretrained import FileFormatError
 
 if TYPE_CHECKING:

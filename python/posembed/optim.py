@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from posembed import functional
-from posembed._memory import prefer_huge_pages
-from posembed._validation import flag, not_negative, whole
 from posembed.functional._optim import StepRounding, StepRule, merged_rows
-from posembed.sharding import is_sharded
+from posembed.glue.memory import prefer_huge_pages
+from posembed.glue.sharding import is_sharded
+from posembed.glue.validation import flag, not_negative, whole
 
 Decay = Literal["touched", "exact"]
 

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from posembed import analysis, functional
-from posembed._validation import shown
-from posembed.alibi import ALiBi
 from posembed.analysis import Cells, Encoder, Rotation, Sinusoid, rotation, sinusoid
-from posembed.functional._gate import check_tensors, wrong_type
-from posembed.specification import Numerics, RotarySpec
+from posembed.glue.gate import check_tensors, wrong_type
+from posembed.glue.validation import shown
+from posembed.modules.alibi import ALiBi
+from posembed.specifications import Numerics, RotarySpec
 
 try:
     from matplotlib import pyplot

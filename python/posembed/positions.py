@@ -15,7 +15,7 @@ from posembed.functional._positions import (
     rules,
     zigzag,
 )
-from posembed.specification import MropeRule
+from posembed.specifications import MropeRule
 
 __all__ = [
     "MropePositions",

@@ -20,10 +20,10 @@ from typing import Literal, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from posembed import _formats
-from posembed._file_format import FileFormatError as FileFormatError
-from posembed._files import OpenFile, Words
-from posembed._validation import shown, whole
+from posembed.glue.validation import shown, whole
+from posembed.tables import code_formats
+from posembed.tables.file_format import FileFormatError as FileFormatError
+from posembed.tables.files import OpenFile, Words
 
 __all__ = [
     "Coverage",
@@ -274,7 +274,7 @@ class VectorFile:
             FileFormatError: The file is malformed, or a finite number is not finite in ``dtype``.
             TypeError: The table has codes of a format that is not read, which the message names.
         """
-        codes = _formats.find(self, tensor)
+        codes = code_formats.find(self, tensor)
         if codes is not None:
             return codes.numbers(dtype)
         with self._bar(progress) as advance:

@@ -11,8 +11,8 @@ import posembed as pe
 import pytest
 import torch
 from posembed import functional
-from posembed.rotary import SizedOptions
-from posembed.specification import RotaryFields
+from posembed.modules.rotary import SizedOptions
+from posembed.specifications import RotaryFields
 from support.calls import functions
 from support.refusals import refused
 

@@ -5,6 +5,7 @@ tests of later versions.
 """
 
 import copy
+import importlib
 import io
 import os
 from collections.abc import Callable
@@ -60,6 +61,21 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
     "token-file": (lambda: pe.TokenEmbedding.from_file(STORED, keep="file"), (IDS,)),
     "per-layer-file": (lambda: pe.PerLayerEmbedding.from_file(STORED, num_layers=2, keep="file"), (IDS,)),
 }  # fmt: skip
+
+
+PATHS_OF_0_1 = (
+    "alibi.ALiBi", "bag.TokenBag", "conversion.permute_rotary_weight", "file_table.FileTable", "fourier.FourierFeatures",
+    "input.InputEmbedding", "learned.LearnedPositionalEmbedding", "ngram.NgramSpec", "quantized.QuantizedTable",
+    "relative_bias.RelativePositionBias", "relative_logits.RelativeLogits", "rotary.RotaryEmbedding",
+    "scaling.LinearScaling", "score_scale.ScoreScale", "sinusoidal.SinusoidalPositionalEmbedding",
+    "specification.RotarySpec", "specification.Sections", "token.TokenEmbedding",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PATHS_OF_0_1)
+def test_paths_of_earlier_versions_import(path: str) -> None:
+    module, name = path.split(".")
+    assert getattr(importlib.import_module(f"posembed.{module}"), name) is getattr(pe, name)
 
 
 @pytest.fixture

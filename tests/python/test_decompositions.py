@@ -9,8 +9,8 @@ from typing import Any
 import posembed as pe
 import pytest
 import torch
-from posembed._decompositions import decompositions, replacements
-from posembed._decompositions.shared import TARGET, exact_cosines_and_sines
+from posembed.glue.decompositions import decompositions, replacements
+from posembed.glue.decompositions.shared import TARGET, exact_cosines_and_sines
 from support.case import TOLERANCE, OperatorCase, as_tuple, assert_close
 from support.families import cases
 from support.modules import MODULES, Row, heads, vectors

@@ -9,8 +9,8 @@ from typing import Any
 import posembed
 import pytest
 import torch
-from posembed.dimensions import ARGUMENTS, LAYOUTS, TABLE, letters_of
-from posembed.vmap import COPY_BY_COPY, WITHOUT_RULE
+from posembed.glue.dimensions import ARGUMENTS, LAYOUTS, TABLE, letters_of
+from posembed.glue.vmap import COPY_BY_COPY, WITHOUT_RULE
 from support.case import OperatorCase, as_tuple, assert_close
 from support.families import cases
 from support.refusals import refused

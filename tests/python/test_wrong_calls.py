@@ -11,7 +11,7 @@ import numpy as np
 import posembed as pe
 import pytest
 import torch
-from posembed import _other_names
+from posembed.glue import other_names
 
 R, S, L = pe.RotaryEmbedding, pe.SinusoidalPositionalEmbedding, pe.LearnedPositionalEmbedding
 I, T, A = pe.InputEmbedding, pe.TokenEmbedding, pe.ALiBi  # noqa: E741
@@ -306,7 +306,7 @@ def test_the_message_names_the_facts(row: tuple[str, ...], given: dict[str, Any]
 
 
 def test_every_name_that_is_answered_with_exists() -> None:
-    tables = _other_names.tables()
+    tables = other_names.tables()
     for name in (*tables["names"], *tables["scalings"]):
         found: Any = pe
         for part in name.split("."):

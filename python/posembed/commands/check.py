@@ -15,7 +15,7 @@ from torch.autograd import gradcheck
 
 from posembed import build_info, functional
 from posembed.commands import common
-from posembed.specification import RotarySpec
+from posembed.specifications import RotarySpec
 
 if TYPE_CHECKING:
     from posembed.commands.common import Commands

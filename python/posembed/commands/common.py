@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from posembed.models import reading
 from posembed.models.files import file_of
 from posembed.models.options import READING
-from posembed.specification import RotarySpec
+from posembed.specifications import RotarySpec
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

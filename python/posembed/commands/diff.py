@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from posembed.commands import common
-from posembed.specification import RotarySpec
+from posembed.specifications import RotarySpec
 
 if TYPE_CHECKING:
     from posembed.commands.common import Commands

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from posembed import analysis
 from posembed.commands import common
-from posembed.specification import SinusoidalSpec
+from posembed.specifications import SinusoidalSpec
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,6 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from posembed import functional
-from posembed._other_names import check_options
 from posembed.diagnosis.observation import (
     RANDOM,
     axes_of,
@@ -24,11 +23,12 @@ from posembed.diagnosis.observation import (
 )
 from posembed.diagnosis.rotation import FLOAT32_ROUNDOFF, Call, Rotation
 from posembed.diagnosis.truth import kinds_of, source_of
+from posembed.glue.other_names import check_options
 from posembed.models import description, reading
 from posembed.models.fields import as_fields
 from posembed.models.files import load, read_once
 from posembed.models.options import Facts
-from posembed.specification import RotarySpec
+from posembed.specifications import RotarySpec
 
 FORMAT = "posembed.golden"
 VERSION = 1

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from posembed.diagnosis.rotation import Rotation
-from posembed.scaling import LinearScaling, LongRopeScaling, Scaling, YarnScaling
-from posembed.specification import RotarySpec, Sections
+from posembed.specifications import RotarySpec, Sections
+from posembed.specifications.scaling import LinearScaling, LongRopeScaling, Scaling, YarnScaling
 
 
 class Mistake(NamedTuple):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posembed.diagnosis.rotation import Call
-from posembed.specification import RotarySpec
+from posembed.specifications import RotarySpec
 
 # program(x [batch, heads, seq, head_dim], positions [seq] or [axes, seq]) -> x rotated
 Program = Callable[[Tensor, Tensor], Any]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from posembed import functional
 from posembed.diagnosis.observation import Program, Recorded
-from posembed.specification import RotarySpec
+from posembed.specifications import RotarySpec
 
 
 def of_transformers(

@@ -11,7 +11,7 @@ from torch import Tensor
 from posembed.diagnosis.mistakes import Read, snapped
 from posembed.diagnosis.observation import Observed, axes_of
 from posembed.diagnosis.rotation import Call
-from posembed.specification import RotarySpec
+from posembed.specifications import RotarySpec
 
 
 class Sight(NamedTuple):

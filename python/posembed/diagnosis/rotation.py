@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from posembed.specification import RotarySpec
+from posembed.specifications import RotarySpec
 
 FLOAT32_ROUNDOFF = 2.0**-24
 

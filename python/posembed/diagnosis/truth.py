@@ -10,8 +10,8 @@ from posembed.models import catalogue, diffusers, gguf, params, parts, reading
 from posembed.models.data import table
 from posembed.models.fields import Fields, as_fields, shown, text_of
 from posembed.models.files import load, read_once
-from posembed.scaling import XPosScaling
-from posembed.specification import RotarySpec
+from posembed.specifications import RotarySpec
+from posembed.specifications.scaling import XPosScaling
 
 
 @dataclasses.dataclass(frozen=True)

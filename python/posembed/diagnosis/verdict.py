@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from posembed._other_names import check_options
-from posembed._validation import positive
 from posembed.diagnosis import programs
 from posembed.diagnosis.mistakes import Mistake, made, mistakes_of, together
 from posembed.diagnosis.observation import (
@@ -34,8 +32,10 @@ from posembed.diagnosis.observation import (
 from posembed.diagnosis.reading_off import Sight, see
 from posembed.diagnosis.rotation import Call, Rotation
 from posembed.diagnosis.truth import truth_of
+from posembed.glue.other_names import check_options
+from posembed.glue.validation import positive
 from posembed.models.options import READING, Reading
-from posembed.specification import RotarySpec
+from posembed.specifications import RotarySpec
 
 
 class PositionError(NamedTuple):

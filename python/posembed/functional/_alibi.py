@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from posembed.functional._gate import gated
 from posembed.functional._options import Device
-from posembed.score_positions import ScorePositions
-from posembed.sharding import any_sharded, call, is_sharded
+from posembed.glue.gate import gated
+from posembed.glue.sharding import any_sharded, call, is_sharded
+from posembed.specifications.score_positions import ScorePositions
 
 _ALIBI_ATTENTION = gated(torch.ops.posembed.alibi_attention.default)
 _ALIBI_BIAS_OUT = gated(torch.ops.posembed.alibi_bias_out.default)
@@ -185,7 +185,7 @@ def alibi_bias(
         out: Output tensor, for inference: any strides, but the last dimension must be contiguous.
         positions_from_mask: If an attention_mask but no positions are passed, count only visible
             keys, as :func:`alibi_positions` does.
-        **positions: See :class:`posembed.score_positions.ScorePositions`.
+        **positions: See :class:`posembed.specifications.score_positions.ScorePositions`.
 
     Returns:
         [heads, query_length, key_length]; [batch, heads, query_length, key_length] if slopes,
@@ -248,7 +248,7 @@ def alibi_add(
             is ``-slope * abs(i - j)``.
         positions_from_mask: If an attention_mask but no positions are passed, count only visible
             keys, as :func:`alibi_positions` does.
-        **positions: See :class:`posembed.score_positions.ScorePositions`.
+        **positions: See :class:`posembed.specifications.score_positions.ScorePositions`.
 
     Returns:
         A tensor with the shape and dtype of scores.
@@ -374,7 +374,7 @@ def alibi_attention(
             is ``-slope * abs(i - j)``.
         positions_from_mask: If an attention_mask but no positions are passed, count only visible
             keys, as :func:`alibi_positions` does.
-        **positions: See :class:`posembed.score_positions.ScorePositions`.
+        **positions: See :class:`posembed.specifications.score_positions.ScorePositions`.
 
     Returns:
         [batch, num_heads, seq, value_dim].

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posembed.functional._gate import check_tensors, gated
 from posembed.functional._options import BagMode, Gradient
 from posembed.functional._token import padding_row
-from posembed.sharding import any_sharded, call
+from posembed.glue.gate import check_tensors, gated
+from posembed.glue.sharding import any_sharded, call
 
 _TOKEN_BAG = gated(torch.ops.posembed.token_bag.default)
 _SUM = (-1, False, "sum", None, "dense")  # the defaults of the operator's last options

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posembed.functional._gate import check_tensors, gated
 from posembed.functional._options import Device, FourierUnit, FourierWaves
-from posembed.sharding import call, is_sharded
+from posembed.glue.gate import check_tensors, gated
+from posembed.glue.sharding import call, is_sharded
 
 _FOURIER_FEATURES = gated(torch.ops.posembed.fourier_features.default)
 _FOURIER_BANDS = gated(torch.ops.posembed.fourier_bands.default)

@@ -7,11 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from posembed.functional._gate import check_tensors, gated
 from posembed.functional._offset import positions_from
 from posembed.functional._options import Gradient, sinusoidal_text
 from posembed.functional._token import padding_row
-from posembed.specification import SinusoidalSpec
+from posembed.glue.gate import check_tensors, gated
+from posembed.specifications import SinusoidalSpec
 
 _INPUT_EMBEDDING = gated(torch.ops.posembed.input_embedding.default)
 

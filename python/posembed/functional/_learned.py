@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from posembed._validation import whole
-from posembed.functional._gate import check_tensors, gated
 from posembed.functional._offset import positions_from
 from posembed.functional._options import ResamplingMethod
-from posembed.sharding import any_sharded, call, is_sharded, with_rows
+from posembed.glue.gate import check_tensors, gated
+from posembed.glue.sharding import any_sharded, call, is_sharded, with_rows
+from posembed.glue.validation import whole
 
 _LEARNED_ENCODE = gated(torch.ops.posembed.learned_encode.default)
 _LEARNED_EXTEND = gated(torch.ops.posembed.learned_extend.default)

@@ -8,9 +8,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from posembed.functional._gate import gated
 from posembed.functional._options import NgramRule
-from posembed.sharding import call, is_sharded
+from posembed.glue.gate import gated
+from posembed.glue.sharding import call, is_sharded
 
 _NGRAM_IDS = gated(torch.ops.posembed.ngram_ids.default)
 _NGRAM_MASK = gated(torch.ops.posembed.ngram_mask.default)

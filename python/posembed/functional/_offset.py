@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posembed.functional._gate import gated
 from posembed.functional._options import AdditiveLayout
+from posembed.glue.gate import gated
 
 INTEGERS = (torch.int32, torch.int64)
 # The first number that positions cast to 16 bits cannot hold.

@@ -7,8 +7,8 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from posembed.functional._gate import Pair, gated
-from posembed.sharding import refuse_sharded
+from posembed.glue.gate import Pair, gated
+from posembed.glue.sharding import refuse_sharded
 
 StepRule = Literal["sgd", "rowwise_adagrad", "rowwise_adam", "adam"]
 StepRounding = Literal["nearest", "stochastic", "remainder"]

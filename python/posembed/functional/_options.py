@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from posembed.sharding import PLAIN
-from posembed.specification import RotarySpec, SinusoidalSpec
+from posembed.glue.sharding import PLAIN
+from posembed.specifications import RotarySpec, SinusoidalSpec
 
 Device = torch.device | str | int  # a number means an accelerator
 Layout = Literal["bshd", "bhsd", "sbhd", "thd"]

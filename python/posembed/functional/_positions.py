@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from posembed.functional._gate import gated
 from posembed.functional._options import Device
-from posembed.specification import MropeRule
+from posembed.glue.gate import gated
+from posembed.specifications import MropeRule
 
 _DOCUMENT_POSITIONS = gated(torch.ops.posembed.document_positions.default)
 _GRID_POSITIONS = gated(torch.ops.posembed.grid_positions.default)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posembed.functional._gate import gated
 from posembed.functional._options import CodeFormat
-from posembed.sharding import refuse_sharded
+from posembed.glue.gate import gated
+from posembed.glue.sharding import refuse_sharded
 
 _EMBEDDING = gated(torch.ops.posembed.embedding_quantized.default)
 _QUANTIZE_ROWS = gated(torch.ops.posembed.quantize_rows.default)

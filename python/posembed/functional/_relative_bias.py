@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posembed.functional._gate import gated
 from posembed.functional._learned import Grid, Window
 from posembed.functional._options import Device, RelativeBuckets, ResamplingMethod
-from posembed.sharding import call, is_sharded
+from posembed.glue.gate import gated
+from posembed.glue.sharding import call, is_sharded
 
 _RELATIVE_BIAS = gated(torch.ops.posembed.relative_bias.default)
 _RELATIVE_BUCKETS = gated(torch.ops.posembed.relative_buckets.default)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from posembed.functional._gate import check_tensors, gated, wrong_type
 from posembed.functional._options import By, Device, RelativeBuckets
-from posembed.score_positions import ScorePositions, check_names
-from posembed.sharding import any_sharded, call, is_sharded
+from posembed.glue.gate import check_tensors, gated, wrong_type
+from posembed.glue.sharding import any_sharded, call, is_sharded
+from posembed.specifications.score_positions import ScorePositions, check_names
 
 _RELATIVE_LOGITS = gated(torch.ops.posembed.relative_logits.default)
 _RELATIVE_LOGITS_ = gated(torch.ops.posembed.relative_logits_.default)
@@ -56,8 +56,9 @@ def relative_rows(
         causal: Hide keys after the query.
         positions_from_mask: Number only the keys that ``attention_mask`` does not hide.
         device: Device of the result.
-        positions: See :class:`posembed.score_positions.ScorePositions`. With several axes,
-            ``query_positions`` and ``key_positions`` are [axes, length] or [axes, batch, length].
+        positions: See :class:`posembed.specifications.score_positions.ScorePositions`.
+            With several axes, ``query_positions`` and ``key_positions`` are [axes, length] or
+            [axes, batch, length].
 
     Returns:
         int64 [query_length, key_length]; [batch, query_length, key_length] where positions, offsets

@@ -7,11 +7,11 @@ from typing import Any, cast, overload
 import torch
 from torch import Tensor
 
-from posembed.functional._gate import Pair, gated
 from posembed.functional._offset import of_layout
 from posembed.functional._options import Layout, rotary_text
-from posembed.sharding import call, is_sharded, refuse_sharded
-from posembed.specification import RotarySpec
+from posembed.glue.gate import Pair, gated
+from posembed.glue.sharding import call, is_sharded, refuse_sharded
+from posembed.specifications import RotarySpec
 
 _ROTARY_ = gated(torch.ops.posembed.rotary_.default)
 _ROTARY_OUT = gated(torch.ops.posembed.rotary_out.default)

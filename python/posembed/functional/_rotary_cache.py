@@ -7,12 +7,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from posembed.functional._gate import Pair, gated
 from posembed.functional._offset import counted
 from posembed.functional._options import CacheLayout, Layout, rotary_text
 from posembed.functional._rotary_norm import Norm, NormOver, norm_flags
-from posembed.sharding import call, is_sharded, refuse_sharded
-from posembed.specification import RotarySpec
+from posembed.glue.gate import Pair, gated
+from posembed.glue.sharding import call, is_sharded, refuse_sharded
+from posembed.specifications import RotarySpec
 
 _MLA_ROTARY = cast(Pair, gated(torch.ops.posembed.mla_rotary.default))
 _MLA_ROTARY_CACHE_ = gated(torch.ops.posembed.mla_rotary_cache_.default)

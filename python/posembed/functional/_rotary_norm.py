@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from posembed.functional._gate import Pair, check_tensors, gated
 from posembed.functional._offset import counted
 from posembed.functional._options import Layout, rotary_text
 from posembed.functional._rotary_packed import PackedOrder, Three
 from posembed.functional._rotary_tables import TableNumerics
-from posembed.sharding import call, is_sharded
-from posembed.specification import RotarySpec
+from posembed.glue.gate import Pair, check_tensors, gated
+from posembed.glue.sharding import call, is_sharded
+from posembed.specifications import RotarySpec
 
 _NORM_ROTARY = cast(Pair, gated(torch.ops.posembed.norm_rotary.default))
 _NORM_ROTARY_ = gated(torch.ops.posembed.norm_rotary_.default)

@@ -8,11 +8,11 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from posembed.functional._gate import gated
 from posembed.functional._offset import of_layout
 from posembed.functional._options import Layout, rotary_text
-from posembed.sharding import call, is_sharded
-from posembed.specification import RotarySpec
+from posembed.glue.gate import gated
+from posembed.glue.sharding import call, is_sharded
+from posembed.specifications import RotarySpec
 
 Three = Callable[..., tuple[Tensor, Tensor, Tensor]]
 _ROTARY_PACKED = cast(Three, gated(torch.ops.posembed.rotary_packed.default))

@@ -7,8 +7,8 @@ from typing import Literal, cast, overload
 import torch
 from torch import Tensor
 
-from posembed.functional._gate import Pair, check_tensors, gated
-from posembed.sharding import call, is_sharded
+from posembed.glue.gate import Pair, check_tensors, gated
+from posembed.glue.sharding import call, is_sharded
 
 _ROTARY_TABLES = gated(torch.ops.posembed.rotary_tables.default)
 _ROTARY_TABLES_PAIR = cast(Pair, gated(torch.ops.posembed.rotary_tables_pair.default))

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from posembed.functional._gate import check_tensors, gated
 from posembed.functional._offset import positions_from
 from posembed.functional._options import Device, sinusoidal_text
-from posembed.sharding import call, is_sharded
-from posembed.specification import SinusoidalSpec
+from posembed.glue.gate import check_tensors, gated
+from posembed.glue.sharding import call, is_sharded
+from posembed.specifications import SinusoidalSpec
 
 _SINUSOIDAL_ENCODE = gated(torch.ops.posembed.sinusoidal_encode.default)
 _SINUSOIDAL_SHIFT_MATRIX = gated(torch.ops.posembed.sinusoidal_shift_matrix.default)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posembed.functional._gate import gated
+from posembed.glue.gate import gated
 
 _FILE_ROWS = gated(torch.ops.posembed.file_rows.default)
 

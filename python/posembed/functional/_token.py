@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posembed.functional._gate import check_tensors, gated
 from posembed.functional._options import (
     Gradient,
     Initialization,
     is_wrapper,
 )
-from posembed.sharding import PLAIN, call, is_sharded, refuse_sharded, with_rows
+from posembed.glue.gate import check_tensors, gated
+from posembed.glue.sharding import PLAIN, call, is_sharded, refuse_sharded, with_rows
 
 _EMBEDDING_RESIZE = gated(torch.ops.posembed.embedding_resize.default)
 _EMBEDDING = gated(torch.ops.posembed.embedding.default)

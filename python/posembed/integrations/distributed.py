@@ -23,7 +23,7 @@ from torch.distributed.tensor import (
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.func import functional_call
 
-from posembed.input import InputEmbedding, either
+from posembed.modules.input import InputEmbedding, either
 
 __all__ = ["ContextPart", "VocabularyParallel", "VocabularyParallelInputEmbedding", "context_part"]
 

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from posembed.bag import TokenBag
-from posembed.token import TokenEmbedding
+from posembed.modules.bag import TokenBag
+from posembed.modules.token import TokenEmbedding
 
 try:
     import torchrec  # type: ignore[import-not-found]

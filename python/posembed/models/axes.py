@@ -10,7 +10,7 @@ from typing import Any
 
 from posembed.models.fields import Fields, Keys, same, shown, whole, wholes
 from posembed.models.widths import check_rotated
-from posembed.specification import RotarySpec, Sections
+from posembed.specifications import RotarySpec, Sections
 
 # -------------------------------------------------------------------------------------- text models
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from posembed._other_names import check_options
+from posembed.glue.other_names import check_options
 from posembed.models import (
     alibi,
     catalogue,
@@ -30,7 +30,7 @@ from posembed.models import (
 from posembed.models.fields import Fields, as_fields, text_of
 from posembed.models.files import load, read_once
 from posembed.models.options import Facts
-from posembed.specification import RotarySpec
+from posembed.specifications import RotarySpec
 
 FORMAT = "posembed.positions"
 # A reader refuses documents of a newer version; what is added without changing the rest keeps it.

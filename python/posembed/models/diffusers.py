@@ -19,7 +19,7 @@ from posembed.models.fields import (
     wholes,
 )
 from posembed.models.options import Options
-from posembed.specification import RotarySpec, SinusoidalSpec
+from posembed.specifications import RotarySpec, SinusoidalSpec
 
 WITHOUT_EFFECT = dict.fromkeys(
     ("layer_type", "part", "interleaved", "base"), "a configuration of diffusers states everything"

@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from posembed import _gguf
-from posembed._file_format import json_file
 from posembed.models.fields import Fields, dict_of
+from posembed.tables import gguf
+from posembed.tables.file_format import json_file
 
 # File names in a model folder: transformers', Meta's.
 NAMES = ("config.json", "params.json")
@@ -21,8 +21,8 @@ def load(config: Any) -> Fields:
     if not isinstance(config, (str, os.PathLike)):
         return dict_of(config, "config")
     path = file_of(config)
-    if _gguf.is_gguf(path):
-        return _gguf.GgufFile(path).metadata()
+    if gguf.is_gguf(path):
+        return gguf.GgufFile(path).metadata()
     return json_file(path)
 
 

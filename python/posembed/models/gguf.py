@@ -32,8 +32,14 @@ from posembed.models.fields import (
 from posembed.models.gguf_layers import has_windows, layers_of
 from posembed.models.layers import check_type
 from posembed.models.options import Options
-from posembed.scaling import LinearScaling, LongRopeScaling, NtkScaling, RotaryScaling, YarnScaling
-from posembed.specification import RotarySpec, Sections
+from posembed.specifications import RotarySpec, Sections
+from posembed.specifications.scaling import (
+    LinearScaling,
+    LongRopeScaling,
+    NtkScaling,
+    RotaryScaling,
+    YarnScaling,
+)
 
 WITHOUT_EFFECT = {"part": "GGUF metadata has no parts"}
 FULL = "full_attention"

@@ -26,7 +26,7 @@ from posembed.models.options import Options
 from posembed.models.parts import layer_part
 from posembed.models.unknown_keys import check_understood, repeated
 from posembed.models.widths import Widths, check_rotated, head_width, latent_width, widths_of
-from posembed.specification import RotarySpec
+from posembed.specifications import RotarySpec
 
 Specs = list[RotarySpec | None]
 WITHOUT_EFFECT: dict[str, str] = {}

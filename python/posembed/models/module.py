@@ -29,8 +29,8 @@ from posembed.models import layers, parts
 from posembed.models.data import words
 from posembed.models.fields import Fields, shown, text_of
 from posembed.models.reading import LayerPositions
-from posembed.score_scale import ScoreScale
-from posembed.specification import RotarySpec, Sections
+from posembed.specifications import RotarySpec, Sections
+from posembed.specifications.score_scale import ScoreScale
 
 SOURCE = "read from the module"
 BATCH, HEADS = 16, 2  # sequences of a run, and how many heads of it are read

@@ -7,7 +7,7 @@ from typing import Any
 
 from posembed.models import catalogue
 from posembed.models.fields import Fields, check_number, real, text_of, whole
-from posembed.specification import MropeRule
+from posembed.specifications import MropeRule
 
 # MiniCPM-V's markers, in the order of the rule's canvas.
 CANVAS = ("image_start_id", "image_end_id", "slice_start_id", "slice_end_id", "newline_id")

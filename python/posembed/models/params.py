@@ -16,8 +16,8 @@ from posembed.models.fields import (
 from posembed.models.layers import check_type
 from posembed.models.options import Options
 from posembed.models.unknown_keys import check_understood, repeated
-from posembed.scaling import Llama3Scaling, RotaryScaling, YarnScaling
-from posembed.specification import RotarySpec
+from posembed.specifications import RotarySpec
+from posembed.specifications.scaling import Llama3Scaling, RotaryScaling, YarnScaling
 
 WITHOUT_EFFECT = {
     "part": "params.json has no parts",

@@ -23,8 +23,8 @@ from posembed.models.fields import Fields, NoRuleError, as_fields, check_effect,
 from posembed.models.files import load
 from posembed.models.layers import check_type, every_layer, every_list_place
 from posembed.models.options import Options
-from posembed.score_scale import ScoreScale
-from posembed.specification import MropeRule, RotarySpec, SinusoidalSpec
+from posembed.specifications import MropeRule, RotarySpec, SinusoidalSpec
+from posembed.specifications.score_scale import ScoreScale
 
 Specs = list[RotarySpec | None]
 

@@ -18,7 +18,8 @@ from posembed.models.fields import (
     text_of,
     whole,
 )
-from posembed.scaling import (
+from posembed.specifications import RotarySpec
+from posembed.specifications.scaling import (
     DynamicNtkScaling,
     LinearScaling,
     Llama3Scaling,
@@ -28,7 +29,6 @@ from posembed.scaling import (
     RotaryScaling,
     YarnScaling,
 )
-from posembed.specification import RotarySpec
 
 LENGTH = "max_position_embeddings"
 

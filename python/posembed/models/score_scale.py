@@ -9,9 +9,9 @@ from posembed.models import catalogue, gguf
 from posembed.models.data import words
 from posembed.models.fields import Fields, Keys, real, shown, text_of, whole
 from posembed.models.widths import head_width
-from posembed.scaling import YarnScaling
-from posembed.score_scale import ScoreScale
-from posembed.specification import RotarySpec
+from posembed.specifications import RotarySpec
+from posembed.specifications.scaling import YarnScaling
+from posembed.specifications.score_scale import ScoreScale
 
 
 class _Scale:

@@ -13,7 +13,7 @@ from typing import Any
 from posembed.models import catalogue
 from posembed.models.data import table, words
 from posembed.models.fields import Keys, NoRuleError, shown
-from posembed.specification import RotarySpec
+from posembed.specifications import RotarySpec
 
 Said = Mapping[str, Collection[Any]]
 

@@ -5,7 +5,7 @@ from typing import Any
 import posembed as pe
 import pytest
 import torch
-from posembed._decompositions.alibi import distances
+from posembed.glue.decompositions.alibi import distances
 from support.case import FLOATING
 from torch import Tensor
 

@@ -13,8 +13,8 @@ from typing import Any
 import posembed as pe
 import torch
 from posembed import functional
-from posembed.dimensions import ARGUMENTS, TABLE, letters_of
-from posembed.sharding.calls import call
+from posembed.glue.dimensions import ARGUMENTS, TABLE, letters_of
+from posembed.glue.sharding.calls import call
 from support.case import OperatorCase
 from support.families import FAMILIES
 from support.processes import Processes

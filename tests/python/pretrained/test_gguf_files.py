@@ -11,7 +11,8 @@ from typing import Any
 import posembed as pe
 import pytest
 import torch
-from posembed import _formats, _gguf
+from posembed.tables import code_formats
+from posembed.tables import gguf as reader
 from support.refusals import refused
 from torch import Tensor
 
@@ -72,10 +73,10 @@ def test_token_tables(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         else:
             expected = torch.from_numpy(gguf.dequantize(data, TYPES[kind]))
     assert torch.equal(found.double().nan_to_num(7), expected.double().nan_to_num(7))
-    monkeypatch.setattr(_gguf, "PART", WIDE)  # a row at a time
-    sizes, widened = [], _gguf.GgufFile._widened
+    monkeypatch.setattr(reader, "PART", WIDE)  # a row at a time
+    sizes, widened = [], reader.GgufFile._widened
     monkeypatch.setattr(
-        _gguf.GgufFile, "_widened", lambda self, tensor, rows: sizes.append(len(rows)) or widened(self, tensor, rows)
+        reader.GgufFile, "_widened", lambda self, tensor, rows: sizes.append(len(rows)) or widened(self, tensor, rows)
     )
     assert torch.equal(pe.TokenEmbedding.from_file(path).weight.nan_to_num(7), found.nan_to_num(7))
     assert sizes == [1] * ROWS
@@ -90,7 +91,7 @@ def test_tables_in_another_dtype(tmp_path: Path) -> None:
 
 def test_types_are_those_of_the_gguf_package() -> None:
     theirs = {kind.value: (kind.name, *sizes) for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
-    assert theirs == _formats.gguf_types()
+    assert theirs == code_formats.gguf_types()
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
@@ -226,7 +227,7 @@ def test_a_file_that_is_cut_anywhere_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_is_shortened_while_it_is_read(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", "llama", {}, {"token_embd.weight": raw(TYPES.Q8_0)})
-    file = _gguf.GgufFile(path)
+    file = reader.GgufFile(path)
     size = path.stat().st_size
     os.truncate(path, size - 100)
     for read in (file.table, file.codes):

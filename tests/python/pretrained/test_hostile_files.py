@@ -207,7 +207,7 @@ import json, os, sys
 from pathlib import Path
 import torch
 import posembed as pe
-from posembed import input_families
+from posembed.models import input_families
 
 folder = Path(sys.argv[1])
 model = folder / "model.safetensors"

@@ -10,8 +10,8 @@ from typing import Any
 import posembed as pe
 import pytest
 import torch
-from posembed import _formats
 from posembed.pretrained import open_vectors
+from posembed.tables import code_formats
 from support.refusals import refused
 from torch import Tensor
 
@@ -88,14 +88,14 @@ def test_numbers_are_those_of_the_program_itself(name: str, monkeypatch: pytest.
     assert torch.equal(open_vectors(path).table(), table)
     for dtype in (torch.bfloat16, torch.float64):
         assert torch.equal(from_file(path, dtype=dtype), table.to(dtype))
-    monkeypatch.setattr(_formats, "PART", 128)  # two rows at a time
-    sizes, rows_of = [], _formats.Codes._rows
+    monkeypatch.setattr(code_formats, "PART", 128)  # two rows at a time
+    sizes, rows_of = [], code_formats.Codes._rows
 
-    def recorded(self: _formats.Codes, part: slice) -> Tensor:
+    def recorded(self: code_formats.Codes, part: slice) -> Tensor:
         sizes.append(len(rows_of(self, part)))
         return rows_of(self, part)
 
-    monkeypatch.setattr(_formats.Codes, "_rows", recorded)
+    monkeypatch.setattr(code_formats.Codes, "_rows", recorded)
     assert torch.equal(from_file(path), table)
     assert max(sizes) == 2
 
@@ -171,13 +171,13 @@ def test_every_format_of_the_table_is_tried(tmp_path: Path) -> None:
     for name in WRITTEN:
         seen.add(open_vectors(FOLDER / name / "model.safetensors")._file.codes("")[0])
     # ModelOpt's is below; the others of C++ in test_odd_files.py and below.
-    rest = {"ModelOpt NVFP4", *(each for each in _formats.formats() if each.startswith("float8 or"))}
-    assert seen | rest == set(_formats.formats())
+    rest = {"ModelOpt NVFP4", *(each for each in code_formats.formats() if each.startswith("float8 or"))}
+    assert seen | rest == set(code_formats.formats())
 
 
 def test_the_page_lists_the_formats() -> None:
     page = (Path(__file__).parents[3] / "docs" / "families" / "token.md").read_text()
-    for name, row in _formats.formats().items():
+    for name, row in code_formats.formats().items():
         if row["source"] == "-":
             continue  # what is refused without a name
         ends = [f"`{each[0]}`" for each in row["needs"].values()]

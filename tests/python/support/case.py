@@ -6,7 +6,7 @@ from typing import Any
 
 import posembed  # noqa: F401  (registers the operators)
 import torch
-from posembed._decompositions import replacements, with_every_argument
+from posembed.glue.decompositions import replacements, with_every_argument
 from torch import Tensor
 
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

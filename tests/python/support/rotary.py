@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import torch
-from posembed._decompositions import with_every_argument
+from posembed.glue.decompositions import with_every_argument
 from torch import Tensor
 
 from support.case import Sample, case, decomposed, in_schema_order, transposed

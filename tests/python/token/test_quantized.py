@@ -12,7 +12,7 @@ import posembed as pe
 import pytest
 import torch
 from posembed import functional
-from posembed._decompositions import decompositions
+from posembed.glue.decompositions import decompositions
 from safetensors.torch import save_file
 from support.refusals import refused
 from torch import Tensor

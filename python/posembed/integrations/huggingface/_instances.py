@@ -42,9 +42,9 @@ from posembed.integrations.huggingface._rotation import (
     regrouped,
     varies,
 )
-from posembed.ngram import NgramSpec
-from posembed.specification import RotarySpec
-from posembed.tables import Hosted
+from posembed.modules.ngram import NgramSpec
+from posembed.specifications import RotarySpec
+from posembed.tables.table import Hosted
 
 Where = Literal["stay", "host"]
 # What a module does in place of its forward: it takes the module, its own forward, and arguments.

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from posembed import _html
+from posembed.glue import notebooks
 from posembed.integrations.huggingface import _door, _instances
 from posembed.integrations.huggingface._rotation import ATTACHED, Calls, Rotation
 
@@ -187,7 +187,7 @@ class Report:
         """The table, for notebooks."""
         rows, notes = list(self._lines()), self.notes if self.rows else (NOTHING, *self.notes)
         texts = "".join(f"<p>{html.escape(note)}</p>" for note in notes)
-        return (_html.table(("function", "now", "where"), rows) if rows else "") + texts
+        return (notebooks.table(("function", "now", "where"), rows) if rows else "") + texts
 
     def __str__(self) -> str:
         lines: list[str] = [] if self.rows else [NOTHING]

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from posembed._build_info import build_info
 from posembed.functional._rotary_tables import rotated_by_tables
+from posembed.glue.build_info import build_info
 
 KERNEL_DEVICES = {"cpu", "meta"} | ({"cuda"} if build_info()["cuda_version"] else set())
 NARROW = (torch.bfloat16, torch.float16)

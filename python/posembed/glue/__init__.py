@@ -1,0 +1,1 @@
+"""What torch asks of a library: tracers, fake kernels, vmap, DTensors, decompositions."""

@@ -1,0 +1,124 @@
+"""Answers a call that uses other libraries' names: other_names.json knows them.
+
+Nothing here runs for a call that is right: Python has refused the arguments before.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import json
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from posembed.glue.validation import shown
+
+Class = TypeVar("Class", bound=type)
+
+
+@functools.cache
+def tables() -> dict[str, dict[str, list[str]]]:
+    """Other libraries' names by posembed's: of what it exports, of scalings, of arguments."""
+    path = Path(__file__).with_name("other_names.json")
+    return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+def ours(table: str, name: str, known: Iterable[str] | None = None) -> str | None:
+    """Posembed's name for another library's; the first of ``known`` if that is given."""
+    others = tables()[table]
+    found = (own for own in (others if known is None else known) if name in others.get(own, ()))
+    return next(found, None)
+
+
+def no_option(owner: str, kind: str, name: str, known: Iterable[str]) -> TypeError:
+    """The error for a name that ``owner`` does not have, with what was meant."""
+    names = [*known]
+    meant = ours("arguments", name, names)
+    reason = None if meant is not None else ours("absent", name)
+    if meant is None and reason is None:
+        meant = next(iter(difflib.get_close_matches(name, names, 1)), None)
+    says = f"; did you mean {meant}?" if meant else f": {reason}." if reason else "."
+    return TypeError(f"{owner}: no {kind} {name!r}{says} It has {', '.join(names)}")
+
+
+def check_options(owner: str, options: Iterable[str], known: Iterable[str]) -> None:
+    """Raises TypeError for an option that ``owner`` does not have."""
+    names = [*known]
+    for name in options:
+        if name not in names:
+            raise no_option(owner, "option", name, names)
+
+
+def refused(
+    owner: str, kind: str, method: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+) -> TypeError | None:
+    """The error for arguments that ``method`` cannot take after self; None if it can."""
+    named, placed = _parameters(method)
+    if named is not None:
+        known = [name for name in named if not name.startswith("_")]
+        for name in kwargs:
+            if name not in named:
+                return no_option(owner, kind, name, known)
+    if placed is None or len(args) <= len(placed):
+        return None
+    more = ", ".join(map(_brief, args[len(placed) :]))
+    hint = ours("positional", owner)
+    return TypeError(
+        f"{owner}: expected {', '.join(placed)} alone by position, got {more} after "
+        f"{'it' if len(placed) == 1 else 'them'}{f'; {hint}' if hint else ''}"
+    )
+
+
+def _parameters(method: Callable[..., Any]) -> tuple[list[str] | None, list[str] | None]:
+    """Names of a method's arguments, and of those that have a place; None if any are taken."""
+    plain: Any = inspect.unwrap(method)
+    every = [*inspect.signature(plain).parameters.values()]
+    of_any_number = any(each.kind is each.VAR_POSITIONAL for each in every)
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    placed = [each.name for each in every if each.kind in kinds][1:]
+    named = [each.name for each in every[1:] if each.kind in (kinds[1], each.KEYWORD_ONLY)]
+    for each in every:
+        if each.kind is each.VAR_KEYWORD:
+            fields = _fields(each.annotation, plain)
+            if fields is None:
+                return None, None if of_any_number else placed
+            named += fields
+    return named, None if of_any_number else placed
+
+
+def _fields(annotation: Any, method: Any) -> list[str] | None:
+    """The names in ``**options: Unpack[Options]``; None for Any and what is not known here."""
+    if isinstance(annotation, str):
+        try:
+            annotation = eval(annotation, method.__globals__)
+        except Exception:  # a user's text, such as a name that only type checkers import
+            return None
+    fields = getattr(next(iter(typing.get_args(annotation)), None), "__annotations__", None)
+    return None if fields is None else [*fields]
+
+
+def _brief(value: Any) -> str:
+    """A value in a message: a tensor's type and shape, the text of anything else."""
+    shape = getattr(value, "shape", None)
+    return shown(value) if shape is None else f"a {type(value).__name__} {list(shape)}"
+
+
+def answered(cls: Class) -> Class:
+    """Makes the constructor's TypeError for a wrong name say the right one."""
+    init = cls.__init__  # type: ignore[misc]
+
+    @functools.wraps(init)
+    def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            init(self, *args, **kwargs)
+        except TypeError:
+            explained = refused(cls.__name__, "option", init, args, kwargs)
+            if explained is None:
+                raise
+            raise explained from None
+
+    cls.__init__ = construct  # type: ignore[misc]
+    return cls

@@ -1,0 +1,1 @@
+"""The nn.Modules of embeddings: a file for each family."""

@@ -1,0 +1,249 @@
+"""RelativeLogits: logits of the query and a learned table of relative positions.
+
+Shaw et al., "Self-Attention with Relative Position Representations", arXiv:1803.02155; Dai et al.,
+"Transformer-XL", arXiv:1901.02860; He et al., "DeBERTa", arXiv:2006.03654; Kirillov et al.,
+"Segment Anything", arXiv:2304.02643.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Unpack
+
+from posembed import functional
+from posembed.functional import By, Device, RelativeBuckets
+from posembed.functional._relative_logits import by_key, logits_of
+from posembed.glue.tracers import Leaf
+from posembed.glue.validation import flag, whole
+from posembed.specifications.score_positions import ScorePositions
+
+
+class RelativeLogits(Leaf, nn.Module):
+    """A table of relative positions that acts through the query: ``query[q] @ weight[row]``.
+
+    ``weight`` is [rows, head_dim], or [num_heads, rows, head_dim], initialised from N(0, 0.02). The
+    tables of several axes follow one another, as SAM's ``rel_pos_h`` and ``rel_pos_w``; their
+    logits are added.
+
+    Args:
+        num_buckets: Rows of the table; of several axes, those of each axis' table. Of a "grid", the
+            numbers of differences of each axis, ``2 * size - 1``; the table has their product.
+        head_dim: Columns of the table.
+        num_heads: Give each head a table; None: heads share one.
+        buckets: How distances map to rows; see :func:`posembed.functional.relative_buckets`.
+        max_distance: For "t5" and "deberta": longer distances share a row.
+        bidirectional: Give keys after the query their own rows.
+        causal: Hide keys after the query.
+        by: "key": the table multiplies keys (DeBERTa's second term).
+        scale: Multiplies the logits.
+        device: Device of the table.
+        dtype: Dtype of the table.
+
+    Raises:
+        ValueError: Options are inconsistent.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> shaw = pe.RelativeLogits(2 * 16 + 1, 64)
+        >>> query, key, value = torch.randn(3, 2, 8, 100, 64)
+        >>> scores = shaw(query, scores=query @ key.mT) / 8
+        >>> y = scores.softmax(-1) @ value
+        >>> sam = pe.RelativeLogits((2 * 14 - 1, 2 * 14 - 1), 64, buckets="bert")
+        >>> cells = torch.cartesian_prod(torch.arange(14), torch.arange(14)).T
+        >>> sam(torch.randn(1, 8, 196, 64), query_positions=cells, key_positions=cells).shape
+        torch.Size([1, 8, 196, 196])
+    """
+
+    def __init__(
+        self,
+        num_buckets: int | Sequence[int],
+        head_dim: int,
+        *,
+        num_heads: int | None = None,
+        buckets: RelativeBuckets = "clipped",
+        max_distance: int = 128,
+        bidirectional: bool = True,
+        causal: bool = False,
+        by: By = "query",
+        scale: float = 1.0,
+        device: Device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        given = (num_buckets,) if isinstance(num_buckets, int) else tuple(num_buckets)
+        self.num_buckets = tuple(whole("num_buckets", count) for count in given)
+        self.head_dim = whole("head_dim", head_dim)
+        self.num_heads = None if num_heads is None else whole("num_heads", num_heads)
+        self.buckets = buckets
+        self.max_distance = whole("max_distance", max_distance)
+        self.bidirectional = flag("bidirectional", bidirectional)
+        self.causal = flag("causal", causal)
+        self.by: By = "key" if by_key(by) else "query"
+        self.scale = float(scale)
+        self._check_options()
+        count = math.prod(self.num_buckets) if buckets == "grid" else sum(self.num_buckets)
+        sizes = [count, head_dim] if num_heads is None else [num_heads, count, head_dim]
+        self.weight = nn.Parameter(torch.empty(sizes, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def _check_options(self) -> None:
+        if not self.num_buckets:
+            raise ValueError("num_buckets: expected a number for each axis, got none")
+        for name, value in (("head_dim", self.head_dim), ("num_heads", self.num_heads)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name}: expected 1 or more, got {value}")
+        for count in self.num_buckets:  # checks the options
+            functional.relative_buckets(
+                torch.zeros(0, dtype=torch.int64, device="cpu"),
+                count,
+                max_distance=self.max_distance,
+                bidirectional=self.bidirectional,
+                kind=self.buckets,
+            )
+
+    def reset_parameters(self) -> None:
+        """Draws the table from N(0, 0.02)."""
+        nn.init.normal_(self.weight, std=0.02)
+
+    def rows(
+        self, query_length: int, key_length: int, **positions: Unpack[ScorePositions]
+    ) -> Tensor:
+        """The row of each query and key; see :func:`posembed.functional.relative_rows`."""
+        return functional.relative_rows(
+            query_length,
+            key_length,
+            self.num_buckets,
+            rule=self.buckets,
+            max_distance=self.max_distance,
+            bidirectional=self.bidirectional,
+            causal=self.causal,
+            positions_from_mask=True,
+            device=self.weight.device,
+            **positions,
+        )
+
+    def _rows_of(
+        self, query: Tensor, other_length: int | None, positions: ScorePositions
+    ) -> tuple[Tensor, int, int]:
+        if query.dim() != 4:
+            raise ValueError(
+                f"query: expected [batch, heads, queries, dim], got {list(query.shape)}"
+            )
+        own = query.shape[2]
+        other = own if other_length is None else other_length
+        queries, keys = (other, own) if self.by == "key" else (own, other)
+        return self.rows(queries, keys, **positions), queries, keys
+
+    def forward(
+        self,
+        query: Tensor,
+        other_length: int | None = None,
+        *,
+        scores: Tensor | None = None,
+        **positions: Unpack[ScorePositions],
+    ) -> Tensor:
+        """The logits, or their sum with ``scores``.
+
+        Args:
+            query: [batch, heads, queries, head_dim]; with ``by="key"``, the keys.
+            other_length: Number of keys, or of queries with ``by="key"``; default: that of scores,
+                or of ``query``.
+            scores: [batch, heads, queries, keys].
+            positions: Positions, documents and mask; see
+                :func:`posembed.functional.relative_rows`.
+
+        Returns:
+            [batch, heads, queries, keys] in the dtype of ``query``.
+
+        Raises:
+            ValueError: Shapes are incompatible.
+            TypeError: Dtypes differ.
+        """
+        if other_length is None and scores is not None and scores.dim() == 4:
+            other_length = scores.shape[2 if self.by == "key" else 3]
+        rows, _, _ = self._rows_of(query, other_length, positions)
+        weight: Tensor = self._parameter("weight")
+        return logits_of(query, weight, rows, scores, self.scale, self.by == "key")
+
+    def add_(self, scores: Tensor, query: Tensor, **positions: Unpack[ScorePositions]) -> Tensor:
+        """Adds the logits to ``scores`` in place, for inference; returns ``scores``.
+
+        Raises:
+            RuntimeError: A gradient would be lost.
+            ValueError: Shapes are incompatible.
+            TypeError: Dtypes differ.
+        """
+        if scores.dim() != 4:
+            raise ValueError(
+                f"scores: expected [batch, heads, queries, keys], got {list(scores.shape)}"
+            )
+        rows = self.rows(scores.shape[2], scores.shape[3], **positions)
+        weight: Tensor = self._parameter("weight")
+        return functional.relative_logits_(
+            scores, query, weight, rows, by=self.by, scale=self.scale
+        )
+
+    def score_mod(
+        self,
+        query: Tensor,
+        other_length: int | None = None,
+        **positions: Unpack[ScorePositions],
+    ) -> Callable[..., Tensor]:
+        """A ``score_mod`` for ``torch.nn.attention.flex_attention``.
+
+        It keeps the products [batch, heads, queries, rows] and the rows of all pairs [queries,
+        keys] for as long as it exists. Arguments are as in :meth:`forward`; gradients flow to the
+        query and the table.
+
+        Examples:
+            >>> from torch.nn.attention.flex_attention import flex_attention
+            >>> import torch, posembed as pe
+            >>> query, key, value = torch.randn(3, 1, 4, 49, 16)
+            >>> shaw = pe.RelativeLogits(2 * 8 + 1, 16)
+            >>> y = flex_attention(query, key, value, score_mod=shaw.score_mod(query))
+        """
+        found, queries, keys = self._rows_of(query, other_length, positions)
+        # rows: [axes, batch or 1, queries, keys]
+        rows = found.reshape(-1 if found.dim() == 4 else 1, *_batch(found), queries, keys)
+        products = query @ self._parameter("weight").mT * self.scale
+        keyed, shared = self.by == "key", rows.shape[1] == 1
+
+        def logits(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            for axis in range(rows.shape[0]):
+                row = rows[axis, b * 0 if shared else b, q, k]
+                logit = products[b, h, k if keyed else q, row.clamp_min(0)]
+                score = score + torch.where(row < 0, torch.zeros_like(logit), logit)
+                score = torch.where(row == -2, torch.full_like(score, -math.inf), score)
+            return score
+
+        return logits
+
+    def extra_repr(self) -> str:
+        """The options, in the C++ module's format."""
+        first = self.num_buckets[0] if len(self.num_buckets) == 1 else self.num_buckets
+        parts = [f"{first}, {self.head_dim}"]
+        if self.num_heads is not None:
+            parts.append(f"num_heads={self.num_heads}")
+        if self.buckets != "clipped":
+            parts.append(f"buckets={self.buckets!r}")
+        if self.buckets in ("t5", "deberta"):
+            parts.append(f"max_distance={self.max_distance}")
+        if not self.bidirectional:
+            parts.append("bidirectional=False")
+        if self.causal:
+            parts.append("causal=True")
+        if self.by == "key":
+            parts.append("by='key'")
+        if self.scale != 1.0:
+            parts.append(f"scale={self.scale:g}")
+        return ", ".join(parts)
+
+
+def _batch(rows: Tensor) -> list[Any]:
+    """The batch of rows, 1 if they have none."""
+    return [rows.shape[-3] if rows.dim() > 2 else 1]
