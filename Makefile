@@ -83,7 +83,7 @@ test-cpp: build-tests
 # Files of tests are spread over processes, the longest first (tests/python/conftest.py); waiting threads leave the cores
 # to each other. Whole programs, which CI runs when they, the Python code or the C++ interface have changed, are apart.
 spread = OMP_WAIT_POLICY=passive $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
-programs := tests/install/test_docs.py tests/python/test_nanogpt.py tests/python/test_examples.py tests/python/distributed/test_example.py tests/python/integrations/test_huggingface_all.py tests/python/alibi/test_alibi.py
+programs := tests/install/test_docs.py tests/python/test_nanogpt.py tests/python/test_examples.py tests/python/distributed/test_example.py tests/python/integrations/test_huggingface_all.py tests/python/integrations/test_huggingface.py tests/python/alibi/test_alibi.py tests/python/test_compatibility.py
 test-python: build $(requirements_dev)
 	$(spread) -m 'not program' --junitxml=$(BUILD)/reports/pytest.xml $(PYTEST_ARGS)
 
@@ -146,7 +146,7 @@ fuzz-readers: $(requirements)
 # a test fail. make test has the short form.
 reliability: FUZZ_RUNS = 10000000
 reliability: build-tests fuzz fuzz-readers
-	POSEMBED_LONG=1 OMP_WAIT_POLICY=passive $(python) -m pytest --timeout 7200 $(addprefix tests/python/,test_operators.py test_reliability.py \
+	POSEMBED_LONG=1 OMP_WAIT_POLICY=passive $(python) -m pytest --timeout 7200 $(addprefix tests/python/,test_operators.py test_decompositions.py test_reliability.py \
 	  test_memory.py test_guard_pages.py pretrained) $(PYTEST_ARGS)
 	$(python) tests/faults/plant.py
 
