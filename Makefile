@@ -35,7 +35,7 @@ export PATH := $(dir $(python)):$(PATH)
 export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: all build build-tests test test-cpp test-python test-transformers test-transformers-suite run-transformers-suite test-stacks run-stacks test-stacks-suite run-stacks-suite test-torchrec run-torchrec fuzz fuzz-readers reliability test-gpu test-packaging check-newest-torch requirements install-locked sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu test-families-cuda-on-cpu build-cuda-on-cpu test-aarch64 lint format docs demo demo-requirements benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels wheel-all test-wheel clean
+.PHONY: all build build-tests test test-cpp test-python test-programs test-transformers test-transformers-suite run-transformers-suite test-stacks run-stacks test-stacks-suite run-stacks-suite test-torchrec run-torchrec fuzz fuzz-readers reliability test-gpu test-packaging check-newest-torch requirements install-locked sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu test-families-cuda-on-cpu build-cuda-on-cpu test-aarch64 lint format docs demo demo-requirements benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels wheel-all test-wheel clean
 all: build
 
 # pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
@@ -68,7 +68,7 @@ build-tests: $(requirements_dev)
 # With the seconds of each stage, and one line at the end: passed, failed, skipped and why.
 stages = $(or $(shell command -v $(PYTHON)),python3) scripts/stages.py
 test:
-	@$(stages) requirements build ctest sanitizers pytest
+	@$(stages) requirements build ctest sanitizers pytest programs
 
 requirements: $(requirements_dev)
 
@@ -81,9 +81,14 @@ test-cpp: build-tests
 	ctest --test-dir $(BUILD) --output-on-failure --parallel 2 $(CTEST_ARGS)
 
 # Files of tests are spread over processes, the longest first (tests/python/conftest.py); waiting threads leave the cores
-# to each other.
+# to each other. Whole programs, which CI runs when they, the Python code or the C++ interface have changed, are apart.
+spread = OMP_WAIT_POLICY=passive $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+programs := tests/install/test_docs.py tests/python/test_nanogpt.py tests/python/test_examples.py tests/python/distributed/test_example.py tests/python/integrations/test_huggingface_all.py tests/python/integrations/test_huggingface.py tests/python/alibi/test_alibi.py tests/python/test_compatibility.py
 test-python: build $(requirements_dev)
-	OMP_WAIT_POLICY=passive $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --junitxml=$(BUILD)/reports/pytest.xml $(PYTEST_ARGS)
+	$(spread) -m 'not program' --junitxml=$(BUILD)/reports/pytest.xml $(PYTEST_ARGS)
+
+test-programs: build $(requirements_dev)
+	$(spread) -m program --junitxml=$(BUILD)/reports/programs.xml $(programs) $(PYTEST_ARGS)
 
 # Patches every model class of the installed transformers, or of TRANSFORMERS=5.24.0; make test takes one in 48.
 test-transformers: private other = $(abspath $(BUILD))/transformers-$(TRANSFORMERS)
@@ -141,7 +146,7 @@ fuzz-readers: $(requirements)
 # a test fail. make test has the short form.
 reliability: FUZZ_RUNS = 10000000
 reliability: build-tests fuzz fuzz-readers
-	POSEMBED_LONG=1 OMP_WAIT_POLICY=passive $(python) -m pytest --timeout 7200 $(addprefix tests/python/,test_operators.py test_reliability.py \
+	POSEMBED_LONG=1 OMP_WAIT_POLICY=passive $(python) -m pytest --timeout 7200 $(addprefix tests/python/,test_operators.py test_decompositions.py test_reliability.py \
 	  test_memory.py test_guard_pages.py pretrained) $(PYTEST_ARGS)
 	$(python) tests/faults/plant.py
 

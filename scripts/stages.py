@@ -26,7 +26,9 @@ ROOT = Path(__file__).resolve().parent.parent
 STAMPS = ROOT / ".ci" / "stamps"
 PINS = (".ci/requirements.txt", ".ci/newest-torch.txt")
 BUILD_FILES = ("CMakeLists.txt", "*/CMakeLists.txt", "cmake")
-FAMILIES = re.findall(r"^families := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[0]
+LISTS = dict(
+    re.findall(r"^(families|programs) := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +56,21 @@ STAGES = {
         ("csrc/*.cu", "csrc/*.h", "csrc/*_cpu.cpp", "tests/cpp", *BUILD_FILES),
         ("c++",),
     ),
-    "pytest": Stage("test-python", 540, "runs the Python tests"),
+    "pytest": Stage("test-python", 600, "runs the Python tests"),
+    "programs": Stage(
+        "test-programs",
+        420,
+        "runs whole programs of the examples and pages, and whole models",
+        (
+            "docs/start/nanogpt.md",
+            "examples",
+            "python",
+            "csrc/include",
+            "tests/python/support",
+            *LISTS["programs"].split(),
+        ),
+        ("c++",),
+    ),
     "packaging": Stage(
         "test-packaging",
         720,
@@ -86,7 +102,11 @@ STAGES = {
         "test-families-cuda-on-cpu",
         180,
         "runs the families' tests on the CUDA half",
-        ("csrc", "tests/cpp/cuda_on_cpu", *(f"tests/python/{name}" for name in FAMILIES.split())),
+        (
+            "csrc",
+            "tests/cpp/cuda_on_cpu",
+            *(f"tests/python/{name}" for name in LISTS["families"].split()),
+        ),
         ("c++",),
     ),
     "lint": Stage("lint", 60, "checks format and types"),

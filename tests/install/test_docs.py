@@ -75,6 +75,7 @@ def describe(folder: Path) -> None:
     (folder / "positions.json").write_text(text)
 
 
+@pytest.mark.program
 def test_the_example_reads_folders(tmp_path: Path) -> None:
     """tests/cpp/models compares numbers; here the program runs."""
     program = build_project(EXAMPLE, WORK / "checkpoint") / "checkpoint"
@@ -95,6 +96,7 @@ def test_the_example_reads_folders(tmp_path: Path) -> None:
     assert failed.stderr.startswith("checkpoint: model_type 'gpt2'")
 
 
+@pytest.mark.program
 def test_the_example_continues_texts(tmp_path: Path) -> None:
     """The C++ program and transformers give the same tokens and the same text."""
     json_folder = importlib.util.find_spec("nlohmann_json")
@@ -139,6 +141,7 @@ def test_the_example_continues_texts(tmp_path: Path) -> None:
     assert failed.stderr.startswith("generate: ")
 
 
+@pytest.mark.program
 def test_the_example_reads_gpt2_and_bert(tmp_path: Path) -> None:
     """The C++ program and transformers give the same numbers, from files of both generations."""
     transformers = pytest.importorskip("transformers")
@@ -209,6 +212,7 @@ def test_compile_errors_name_the_option(tmp_path: Path) -> None:
     assert [words for words in mistakes.values() if words not in result.stderr] == []
 
 
+@pytest.mark.program
 def test_the_example_runs_exported_models(tmp_path: Path) -> None:
     """Python, the C++ program and ONNX Runtime give the same token and logit."""
     pytest.importorskip("onnxscript")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.build_folder import BUILD, FROM_SCRATCH, ROOT, used_alone
 
-# Other ways than the package's own depend on the files of packaging alone.
+# They depend on the files of packaging alone; test_docs.py finds the package in its own way on every change.
 of_packaging = pytest.mark.skipif(not FROM_SCRATCH, reason="make test-packaging runs it")
 PROJECT = Path(__file__).with_name("project")
 # Kept between runs, so that unchanged files are not compiled again.
@@ -47,6 +47,7 @@ def build_and_run(way: str, *options: str) -> None:
     assert run(build / "uses_operator") == "found posembed::rotary\n"
 
 
+@of_packaging
 def test_through_the_python_package() -> None:
     folder = run(sys.executable, "-m", "posembed", "--cmake-dir").strip()
     build_and_run("package", f"-DPosEmbed_DIR={folder}")

@@ -3,7 +3,9 @@
 In a build of ``make test-cuda-on-cpu``, operators run their CUDA code for tensors on the CPU.
 """
 
+import os
 import re
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -30,10 +32,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 # The files that take longest, by seconds: they start first, so that no process waits for another at the end.
-LONGEST = ("test_operators", "install/test_docs", "test_nanogpt", "test_huggingface_all", "test_examples",
-           "test_alibi", "test_hostile_files", "test_huggingface", "install/test_wheel", "test_guard_pages",
-           "test_dtensor", "test_reliability", "test_data_parallel", "test_tensor_parallel", "test_example",
-           "install/test_install", "test_completion", "test_pages", "test_checkpoints")  # fmt: skip
+LONGEST = ("test_operators", "test_reliability", "test_decompositions", "test_guard_pages", "install/test_wheel",
+           "test_hostile_files", "test_huggingface", "install/test_install", "test_compatibility", "test_benchmarks",
+           "test_memory", "test_modules", "test_specifications_compiled", "test_pretrained", "test_lost_device",
+           "test_completion", "test_docs", "test_context_parallel", "test_import")  # fmt: skip
 
 
 def order(item: pytest.Item) -> int:
@@ -99,6 +101,30 @@ def _same_numbers_every_time() -> None:
 def _no_error_is_left() -> Iterator[None]:
     yield
     pe.check_errors()  # otherwise the next test would report them
+
+
+def settings() -> dict[str, object]:
+    """What later tests of the process would see, if a test left it changed."""
+    return {
+        "threads": torch.get_num_threads(),
+        "dtype": torch.get_default_dtype(),
+        "gradients": torch.is_grad_enabled(),
+        "folder": os.getcwd(),
+        "variables": {name: text for name, text in os.environ.items() if name.startswith(("POSEMBED_", "OMP_"))},
+    }
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_changed() -> Iterator[None]:
+    before = settings()
+    yield
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    if frames is not None and frames.input_codes.seen:
+        torch._dynamo.reset()  # code is compiled for eight kinds of calls, whichever tests make them
+    after = settings()
+    torch.set_num_threads(before["threads"])
+    torch.set_default_dtype(before["dtype"])
+    assert after == before
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

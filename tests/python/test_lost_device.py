@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import posembed as pe
-import pytest
 
 TESTS = """
 def test_before(): pass
@@ -16,23 +15,23 @@ def test_after(): pass
 """
 
 
-def run(folder: Path, error: str) -> str:
+ERRORS = ("an illegal memory access was encountered", "device-side assert triggered", "out of memory")
+RUN = "import sys, pytest; [pytest.main(['-p', 'no:cacheprovider', file]) for file in sys.argv[1:]]"
+
+
+def test_the_run_stops_after_the_device_is_lost(tmp_path: Path) -> None:
+    """But goes on without memory. In one process, whose imports take longest."""
     here = Path(__file__).parent
-    shutil.copy(here / "conftest.py", folder)
-    (folder / "test_error.py").write_text(TESTS.format(error=error))
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", folder]
+    shutil.copy(here / "conftest.py", tmp_path)
+    files = [tmp_path / f"test_error_{i}.py" for i in range(len(ERRORS))]
+    for file, error in zip(files, ERRORS, strict=True):
+        file.write_text(TESTS.format(error=error))
     paths = f"{here}{os.pathsep}{Path(pe.__file__).parents[1]}"
     environment = {**os.environ, "PYTHONPATH": paths}
-    run = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
-    return run.stdout + run.stderr
-
-
-@pytest.mark.parametrize("error", ["an illegal memory access was encountered", "device-side assert triggered"])
-def test_the_run_stops_after_the_device_is_lost(tmp_path: Path, error: str) -> None:
-    output = run(tmp_path, error)
-    assert "1 failed, 1 passed" in output
-    assert "the CUDA context is lost since test_error.py::test_illegal" in output
-
-
-def test_the_run_goes_on_without_memory(tmp_path: Path) -> None:
-    assert "1 failed, 2 passed" in run(tmp_path, "out of memory")
+    command = [sys.executable, "-c", RUN, *files]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    *lost, without_memory = (run.stdout + run.stderr).split("test session starts")[1:]
+    for i, output in enumerate(lost):
+        assert "1 failed, 1 passed" in output
+        assert f"the CUDA context is lost since test_error_{i}.py::test_illegal" in output
+    assert "1 failed, 2 passed" in without_memory

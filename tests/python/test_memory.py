@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import posembed as pe
 import pytest
@@ -160,43 +161,48 @@ def test_a_forked_process_goes_on() -> None:
     assert process.exitcode == 0
 
 
-def limit_of_a_new_process(text: str | None, program: str) -> tuple[int, str]:
-    """What a program prints, and its warnings, with a text as POSEMBED_CACHE_LIMIT."""
-    variables = {name: value for name, value in os.environ.items() if name != "POSEMBED_CACHE_LIMIT"}
-    if text is not None:
-        variables["POSEMBED_CACHE_LIMIT"] = text
-    command = [sys.executable, "-c", program]
-    run = subprocess.run(command, capture_output=True, text=True, check=True, env=variables)
-    return int(run.stdout), run.stderr
-
-
-@pytest.mark.parametrize(("text", "limit"), [("0", 0), ("1048576", MEBIBYTE), ("-3", 0)])
-def test_the_limit_that_the_environment_gives(text: str, limit: int) -> None:
-    program = "import posembed as pe; print(pe.set_cache_limit(5))"
-    assert limit_of_a_new_process(text, program) == (limit, "")
-
-
-@pytest.mark.parametrize("text", [None, "1G", ""])
-def test_the_limit_that_nobody_chose_is_a_small_part_of_the_memory(text: str | None) -> None:
-    program = "import posembed as pe; print(pe.set_cache_limit(5))"
-    limit, warnings = limit_of_a_new_process(text, program)
-    assert 0 < limit <= min(512 * MEBIBYTE, MACHINE // 64)
-    assert (f"expected a number of bytes, got '{text}'" in warnings) == (text is not None)
-
-
-@pytest.mark.parametrize(
-    ("text", "choice", "limit"), [(None, "", 0), (None, "pe.set_cache_limit(77)", 77), ("1048576", "", MEBIBYTE)]
-)
-def test_a_forked_process_inherits_what_was_chosen(text: str | None, choice: str, limit: int) -> None:
-    program = f"""
-import os, posembed as pe
-{choice}
+ASK = "print(pe.set_cache_limit(5))"
+ASK_A_CHILD = f"""
 if os.fork() == 0:
-    print(pe.set_cache_limit(5))
+    {ASK}
 else:
     os.wait()
 """
-    assert limit_of_a_new_process(text, program)[0] == limit
+# POSEMBED_CACHE_LIMIT, a program, and the limit that it sees; None: what nobody chose.
+LIMITS = [
+    *(("0", ASK, 0), ("1048576", ASK, MEBIBYTE), ("-3", ASK, 0)),
+    *((None, ASK, None), ("1G", ASK, None), ("", ASK, None)),
+    *((None, ASK_A_CHILD, 0), (None, f"pe.set_cache_limit(77){ASK_A_CHILD}", 77), ("1048576", ASK_A_CHILD, MEBIBYTE)),
+]
+# Each in a process of its own, which is forked where torch is imported, but not posembed.
+RUN = """
+import os, sys, torch
+for number, (text, program, _) in enumerate(eval(sys.argv[1])):
+    if os.fork() == 0:
+        for name, place in (("out", 1), ("err", 2)):
+            os.dup2(os.open(f"{number}.{name}", os.O_CREAT | os.O_WRONLY), place)
+        os.environ.pop("POSEMBED_CACHE_LIMIT", None)
+        os.environ.update({} if text is None else {"POSEMBED_CACHE_LIMIT": text})
+        import posembed as pe
+        exec(program)
+        sys.exit()
+    os.wait()
+"""
+
+
+def test_the_limit_of_a_new_process(tmp_path: Path) -> None:
+    """What the environment or the program chose, in a forked child too; otherwise a small part of the memory."""
+    subprocess.run([sys.executable, "-c", RUN, repr(LIMITS)], cwd=tmp_path, check=True)
+    for number, (text, program, expected) in enumerate(LIMITS):
+        limit, warnings = (tmp_path / f"{number}.{name}" for name in ("out", "err"))
+        found = int(limit.read_text())
+        if expected is None:
+            assert 0 < found <= min(512 * MEBIBYTE, MACHINE // 64), text
+        else:
+            assert found == expected, (text, program)
+        refused = text if expected is None else None
+        wanted = "" if refused is None else f"expected a number of bytes, got '{refused}'"
+        assert wanted in warnings.read_text() if wanted else warnings.read_text() == "", text
 
 
 def test_a_negative_limit_is_refused() -> None:

@@ -5,6 +5,8 @@ import io
 import re
 from pathlib import Path
 
+import pytest
+
 PAGE = (Path(__file__).resolve().parents[2] / "docs/start/nanogpt.md").read_text(encoding="utf-8")
 TOLERANCE = 0.05  # of the versions and processors that the page speaks of
 
@@ -41,6 +43,14 @@ def programs() -> dict[str, str]:
     return found
 
 
+def test_every_program_runs() -> None:
+    """For two of its 200 steps; the stage `programs` of CI compares the losses."""
+    for name, program in programs().items():
+        assert program.count("range(200)") == 1
+        assert loss(program.replace("range(200)", "range(2)").replace("(model, 256)", "(model, 2)"), name) > 2
+
+
+@pytest.mark.program
 def test_losses_are_those_of_the_page() -> None:
     table = [float(cell) for cell in re.findall(r"\| (\d\.\d\d) \|$", PAGE, re.MULTILINE)]
     found = {name: loss(program, name) for name, program in programs().items()}

@@ -3,7 +3,6 @@
 `make reliability` repeats the loops ten times as long or longer (POSEMBED_LONG).
 """
 
-import gc
 import os
 import queue
 import subprocess
@@ -19,10 +18,11 @@ import torch
 from support import calls
 from support.case import TOLERANCE, OperatorCase, Sample, assert_close
 from support.families import cases
+from support.resident import assert_little_is_left
 from torch import Tensor
 
 LONG = 10 if os.environ.get("POSEMBED_LONG") == "1" else 1
-CALLS = 2_000_000 if LONG > 1 else 20_000
+CALLS = 2_000_000 if LONG > 1 else 5_000
 MEBIBYTE = 1 << 20
 
 OPERATORS = cases()
@@ -168,23 +168,6 @@ def test_results_may_be_freed_on_other_threads() -> None:
 # ---------------------------------------------------------------------------------------------- memory
 
 
-def resident() -> int:
-    """The bytes of this process that are in memory."""
-    gc.collect()
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGESIZE")
-
-
-def growth(call: Callable[[], object], times: int) -> int:
-    """The bytes that calls add, after a tenth as many before."""
-    for _ in range(times // 10):
-        call()
-    before = resident()
-    for _ in range(times):
-        call()
-    return resident() - before
-
-
 SMALL = {
     "token": lambda: (pe.TokenEmbedding(50, 16), torch.randint(50, (2, 4))),
     "bag": lambda: (pe.TokenBag(50, 16), torch.randint(50, (2, 4))),
@@ -201,9 +184,9 @@ SMALL = {
 def test_calls_leave_no_memory_behind(name: str) -> None:
     module, argument = SMALL[name]()
     with torch.no_grad():
-        assert growth(lambda: module(argument), CALLS) < 4 * MEBIBYTE
+        assert_little_is_left(lambda: module(argument), CALLS, MEBIBYTE)
     if any(True for _ in module.parameters()):
-        assert growth(lambda: module(argument).sum().backward(), 2_000 * LONG) < 4 * MEBIBYTE
+        assert_little_is_left(lambda: module(argument).sum().backward(), CALLS // 10, MEBIBYTE)
 
 
 def test_many_specifications_leave_no_memory_behind() -> None:
@@ -219,7 +202,7 @@ def test_many_specifications_leave_no_memory_behind() -> None:
 
     for _ in range(600):  # fills what is remembered
         another()
-    assert growth(another, 2_000 * LONG) < 4 * MEBIBYTE
+    assert_little_is_left(another, 2_000 * LONG, 4 * MEBIBYTE)
 
 
 @pytest.mark.usefixtures("fresh_memory")
@@ -235,7 +218,7 @@ def test_large_results_of_many_sizes_reach_an_end() -> None:
 
     for _ in range(3):
         call()
-    assert growth(call, 4 * LONG) < 64 * MEBIBYTE
+    assert_little_is_left(call, 4 * LONG, 64 * MEBIBYTE)
     assert 0 < pe.empty_cache() <= limit
     pe.set_cache_limit(before)
 

@@ -81,6 +81,12 @@ def test_every_stage_is_a_target_and_has_inputs_and_a_documented_budget() -> Non
             assert files.count(b"\n") > 3, name
 
 
+def test_the_stage_of_programs_has_every_test_that_is_marked() -> None:
+    tests = [*(ROOT / "tests").rglob("test_*.py")]
+    marked = {str(path.relative_to(ROOT)) for path in tests if "\n@pytest.mark.program\n" in path.read_text()}
+    assert marked == set(stages.LISTS["programs"].split()) <= set(stages.STAGES["programs"].inputs)
+
+
 def test_the_table_warns_above_a_budget() -> None:
     text = stages.table([("lint", "passed", 1.0), ("docs", "passed", 1e4)])
     assert "WARNING" not in text.splitlines()[1]

@@ -526,6 +526,7 @@ def test_made_where_meta_is_the_default_device() -> None:
         assert torch.equal(alibi.to("cpu")(5), make()(5))
 
 
+@pytest.mark.program
 @pytest.mark.slow
 def test_packaged_by_aotinductor() -> None:
     class Model(torch.nn.Module):

@@ -25,6 +25,7 @@ def losses() -> list[float]:
     return example.train(example.parse_settings([*SHORT]))
 
 
+@pytest.mark.program
 def test_losses_do_not_depend_on_the_number_of_processes(groups: Groups) -> None:
     alone = groups.of(1).run(losses)[0]
     assert alone[0] == pytest.approx(5.54, abs=0.1)  # ln 256: nothing is known

@@ -134,6 +134,7 @@ def test_compiles_whole(name: str) -> None:
         assert torch.equal(logits(compiled), expected)
 
 
+@pytest.mark.program
 @pytest.mark.slow
 def test_compiles_with_inductor() -> None:
     model = small_model("llama")

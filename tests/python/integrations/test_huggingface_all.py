@@ -18,6 +18,7 @@ PARTS = 48
 RUN = range(PARTS) if os.environ.get("POSEMBED_ALL_MODELS") else [0]
 
 
+@pytest.mark.program
 @pytest.mark.slow
 @pytest.mark.parametrize("part", RUN)
 def test_model_classes(part: int) -> None:

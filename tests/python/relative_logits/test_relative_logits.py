@@ -5,6 +5,7 @@ import math
 import posembed as pe
 import pytest
 import torch
+from support.case import same_for_any_thread_count
 from support.refusals import refused
 from torch import Tensor
 
@@ -93,18 +94,13 @@ def test_rows_below_zero() -> None:
 def test_gradients_have_the_same_bits_for_any_number_of_threads(by: str, heads: bool) -> None:
     query, table = torch.randn(3, 2, 150, 8), torch.randn(*([2] if heads else []), 401, 8)
     gradient = torch.randn(3, 2, 150, 150)
-    found = []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            given = [query.clone().requires_grad_(), table.clone().requires_grad_()]
-            logits = logits_of(*given, by=by, rule="bert")
-            found.append([logits, *torch.autograd.grad(logits, given, gradient)])
-    finally:
-        torch.set_num_threads(before)
-    for others in found[1:]:
-        assert all(map(torch.equal, found[0], others))
+
+    def run() -> list[Tensor]:
+        given = [query.clone().requires_grad_(), table.clone().requires_grad_()]
+        logits = logits_of(*given, by=by, rule="bert")
+        return [logits, *torch.autograd.grad(logits, given, gradient)]
+
+    same_for_any_thread_count(run)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -236,21 +236,16 @@ def test_prefetch_brings_rows_and_misses_are_counted(path: Path) -> None:
         time.sleep(0.1)
     else:
         pytest.fail("no row was counted as missed")
-    evict(path)
-    table = pe.FileTable(path)
-    table.prefetch(ids)
-    limit = time.monotonic() + 20
-    while time.monotonic() < limit:
+    for seconds in (0.2, 1, 2, 4, 8):  # a busy system may need longer, or take pages away again
+        evict(path)
+        table.prefetch(ids)
+        time.sleep(seconds)
         before = table.misses
-        assert torch.equal(table(ids[:1]), weight[ids[:1]])
-        # The last row has arrived, and with it those before.
-        if torch.equal(table(ids[-1:]), weight[ids[-1:]]) and table.misses == before:
+        assert torch.equal(table(ids), weight[ids])
+        if table.misses == before:
             break
-        time.sleep(0.05)
-    time.sleep(0.2)
-    before = table.misses
-    assert torch.equal(table(ids), weight[ids])
-    assert table.misses == before
+    else:
+        pytest.fail("rows that were asked for were missed")
 
 
 def test_a_handle_has_the_rows_of_its_call(path: Path) -> None:
@@ -373,15 +368,17 @@ def test_other_threads_of_python_go_on(path: Path) -> None:
 
     other = threading.Thread(target=count)
     other.start()
+    during = []
     try:
-        time.sleep(0.05)
-        before = counted[0]
-        table(ids)
-        during = counted[0] - before
+        for _ in range(5):  # a busy system may give the other thread no processor
+            time.sleep(0.05)
+            before = counted[0]
+            table(ids)
+            during.append(counted[0] - before)
     finally:
         done.set()
         other.join()
-    assert during > 1000  # with Python's lock held, none
+    assert max(during) > 1000  # with Python's lock held, none
 
 
 def test_a_forked_child_prefetches(path: Path) -> None:
