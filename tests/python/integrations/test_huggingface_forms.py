@@ -85,8 +85,9 @@ def sums_of_matrices(x: Tensor, pe: Tensor) -> Tensor:
 
 
 def complex_numbers(x: Tensor, freqs: Tensor) -> Tensor:
-    parts = torch.view_as_complex(x.double().unflatten(-1, (-1, 2)))
-    return torch.view_as_real(parts * freqs).flatten(-2).type_as(x)
+    with torch.amp.autocast("cpu", enabled=False):  # as Z-Image's
+        parts = torch.view_as_complex(x.double().unflatten(-1, (-1, 2)))
+        return torch.view_as_real(parts * freqs).flatten(-2).type_as(x)
 
 
 def two_products(x: Tensor, c: Tensor, s: Tensor) -> Tensor:

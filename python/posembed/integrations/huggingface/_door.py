@@ -48,8 +48,10 @@ _calls: weakref.WeakKeyDictionary[Any, dict[Path, tuple[Rotation, types.CodeType
     weakref.WeakKeyDictionary()
 )
 _codes: weakref.WeakKeyDictionary[Any, dict[Any, types.CodeType]] = weakref.WeakKeyDictionary()
-# By function: its code, and what that and functions inside it do: a rotation, why it stays, or ''.
-_found: weakref.WeakKeyDictionary[Any, tuple[Any, Any, Any]] = weakref.WeakKeyDictionary()
+# By function and path: the code there, and what it does: a rotation, why it stays, or ''.
+_found: weakref.WeakKeyDictionary[Any, dict[Path, tuple[Any, Rotation | str]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class Place(NamedTuple):
@@ -72,20 +74,15 @@ class Place(NamedTuple):
         return found  # type: ignore[no-any-return]
 
     @property
-    def location(self) -> str:
-        """Its file and line."""
-        if not isinstance(self.function, types.FunctionType):
-            return repr(type(self.function))
-        return f"{self.code.co_filename}:{self.code.co_firstlineno}"
-
-    @property
-    def name(self) -> str:
-        """The qualified name of the function."""
+    def title(self) -> tuple[str, str]:
+        """The qualified name of the function, and its file and line."""
         if not isinstance(self.function, types.FunctionType):
             name = getattr(self.function, "name", "") or getattr(self.function, "__name__", "")
-            return name if name and isinstance(name, str) else type(self.function).__name__
-        inner = f"{self.function.__qualname__}.<locals>.{self.code.co_name}"
-        return inner if self.path else self.function.__qualname__
+            kind = type(self.function)
+            return name if name and isinstance(name, str) else kind.__name__, repr(kind)
+        inner = f".<locals>.{self.code.co_name}" if self.path else ""
+        where = f"{self.code.co_filename}:{self.code.co_firstlineno}"
+        return self.function.__qualname__ + inner, where
 
 
 def worth(module: Any) -> bool:
@@ -186,31 +183,34 @@ def _members(part: Any) -> Iterator[tuple[types.FunctionType, type | None, bool]
 def reach(part: Any) -> dict[Place, Rotation | str]:
     """Rotations that the methods of a module, or of an object, reach, and why other code stays."""
     found: dict[Place, Rotation | str] = {}
-    pending, seen = list(_members(part)), set()
+    pending = [(Place(function), owner, bound) for function, owner, bound in _members(part)]
+    seen = set()
     while pending:
-        function, owner, bound = pending.pop()
-        if function in seen or not worth(function.__module__):
+        place, owner, bound = pending.pop()
+        function, code = place.function, place.code
+        if place in seen or not worth(function.__module__):
             continue
-        seen.add(function)
-        place, code = Place(function), Place(function).code
-        if _found.get(function, (None,))[0] is not code:
-            result = _examined(function, owner, bound)
-            inner = [] if isinstance(result, Rotation) else _inner(function, code)
-            _found[function] = code, result, dict(inner)
-        _, result, inner = _found[function]
-        if isinstance(result, Rotation):
+        seen.add(place)
+        known = _found.setdefault(function, {})
+        if known.get(place.path, (None,))[0] is not code:
+            known[place.path] = code, _examined(place, owner, bound)
+        result = known[place.path][1]
+        if result:
             found[place] = result
+        if isinstance(result, Rotation):
             continue
-        found |= {inside: x for inside, x in inner.items() if x}
-        for name, value, names in _used(function):
+        for at, x in enumerate(code.co_consts):  # functions inside, without variables around them
+            if not isinstance(x, types.CodeType) or x.co_name.startswith("<"):
+                continue
+            if x.co_flags & inspect.CO_OPTIMIZED and not x.co_freevars:
+                pending.append((Place(function, (*place.path, at)), None, False))
+        for name, value, names in () if place.path else _used(function):
             behind = list(functions_behind(value, names))
-            pending += [(f, None, False) for f in behind]
+            pending += [(Place(f), None, False) for f in behind]
             if behind or not callable(value) or isinstance(value, type | nn.Module):
                 continue
             if ROTATES.match(name) or (worth(type(value).__module__) and roles_of(value)):
                 found[Place(value)] = f"it is no function, but of the type {type(value).__name__}"
-        if result and not any(isinstance(x, Rotation) for x in inner.values()):
-            found[place] = result
     return {place: x for place, x in found.items() if not _composes(place, x, found)}
 
 
@@ -220,51 +220,42 @@ def _composes(place: Place, result: Any, others: dict[Place, Rotation | str]) ->
         return False
     called = {name for part in codes_in(place.code) for name in part.co_names}
     inner = [Place(f) for value in contents(place.function) for f in functions_behind(value)]
-    kinds = [x for x, y in others.items() if isinstance(y, Rotation) or result in LOOKS]
-    return any(x in inner or x.name.rpartition(".")[2] in called for x in kinds if x != place)
+    for x, other in others.items():
+        turns = isinstance(other, Rotation)
+        if turns and x.function is place.function:
+            return True
+        near = x in inner or x.title[0].rpartition(".")[2] in called
+        if near and x != place and (turns or result in LOOKS):
+            return True
+    return False
 
 
-def _examined(function: types.FunctionType, owner: type | None, bound: bool) -> Rotation | str:
-    """What a function does."""
-    own, name = own_of(function), function.__name__
-    result: Rotation | str = ""
+def _examined(place: Place, owner: type | None, bound: bool) -> Rotation | str:
+    """What code does."""
+    function, result = place.function, ""
+    own = types.FunctionType(place.code, function.__globals__) if place.path else own_of(function)
+    name, found = own.__name__, None
     if bound and name == "forward":
         module = issubclass(owner or object, nn.Module)
         if module and not {"-", "-="}.isdisjoint(arithmetic(own.__code__)):
-            result = recognise(own, attributes=True)
+            found = recognise(own, attributes=True)
     elif bound and not name.startswith("__"):
         # A method that runs with an instance without attributes does not depend on any.
         with contextlib.suppress(TypeError):  # abstract classes, and those of dictionaries
             instance: Any = object.__new__(owner)  # type: ignore[arg-type]
-            result = recognise(types.MethodType(own, instance), owner=owner)
+            found = recognise(types.MethodType(own, instance), owner=owner)
     elif not bound:
-        result = recognise(own, owner=owner)
-    if isinstance(result, Rotation):
-        return result
+        found = recognise(own, owner=owner)
+    if isinstance(found, Rotation):
+        return found
+    result = found or ""
     if BIASES.match(name):
         return BIAS
     named = ROTATES.match(name) is not None or result.startswith("it rotates")
-    code = getattr(inspect.unwrap(function), "__code__", function.__code__)
+    code = getattr(inspect.unwrap(own), "__code__", own.__code__)
     if named or (not bound and code.co_varnames[:1] != ("self",) and roles_of(own)):
         return result or INLINE
     return INLINE if bound and turns_inline(own.__code__) else ""
-
-
-def _inner(
-    function: types.FunctionType, code: types.CodeType, path: Path = ()
-) -> Iterator[tuple[Place, Rotation | str]]:
-    """Functions that a function's code defines, without variables around them."""
-    for at, x in enumerate(code.co_consts):
-        if not isinstance(x, types.CodeType) or x.co_name.startswith("<"):
-            continue
-        if not x.co_flags & inspect.CO_OPTIMIZED or x.co_freevars:
-            continue
-        made = types.FunctionType(x, function.__globals__, x.co_name)
-        result = recognise(made)
-        if isinstance(result, str) and not result.startswith("it rotates"):
-            result = result if ROTATES.match(x.co_name) or roles_of(made) else ""
-        yield Place(function, (*path, at)), result
-        yield from _inner(function, x, (*path, at))
 
 
 def turns_inline(code: types.CodeType) -> bool:

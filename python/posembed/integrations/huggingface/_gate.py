@@ -9,13 +9,12 @@ from __future__ import annotations
 import builtins
 import contextlib
 import dis
-import functools
 import inspect
 import itertools
 import math
 import sys
 import types
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -49,6 +48,8 @@ READS = {"get", "items", "keys", "values"}  # of dictionaries
 PRODUCTS = {"*", "*=", "mul", "multiply", "mul_", "addcmul", "addcmul_", "einsum", "matmul", "bmm"}
 CHANGES = {"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "YIELD_FROM"}
 LOADS = ("LOAD_ATTR", "LOAD_METHOD")
+# Conditions that do not count: on None, on how a with block ends, on kinds of arguments.
+FREE, KINDS = {"IS_OP", "WITH_EXCEPT_START"}, {"isinstance", "is_tensor", "is_complex", "device"}
 PLAIN = (int, float, str, torch.dtype, type(None))
 CONTAINERS = (dict, list, set)
 UNKNOWN = "computes no known rotation"
@@ -78,40 +79,38 @@ class Gate:
     calls on each device are compared, or sides that only raise.
 
     Args:
+        functions: What it reads.
         attributes: Names of attributes that functions may read.
         owner: The class of methods that functions may call.
         more: Names of other functions of PyTorch that they may call.
 
     Attributes:
         codes: What it has read.
-        reason: Why the function must not be run, or ''.
+        jumps: The jumps that count, by offset, for each code that has any.
+        reason: Why the functions must not be run, or ''.
     """
 
     def __init__(
-        self, attributes: Collection[str], owner: type | None, more: Collection[str] = ()
+        self,
+        functions: Iterable[types.FunctionType],
+        attributes: Collection[str],
+        owner: type | None,
+        more: Collection[str] = (),
     ) -> None:
         self.functions = LINEAR.union(more)
         self.known = self.functions | FACTS | set(attributes)
         self.owner = owner
         self.codes: dict[types.CodeType, None] = {}
-        self.reason = ""
+        self.jumps: dict[types.CodeType, dict[int, Jump]] = {}
         self.taken: set[tuple[types.CodeType, int, int]] = set()
         self.optional: set[tuple[types.CodeType, int]] = set()
+        self.reason = next(filter(None, map(self.effect, functions)), "")
 
-    def refuses(self, function: Any) -> bool:
-        """Whether a function does anything but products with sums, and so must not be run."""
-        inner = inspect.unwrap(function)
-        if has_wrapper(function):
-            self.reason = "a function wraps it, whose effect is not known"
-        elif not isinstance(inner, types.FunctionType) or inner.__code__.co_argcount < 2:
-            self.reason = UNKNOWN
-        else:
-            self.reason = self.effect(inner)
-        for code in self.codes:
-            if not PRODUCTS.isdisjoint((*code.co_names, *arithmetic(code))):
-                return bool(self.reason)
-        self.reason = self.reason or UNKNOWN
-        return True
+    @property
+    def multiplies(self) -> bool:
+        """Whether anything that it has read multiplies."""
+        names = (name for code in self.codes for name in (*code.co_names, *arithmetic(code)))
+        return not PRODUCTS.isdisjoint(names)
 
     def effect(self, function: types.FunctionType) -> str:
         """What a function does beside arithmetic, or ''."""
@@ -126,6 +125,8 @@ class Gate:
         for code in codes_in(function.__code__):
             if code not in self.codes:
                 self.codes[code] = None
+                if jumps := dict(_jumps(code)):
+                    self.jumps[code] = jumps
                 if effect := self._of_code(code, function.__globals__):
                     return effect
         return ""
@@ -143,8 +144,15 @@ class Gate:
                 value = space.get(name, getattr(builtins, name, None))
                 while at < len(steps) and steps[at].opname in LOADS:
                     last, at = steps[at].argval, at + 1
-                    name, value = _attribute(name, value, last)
-                    if not name:
+                    name += "." + last
+                    if isinstance(value, types.ModuleType):
+                        known = value.__name__ in LIBRARIES and hasattr(value, last)
+                        value = getattr(value, last, None)
+                    elif isinstance(value, PLAIN) or callable(value):
+                        known, value = True, inspect.getattr_static(value, last, None)
+                    else:
+                        known = type(value) is dict and last in READS
+                    if not known:
                         return f"it uses {last}, which is not known to be free of effects"
                 if effect := self._use(name, value):
                     return effect
@@ -182,11 +190,6 @@ class Gate:
 
     # ---------------------------------------------------------------------------------- branches
 
-    @functools.cached_property
-    def jumps(self) -> dict[types.CodeType, dict[int, Jump]]:
-        """The jumps that count, of all that was read."""
-        return {code: jumps for code in self.codes if (jumps := dict(_jumps(code)))}
-
     def __call__(self, frame: types.FrameType, event: str, argument: Any) -> Any:
         """Traces a frame, for ``sys.settrace``."""
         jumps = self.jumps.get(frame.f_code)
@@ -219,12 +222,6 @@ class Gate:
     def __exit__(self, *_: object) -> None:
         sys.settrace(self.before)
 
-    def branch(self) -> str:
-        """What the first jump depends on, or ''."""
-        for jumps in self.jumps.values():
-            return f"it branches on {next(iter(jumps.values()))[2]}"
-        return ""
-
     def unseen(self) -> str:
         """What a jump depends on of which one side has not run, or ''."""
         for code, jumps in self.jumps.items():
@@ -234,17 +231,6 @@ class Gate:
                 if one and not _raises(code, (after, target)[1 - ran[0]]):
                     return f"it branches on {names}"
         return ""
-
-
-def _attribute(path: str, value: Any, name: str) -> tuple[str, Any]:
-    """An attribute of a global, with its path; without one if it may not be read."""
-    inner = f"{path}.{name}"
-    if isinstance(value, types.ModuleType):
-        known = value.__name__ in LIBRARIES and hasattr(value, name)
-        return (inner, getattr(value, name)) if known else ("", None)
-    if isinstance(value, PLAIN) or callable(value):
-        return inner, inspect.getattr_static(value, name, None)
-    return (inner, value) if type(value) is dict and name in READS else ("", None)
 
 
 # ------------------------------------------------------------------------------------------- code
@@ -274,20 +260,6 @@ def arithmetic(code: types.CodeType) -> list[str]:
     return [x.argrepr if x.opname == "BINARY_OP" else SYMBOLS.get(x.opname, "") for x in steps]
 
 
-def compared(function: Any) -> list[Any]:
-    """Constants that a function's code compares something with."""
-    code = getattr(function, "__code__", None)
-    steps = list(dis.get_instructions(code)) if code is not None else []
-    return list(
-        dict.fromkeys(
-            first.argval
-            for first, second in itertools.pairwise(steps)
-            if first.opname.startswith(("LOAD_CONST", "LOAD_SMALL_INT"))
-            and second.opname == "COMPARE_OP"
-        )
-    )
-
-
 def _jumps(code: types.CodeType) -> Iterator[tuple[int, Jump]]:
     """The jumps that count, by offset."""
     condition: list[dis.Instruction] = []
@@ -297,14 +269,11 @@ def _jumps(code: types.CodeType) -> Iterator[tuple[int, Jump]]:
         condition = [x] if x.starts_line else [*condition, x]
         if "JUMP" not in x.opname or "_IF_" not in x.opname:
             continue
-        opposite = "NONE" in x.opname or any(y.opname == "IS_OP" for y in condition)
-        kinds = {"isinstance", "is_tensor", "is_complex", "device"}
-        if not opposite and not any(
-            isinstance(y.argval, str) and y.argval in kinds for y in condition
-        ):
+        free = any(y.opname in FREE or str(y.argval) in KINDS for y in condition)
+        if "NONE" not in x.opname and not free:
             loads = [y.argval for y in condition if y.opname.startswith("LOAD_FAST")]
             read = [n for name in loads for n in (name if isinstance(name, tuple) else (name,))]
-            facts = [y.argval for y in condition if y.opname in ("LOAD_ATTR", "LOAD_METHOD")]
+            facts = [y.argval for y in condition if y.opname in LOADS]
             names = ", ".join(map(str, facts or read)) or "a value"
             options = (bool, str, type(None)) if set(read) <= set(given) else (set, frozenset)
             yield x.offset, (after.offset, x.argval, names, [] if facts else read, options)

@@ -38,8 +38,8 @@ from posembed.integrations.huggingface._rotation import (
     Rule,
     described,
     modes,
+    parts_of,
     proved,
-    regrouped,
     varies,
 )
 from posembed.modules.ngram import NgramSpec
@@ -47,6 +47,7 @@ from posembed.specifications import RotarySpec
 from posembed.tables.table import Hosted
 
 Where = Literal["stay", "host"]
+Counts = dict[tuple[Any, str], int]
 # What a module does in place of its forward: it takes the module, its own forward, and arguments.
 Forward = Callable[..., Any]
 FORWARD, PROVED, HOME = "posembed_forward", "posembed_proved", "posembed_home"
@@ -232,10 +233,10 @@ def scaled(module: Any, ids: Tensor, scale: float) -> Tensor:
     return looked_up(ids, weight, padding, scale, module.scale_grad_by_freq, -1, "dense")
 
 
-def place(model: nn.Module, where: Where) -> Iterator[tuple[Any, int, str]]:
+def place(model: nn.Module, where: Where) -> Counts:
     """Puts tables of layers and of n-grams on the kernels; no input table, which a head may share.
 
-    Yields classes, how many modules have each, and why they were left, or ''.
+    Returns how many modules have each class, by class and why they were left, or ''.
     """
     parameters = (x for module in model.modules() for x in module.parameters(recurse=False))
     owners = collections.Counter(map(id, parameters))
@@ -243,7 +244,7 @@ def place(model: nn.Module, where: Where) -> Iterator[tuple[Any, int, str]]:
     for module in model.modules():
         with contextlib.suppress(AttributeError, NotImplementedError, TypeError):
             shared.add(id(module.get_input_embeddings().weight))  # type: ignore[operator]
-    counts: dict[tuple[Any, str], int] = collections.Counter()
+    counts: Counts = collections.Counter()
     for module in list(model.modules()):
         original = original_of(type(module))
         left = isinstance(module, torch.jit.ScriptModule) or original is nn.Embedding
@@ -254,10 +255,10 @@ def place(model: nn.Module, where: Where) -> Iterator[tuple[Any, int, str]]:
         found = (_layers if layers else _ngrams)(module, original)
         if found is None:
             continue
-        reason, table, forward = found
-        counts[original, reason] += 1
-        if reason:
+        counts[original, found if isinstance(found, str) else ""] += 1
+        if isinstance(found, str):
             continue
+        table, forward = found
         replace(module, forward)
         if table is not module:
             replace(table, _scaling(1.0))
@@ -265,11 +266,11 @@ def place(model: nn.Module, where: Where) -> Iterator[tuple[Any, int, str]]:
             device = table.weight.device
             vars(table).setdefault(HOME, (device, table.weight.requires_grad))
             table.keep_on_host(device if device.type == "cuda" else None)
-    yield from ((cls, count, reason) for (cls, reason), count in counts.items())
+    return counts
 
 
-def _layers(module: Any, original: Any) -> tuple[str, Any, Any] | None:
-    """Why a table of layers stays, or '', itself, and what it does; None if it has no scale."""
+def _layers(module: Any, original: Any) -> tuple[Any, Forward] | str | None:
+    """A table of layers and what it does, or why it stays; None if it has no scale."""
     numbers = [  # any may be the scale
         float(x)
         for name, x in {**vars(module), **module._buffers}.items()
@@ -279,39 +280,39 @@ def _layers(module: Any, original: Any) -> tuple[str, Any, Any] | None:
     if not numbers:
         return None
     if module.weight.is_meta:
-        return META, None, None
+        return META
     rows, dtype = module.num_embeddings, module.weight.dtype
     if module.max_norm is not None or module.sparse:
-        return "it has an option that the kernel lacks", None, None
+        return "it has an option that the kernel lacks"
     gate = _gate(module, original, {"tensor"})
-    if gate.reason or gate.jumps:
-        return gate.reason or gate.branch(), None, None
+    for jumps in gate.jumps.values():
+        return gate.reason or f"it branches on {next(iter(jumps.values()))[2]}"
+    if gate.reason:
+        return gate.reason
     if not dtype.is_floating_point or dtype.itemsize == 1:
-        return f"its table is in {dtype}", None, None
+        return f"its table is in {dtype}"
     ids = torch.arange(min(rows, PROBED), device=module.weight.device) * max(1, rows // PROBED)
     rounded = [float(torch.tensor(x, dtype=dtype, device="cpu")) for x in numbers]
     with torch.no_grad():
         expected = original.forward(module, ids)
         if not varies(expected):
-            return "its table is empty, so that its scale cannot be seen", None, None
+            return "its table is empty, so that its scale cannot be seen"
         for scale in (*rounded, *numbers):
             if torch.equal(scaled(module, ids, scale), expected):
-                return "", module, _scaling(scale)
-    return "it computes something else than rows times a number", None, None
+                return module, _scaling(scale)
+    return "it computes something else than rows times a number"
 
 
 def _gate(module: Any, original: type, more: Collection[str]) -> Gate:
     """The gate of what a module's forward does before that of PyTorch's classes."""
     names = {*vars(module), *module._buffers, *module._parameters, *module._modules}
-    gate = Gate({*names, "forward", "super", *more}, original, more)
-    for base in itertools.takewhile(lambda x: x not in (nn.Embedding, nn.Module), original.__mro__):
-        function = vars(base).get("forward")
-        gate.reason = gate.reason or (gate.effect(function) if function is not None else "")
-    return gate
+    own = itertools.takewhile(lambda x: x not in (nn.Embedding, nn.Module), original.__mro__)
+    functions = [vars(base)["forward"] for base in own if "forward" in vars(base)]
+    return Gate(functions, {*names, "forward", "super", *more}, original, more)
 
 
-def _ngrams(module: Any, original: Any) -> tuple[str, Any, Any] | None:
-    """Why a module stays, or '', its table, and what it does; None if it hashes no n-grams."""
+def _ngrams(module: Any, original: Any) -> tuple[Any, Forward] | str | None:
+    """A module's table and what it does, or why it stays; None if it hashes no n-grams."""
     lists = []
     for x in module._buffers.values():
         if x is not None and x.dtype == torch.int64 and x.dim() == 1 and not x.is_meta:
@@ -323,13 +324,13 @@ def _ngrams(module: Any, original: Any) -> tuple[str, Any, Any] | None:
     ((name, table),) = tables
     gate = _gate(module, original, HASHES)
     if table.weight.is_meta or gate.reason:
-        return META if table.weight.is_meta else gate.reason, None, None
+        return META if table.weight.is_meta else gate.reason
     for spec in _specifications(lists, vars(module).values(), table.num_embeddings):
         with gate:
             called = _hashes_alike(module, original, name, spec)
         if called is not None:
-            return gate.unseen(), table, _joining(name, spec, called)
-    return "it computes other rows than those of hashed n-grams", None, None
+            return gate.unseen() or (table, _joining(name, spec, called))
+    return "it computes other rows than those of hashed n-grams"
 
 
 def _specifications(
@@ -431,9 +432,7 @@ def _keeping(source: Any, specs: dict[str | None, RotarySpec]) -> Forward:
         slots: list[Any] = [given.get(name) for name in roles.tensors]
         key = rotation, kind, dim, slots[0].shape[-1]
         if key not in texts:
-            interleaved = rule.pairs == "adjacent"
-            text = dataclasses.replace(specs[kind], interleaved=interleaved).text
-            texts[key] = text if _rotates_alike(source, specs[kind], *key, text) else ""
+            texts[key] = _text(source, specs[kind], rotation, kind, dim, given)
         if not texts[key] or any(given[n] != x for n, x in roles.others().items()):
             return None
         tensors = [x for x in slots if x is not None]
@@ -447,15 +446,17 @@ def _versions(*tensors: Tensor) -> list[int]:
     return [x._version for x in tensors]
 
 
-def _rotates_alike(
-    source: Any, spec: RotarySpec, rotation: Rotation, kind: Any, dim: Any, head: int, text: str
-) -> bool:
-    """Whether tables and the specification rotate alike, at positions up to 32,767."""
+def _text(
+    source: Any, spec: RotarySpec, rotation: Rotation, kind: Any, dim: Any, given: Any
+) -> str:
+    """The specification, if tables rotate alike at positions up to 32,767; otherwise ''."""
     roles, rule = rotation.rule.roles, rotation.rule
+    text = dataclasses.replace(spec, interleaved=rule.pairs == "adjacent").text
+    head = given[roles.tensors[0]].shape[-1]
     if spec.interleaved != (rule.pairs != "halves") or head != spec.head_dim:
-        return False
+        return ""
     if dim not in LAYOUTS or rule.tokens != "all" or rule.gathers:
-        return False
+        return ""
     sizes = (2, len(POSITIONS)) if LAYOUTS[dim] == "bhsd" else (len(POSITIONS), 2)
     random = torch.Generator("cpu").manual_seed(7)
     query = torch.randn((1, *sizes, head), generator=random, dtype=torch.float32, device="cpu")
@@ -466,13 +467,10 @@ def _rotates_alike(
 
     def theirs(x: Tensor) -> Tensor:
         tables = source(x, positions, *([] if kind is None else [kind]))
-        given = {**roles.defaults, **dict.fromkeys(roles.tensors, x), roles.cos: tables}
+        passed = {roles.cos: tables, **dict.fromkeys(roles.tensors, x)}
         if roles.form != "pair":
-            given |= {roles.cos: tables[0], roles.sin or "": tables[1]}
-        if roles.unsqueeze:
-            given[roles.unsqueeze] = dim
-        result = rotation.original(**given)
-        found: Tensor = result[0] if isinstance(result, tuple) else result
+            passed |= {roles.cos: tables[0], roles.sin or "": tables[1]}
+        found: Tensor = parts_of(rotation.original(**{**given, **passed}))[0]
         return found
 
     def ours(factor: float) -> Tensor:
@@ -483,10 +481,10 @@ def _rotates_alike(
             expected, narrow = theirs(query), theirs(query.bfloat16())
             exact, low, high = (ours(factor) for factor in (1.0, 1 - STEP, 1 + STEP))
     except Exception:  # tables of another shape may raise anything
-        return False
+        return ""
     slack = (high - low).abs() + ROUNDING * max(1.0, spec.attention_factor)
     same = expected.shape == exact.shape and narrow.dtype == torch.bfloat16
-    return same and bool(((expected - exact).abs() <= slack).all())
+    return text if same and bool(((expected - exact).abs() <= slack).all()) else ""
 
 
 def _turned(
@@ -494,22 +492,23 @@ def _turned(
 ) -> tuple[Tensor, ...]:
     """Rotations by exact angles, in the dtype of each tensor."""
     if rule.pairs == "regrouped":
-        tensors = [regrouped(x) for x in tensors]
-    results: list[Tensor] = []
-    while tensors:
-        first, *tensors = tensors
-        second = tensors.pop(0) if tensors and tensors[0].dtype == first.dtype else None
-        found = rotated(first, second, positions, text, LAYOUTS[dim], 0, False, None, None)
-        results.extend(found if isinstance(found, tuple) else (found,))
-    return tuple(results)
+        tensors = [torch.cat((x[..., ::2], x[..., 1::2]), -1) for x in tensors]
+    calls: list[tuple[Tensor, Tensor | None]] = [(x, None) for x in tensors]
+    if len(tensors) == 2 and tensors[0].dtype == tensors[1].dtype:
+        calls = [(tensors[0], tensors[1])]
+    found: list[Tensor] = []
+    for pair in calls:
+        result = rotated(*pair, positions, text, LAYOUTS[dim], 0, False, None, None)
+        found += result if isinstance(result, tuple) else (result,)
+    return tuple(found)
 
 
-def attach(model: nn.Module) -> Iterator[tuple[Any, int, str]]:
+def attach(model: nn.Module) -> Counts:
     """Makes rotary modules keep positions beside their tables.
 
-    Yields classes, how many modules have each, and why their tables are used alone, or ''.
+    Returns how many modules have each class, by class and why their tables are used alone, or ''.
     """
-    counts: dict[tuple[Any, str], int] = collections.Counter()
+    counts: Counts = collections.Counter()
     for module in list(model.modules()):
         original = original_of(type(module))
         names: list[str] = []
@@ -524,7 +523,7 @@ def attach(model: nn.Module) -> Iterator[tuple[Any, int, str]]:
         if not isinstance(found, str):
             replace(module, found)
             ATTACHED.add(module)
-    yield from ((cls, count, reason) for (cls, reason), count in counts.items())
+    return counts
 
 
 def _source(module: Any, original: Any) -> Forward | str:

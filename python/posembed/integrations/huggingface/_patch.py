@@ -25,6 +25,7 @@ from posembed.integrations.huggingface._rotation import ATTACHED, Calls, Rotatio
 NOTHING = "nothing to replace: no function of the model's code rotates"
 TESTED = {"transformers": ("5.23", "5.24"), "diffusers": ("0.42",), "timm": ("1.0",)}
 PROGRAM = "a traced or exported program, which no longer runs the model's code"
+ALONE = "its tables are used, without positions: "
 TABLE = "one kernel; equal bits"
 WIDTH = 100
 
@@ -275,39 +276,34 @@ def patch(
             reached.add(cls)
             for place, found in _door.reach(part).items():
                 users.setdefault(place, (found, {}))[1][cls] = None
-    kept: list[tuple[Any, int, str]] = []
-    positions: list[tuple[Any, int, str]] = []
+    others, positions = collections.Counter[Any](), collections.Counter[Any]()
     for one in models:
         for place, (found, _) in users.items():
             if isinstance(found, Rotation):
                 _door.swap(place, found, one)
-        kept += _instances.place(one, tables)
+        others.update(_instances.place(one, tables))
         if numerics == "exact":
-            positions += _instances.attach(one)
+            positions.update(_instances.attach(one))
             continue
         for module in one.modules():
             if module in ATTACHED:
                 _instances.restore(module)
-    exact, rows = any(not reason for _, _, reason in positions), []
-    for place, (found, classes) in sorted(users.items(), key=lambda x: x[0].name):
+    exact, rows = any(not reason for _, reason in positions), []
+    for place, (found, classes) in sorted(users.items(), key=lambda x: x[0].title[0]):
         count = sum(counts[cls] for cls in classes)
         if isinstance(found, Rotation):
-            row = _row(place.name, place.location, classes, count, "", found.calls)
-            rows.append(dataclasses.replace(row, rotates=True, exact=exact, _rotation=found))
+            row = _row(place.title, classes, count, "", found.calls)
+            rows.append(dataclasses.replace(row, exact=exact, _rotation=found))
         else:
-            row = _row(place.name, place.location, classes, count, found)
-            rows.append(dataclasses.replace(row, rotates=found not in _door.LOOKS))
-    for cls, count, reason in kept:
+            looks = found in _door.LOOKS
+            rows.append(_row(place.title, classes, count, found, rotates=not looks))
+    others |= {(cls, ALONE + why): n for (cls, why), n in positions.items() if why}
+    programs = torch.jit.ScriptModule | torch.fx.GraphModule
+    others |= {(cls, PROGRAM): n for cls, n in counts.items() if issubclass(cls, programs)}
+    for (cls, reason), count in others.items():
         calls = None if reason else _instances.class_of(cls).posembed_calls
-        where = _door.Place(cls.forward).location
-        rows.append(_row("forward", where, [cls], count, reason or TABLE, calls))
-    for cls, count, reason in positions:
-        if reason:
-            text = f"its tables are used, without positions: {reason}"
-            rows.append(_row("forward", _door.Place(cls.forward).location, [cls], count, text))
-    for cls, count in counts.items():
-        if issubclass(cls, torch.jit.ScriptModule | torch.fx.GraphModule):
-            rows.append(_row("forward", repr(cls), [cls], count, PROGRAM))
+        where = repr(cls) if reason == PROGRAM else _door.Place(cls.forward).title[1]
+        rows.append(_row(("forward", where), [cls], count, reason or TABLE, calls, rotates=False))
     roots, notes = {cls.__module__.partition(".")[0] for cls in counts}, []
     for library in sorted(TESTED.keys() & roots):
         version, tested = importlib.metadata.version(library), " and ".join(TESTED[library])
@@ -316,17 +312,19 @@ def patch(
 
 
 def _row(
-    function: str,
-    location: str,
+    title: tuple[str, str],
     classes: Iterable[type],
     count: int,
     reason: str,
     calls: Calls | None = None,
+    *,
+    rotates: bool = True,
 ) -> Row:
     """The row of what is patched if it has calls."""
     names, live = tuple(cls.__name__ for cls in classes), calls or Calls()
-    facts = function, location, names, count, calls is not None, reason
-    return Row(*facts, rotates=False, _calls=live, _before=dataclasses.replace(live))
+    before = dataclasses.replace(live)
+    facts = *title, names, count, calls is not None, reason, rotates
+    return Row(*facts, _calls=live, _before=before)
 
 
 def unpatch(model: Any) -> None:

@@ -20,9 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posembed.integrations.huggingface._gate import UNKNOWN, Gate, compared, contents
+from posembed.integrations.huggingface._gate import UNKNOWN, Gate, contents, has_wrapper
 from posembed.integrations.huggingface._rotation import (
-    INNER,
     NARROW,
     Columns,
     Form,
@@ -199,7 +198,12 @@ def other_options(function: Any, roles: Roles) -> Iterator[Roles]:
     Booleans have two values; other options have those that the function's code compares with, and
     numbers that may be dimensions are tried as such.
     """
-    constants = compared(inspect.unwrap(function))
+    steps = list(dis.get_instructions(inspect.unwrap(function)))
+    constants = dict.fromkeys(
+        x.argval
+        for x, after in itertools.pairwise(steps)
+        if x.opname.startswith(("LOAD_CONST", "LOAD_SMALL_INT")) and after.opname == "COMPARE_OP"
+    )
     values: dict[str, list[Any]] = {}
     for name, default in roles.others().items():
         if isinstance(default, bool):
@@ -214,48 +218,6 @@ def other_options(function: Any, roles: Roles) -> Iterator[Roles]:
 
 
 # ------------------------------------------------------------------------------------------ samples
-
-
-def _samples(roles: Roles) -> list[Sample]:
-    """Calls in every layout, with whole and narrow tables, and with other numbers of tokens."""
-    layouts = list(LAYOUTS)
-    if roles.unsqueeze is None:
-        layouts = [(*x[:2], None) for x in (*LAYOUTS, *INSERTED)]  # type: ignore[misc]
-    whole = (*DTYPES, *DOUBLE) if roles.form == "complex" else tuple(DTYPES)
-    found: list[Sample] = []
-    for change in ("", "narrow", "more", "fewer"):
-        dtypes = (DTYPES[0], PLAIN) if change else whole
-        found += [(*x, change, y) for x in layouts for y in dtypes]
-    return found
-
-
-def _sizes(letters: str, heads: int = HEADS, tokens: int = TOKENS) -> list[int]:
-    sizes = {"b": BATCH, "h": heads, "s": tokens, "1": 1}
-    return [sizes[x] for x in letters]
-
-
-def _arguments(
-    roles: Roles, sample: Sample, tables: Any, gathers: bool, tensors: Callable[..., Tensor]
-) -> dict[str, Any]:
-    """All that a function takes in a sample; ``tensors`` makes what it rotates, by shape."""
-    letters, rows, dim, change, _ = sample
-    arguments: dict[str, Any] = dict(roles.options)
-    if roles.form == "separate":
-        arguments |= {roles.cos: tables[0], roles.sin or "": tables[1]}
-    else:
-        arguments[roles.cos] = tables
-    if roles.positions and (gathers or roles.positions not in roles.defaults):
-        # Backwards, so that rows tell whether positions count.
-        backwards = -1 - torch.arange(torch.Size(_sizes(rows)).numel(), device="cpu")
-        backwards = backwards.view(_sizes(rows)) % (ROWS if gathers else TOKENS)
-        arguments[roles.positions] = backwards
-    for at, name in enumerate(roles.tensors):
-        heads = KEY_HEADS if at and "h" not in rows else HEADS
-        tokens = TOKENS + (3 if change == "more" else -2 if change == "fewer" and not at else 0)
-        arguments[name] = tensors((*_sizes(letters, heads, tokens), HEAD))
-    if roles.unsqueeze:
-        arguments[roles.unsqueeze] = dim
-    return arguments
 
 
 def _formed(form: Form, first: Tensor, second: Tensor) -> Any:
@@ -292,21 +254,67 @@ def _run(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
 
 
 class Trial:
-    """A function in some roles, and its results for the samples, each computed once."""
+    """A function in some roles, and its results for the samples, each computed once.
+
+    Samples are calls in every layout, with whole and narrow tables, and other numbers of tokens.
+    """
 
     def __init__(self, function: Callable[..., Any], roles: Roles) -> None:
         self.function, self.roles = function, roles
         self.turns = False  # whether it was read to rotate
         # Columns for each pair, if tables have a value for each component.
         self.wide = 4 if roles.form in ("joint", "stacked", "matrices") else 2
-        self.samples = _samples(roles)
+        layouts = list(LAYOUTS)
+        if roles.unsqueeze is None:
+            layouts = [(*x[:2], None) for x in (*LAYOUTS, *INSERTED)]  # type: ignore[misc]
+        self.samples: list[Sample] = []
+        for change in ("", "narrow", "more", "fewer"):
+            dtypes = [DTYPES[0], PLAIN] if change else list(DTYPES)
+            dtypes += DOUBLE if roles.form == "complex" and not change else []
+            self.samples += [(*x, change, y) for x in layouts for y in dtypes]
         self._calls: dict[Any, tuple[dict[str, Any], Any]] = {}
 
-    def _shape(self, sample: Sample, wide: bool, gathers: bool) -> list[int]:
-        """The shape of tables, with a value for each component or for each pair."""
-        width = 8 if sample[3] == "narrow" else HEAD
-        rows = [ROWS] if gathers else _sizes(sample[1])
-        return [*rows, width if wide else width // 2]
+    def given(
+        self, sample: Sample, wide: bool, gathers: bool, *, numbered: bool = False
+    ) -> dict[str, Any]:
+        """The arguments in a sample: random numbers, the same each time.
+
+        Args:
+            sample: The sample.
+            wide: Whether tables have a value for each component, not for each pair.
+            gathers: Whether positions say which rows of the tables count.
+            numbered: Whether all numbers in the tables are different.
+        """
+        roles, (letters, rows, dim, change, dtypes) = self.roles, sample
+        sizes = {"b": BATCH, "h": HEADS, "s": TOKENS, "1": 1}
+        lead, width = [sizes[x] for x in rows], 8 if change == "narrow" else HEAD
+        shape = [2, *([ROWS] if gathers else lead), width if wide else width // 2]
+        random: Any = {"generator": torch.Generator("cpu").manual_seed(7)}
+        random |= {"dtype": torch.float32, "device": "cpu"}
+        if numbered:
+            numbers = torch.arange(torch.Size(shape).numel(), dtype=torch.float64, device="cpu")
+            pair = numbers.view(shape) + FIRST
+            if roles.form == "angles":  # below a quarter of pi: no cosine is the sine of another
+                pair = (0.2 + numbers.view(shape) / numbers.numel()).float()
+        else:
+            pair = torch.randn(shape, **random).to(dtypes[1])
+        given: dict[str, Any] = dict(roles.options)
+        given[roles.cos] = _formed(roles.form, *pair)
+        if roles.form == "separate":
+            given |= {roles.cos: pair[0], roles.sin or "": pair[1]}
+        if roles.positions and (gathers or roles.positions not in roles.defaults):
+            # Backwards, so that rows tell whether positions count.
+            backwards = -1 - torch.arange(torch.Size(lead).numel(), device="cpu")
+            given[roles.positions] = backwards.view(lead) % (ROWS if gathers else TOKENS)
+        for at, name in enumerate(roles.tensors):
+            sizes["h"] = KEY_HEADS if at and "h" not in rows else HEADS
+            less = 2 if change == "fewer" and not at else 0
+            sizes["s"] = TOKENS + (3 if change == "more" else -less)
+            shape = [*[sizes[x] for x in letters], HEAD]
+            given[name] = torch.randn(shape, **random).to(dtypes[0])
+        if roles.unsqueeze:
+            given[roles.unsqueeze] = dim
+        return {**dict.fromkeys(roles.names), **roles.defaults, **given}
 
     # ------------------------------------------------------------------------------------- reading
 
@@ -318,35 +326,22 @@ class Trial:
         Returns:
             The rule, and the row of the tables that each token takes, if any.
         """
-        shape, form = self._shape(sample, wide, gathers), self.roles.form
-        count = torch.Size(shape).numel()
-        ids = torch.arange(2 * count, dtype=torch.float64, device="cpu").view(2, *shape)
-        given: Any = (0.2 + ids[0] / (2 * count)).float()
-        if form == "angles":  # below a quarter of pi: no cosine is the sine of another
-            values = [given.cos(), given.sin()]
-        else:
-            given, values = _formed(form, *(ids + FIRST)), list(ids + FIRST)
-            if self.wide == 4:
-                values = [given.flatten(-1 - INNER.get(form, 0))]
-        width = values[0].shape[-1]
+        roles, given = self.roles, self.given(sample, wide, gathers, numbered=True)
+        tables, names = roles.tables(given), roles.tensors
+        if roles.form == "complex":
+            tables = [tables[0].real, tables[0].imag]
+        width = tables[0].shape[-1]
         known = {}
-        for table, x in enumerate(values):
+        for table, x in enumerate(tables):
             for at, number in enumerate(x.flatten().tolist()):
                 known[round(number, 5)] = table, at // width, at % width
         columns = []
-        for i in range(HEAD):
-
-            def unit(shape: tuple[int, ...], i: int = i) -> Tensor:
-                made = torch.zeros(shape, dtype=torch.float64, device="cpu")
-                made[..., i] = 1
-                return made
-
-            arguments = _arguments(self.roles, sample, given, gathers, unit)
-            found = parts_of(_run(self.function, arguments))
-            first = arguments[self.roles.tensors[0]]
-            if not isinstance(found[0], Tensor) or found[0].shape != first.shape:
+        for unit in torch.eye(HEAD, dtype=torch.float64, device="cpu"):
+            given |= {name: unit.expand(given[name].shape) for name in names}
+            found = parts_of(_run(self.function, given))
+            if not isinstance(found[0], Tensor) or found[0].shape != given[names[0]].shape:
                 return None
-            if len(found) != len(self.roles.tensors) or found[0].is_complex():
+            if len(found) != len(names) or found[0].is_complex():
                 return None
             columns.append(found[0].double())
         # [tokens, output, input] of the first sequence and head: what components are multiplied by.
@@ -357,7 +352,7 @@ class Trial:
             if torch.equal(matrix, torch.eye(HEAD, dtype=matrix.dtype, device="cpu")):
                 rows.append(None)
                 continue
-            read = _rule_of(matrix, known, width, form == "complex")
+            read = _rule_of(matrix, known, width, roles.form == "complex")
             if read is None or read[0] not in (rules or [read[0]]):
                 return None
             rules.append(read[0])
@@ -365,7 +360,7 @@ class Trial:
         order = [row for row in rows if row is not None]
         if not rules or order != sorted(order, reverse=gathers):
             return None
-        return dataclasses.replace(rules[0], roles=self.roles, gathers=gathers), rows
+        return dataclasses.replace(rules[0], roles=roles, gathers=gathers), rows
 
     def structures(self) -> Iterator[Rule]:
         """Rules that hold up to rounding."""
@@ -389,41 +384,26 @@ class Trial:
 
     # ------------------------------------------------------------------------------------ rounding
 
-    def call(self, rule: Rule, at: int) -> tuple[dict[str, Any], Any]:
-        """The arguments of one sample, the same random numbers each time, and the results."""
-        wide = rule.ratio == self.wide
-        key = wide, rule.gathers, at
-        if key not in self._calls:
-            generator, sample = torch.Generator("cpu").manual_seed(7), self.samples[at]
-
-            def random(shape: Any, dtype: torch.dtype = sample[-1][0]) -> Tensor:
-                made = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
-                return made.to(dtype)
-
-            shape = self._shape(sample, wide, rule.gathers)
-            first, second = random(shape, sample[-1][1]), random(shape, sample[-1][1])
-            tables = _formed(self.roles.form, first, second)
-            given = _arguments(self.roles, sample, tables, rule.gathers, random)
-            self._calls[key] = given, _run(self.function, given)
-        return self._calls[key]
-
     def compared(
         self, rule: Rule, changed: dict[str, None] | None = None
-    ) -> Iterator[tuple[int, Plan, dict[str, Any], Any, Any]]:
-        """Samples that a function and a rule take: place, plan, arguments, and results of both.
+    ) -> Iterator[tuple[Sample, Plan, dict[str, Any], Any, Any]]:
+        """Samples that a function and a rule take: with plan, arguments, and results of both.
 
         Arguments may be changed to others.
         """
-        roles = rule.roles
-        for at in range(len(self.samples)):
-            given, expected = self.call(rule, at)
+        wide = rule.ratio == self.wide
+        for sample in self.samples:
+            key = wide, rule.gathers, sample
+            if key not in self._calls:
+                given = self.given(sample, wide, rule.gathers)
+                self._calls[key] = given, _run(self.function, given)
+            given, expected = self._calls[key]
             if changed:
                 given = {**given, **changed}
                 expected = _run(self.function, given)
-            given = {**dict.fromkeys(roles.names), **roles.defaults, **given}
             plan = None if expected is None else rule.plan(given)
             if plan is not None:
-                yield at, plan, given, rule.run(given, plan), expected
+                yield sample, plan, given, rule.run(given, plan), expected
 
     def followed(self, rule: Rule, *, strict: bool) -> Rule | None:
         """The rule with the layouts in which it holds; None if any result differs.
@@ -432,8 +412,7 @@ class Trial:
         """
         layouts, foreign, others, seen = set(), set(), set(), set()
         dtypes: dict[Any, tuple[torch.dtype, torch.dtype]] = {}
-        for at, (layout, _, _), given, found, expected in self.compared(rule):
-            sample = self.samples[at]
+        for sample, (layout, *_), given, found, expected in self.compared(rule):
             differs, narrow = difference(found, expected, rule.cos is not None), sample[-1][1]
             if differs == "bits" and (strict or narrow not in NARROW):
                 return None
@@ -457,34 +436,29 @@ class Trial:
             return None
         return dataclasses.replace(rule, layouts=frozenset(layouts), dtypes=verified)
 
-    def lone(self, rule: Rule) -> Rule:
-        """The rule, completed with what the function returns without its last tensors."""
-        tensors = self.roles.tensors
+    def completed(self, rule: Rule, packs: bool) -> Rule:
+        """The rule with what the function returns without its last tensors.
+
+        If it ``packs``, also with whether results are contiguous where tensors are not. Attention
+        in transformers gives the same bits in either order; other code may not.
+        """
+        names = self.roles.tensors
         for lone in ("alone", "padded"):
             found, same = dataclasses.replace(rule, lone=lone), []
-            for count in range(1, len(tensors)):
-                for *_, ours, theirs in self.compared(found, dict.fromkeys(tensors[count:])):
+            for count in range(1, len(names)):
+                for *_, ours, theirs in self.compared(found, dict.fromkeys(names[count:])):
                     same.append(not difference(ours, theirs, rule.cos is not None))
                     break
             if same and all(same):
-                return found
+                rule = found
+                break
+        for sample, _, given, *_ in self.compared(rule) if packs else ():
+            if len(sample[0]) > 2:
+                turned = {n: given[n].transpose(1, 2).contiguous().transpose(1, 2) for n in names}
+                parts = parts_of(_run(self.function, {**given, **turned}))
+                packed = all(x is None or x.is_contiguous() for x in parts)
+                return dataclasses.replace(rule, packs=packed)
         return rule
-
-    def packs(self, rule: Rule) -> bool:
-        """Whether results are contiguous where tensors are not.
-
-        Attention in transformers gives the same bits in either order; other code may not.
-        """
-        for at, sample in enumerate(self.samples):
-            given, result = self.call(rule, at)
-            if len(sample[0]) < 3 or result is None:
-                continue
-            given = dict(given)
-            for name in self.roles.tensors:
-                given[name] = given[name].transpose(1, 2).contiguous().transpose(1, 2)
-            parts = parts_of(_run(self.function, given))
-            return all(x is None or x.is_contiguous() for x in parts)
-        return False
 
     def rule(self, *, packs: bool) -> Rule | None:
         """What the function computes in these roles; None if unknown.
@@ -504,22 +478,20 @@ class Trial:
                     if found:
                         break
             if held:
-                rule = self.lone(max(held, key=lambda x: len(x.layouts or ())))
-                return dataclasses.replace(rule, packs=packs and self.packs(rule))
+                return self.completed(max(held, key=lambda x: len(x.layouts or ())), packs)
         return None
 
     def repeat(self, rule: Rule) -> None:
         """Runs the function again in all samples that the rule gives, and without tokens."""
         empty = False
-        for at, _, given, found, expected in self.compared(rule):
+        for sample, _, given, found, expected in self.compared(rule):
             if difference(found, expected, False) in ("shapes", "dtypes"):
                 continue
-            arguments, _ = self.call(rule, at)
-            _run(self.function, arguments)
+            _run(self.function, given)
             for name in () if empty else self.roles.tensors:
-                less = {name: arguments[name].narrow(self.samples[at][0].index("s"), 0, 0)}
-                if rule.plan({**given, **less}) is None:  # own code
-                    _run(self.function, {**arguments, **less})
+                less = {**given, name: given[name].narrow(sample[0].index("s"), 0, 0)}
+                if rule.plan(less) is None:  # own code
+                    _run(self.function, less)
             empty = True
 
 
@@ -615,9 +587,14 @@ def recognise(
     held = with_attributes(key) if attributes else function
     if held is None:
         return UNKNOWN
-    gate = Gate(getattr(held, "attributes", ()), owner)
-    if gate.refuses(key):
-        return gate.reason
+    inner = inspect.unwrap(key)
+    if has_wrapper(key):
+        return "a function wraps it, whose effect is not known"
+    if not isinstance(inner, types.FunctionType) or inner.__code__.co_argcount < 2:
+        return UNKNOWN
+    gate = Gate([inner], getattr(held, "attributes", ()), owner)
+    if gate.reason or not gate.multiplies:
+        return gate.reason or UNKNOWN
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trials = _tried(held)
@@ -640,24 +617,22 @@ def _tried(function: Any) -> dict[Trial, Rule | None]:
     held = hasattr(function, "attributes")
     usual = None if held else roles_of(function)
     for roles in itertools.chain([usual] if usual else [], possible_roles(function)):
-        found = {trial: trial.rule(packs=roles is not usual) for trial in _trials(function, roles)}
+        found: dict[Trial, Rule | None] = {}
+        more = other_options(function, roles) if roles is not usual and not held else ()
+        for part in itertools.chain([roles], more):
+            if part is not roles and not any(found.values()):
+                break
+            each = [part]  # with and without positions
+            if part.positions in part.defaults:
+                needed = {k: v for k, v in part.defaults.items() if k != part.positions}
+                without = dataclasses.replace(part, positions=None)
+                each = [without, dataclasses.replace(part, defaults=needed)]
+            # Names tell the form of tables.
+            forms = [part.form] if part.sin or part.form != "separate" else FORMS
+            for one, form in itertools.product(each, forms):
+                trial = Trial(function, dataclasses.replace(one, form=form))
+                found[trial] = trial.rule(packs=roles is not usual)
+        if any(found.values()):
+            return turning | found
         turning |= {trial: None for trial in found if trial.turns}
-        if not any(found.values()):
-            continue
-        for optional in other_options(function, roles) if roles is not usual and not held else ():
-            found |= {trial: trial.rule(packs=True) for trial in _trials(function, optional)}
-        return turning | found
     return turning
-
-
-def _trials(function: Callable[..., Any], roles: Roles) -> Iterator[Trial]:
-    """The function in these roles, with every form of tables, and with and without positions."""
-    each = [roles]
-    if roles.positions in roles.defaults:
-        needed = {k: v for k, v in roles.defaults.items() if k != roles.positions}
-        without = dataclasses.replace(roles, positions=None)
-        each = [without, dataclasses.replace(roles, defaults=needed)]
-    # Names tell the form of tables.
-    known = roles.sin or roles.form != "separate"
-    for part, form in itertools.product(each, [roles.form] if known else FORMS):
-        yield Trial(function, dataclasses.replace(part, form=form))

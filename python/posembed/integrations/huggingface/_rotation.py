@@ -7,6 +7,7 @@ compares bits; later ones are a look-up and a call of the operator.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import weakref
 from collections.abc import Callable, Iterable
@@ -21,6 +22,7 @@ from posembed.glue.build_info import build_info
 KERNEL_DEVICES = {"cpu", "meta"} | ({"cuda"} if build_info()["cuda_version"] else set())
 NARROW = (torch.bfloat16, torch.float16)
 ROUNDED = (torch.float32, *NARROW)
+ONCE = {*ROUNDED, torch.complex64, torch.complex128}  # which products in float32 may have
 Form = Literal["separate", "pair", "joint", "stacked", "matrices", "angles", "complex"]
 INNER = {"stacked": 1, "matrices": 2}  # dimensions of a pair's elements behind the pairs
 MAX_WIDTH = 1024  # rotated components that the kernel takes
@@ -40,9 +42,10 @@ Columns = tuple[int, int, int, int]
 # without a dimension of size 1, "each head" with one for heads, "tokens first" as [tokens, 1, 1,
 # width], and "parts" for each part of the last dimension), and the head dimension then.
 Layout = tuple[int, int, str, int]
+Shape = tuple[int, ...]
 # How to call the operator: the layout, the operator's options (layout, interleaved, half_width,
-# start, numerics), and whether one call is enough.
-Plan = tuple[Layout, tuple[Any, ...], bool]
+# start, numerics), whether one call is enough, and the shape of tables then if it is another.
+Plan = tuple[Layout, tuple[Any, ...], bool, Shape | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,36 +121,33 @@ class Rule:
     # What is returned if the last tensors are None: the rest alone, or padded with None.
     lone: Literal["", "alone", "padded"] = ""
 
-    @property
-    def has_halves(self) -> bool:
-        """Whether what is read of the tables is one value for each pair."""
+    @functools.cached_property
+    def reads(self) -> Literal["whole", "half", "apart"]:
+        """How the kernel gets the tables: as they are, a value for each pair, or joined anew."""
         if self.cos is None or self.sin is None:
-            return False
-        return self.cos[0] == self.cos[1] and self.sin[0] == self.sin[1] and sum(self.signs) == 0
-
-    @property
-    def whole(self) -> tuple[bool, bool]:
-        """Whether cosines, and sines, are a whole table, in the order of the components."""
-        places = {"adjacent": ((0, 0, 2), (0, 1, 2))}.get(self.pairs, ((0, 0, 1), (1, 0, 1)))
-        found = []
-        for read in (self.cos, self.sin):
-            same = read is not None and self.ratio == 2 and read[0][0] == read[1][0]
-            found.append(same and read is not None and (read[0][1:], read[1][1:]) == places)
-        return found[0], found[1]
+            return "whole"
+        if sum(self.signs) == 0:
+            if self.cos[0] == self.cos[1] and self.sin[0] == self.sin[1]:
+                return "half"
+            ends = {"adjacent": ((0, 0, 2), (0, 1, 2))}.get(self.pairs, ((0, 0, 1), (1, 0, 1)))
+            whole = [tuple((at, *end) for end in ends) for at in (0, 1)]
+            if self.ratio == 2 and self.cos in whole and self.sin in whole:
+                return "whole"
+        return "apart"
 
     @property
     def is_plain(self) -> bool:
         """Whether the kernel takes the two tables as they are."""
         if self.cos is None or self.sin is None:
             return True
-        as_is = all(self.whole) or (self.has_halves and self.ratio == 1)
+        as_is = self.reads == "whole" or (self.reads == "half" and self.ratio == 1)
         return as_is and self.signs == (-1, 1) and self.cos[0][0] != self.sin[0][0]
 
     def __str__(self) -> str:
         words = WORDS[self.pairs]
         if self.cos is None:
             words += ", complex"
-        elif self.has_halves:
+        elif self.reads == "half":
             whole = self.ratio == 1 or self.cos[0][3] > 1
             places = {0: "first ", self.ratio // 2: "second "}
             words += f", {'' if whole else places.get(self.cos[0][1], '')}half tables"
@@ -178,73 +178,78 @@ class Rule:
         if not read or (self.gathers and (read[0].dim() != 2 or not isinstance(positions, Tensor))):
             return None
         cos, sin = self.tables(given, tensors[0])
-        if tensors[0].dim() not in (3, 4) or not self._takes_dtypes(tensors, cos, sin):
-            return None
-        view, heads = self._view(tensors, cos, dim)
-        layout = tensors[0].dim(), cos.dim(), view, heads
-        if not heads or (self.layouts is not None and layout not in self.layouts):
-            return None
-        return self._plan(tensors, cos, layout)
-
-    def _takes_dtypes(self, tensors: list[Tensor], cos: Tensor, sin: Tensor | None) -> bool:
-        """Whether the operator supports the dtypes and devices."""
         dtype, device = tensors[0].dtype, cos.device
         if device.type not in KERNEL_DEVICES or cos.is_complex() != (self.cos is None):
-            return False
+            return None
         if any(x.dtype != dtype or x.device != device for x in tensors):
-            return False
-        if self.numerics == "float32_product":
-            complexes = (torch.complex64, torch.complex128)
-            if dtype not in ROUNDED or cos.dtype not in (*ROUNDED, *complexes):
-                return False
-        known = self.dtypes is None or (dtype, cos.dtype) in self.dtypes
-        same = sin is None or (sin.shape, sin.dtype, sin.device) == (cos.shape, cos.dtype, device)
-        return known and same and tensors[0].is_floating_point()
+            return None
+        if not dtype.is_floating_point or tensors[0].dim() not in (3, 4):
+            return None
+        if self.numerics == "float32_product" and not {dtype, cos.dtype} <= ONCE:
+            return None
+        if sin is not None and (sin.shape, sin.dtype, sin.device) != (cos.shape, cos.dtype, device):
+            return None
+        if self.dtypes is not None and (dtype, cos.dtype) not in self.dtypes:
+            return None
+        return self._plan(tensors, cos, dim)
 
-    def _view(self, tensors: list[Tensor], cos: Tensor, dim: int | None) -> tuple[str, int]:
-        """The view of tables, and the head dimension then; 0 for other broadcasts."""
-        query, shape, rank = tensors[0], cos.shape[:-1], cos.dim()
+    def _view(self, x: Tensor, cos: Tensor, dim: int | None) -> tuple[str, int, Shape, Shape]:
+        """The view of tables and the head dimension then, 0 for other broadcasts.
+
+        And the shapes for the kernel, of tables and of what is before the heads' components.
+        """
+        lead, rows, rank = x.shape[:-1], cos.shape[:-1], cos.dim()
         if dim is not None:
             heads = dim if dim < 0 else dim - rank - 1
-            return "", heads if heads in (-2, -3) and rank in (2, query.dim() - 1) else 0
+            known = heads in (-2, -3) and rank in (2, x.dim() - 1)
+            return "", heads if known else 0, rows, lead
         if rank == 2:
-            return "", -3
-        known = rank <= query.dim() and rank - 1 in (2, query.dim() - 1)
-        if known and shape[-2] == 1 and (shape[-1] != 1 or query.shape[-2] == 1):
-            return "squeezed", -3
-        if known and shape[-1] == 1 and shape[-2] == query.shape[-3]:
-            return "squeezed", -2
-        if self.tokens != "all":
-            return "", 0
-        if query.dim() == 4 and shape == (query.shape[0], 1, 1):
-            return "tokens first", -2
-        each = query.shape[1:-1], (1, *query.shape[1:-1]), query.shape[:-1]
-        if shape not in each[0 if query.dim() == 4 else 2 :]:
-            return "", 0
-        same = all(x.shape == query.shape for x in tensors)
-        return "each head" if query.dim() == 4 else "parts", -2 if same else 0
+            return "", -3, rows, lead
+        if rank <= x.dim() and rank - 1 in (2, x.dim() - 1):
+            if rows[-2] == 1 and (rows[-1] != 1 or lead[-1] == 1):
+                return "squeezed", -3, (*rows[:-2], rows[-1]), lead
+            if rows[-1] == 1 and rows[-2] == lead[-2]:
+                return "squeezed", -2, rows[:-1], lead
+        if self.tokens == "all" and x.dim() == 4:
+            if rows == (lead[0], 1, 1):
+                return "tokens first", -2, rows[:1], (lead[0], lead[1] * lead[2])
+            if rows in (lead[1:], (1, *lead[1:]), lead):
+                return "each head", -2, rows if rank == 4 else (1, *rows), lead
+        if self.tokens == "all" and rows == lead:  # one dimension may have all heads
+            parts, width = 1, x.shape[-1]
+            if width > MAX_WIDTH and self.pairs == "adjacent" and self.window == "all":
+                counts = (n for n in range(2, width // 2 + 1) if width % (2 * n) == 0)
+                parts = next((n for n in counts if width // n <= MAX_WIDTH), 1)
+            return "parts", -2, (*rows, parts), (*lead, parts)
+        return "", 0, rows, lead
 
-    def _plan(self, tensors: list[Tensor], cos: Tensor, layout: Layout) -> Plan | None:
-        """The plan for tensors and tables in a layout, if the kernel takes their sizes."""
-        rank, _, view, heads = layout
+    def _plan(self, tensors: list[Tensor], cos: Tensor, dim: int | None) -> Plan | None:
+        """The plan for tensors and tables, if the kernel takes their sizes."""
+        query = tensors[0]
+        view, heads, rows, lead = self._view(query, cos, dim)
+        rank, layout = query.dim(), (query.dim(), cos.dim(), view, heads)
+        if not heads or (self.layouts is not None and layout not in self.layouts):
+            return None
+        if view in ("each head", "parts") and any(x.shape != query.shape for x in tensors):
+            return None
+        lead = (1, *lead) if rank == 3 and heads == -3 else lead
+        wide = self.numerics == "float64" or cos.dtype == torch.complex128
         plain = view in ("", "squeezed", "each head") and (rank == 4 or heads == -2)
-        plain = plain and len(tensors) <= 2 and self.pairs != "regrouped"
-        plain = plain and not self._in_float64(cos)
-        parts = self._parts(tensors[0])
-        tensors, cos = [_viewed(x, layout, parts) for x in tensors], _table(cos, layout, parts)
-        query, head = tensors[0], tensors[0].shape[-1]
-        order = "bhsd" if heads == -3 else "thd" if query.dim() == 3 else "bshd"
-        axis, rows = -2 if heads == -3 else -3, cos.shape[1 if cos.dim() == 4 else -2]
-        width = cos.shape[-1] * (2 if self.has_halves or self.cos is None else 1)
+        plain = plain and len(tensors) <= 2 and self.pairs != "regrouped" and not wide
+        parts = lead[-1] if view == "parts" else 1
+        head, width = query.shape[-1] // parts, cos.shape[-1] // parts
+        table = (*rows, width)
+        width *= 2 if self.reads == "half" or self.cos is None else 1
         if width > MAX_WIDTH or (width > head if self.window != "all" else width != head):
             return None
-        for at, x in enumerate(tensors):
-            if x.dim() != query.dim() or x.shape[-1] != head:
+        axis = {"tokens first": 0, "parts": 1}.get(view, -2 if heads == -3 else -3)  # of tokens
+        for x in tensors:
+            if x.dim() != rank or x.shape[-1] != query.shape[-1]:
                 return None
-            if cos.dim() > 2 and cos.shape[0] not in (1, x.shape[0] if x.dim() == 4 else 1):
+            if len(rows) > 1 and rows[0] not in (1, x.shape[0] if len(lead) == 3 else 1):
                 return None
-            more = x.shape[axis] - rows
-            shorter = at == 0 and self.tokens.startswith("table's")
+            more = x.shape[axis] - rows[1 if len(rows) == 3 else -1]
+            shorter = x is query and self.tokens.startswith("table's")
             if (more > 0 and self.tokens != "last") or (more < 0 and not shorter):
                 return None
             plain = plain and more == 0
@@ -252,37 +257,24 @@ class Rule:
         once = self.keeps_dtype and query.dtype in ROUNDED and cos.dtype == torch.float32
         if once and numerics == "float32":  # dtypes are kept: the same bits, rounded earlier
             numerics = "float32_product"
-        if self._in_float64(cos):
-            numerics = "float32"
         stays = cos.is_complex() or torch.promote_types(query.dtype, cos.dtype) == query.dtype
         plain = plain and (not self.keeps_dtype or stays)
+        order = "bhsd" if heads == -3 else "thd" if len(lead) == 2 else "bshd"
         start = head - width if self.window == "last" else 0
-        options = order, self.pairs == "adjacent", self.has_halves, start, numerics
-        return layout, options, plain
-
-    def _parts(self, query: Tensor) -> int:
-        """In how many parts the kernel rotates a last dimension that has all heads."""
-        width = query.shape[-1]
-        if width <= MAX_WIDTH or self.pairs != "adjacent" or self.window != "all":
-            return 1
-        parts = (n for n in range(2, width // 2 + 1) if width % (2 * n) == 0)
-        return next((n for n in parts if width // n <= MAX_WIDTH), 1)
-
-    def _in_float64(self, cos: Tensor) -> bool:
-        return self.numerics == "float64" or cos.dtype == torch.complex128
+        numerics = "float32" if wide else numerics
+        options = order, self.pairs == "adjacent", self.reads == "half", start, numerics
+        return layout, options, plain, table if view else None
 
     # ------------------------------------------------------------------------------------ rotating
 
     def run(self, given: dict[str, Any], plan: Plan) -> Any:
         """The result for arguments that the plan was made for."""
-        layout, options, plain = plan
+        _, options, plain, shape = plan
         slots = [given[name] for name in self.roles.tensors]
         tensors = [x for x in slots if x is not None]
         cos, sin = self.tables(given, tensors[0])
-        if layout[2]:
-            parts = self._parts(tensors[0])
-            cos = _table(cos, layout, parts)
-            sin = None if sin is None else _table(sin, layout, parts)
+        if shape is not None:
+            cos, sin = cos.reshape(shape), None if sin is None else sin.reshape(shape)
         if not plain:
             turned = tuple([self._turned(x, cos, sin, plan) for x in tensors])
             return self.packed(turned, len(slots))
@@ -290,46 +282,50 @@ class Rule:
         return self.packed(rotated_by_tables(tensors[0], key, None, cos, sin, *options), len(slots))
 
     def tables(self, given: dict[str, Any], query: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The part of the tables that is read, gathered by position if necessary."""
+        """Cosines and sines for the kernel, gathered by position if necessary."""
         tables = self.roles.tables(given, once=self.numerics == "float32_product")
-        cos: Tensor = tables[0]
-        sin: Tensor | None = None
+        found: list[Tensor] = tables[:1]
         if self.cos is not None and self.sin is not None:
-            cos = self._read(tables, 0, self.cos, (1, 1))
-            sin = self._read(tables, 1, self.sin, (-self.signs[0], self.signs[1]))
+            signs = (1, 1), (-self.signs[0], self.signs[1])
+            found = []
+            for read, factors in zip((self.cos, self.sin), signs, strict=True):
+                table, values = tables[read[0][0]], []
+                pairs = table.shape[-1] // self.ratio
+                for (_, block, offset, step), sign in zip(read, factors, strict=True):
+                    start = block * pairs + offset
+                    part = table
+                    if self.reads != "whole":
+                        part = table[..., start : start + (pairs - 1) * step + 1 : step]
+                    values.append(part if sign > 0 else -part)
+                    if self.reads != "apart":  # the same for both components of a pair
+                        break
+                if self.reads == "apart" and self.pairs == "adjacent":
+                    values = [torch.stack(values, -1).flatten(-2)]
+                elif self.reads == "apart":
+                    values = [torch.cat(values, -1)]
+                found.append(values[0])
         if self.gathers:
-            positions = given[self.roles.positions or ""]
-            cos, sin = cos[positions], None if sin is None else sin[positions]
+            found = [x[given[self.roles.positions or ""]] for x in found]
         if self.casts:
-            cos, sin = cos.to(query.dtype), None if sin is None else sin.to(query.dtype)
-        return cos, sin
-
-    def _read(
-        self, tables: list[Tensor], at: int, read: tuple[Columns, Columns], signs: tuple[int, int]
-    ) -> Tensor:
-        """Cosines (at 0) or sines for the kernel, for each pair or for each component."""
-        table = tables[read[0][0]]
-        if self.whole[at] and signs[0] == signs[1]:
-            return table if signs[0] > 0 else -table
-        values, pairs = [], table.shape[-1] // self.ratio
-        for (_, block, offset, step), sign in zip(read, signs, strict=True):
-            start = block * pairs + offset
-            part = table[..., start : start + (pairs - 1) * step + 1 : step]
-            values.append(part if sign > 0 else -part)
-        if self.has_halves:
-            return values[0]
-        adjacent = self.pairs == "adjacent"
-        return torch.stack(values, -1).flatten(-2) if adjacent else torch.cat(values, -1)
+            found = [x.to(query.dtype) for x in found]
+        return found[0], found[1] if len(found) > 1 else None
 
     def _turned(self, x: Tensor, cos: Tensor, sin: Tensor | None, plan: Plan) -> Tensor:
         """A rotation that needs more than a call: of other tokens, dtypes, pairs or views."""
-        layout, options, _ = plan
-        shape, dtype, x = x.shape, x.dtype, _viewed(x, layout, self._parts(x))
-        if self._in_float64(cos):
+        (rank, _, view, heads), options, _, _ = plan
+        shape, dtype = x.shape, x.dtype
+        if view == "parts":
+            x = x.view(*shape[:-1], cos.shape[-2], -1)
+        elif view == "tokens first":
+            x = x.flatten(1, 2)
+        elif rank == 3 and heads == -3:
+            x = x[None]
+        if self.numerics == "float64" or cos.dtype == torch.complex128:
             x, cos = x.double(), cos.to(torch.complex128 if cos.is_complex() else torch.float64)
             sin = None if sin is None else sin.double()
-        x = regrouped(x) if self.pairs == "regrouped" else x
-        axis, rows = -2 if layout[3] == -3 else -3, cos.shape[1 if cos.dim() == 4 else -2]
+        if self.pairs == "regrouped":
+            x = torch.cat((x[..., ::2], x[..., 1::2]), -1)
+        axis, rows = -2 if heads == -3 else -3, cos.shape[1 if cos.dim() == 4 else -2]
         more, before = x.shape[axis] - rows, None
         if more > 0:
             before, x = torch.split(x, [more, rows], axis)
@@ -355,7 +351,7 @@ class Rule:
 
         None if a plan needs more, or if not all tensors and tables are among them.
         """
-        roles, ((_, _, view, _), options, plain) = self.roles, plan
+        roles, ((_, _, view, _), options, plain, _) = self.roles, plan
         first, *others = roles.tensors
         if not (plain and self.is_plain) or view or len(others) > 1:
             return None
@@ -374,35 +370,6 @@ class Rule:
         if k < 0:
             return lambda *x: single(x[q], x[c], None if s < 0 else x[s], *options)
         return lambda *x: pair(x[q], x[k], x[c], None if s < 0 else x[s], *options)
-
-
-def regrouped(x: Tensor) -> Tensor:
-    """The first components of all adjacent pairs before the second ones."""
-    return torch.cat((x[..., ::2], x[..., 1::2]), -1)
-
-
-def _viewed(x: Tensor, layout: Layout, parts: int) -> Tensor:
-    """A tensor to rotate in a layout."""
-    rank, _, view, heads = layout
-    if view == "parts":
-        return x.view(*x.shape[:-1], parts, -1)
-    if view == "tokens first":
-        return x.flatten(1, 2)
-    return x[None] if rank == 3 and heads == -3 else x
-
-
-def _table(table: Tensor, layout: Layout, parts: int) -> Tensor:
-    """A table in a layout."""
-    match layout[2]:
-        case "squeezed":
-            return table.squeeze(layout[3])
-        case "tokens first":
-            return table.flatten(0, -2)
-        case "each head":
-            return table if table.dim() == 4 else table[None]
-        case "parts":
-            return table.reshape(*table.shape[:-1], parts, -1)
-    return table
 
 
 # --------------------------------------------------------------------------------------- comparing
