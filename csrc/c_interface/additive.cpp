@@ -104,8 +104,7 @@ void encode(const posembed_sinusoid& call, const posembed_threads& threads) {
     a.positions = position_view(positions);
     a.position_stride[0] = rows.batch;
     a.position_stride[1] = rows.item;
-    const int64_t batches = rows.batch == 0 ? 1 : a.batch;
-    for (int64_t i = 0; a.positions.floating && i < batches * a.seq; ++i) {
+    for (int64_t i = 0; a.positions.floating && i < rows.count * a.seq; ++i) {
       const int64_t index = i / a.seq * rows.batch + i % a.seq * rows.item;
       if (std::isfinite(core::read_floating<double>(positions.data, a.positions.scalar, index))) {
         continue;
@@ -135,11 +134,11 @@ Range set_positions(const posembed_tensor* tensor, const char* name, int64_t bat
   if (tensor == nullptr) return {first, first + length - 1};
   const View positions = view(tensor, name);
   const Rows rows = expect_rows(positions, batch, length);
-  expect(length <= 1 || rows.item == 1, name, ": expected a contiguous last dimension");
+  expect_dense_rows(positions);
   *index = index_view(positions);
   *stride = rows.batch;
   Range range{max_distance, -max_distance};
-  for (int64_t i = 0; i < (rows.batch == 0 ? 1 : batch) * length; ++i) {
+  for (int64_t i = 0; i < rows.count * length; ++i) {
     const int64_t value = core::read(*index, i / length * rows.batch + i % length);
     if (value < -max_distance || value > max_distance) {
       refuse(POSEMBED_INDEX_ERROR, name, ": expected -", max_distance, " to ", max_distance,
@@ -177,8 +176,8 @@ void set_distances(const posembed_alibi& call, int64_t batch, alibi::Distances* 
   if (mask.dtype.bits != 8 || (mask.dtype.code != 6 && mask.dtype.code != 1)) {
     refuse(POSEMBED_TYPE_ERROR, "attention_mask: expected bool or uint8");
   }
-  expect(d->keys <= 1 || rows.item == 1, "attention_mask: expected a contiguous last dimension");
-  const int64_t count = (rows.batch == 0 ? 1 : batch) * d->keys;
+  expect_dense_rows(mask);
+  const int64_t count = rows.count * d->keys;
   for (int64_t i = 0; i < count; ++i) {  // other bytes are no bool
     const auto value = static_cast<uint8_t>(mask.data[i / d->keys * rows.batch + i % d->keys]);
     expect(value <= 1, "attention_mask: expected 0 or 1, got ", int{value}, " at key ",

@@ -160,8 +160,8 @@ void set_tensors(Rotation* r) {
 }
 
 /// Positions are -1 or more, -1 on all axes of a token or on none; floating ones are finite.
-void check_positions(const Arguments& a) {
-  for (int64_t batch = 0; batch < (a.position_stride[0] == 0 ? 1 : a.batch); ++batch) {
+void check_positions(const Arguments& a, int64_t rows) {
+  for (int64_t batch = 0; batch < rows; ++batch) {
     for (int64_t i = 0; i < a.seq * a.axes; ++i) {
       const int64_t seq = i % a.seq, axis = i / a.seq;
       const auto refuse_here = [&](const char* expected) {
@@ -204,7 +204,7 @@ void set_positions(Rotation* r) {
   a.positions = position_view(positions);
   expect(r->call.offset == 0 && r->call.cu_seqlens == nullptr,
          "positions: expected no offset and no cu_seqlens beside them");
-  if (a.seq > 0) check_positions(a);
+  check_positions(a, rows.count);
 }
 
 void set_documents(Rotation* r) {

@@ -147,7 +147,7 @@ Rows expect_rows(const View& view, int64_t batch, int64_t length, int64_t first_
          "] or [", batch, ", ", length, "], got ", view.shape());
   const int64_t rows = rank == 2 ? view.size[first_dimension] : 1;
   expect(rows == batch || rows == 1, view.name, ": expected batch ", batch, " or 1, got ", rows);
-  return {rows > 1 ? view.stride[first_dimension] : 0, view.stride[view.rank - 1]};
+  return {rows, rows > 1 ? view.stride[first_dimension] : 0, view.stride[view.rank - 1]};
 }
 
 void expect_no_overflow(int64_t offset, int64_t count, const char* name) {

@@ -103,9 +103,9 @@ void expect_same_dtype(const View& view, const View& other);
 void expect_writable(const View& out);
 void expect_apart(const View& out, const View& other);
 
-/// Steps of a row [length] or of rows [batch or 1, length] from one batch and one item to the next.
+/// A row [length] or rows [batch or 1, length]: how many, and the steps to the next batch and item.
 struct Rows {
-  int64_t batch = 0, item = 0;
+  int64_t count = 0, batch = 0, item = 0;
 };
 Rows expect_rows(const View& view, int64_t batch, int64_t length, int64_t first_dimension = 0);
 

@@ -130,11 +130,21 @@ def check(status: int) -> None:
 def struct(function: str, fields: Fields) -> ctypes.Structure:
     """The struct of a call; the arrays of `fields` must outlive it."""
     kind = STRUCTS[function]
+    for name, value in fields.items():  # ctypes would drop the upper bits
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValueError(f"{name}: expected an integer of 64 bits, got {value}")
     values = {
         name: value.ctypes.data if isinstance(value, np.ndarray) else value
         for name, value in fields.items()
     }
     return kind(size=ctypes.sizeof(kind), **values)
+
+
+def nonzero(argument: str, value: float) -> float:
+    """A number, for which a struct's 0 would mean the default."""
+    if value == 0:
+        raise ValueError(f"{argument}: expected a number other than 0")
+    return value
 
 
 def choice(argument: str, value: Any, known: Any) -> int:
@@ -166,7 +176,8 @@ def _series(spec: Mapping[str, Any], rotary_dim: int, axis_of_pair: Any) -> Fiel
         high, low = np.array(custom, np.float64), np.zeros(pairs)
         if kind is not None or high.shape != (pairs,):
             raise ValueError(f"custom_frequencies: expected {pairs} numbers and no scaling")
-        factor.value = spec.get("custom_attention_factor") or 1.0
+        given = spec.get("custom_attention_factor")
+        factor.value = 1.0 if given is None else nonzero("custom_attention_factor", given)
     else:
         fields = {
             "rotary_dim": rotary_dim,
@@ -202,6 +213,7 @@ def _rotation(text: str, head_dim: int) -> Fields:
     choice("numerics", spec.get("numerics", "exact"), ("exact",))
     head_dim = spec.get("head_dim") or head_dim
     rotary_dim = head_dim if spec.get("rotary_dim") is None else spec["rotary_dim"]
+    nonzero("rotary_dim", rotary_dim)
     fields: Fields = {"head_dim": head_dim, "rotary_dim": rotary_dim}
     for name in ("rotary_start", "interleaved", "reverse"):
         fields[name] = spec.get(name) or 0
@@ -249,7 +261,8 @@ def _sinusoid(text: str, dim: int) -> Fields:
         "frequencies_low": low,
         "cos_first": bool(spec.get("cos_first")),
     }
-    fields |= {"scale": spec.get("scale", 1.0), "position_scale": spec.get("position_scale", 1)}
+    fields |= {"scale": nonzero("scale", spec.get("scale", 1.0))}
+    fields |= {"position_scale": spec.get("position_scale", 1)}
     usual = 2 if preset == "fairseq" else 0
     return {**fields, "first": usual if padding_idx is None else padding_idx + 1}
 

@@ -272,4 +272,4 @@ def embedding(ids: Any, weight: Any, *, scale: float = 1.0) -> Any:
     An id that is not a row is an error of XLA when the program runs. The gradient of `weight` is
     summed by XLA, in float32 or wider.
     """
-    return _gather((scale,), jnp.asarray(ids), jnp.asarray(weight))
+    return _gather((kernels.nonzero("scale", scale),), jnp.asarray(ids), jnp.asarray(weight))

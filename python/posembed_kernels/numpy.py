@@ -4,9 +4,11 @@ Arrays are float32, float64, float16, or ml_dtypes' bfloat16; results have the b
 operators. ``set_num_threads`` lets large calls use several threads; the default is one.
 """
 
+import collections
+import contextlib
 import ctypes
 import json
-from concurrent.futures import ThreadPoolExecutor
+import threading
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ Array = np.ndarray[Any, Any]
 Spec = kernels.Spec
 
 _CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
+_OTHER = 3  # the kernels refuse it
 _threads = 1
 
 
@@ -39,23 +42,40 @@ def set_num_threads(count: int) -> None:
     _threads = count
 
 
-def _parallel_for(_: object, count: int, grain: int, task: Any, work: Any) -> None:
-    step = max(grain, -(-count // _threads))
-    with ThreadPoolExecutor(
-        _threads
-    ) as pool:  # for this call: a kept pool would not survive a fork
-        list(
-            pool.map(
-                lambda begin: task(work, begin, min(begin + step, count)), range(0, count, step)
-            )
-        )
+def _callback(interrupts: list[BaseException]) -> Any:
+    """A parallel_for on new threads, which a fork cannot lose; nothing may leave it early."""
 
+    def parallel_for(_: object, count: int, grain: int, task: Any, work: Any) -> None:
+        step = max(grain, -(-count // _threads))
+        parts = collections.deque(range(0, count, step))
 
-_CALLBACK = kernels.PARALLEL_FOR(_parallel_for)
+        def take() -> None:
+            with contextlib.suppress(IndexError):  # no part is left
+                while True:
+                    begin = parts.popleft()
+                    task(work, begin, min(begin + step, count))
+
+        others: list[threading.Thread] = []
+        with contextlib.suppress(RuntimeError):  # the system has no more threads: these do
+            for _other in range(min(_threads, len(parts)) - 1):
+                thread = threading.Thread(target=take)
+                thread.start()
+                others.append(thread)
+        while parts or any(thread.is_alive() for thread in others):
+            try:
+                take()
+                for thread in others:
+                    thread.join()
+            except KeyboardInterrupt as interrupt:
+                interrupts.append(interrupt)
+
+    return kernels.PARALLEL_FOR(parallel_for)
 
 
 def _tensor(array: Array) -> Any:
-    code = 4 if array.dtype.name == "bfloat16" else _CODES.get(array.dtype.kind, 3)
+    code = 4 if array.dtype.name == "bfloat16" else _CODES.get(array.dtype.kind, _OTHER)
+    if not array.dtype.isnative:
+        code = _OTHER
     sizes = ctypes.c_int64 * array.ndim
     return kernels.Tensor(
         data=array.ctypes.data,
@@ -83,9 +103,13 @@ def _run(function: str, fields: kernels.Fields, **tensors: Array | None) -> None
     call = kernels.struct(function, fields)
     for name, tensor in made.items():
         setattr(call, name, ctypes.addressof(tensor))
-    threads = kernels.Threads(ctypes.sizeof(kernels.Threads), _CALLBACK, None)
-    pointer = ctypes.byref(threads) if _threads > 1 else None
+    pointer, interrupts = None, list[BaseException]()
+    if _threads > 1:
+        size, callback = ctypes.sizeof(kernels.Threads), _callback(interrupts)
+        pointer = ctypes.byref(kernels.Threads(size, callback, None))
     kernels.check(getattr(kernels.library(), function)(ctypes.byref(call), pointer))
+    if interrupts:
+        raise interrupts[0]
 
 
 def _optional(array: Any) -> Array | None:
@@ -321,5 +345,11 @@ def embedding(ids: Any, weight: Any, *, scale: float = 1.0, out: Array | None = 
     """
     weight, ids = _readable(weight), np.asarray(ids, order="C")
     out = _result(out, (*ids.shape, weight.shape[-1] if weight.ndim else 0), weight.dtype)
-    _run("posembed_embedding", {"scale": scale}, weight=weight, ids=ids, out=out)
+    _run(
+        "posembed_embedding",
+        {"scale": kernels.nonzero("scale", scale)},
+        weight=weight,
+        ids=ids,
+        out=out,
+    )
     return out

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -190,7 +191,7 @@ def test_rows_of_a_table(dtype: torch.dtype) -> None:
         assert same(pn.embedding(arrays(ids), arrays(weight), scale=0.3), f.embedding(ids, weight, scale=0.3))
 
 
-def test_threads_give_the_same_bits() -> None:
+def test_threads_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     query, table = drawn(2, 300, 8, 64).numpy(), drawn(5000, 64).numpy()
     ids = np.arange(100_000) % 5000
     calls: list[Callable[[], Any]] = [
@@ -200,23 +201,54 @@ def test_threads_give_the_same_bits() -> None:
         lambda: pn.alibi_bias(pn.alibi_slopes(8), 300, 300),
     ]
     alone = [call() for call in calls]
-    seen: set[int] = set()
-    inner = pn._parallel_for  # counts the threads that the pool takes
-    try:
-        pn.set_num_threads(3)
-        callback = pn.kernels.PARALLEL_FOR(
-            lambda pool, count, grain, task, work: inner(
-                pool, count, grain, lambda *part: (seen.add(threading.get_ident()), task(*part)), work
-            )
-        )
-        kept, pn._CALLBACK = pn._CALLBACK, callback
-        together = [call() for call in calls]
-    finally:
-        pn._CALLBACK = kept
-        pn.set_num_threads(1)
-    assert all((a == b).all() for a, b in zip(alone, together, strict=True))
-    assert seen
-    assert threading.get_ident() not in seen
+    started = []
+    monkeypatch.setattr(threading, "Thread", lambda target: started.append(1) or Thread(target=target))
+    monkeypatch.setattr(pn, "_threads", 3)
+    assert all((a == call()).all() for a, call in zip(alone, calls, strict=True))
+    assert len(started) == 2 * len(calls)
+
+
+def test_an_interrupt_waits_for_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's arguments live until all parts are done."""
+    table, ids = drawn(500, 64).numpy(), np.arange(100_000) % 500
+    expected = pn.embedding(ids, table)
+
+    class Interrupted(Thread):
+        def join(self, timeout: float | None = None) -> None:
+            super().join(timeout)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading, "Thread", lambda target: Interrupted(target=target))
+    monkeypatch.setattr(pn, "_threads", 2)
+    out = np.zeros_like(expected)
+    with pytest.raises(KeyboardInterrupt):
+        pn.embedding(ids, table, out=out)
+    assert (out == expected).all()
+
+
+def test_a_system_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refused(Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    table, ids = drawn(500, 64).numpy(), np.arange(100_000) % 500
+    expected = pn.embedding(ids, table)
+    monkeypatch.setattr(threading, "Thread", lambda target: Refused(target=target))
+    monkeypatch.setattr(pn, "_threads", 2)
+    assert (pn.embedding(ids, table) == expected).all()
+    pn.set_num_threads(1)
+    with pytest.raises(ValueError, match=r"count.*at least 1, got 0"):
+        pn.set_num_threads(0)
+
+
+def test_empty_arrays() -> None:
+    for shape in ((0, 5, 4, 64), (2, 0, 4, 64), (2, 5, 0, 64)):
+        rows = np.zeros(shape[:2], np.int64)
+        assert pn.rotary(np.empty(shape, np.float32), None, rows).shape == shape
+    assert pn.sinusoidal(np.empty((0, 5, 8), np.float32), np.zeros((0, 5))).shape == (0, 5, 8)
+    assert pn.embedding(np.empty((2, 0), np.int64), T).shape == (2, 0, 4)
+    mask = np.ones((0, 3), bool)
+    assert pn.alibi_bias(T[0], 2, 3, attention_mask=mask, query_positions=np.zeros((0, 2), np.int64)).size == 0
 
 
 Q, T = QUERY.numpy(), np.zeros((3, 4), np.float32)
@@ -226,6 +258,11 @@ REFUSALS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
     (ValueError, "layout.*'bhds'", lambda: pn.rotary(Q, layout="bhds")),
     (ValueError, "head_dim 128.*got 64", lambda: pn.rotary(Q, spec={"head_dim": 128})),
     (ValueError, "rotary_dim.*even.*63", lambda: pn.rotary(Q, spec={"rotary_dim": 63})),
+    (ValueError, "rotary_dim.*other than 0", lambda: pn.rotary(Q, spec={"rotary_dim": 0})),
+    (ValueError, "scale.*other than 0", lambda: pn.embedding(np.zeros(2, np.int64), T, scale=0.0)),
+    (ValueError, "offset.*64 bits", lambda: pn.rotary(Q, offset=2**64)),
+    (ValueError, "offset.*63 bits", lambda: pn.rotary(Q, offset=2**63 - 3)),
+    (TypeError, "query.*got handle32", lambda: pn.rotary(Q.astype(">f4"))),
     (ValueError, "rotary_start.*64, got 8 . 64", lambda: pn.rotary(Q, spec={"rotary_start": 8})),
     (ValueError, "base.*0.5", lambda: pn.rotary(Q, spec={"base": 0.5})),
     (ValueError, "scaling.*'longrope'", lambda: pn.rotary(Q, spec={"scaling": {"type": "longrope"}})),
