@@ -70,6 +70,12 @@ def test_kernels_know_no_torch() -> None:
     assert broken(kernels, (*TORCH, "dispatcher/", "posembed/")) == []
 
 
+def test_the_c_interface_knows_no_torch() -> None:
+    rest = sorted(set(includes(CSRC / "include" / "posembed_kernels.h")))
+    assert broken(sources_of("c_interface"), (*TORCH, "dispatcher/", "posembed/")) == []
+    assert rest == ["stddef.h", "stdint.h"]
+
+
 def test_core_knows_no_family() -> None:
     others = tuple(f"{family}/" for family in FAMILIES)
     assert broken(sources_of("core"), others) == []

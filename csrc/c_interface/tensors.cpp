@@ -1,0 +1,163 @@
+#include "c_interface/tensors.h"
+
+namespace posembed::c_interface {
+namespace {
+
+thread_local char last_error[1024] = "";  // plain memory: no thread has anything to destroy
+
+std::string name_of(posembed_dtype dtype) {
+  const char* kinds[] = {"int", "uint", "float", "handle", "bfloat", "complex", "bool"};
+  const std::string kind = dtype.code < 7 ? kinds[dtype.code] : "dtype";
+  return kind + (dtype.code == 6 ? "" : std::to_string(dtype.bits)) +
+         (dtype.lanes == 1 ? "" : "x" + std::to_string(dtype.lanes));
+}
+
+bool is(const View& view, int code, int bits) {
+  return view.dtype.code == code && view.dtype.bits == bits && view.dtype.lanes == 1;
+}
+
+/// The elements of a shape; the largest number if they are more than an address can count.
+int64_t product(const View& view) {
+  int64_t result = 1;
+  bool empty = false, overflows = false;
+  for (int64_t i = 0; i < view.rank; ++i) {
+    empty |= view.size[i] == 0;
+    overflows |= __builtin_mul_overflow(result, view.size[i], &result);
+  }
+  expect(empty || !overflows, view.name, ": its shape has too many elements, ", view.shape());
+  return empty ? 0 : result;
+}
+
+void set_strides(const int64_t* strides, View* result) {
+  for (int64_t i = result->rank - 1, next = 1; i >= 0; --i) {
+    result->stride[i] = strides == nullptr ? next : strides[i];
+    expect(result->stride[i] >= 0, result->name, ": expected no negative stride, got ",
+           result->stride[i]);
+    next *= std::max<int64_t>(1, result->size[i]);
+  }
+}
+
+}  // namespace
+
+void remember(const char* text) {
+  strncpy(last_error, text, sizeof last_error - 1);  // the last byte stays zero
+}
+
+View view(const posembed_tensor* tensor, const char* name) {
+  expect(tensor != nullptr, name, ": expected a tensor, got NULL");
+  View result;
+  result.name = name;
+  result.dtype = tensor->dtype;
+  result.rank = tensor->ndim;
+  const auto device = static_cast<int>(tensor->device.device_type);
+  expect(device == 1 || device == 3, name, ": expected memory of the CPU (device_type 1), got ",
+         device, device == 2 ? "; CUDA is not offered here, posembed's operators have it" : "");
+  expect(result.rank >= 0 && result.rank <= core::max_rank, name, ": expected at most ",
+         core::max_rank, " dimensions, got ", result.rank);
+  expect(tensor->shape != nullptr || result.rank == 0, name, ".shape: expected sizes, got NULL");
+  std::copy_n(tensor->shape, result.rank, result.size);
+  for (int64_t i = 0; i < result.rank; ++i) {
+    expect(result.size[i] >= 0, name, ": expected sizes of 0 or more, got ", result.shape());
+  }
+  const int64_t count = product(result);
+  set_strides(tensor->strides, &result);
+  expect(tensor->data != nullptr || count == 0, name, ".data: expected memory, got NULL");
+  if (tensor->data != nullptr) result.data = static_cast<char*>(tensor->data) + tensor->byte_offset;
+  const auto address = reinterpret_cast<uintptr_t>(result.data);
+  expect(address % std::max(1, result.dtype.bits / 8) == 0, name, ": expected memory aligned to ",
+         name_of(result.dtype));
+  return result;
+}
+
+int64_t View::count() const { return product(*this); }
+
+std::string View::shape() const {
+  std::ostringstream text;
+  for (int64_t i = 0; i < rank; ++i) text << (i == 0 ? "" : ", ") << size[i];
+  return "[" + text.str() + "]";
+}
+
+bool View::contiguous() const {
+  int64_t next = 1;
+  for (int64_t i = rank - 1; i >= 0; --i) {
+    if (size[i] != 1 && stride[i] != next) return count() == 0;
+    next *= size[i];
+  }
+  return true;
+}
+
+core::StridedMemory View::memory() const {
+  return {reinterpret_cast<uintptr_t>(data), dtype.bits / 8, size, stride, rank};
+}
+
+core::Scalar scalar_of(const View& view) {
+  if (is(view, 2, 32)) return core::Scalar::float32;
+  if (is(view, 2, 64)) return core::Scalar::float64;
+  if (is(view, 4, 16)) return core::Scalar::bfloat16;
+  if (is(view, 2, 16)) return core::Scalar::float16;
+  refuse(POSEMBED_TYPE_ERROR, view.name, ": expected float32, float64, bfloat16 or float16, got ",
+         name_of(view.dtype));
+}
+
+core::IndexView index_view(const View& view) {
+  if (is(view, 0, 32)) return {view.data, core::Index::int32};
+  if (is(view, 0, 64)) return {view.data, core::Index::int64};
+  refuse(POSEMBED_TYPE_ERROR, view.name, ": expected int32 or int64, got ", name_of(view.dtype));
+}
+
+core::PositionView position_view(const View& view) {
+  if (is(view, 2, 32)) return {view.data, true, core::Index::int64, core::Scalar::float32};
+  if (is(view, 2, 64)) return {view.data, true, core::Index::int64, core::Scalar::float64};
+  return {view.data, false, index_view(view).type, core::Scalar::float32};
+}
+
+void expect_shape(const View& view, const std::vector<int64_t>& shape) {
+  View expected = view;
+  expected.rank = static_cast<int64_t>(shape.size());
+  std::copy(shape.begin(), shape.end(), expected.size);
+  expect(view.shape() == expected.shape(), view.name, ": expected ", expected.shape(), ", got ",
+         view.shape());
+}
+
+void expect_dense_rows(const View& view) {
+  expect(view.last() <= 1 || view.stride[view.rank - 1] == 1 || view.count() == 0, view.name,
+         ": expected a contiguous last dimension, got stride ", view.stride[view.rank - 1]);
+}
+
+void expect_same_dtype(const View& view, const View& other) {
+  if (memcmp(&view.dtype, &other.dtype, sizeof view.dtype) == 0) return;
+  refuse(POSEMBED_TYPE_ERROR, view.name, ": expected the dtype of ", other.name, ", ",
+         name_of(other.dtype), ", got ", name_of(view.dtype));
+}
+
+void expect_writable(const View& out) {
+  expect_dense_rows(out);
+  expect(!core::overlaps_itself(out.memory()), out.name,
+         ": expected elements at addresses of their own");
+}
+
+void expect_apart(const View& out, const View& other) {
+  expect(!core::overlap(out.memory(), other.memory()), out.name, ": shares memory with ",
+         other.name);
+}
+
+Rows expect_rows(const View& view, int64_t batch, int64_t length, int64_t first_dimension) {
+  const int64_t rank = view.rank - first_dimension;
+  expect((rank == 1 || rank == 2) && view.last() == length, view.name, ": expected [", length,
+         "] or [", batch, ", ", length, "], got ", view.shape());
+  const int64_t rows = rank == 2 ? view.size[first_dimension] : 1;
+  expect(rows == batch || rows == 1, view.name, ": expected batch ", batch, " or 1, got ", rows);
+  return {rows, rows > 1 ? view.stride[first_dimension] : 0, view.stride[view.rank - 1]};
+}
+
+void expect_no_overflow(int64_t offset, int64_t count, const char* name) {
+  int64_t end;
+  expect(!__builtin_add_overflow(offset, count, &end), name,
+         ": expected positions in 63 bits, got ", offset);
+}
+
+}  // namespace posembed::c_interface
+
+int32_t posembed_abi_version(void) { return POSEMBED_ABI_VERSION; }
+
+const char* posembed_last_error(void) { return posembed::c_interface::last_error; }

@@ -1,0 +1,135 @@
+// What the functions of posembed_kernels.h share: errors as text, the caller's tensors checked, and
+// the caller's threads.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "core/index_range.h"
+#include "core/instruction_set.h"
+#include "core/memory_overlap.h"
+#include "core/position.h"
+#include "posembed_kernels.h"
+
+namespace posembed::c_interface {
+
+// ------------------------------------------------------------------------------------------ errors
+
+struct Refusal {
+  posembed_status status;
+  std::string text;
+};
+
+template <typename... Parts>
+[[noreturn]] void refuse(posembed_status status, const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  throw Refusal{status, text.str()};
+}
+
+/// Refuses a value that is not as expected.
+template <typename... Parts>
+void expect(bool holds, const Parts&... parts) {
+  if (!holds) refuse(POSEMBED_VALUE_ERROR, parts...);
+}
+
+/// Keeps a text for posembed_last_error().
+void remember(const char* text);
+
+/// Calls work(); what it throws becomes a status and a text.
+template <typename Work>
+posembed_status guarded(const Work& work) {
+  try {
+    work();
+    return POSEMBED_OK;
+  } catch (const Refusal& refusal) {
+    remember(refusal.text.c_str());
+    return refusal.status;
+  } catch (const std::exception& error) {
+    remember(error.what());
+    return POSEMBED_RUNTIME_ERROR;
+  }
+}
+
+/// A struct of a caller who may have been compiled with an older header: what his lacks is zero.
+template <typename Struct>
+Struct copied(const Struct* given, const char* name) {
+  expect(given != nullptr, name, ": expected a struct, got NULL");
+  expect(given->size >= sizeof(size_t) && given->size <= sizeof(Struct), name,
+         ".size: expected its sizeof, at most ", sizeof(Struct), ", got ", given->size);
+  Struct result;
+  memset(&result, 0, sizeof result);
+  memcpy(&result, given, given->size);
+  return result;
+}
+
+// ----------------------------------------------------------------------------------------- tensors
+
+/// A caller's tensor with its byte offset added and its strides filled in.
+struct View {
+  const char* name = nullptr;
+  char* data = nullptr;
+  posembed_dtype dtype{};
+  int64_t rank = 0;
+  int64_t size[core::max_rank] = {}, stride[core::max_rank] = {};
+
+  int64_t last() const { return size[rank - 1]; }
+  int64_t count() const;
+  std::string shape() const;
+  bool contiguous() const;
+  core::StridedMemory memory() const;
+};
+
+View view(const posembed_tensor* tensor, const char* name);
+
+/// float32, float64, bfloat16 or float16.
+core::Scalar scalar_of(const View& view);
+
+/// int32 or int64.
+core::IndexView index_view(const View& view);
+
+/// int32, int64, float32 or float64.
+core::PositionView position_view(const View& view);
+
+void expect_shape(const View& view, const std::vector<int64_t>& shape);
+void expect_dense_rows(const View& view);
+void expect_same_dtype(const View& view, const View& other);
+
+/// Memory for a result: rows are dense, elements have addresses of their own.
+void expect_writable(const View& out);
+void expect_apart(const View& out, const View& other);
+
+/// A row [length] or rows [batch or 1, length]: how many, and the steps to the next batch and item.
+struct Rows {
+  int64_t count = 0, batch = 0, item = 0;
+};
+Rows expect_rows(const View& view, int64_t batch, int64_t length, int64_t first_dimension = 0);
+
+void expect_no_overflow(int64_t offset, int64_t count, const char* name);
+
+// ----------------------------------------------------------------------------------------- threads
+
+/// Calls kernel(begin, end) for parts of [0, count) on the caller's threads.
+template <typename Kernel>
+void run(const posembed_threads& threads, int64_t count, int64_t bytes_per_item,
+         const Kernel& kernel) {
+  constexpr int64_t bytes_per_task = 160 * 1024;  // as the operators
+  if (core::instruction_set() == core::InstructionSet::none) core::refuse_processor();
+  const int64_t grain = std::max<int64_t>(1, bytes_per_task / std::max<int64_t>(1, bytes_per_item));
+  if (count == 0) return;
+  if (threads.parallel_for == nullptr || count <= grain) return kernel(0, count);
+  const auto task = [](void* work, int64_t begin, int64_t end) {
+    (*static_cast<const Kernel*>(work))(begin, end);
+  };
+  threads.parallel_for(threads.pool, count, grain, task, const_cast<Kernel*>(&kernel));
+}
+
+inline posembed_threads threads_of(const posembed_threads* threads) {
+  return threads == nullptr ? posembed_threads{} : copied(threads, "threads");
+}
+
+}  // namespace posembed::c_interface
