@@ -90,7 +90,7 @@ test-python: build $(requirements_dev)
 test-programs: build $(requirements_dev)
 	$(spread) -m program --junitxml=$(BUILD)/reports/programs.xml $(programs) $(PYTEST_ARGS)
 
-# Patches every model class of the installed transformers, or of TRANSFORMERS=5.24.0; make test takes one in 48.
+# Patches every model class of the installed transformers, or of TRANSFORMERS=5.24.0; make test-programs takes one in 48.
 test-transformers: private other = $(abspath $(BUILD))/transformers-$(TRANSFORMERS)
 test-transformers: build $(requirements_dev)
 	$(if $(TRANSFORMERS),$(install) --upgrade --no-deps --target $(other) transformers==$(TRANSFORMERS))

@@ -110,7 +110,7 @@ def settings() -> dict[str, object]:
         "dtype": torch.get_default_dtype(),
         "gradients": torch.is_grad_enabled(),
         "folder": os.getcwd(),
-        "variables": {name: text for name, text in os.environ.items() if name.startswith(("POSEMBED_", "OMP_"))},
+        "variables": {name: text for name, text in os.environ.items() if name.startswith("POSEMBED_")},
     }
 
 

@@ -1,16 +1,11 @@
 // Tests FourierFeatures as C++ programs use it: gradients, casts, copies, files, errors.
 #include <gtest/gtest.h>
-#include <torch/nn/modules/container/sequential.h>
-#include <torch/serialize.h>
-
-#include <sstream>
 
 #include "posembed/fourier.h"
 
 namespace {
 
 using posembed::FourierFeatures;
-using posembed::FourierFeaturesImpl;
 using posembed::FourierOptions;
 
 torch::Tensor points() { return torch::rand({4, 2}, torch::kDouble); }
@@ -26,35 +21,6 @@ TEST(FourierModule, EqualsTheFormulaWithGradients) {
   EXPECT_TRUE(torch::allclose(x.grad(), angles.cos().matmul(module->frequencies.t()), 0, 1e-13));
   EXPECT_TRUE(torch::allclose(module->frequencies.grad(), x.detach().t().matmul(angles.cos()), 0, 1e-13));
   EXPECT_TRUE(torch::allclose(module->phases.grad(), angles.cos().sum(0), 0, 1e-13));
-}
-
-TEST(FourierModule, CastsAndClonesKeepFrequencies) {
-  for (const FourierOptions& options : {FourierOptions::preset("perceiver"), FourierOptions::preset("sam"),
-                                        FourierOptions(torch::rand({3})).phases(torch::rand({3}))}) {
-    FourierFeatures module{options};
-    const torch::Tensor x = points(), wanted = module->forward(x);
-    auto copy = std::dynamic_pointer_cast<FourierFeaturesImpl>(module->clone());
-    copy->to(torch::kHalf);
-    copy->to(torch::kCPU, torch::kBFloat16);
-    EXPECT_TRUE(torch::equal(copy->forward(x), wanted));
-    EXPECT_EQ(copy->frequencies.scalar_type(), torch::kDouble);
-  }
-}
-
-TEST(FourierModule, DrawnFrequenciesAreSaved) {
-  FourierFeatures module{FourierOptions::preset("gaussian")};
-  FourierFeatures other{FourierOptions::preset("gaussian")};
-  std::stringstream file;
-  torch::save(module, file);
-  torch::load(other, file);
-  EXPECT_TRUE(torch::equal(other->frequencies, module->frequencies));
-  EXPECT_TRUE(FourierFeatures(FourierOptions::preset("nerf"))->buffers().empty());
-}
-
-TEST(FourierModule, StandsInASequential) {
-  FourierFeatures module{FourierOptions().octaves(3)};
-  torch::nn::Sequential model(module);
-  EXPECT_TRUE(torch::equal(model->forward(points().to(torch::kFloat)).narrow(0, 0, 0), torch::zeros({0, 12})));
 }
 
 TEST(FourierModule, FunctionTakesOptions) {

@@ -1,12 +1,9 @@
 // Tests InputEmbedding as C++ programs use it.
 #include <gtest/gtest.h>
 #include <torch/autograd.h>
-#include <torch/nn/functional/normalization.h>
 #include <torch/nn/module.h>
-#include <torch/nn/modules/container/sequential.h>
 
 #include <cmath>
-#include <sstream>
 
 #include "posembed/input.h"
 
@@ -14,7 +11,6 @@ namespace {
 
 using posembed::InputCall;
 using posembed::InputEmbedding;
-using posembed::InputEmbeddingImpl;
 using posembed::InputNorm;
 using posembed::InputOptions;
 using posembed::PositionRule;
@@ -51,15 +47,6 @@ TEST(InputFunction, EqualsTheModule) {
   const torch::Tensor dropped = posembed::functional::input_embedding(some_ids(), table, parts);
   EXPECT_TRUE(torch::equal(torch::where(dropped == 0, dropped, 2 * expected), dropped));
   EXPECT_TRUE((dropped == 0).any().item<bool>());
-}
-
-TEST(InputModule, NamesItsParameters) {
-  InputEmbedding embed(bert());
-  const std::vector<std::string> expected = {"token.weight", "position.weight", "token_type.weight", "norm.weight",
-                                             "norm.bias"};
-  EXPECT_EQ(embed->named_parameters().keys(), expected);
-  InputEmbedding bare(InputOptions(11, 8).positions(Positions::sinusoidal).norm(InputNorm::rms));
-  EXPECT_EQ(bare->named_parameters().keys(), (std::vector<std::string>{"token.weight", "norm.weight"}));
 }
 
 TEST(InputModule, PartsOfABatchDropAsTheWhole) {
@@ -112,25 +99,6 @@ TEST(InputModule, PutsFeaturesAmongTokens) {
   EXPECT_TRUE(torch::equal(token->weight.grad().select(1, 0), torch::tensor({0., 3., 0., 1., 1.})));
   token->quantize("int8");
   EXPECT_TRUE(torch::equal(token->with_embeddings(ids, features, mask).index({mask}), features));
-}
-
-TEST(InputModule, ClonesAndPrints) {
-  InputEmbedding embed(bert());
-  auto copy = std::dynamic_pointer_cast<InputEmbeddingImpl>(embed->clone());
-  EXPECT_NE(copy->token->weight.data_ptr(), embed->token->weight.data_ptr());
-  EXPECT_TRUE(torch::equal(copy->forward(some_ids()), embed->forward(some_ids())));
-  std::ostringstream text;
-  text << embed;
-  EXPECT_EQ(text.str(),
-            "InputEmbedding(\n  (token): TokenEmbedding(11, 8, padding_idx=0)\n"
-            "  (position): LearnedPositionalEmbedding(6, 8)\n  (token_type): TokenEmbedding(2, 8)\n"
-            "  (norm): LayerNorm((8,), eps=1e-12, elementwise_affine=True)\n)");
-}
-
-TEST(InputModule, StandsInASequential) {
-  InputEmbedding embed(bert());
-  torch::nn::Sequential model(embed);
-  EXPECT_TRUE(torch::equal(model->forward(some_ids()), embed->forward(some_ids())));
 }
 
 TEST(InputModule, RefusesWhatDoesNotFit) {

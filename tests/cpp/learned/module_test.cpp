@@ -1,10 +1,8 @@
 // Tests LearnedPositionalEmbedding as C++ programs use it.
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
-#include <torch/nn/modules/container/sequential.h>
 
 #include <array>
-#include <sstream>
 
 #include "posembed/learned.h"
 
@@ -12,7 +10,6 @@ namespace {
 
 using posembed::LearnedOptions;
 using posembed::LearnedPositionalEmbedding;
-using posembed::LearnedPositionalEmbeddingImpl;
 using posembed::PositionCall;
 
 TEST(LearnedFunctions, AreWhatTheModuleDoes) {
@@ -25,15 +22,6 @@ TEST(LearnedFunctions, AreWhatTheModuleDoes) {
   const torch::Tensor longer = F::learned_extend(position->weight, 9, 2, "cubic");
   position->extend(9, "cubic");
   EXPECT_TRUE(torch::equal(longer, position->weight));
-}
-
-TEST(LearnedModule, GradientsFlowWithoutPython) {
-  LearnedPositionalEmbedding position(4, 2);
-  const torch::Tensor x = torch::randn({5, 3, 2}, torch::requires_grad());
-  position->forward(x, PositionCall().offset(1)).sum().backward();
-  EXPECT_TRUE(torch::equal(x.grad(), torch::ones({5, 3, 2})));
-  const torch::Tensor expected = torch::tensor({{0.f, 0.f}, {5.f, 5.f}, {5.f, 5.f}, {5.f, 5.f}});
-  EXPECT_TRUE(torch::equal(position->weight.grad(), expected));
 }
 
 TEST(LearnedModule, ReadsAGridOfATable) {
@@ -75,33 +63,6 @@ TEST(LearnedModule, CountsTokensAmongPadding) {
   EXPECT_TRUE(torch::equal(posembed::functional::roberta_positions(ids, 1), expected));
   EXPECT_TRUE(torch::equal(posembed::functional::fairseq_positions(ids, 1), expected));
   EXPECT_TRUE(torch::equal(posembed::functional::opt_positions(ids.ne(1), 1), expected.slice(1, 1)));
-}
-
-TEST(LearnedModule, ClonesAndPrints) {
-  LearnedPositionalEmbedding position(LearnedOptions(10, 4).first_row(2));
-  auto copy = std::dynamic_pointer_cast<LearnedPositionalEmbeddingImpl>(position->clone());
-  EXPECT_NE(copy->weight.data_ptr(), position->weight.data_ptr());
-  EXPECT_TRUE(torch::equal(copy->weight, position->weight));
-  std::ostringstream text;
-  text << position << "; " << LearnedPositionalEmbedding(3, 4);
-  EXPECT_EQ(text.str(), "LearnedPositionalEmbedding(10, 4, first_row=2); LearnedPositionalEmbedding(3, 4)");
-}
-
-TEST(LearnedModule, StandsInASequential) {
-  LearnedPositionalEmbedding position(7, 3);
-  const torch::Tensor x = torch::randn({2, 4, 3});
-  torch::nn::Sequential model(position);
-  EXPECT_TRUE(torch::equal(model->forward(x), position->forward(x)));
-}
-
-TEST(LearnedModule, TakesTheSequenceFirst) {
-  LearnedPositionalEmbedding first(LearnedOptions(10, 4).layout(posembed::AdditiveLayout::sbd).first_row(1));
-  const torch::Tensor x = torch::zeros({5, 2, 4});
-  const torch::Tensor rows = first->weight.slice(0, 4, 9).unsqueeze(1).expand({5, 2, 4});
-  EXPECT_TRUE(torch::equal(first->forward(x, PositionCall().offset(3)), rows));
-  std::ostringstream text;
-  text << first;
-  EXPECT_EQ(text.str(), "LearnedPositionalEmbedding(10, 4, first_row=1, layout='sbd')");
 }
 
 }  // namespace

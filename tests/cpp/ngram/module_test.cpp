@@ -2,8 +2,6 @@
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
 
-#include <sstream>
-
 #include "posembed/ngram.h"
 
 namespace {
@@ -38,17 +36,6 @@ TEST(NgramModule, PaddingIsNoText) {
   EXPECT_THROW(memory->forward(left, posembed::NgramCall().mask(mask).lengths(lengths)), c10::ValueError);
   EXPECT_THROW(memory->forward(left, posembed::NgramCall().lengths(torch::tensor({7}))), c10::ValueError);
   EXPECT_THROW(memory->next_history(left, posembed::NgramCall().cu_seqlens(torch::tensor({0, 6}))), c10::ValueError);
-}
-
-TEST(NgramModule, TrainsClonesAndPrints) {
-  NgramEmbedding memory(NgramOptions(small_spec(), 2).summed(true).gradient(posembed::TableGradient::rows));
-  memory->forward(torch::tensor({1, 4})).sum().backward();
-  EXPECT_TRUE(memory->weight.grad().is_sparse());
-  const auto copy = std::dynamic_pointer_cast<posembed::NgramEmbeddingImpl>(memory->clone());
-  EXPECT_TRUE(torch::equal(copy->weight, memory->weight));
-  std::ostringstream text;
-  text << memory;
-  EXPECT_EQ(text.str(), "NgramEmbedding(60, 2, ngram_size=3, columns=4, summed=True, gradient='rows')");
 }
 
 TEST(NgramModule, HasTheNumbersOfLongcat) {

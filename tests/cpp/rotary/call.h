@@ -276,6 +276,7 @@ class Call {
     const int64_t start = window_start(arguments, view);
     const auto size = static_cast<size_t>(core::size_of(scalar));
     const auto begin = static_cast<size_t>(offset) * size;
+    if (row_dim(arguments, view) == 0) return;
     if (!problem_.tangent) {
       memcpy(expected + begin, before + begin, static_cast<size_t>(row_dim(arguments, view)) * size);
     }

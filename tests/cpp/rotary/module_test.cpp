@@ -3,9 +3,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
-#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
-#include <torch/nn/modules/normalization.h>
 #include <torch/optim/sgd.h>
 
 #include <string>
@@ -31,17 +29,6 @@ TEST(RotaryModule, IsCalledAndMadeOfASpecification) {
   const auto [rotated, rotated_key] = rope(query, key, RotaryCall().offset(5));
   EXPECT_TRUE(torch::equal(rotated, rope(query, RotaryCall().offset(5))));
   EXPECT_TRUE(torch::equal(rotated_key, rotated.narrow(2, 0, 1)));
-}
-
-TEST(RotaryModule, GradientsFlowWithoutPython) {
-  RotaryEmbedding rope(RotaryOptions(8));
-  const torch::Tensor query = torch::randn({1, 3, 4, 8}, torch::requires_grad());
-  const torch::Tensor key = torch::randn({1, 3, 2, 8}, torch::requires_grad());
-  const auto [rotated_query, rotated_key] = rope->forward(query, key);
-  (rotated_query.pow(2).sum() + rotated_key.pow(2).sum()).backward();
-  // A rotation keeps lengths, so the gradient of the squared length is twice the tensor.
-  EXPECT_TRUE(torch::allclose(query.grad(), 2 * query, 1e-5, 1e-6));
-  EXPECT_TRUE(torch::allclose(key.grad(), 2 * key, 1e-5, 1e-6));
 }
 
 TEST(RotaryModule, PackedProjections) {
@@ -102,16 +89,6 @@ TEST(RotaryModule, IntoGivenMemory) {
   EXPECT_THROW(posembed::functional::rotary_out(packed.narrow(2, 1, 4), query_out, spec), c10::ValueError);
 }
 
-TEST(RotaryModule, ClonesAndMovesWithoutState) {
-  RotaryEmbedding rope(RotaryOptions(8).base(500000.0));
-  EXPECT_TRUE(rope->parameters().empty());
-  EXPECT_TRUE(rope->buffers().empty());
-  auto copy = std::dynamic_pointer_cast<posembed::RotaryEmbeddingImpl>(rope->clone());
-  copy->to(torch::kBFloat16);
-  const torch::Tensor query = torch::randn({1, 3, 1, 8});
-  EXPECT_TRUE(torch::equal(copy->forward(query), rope->forward(query)));
-}
-
 TEST(RotaryModule, LearnsFrequencies) {
   RotaryEmbedding rope(RotaryOptions(8).base(300.0).learned_frequencies(true));
   const torch::Tensor initial = rope->frequencies.detach().clone();
@@ -136,26 +113,6 @@ TEST(RotaryModule, CastsLeaveLearnedFrequenciesAlone) {
   EXPECT_TRUE(torch::equal(rope->frequencies, before));
   model->to(torch::kDouble);
   EXPECT_EQ(rope->frequencies.scalar_type(), torch::kDouble);
-}
-
-TEST(RotaryModule, ClonesOfLearnedFrequenciesLearnApart) {
-  RotaryEmbedding rope(RotaryOptions(8).learned_frequencies(true));
-  auto copy = std::dynamic_pointer_cast<posembed::RotaryEmbeddingImpl>(rope->clone());
-  {
-    const torch::NoGradGuard guard;
-    rope->frequencies.mul_(2);
-  }
-  const torch::Tensor query = torch::randn({1, 3, 1, 8});
-  EXPECT_TRUE(
-      torch::equal(copy->forward(query), RotaryEmbedding(RotaryOptions(8).learned_frequencies(true))->forward(query)));
-  EXPECT_FALSE(torch::equal(copy->forward(query), rope->forward(query)));
-}
-
-TEST(RotaryModule, StandsInASequential) {
-  RotaryEmbedding rope(RotaryOptions(8));
-  torch::nn::Sequential model(rope, torch::nn::LayerNorm(torch::nn::LayerNormOptions({8})));
-  const torch::Tensor query = torch::randn({1, 3, 2, 8});
-  EXPECT_TRUE(torch::equal(model->forward(query), torch::layer_norm(rope(query), {8})));
 }
 
 TEST(RotaryModule, EachSampleHasItsLength) {
@@ -233,25 +190,6 @@ TEST(RotaryModule, RefusesOptionsThatItHasItself) {
     const RotaryCall call = RotaryCall().frequencies(torch::ones({4}));
     EXPECT_EQ(error_of([&] { rope->rotate_(query, call); }).rfind("frequencies: expected none", 0), 0U);
   }
-}
-
-TEST(RotaryModule, ChecksTheHeadsOfItsModel) {
-  RotaryEmbedding rope(RotaryOptions(8).heads(8).key_heads(2));
-  const auto heads = [](int64_t count) { return torch::randn({1, 3, count, 8}); };
-  const std::vector<std::pair<int64_t, int64_t>> right = {{8, 2}, {8, 8}, {4, 1}, {2, 1}, {1, 1}};
-  for (const auto& [query, key] : right) {
-    EXPECT_NO_THROW(rope(heads(query), heads(key)));
-    EXPECT_NO_THROW(rope->rotate_(heads(query), heads(key)));
-  }
-  EXPECT_EQ(error_of([&] {
-              rope(torch::randn({1, 8, 3, 8}));
-            }),
-            "query: expected 8 heads, or a whole part of them, got 3 (layout 'bshd'; [1, 8, 3, 8] "
-            "looks like 'bhsd'); heads=None takes any number");
-  EXPECT_NE(error_of([&] { rope(heads(8), heads(1)); }).find("key: expected 2 heads"), std::string::npos);
-  EXPECT_THROW(RotaryEmbedding(RotaryOptions(8).key_heads(2)), c10::ValueError);
-  EXPECT_THROW(RotaryEmbedding(RotaryOptions(8).heads(0)), c10::ValueError);
-  EXPECT_NO_THROW(RotaryEmbedding(8)(heads(3), heads(5)));
 }
 
 }  // namespace

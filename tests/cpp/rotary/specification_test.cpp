@@ -9,18 +9,27 @@
 namespace posembed {
 namespace {
 
+/// Of two specifications that together have every field: text and options keep them all.
 TEST(RotarySpec, TextIsCanonicalAndComplete) {
-  RotarySpec spec(128);
-  spec.base = 500000;
-  spec.rotary_dim = 120;
-  spec.rotary_start = 8;
-  spec.scaling = Llama3Scaling{8, 1, 4, 8192};
-  spec.sections = Sections::of({20, 20, 20}, true);
-  const std::string text = spec.to_json();
-  EXPECT_NE(text.find(R"("scaling":{"factor":8.0,"high_freq_factor":4.0)"), std::string::npos);
-  EXPECT_EQ(RotarySpec::from_json(text), spec);
-  EXPECT_EQ(RotarySpec::from_json(text).to_json(), text);
-  EXPECT_EQ(RotaryOptions(spec).spec(), spec);
+  RotarySpec series(128), given(8);
+  series.base = 500000;
+  series.rotary_dim = 120;
+  series.rotary_start = 8;
+  series.interleaved = series.reverse = true;
+  series.scaling = Llama3Scaling{8, 1, 4, 8192};
+  series.sections = Sections::of({20, 20, 20}, true);
+  series.numerics = Numerics::float32;
+  series.score_scale.emplace().factor = 2.0;
+  given.custom_frequencies = {1, 0.5, 0.25, 0.125};
+  given.custom_attention_factor = 1.5;
+  for (const RotarySpec& spec : {series, given}) {
+    const std::string text = spec.to_json();
+    EXPECT_EQ(RotarySpec::from_json(text), spec);
+    EXPECT_EQ(RotarySpec::from_json(text).to_json(), text);
+    EXPECT_EQ(RotaryOptions(spec).spec().to_json(), text);
+    EXPECT_NE(text, RotarySpec(spec.head_dim).to_json());
+  }
+  EXPECT_NE(series.to_json().find(R"("scaling":{"factor":8.0,"high_freq_factor":4.0)"), std::string::npos);
 }
 
 TEST(RotarySpec, ResolvesForLengths) {

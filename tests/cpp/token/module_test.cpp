@@ -1,13 +1,10 @@
 // Tests TokenEmbedding as C++ programs use it: agreement with torch::nn::Embedding, gradients,
 // copies, errors.
 #include <gtest/gtest.h>
-#include <torch/nn/init.h>
 #include <torch/nn/modules/embedding.h>
-#include <torch/serialize.h>
 
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,7 +21,6 @@ namespace {
 
 using posembed::TableGradient;
 using posembed::TokenEmbedding;
-using posembed::TokenEmbeddingImpl;
 using posembed::TokenOptions;
 
 torch::Tensor some_ids() { return torch::tensor({{1, 2, 1}, {0, 4, 1}}, torch::kLong); }
@@ -55,28 +51,6 @@ TEST(TokenModule, FromPretrainedSharesAndFreezes) {
   EXPECT_EQ(token->weight.data_ptr(), table.data_ptr());
   EXPECT_FALSE(token->weight.requires_grad());
   EXPECT_TRUE(TokenEmbedding::from_pretrained(table, /*freeze=*/false)->weight.requires_grad());
-}
-
-TEST(TokenModule, CloneOfAPretrainedTableIsItsOwnAndStaysFrozen) {
-  const torch::Tensor table = torch::randn({4, 3});
-  const auto token = posembed::TokenEmbedding::from_pretrained(table);
-  const auto copy = std::dynamic_pointer_cast<posembed::TokenEmbeddingImpl>(token->clone());
-  EXPECT_TRUE(torch::equal(copy->weight, token->weight));
-  EXPECT_NE(copy->weight.data_ptr(), token->weight.data_ptr());
-  EXPECT_FALSE(copy->weight.requires_grad());
-}
-
-TEST(TokenModule, ClonesAndSaves) {
-  TokenEmbedding token(TokenOptions(5, 8).padding_idx(0).scale(3.0));
-  auto copy = std::dynamic_pointer_cast<TokenEmbeddingImpl>(token->clone());
-  EXPECT_NE(copy->weight.data_ptr(), token->weight.data_ptr());
-  EXPECT_TRUE(torch::equal(copy->forward(some_ids()), token->forward(some_ids())));
-
-  std::stringstream file;
-  torch::save(token, file);
-  TokenEmbedding other(TokenOptions(5, 8));
-  torch::load(other, file);
-  EXPECT_TRUE(torch::equal(other->weight, token->weight));
 }
 
 TEST(TokenFunctional, PartsOfAVocabularyAddUpToTheWhole) {
