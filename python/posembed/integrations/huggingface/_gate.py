@@ -52,23 +52,13 @@ LOADS = ("LOAD_ATTR", "LOAD_METHOD")
 FREE, KINDS = {"IS_OP", "WITH_EXCEPT_START"}, {"isinstance", "is_tensor", "is_complex", "device"}
 PLAIN = (int, float, str, torch.dtype, type(None))
 CONTAINERS = (dict, list, set)
+WRAPPED = "a function wraps it, whose effect is not known"
 UNKNOWN = "computes no known rotation"
 FOREIGN = "it uses {}, which is not known to be linear and free of effects"
 # A conditional jump: the offsets after it and at its target, what its condition reads, variables
 # that decide it alone, and their types if they are options of a call.
 Jump = tuple[int, int, str, list[str], tuple[type, ...]]
 SYMBOLS = {"BINARY_MULTIPLY": "*", "BINARY_SUBTRACT": "-", "UNARY_NEGATIVE": "-"}  # in Python 3.10
-
-
-def has_wrapper(function: Any) -> bool:
-    """Whether another function wraps a function; it may have any effect."""
-    while hasattr(function, "__wrapped__"):
-        if str(getattr(function, "__globals__", {}).get("__name__")).partition(".")[0] != "torch":
-            return True
-        if function.__code__.co_name != "decorate_autocast":
-            return True  # no_grad, and others that change gradients
-        function = function.__wrapped__
-    return False
 
 
 class Gate:
@@ -86,6 +76,7 @@ class Gate:
 
     Attributes:
         codes: What it has read.
+        names: Names and operators in it.
         jumps: The jumps that count, by offset, for each code that has any.
         reason: Why the functions must not be run, or ''.
     """
@@ -100,20 +91,20 @@ class Gate:
         self.functions = LINEAR.union(more)
         self.known = self.functions | FACTS | set(attributes)
         self.owner = owner
-        self.codes: dict[types.CodeType, None] = {}
+        self.codes: set[types.CodeType] = set()
+        self.names: set[str] = set()
         self.jumps: dict[types.CodeType, dict[int, Jump]] = {}
         self.taken: set[tuple[types.CodeType, int, int]] = set()
         self.optional: set[tuple[types.CodeType, int]] = set()
         self.reason = next(filter(None, map(self.effect, functions)), "")
 
-    @property
-    def multiplies(self) -> bool:
-        """Whether anything that it has read multiplies."""
-        names = (name for code in self.codes for name in (*code.co_names, *arithmetic(code)))
-        return not PRODUCTS.isdisjoint(names)
-
     def effect(self, function: types.FunctionType) -> str:
         """What a function does beside arithmetic, or ''."""
+        while hasattr(function, "__wrapped__"):  # as no_grad does; only autocast is known
+            root = str(getattr(function, "__globals__", {}).get("__name__")).partition(".")[0]
+            if root != "torch" or function.__code__.co_name != "decorate_autocast":
+                return WRAPPED
+            function = function.__wrapped__
         defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         held = contents(function)
         for value in (*defaults, *held):
@@ -124,7 +115,8 @@ class Gate:
                 return effect
         for code in codes_in(function.__code__):
             if code not in self.codes:
-                self.codes[code] = None
+                self.codes.add(code)
+                self.names.update(code.co_names, arithmetic(code))
                 if jumps := dict(_jumps(code)):
                     self.jumps[code] = jumps
                 if effect := self._of_code(code, function.__globals__):
@@ -180,7 +172,8 @@ class Gate:
         inner = inspect.unwrap(value) if callable(value) else value
         root = str(getattr(inner, "__module__", None) or "").partition(".")[0]
         if isinstance(inner, types.FunctionType) and root not in ("torch", "einops"):
-            return unknown if has_wrapper(value) else self.effect(inner)
+            effect = self.effect(value)
+            return unknown if effect == WRAPPED else effect
         if (self.owner is not None and value in self.owner.__mro__) or root == "typing":
             return ""
         if inner in vars(math).values():

@@ -288,22 +288,18 @@ def patch(
         for module in one.modules():
             if module in ATTACHED:
                 _instances.restore(module)
-    exact, rows = any(not reason for _, reason in positions), []
-    for place, (found, classes) in sorted(users.items(), key=lambda x: x[0].title[0]):
-        count = sum(counts[cls] for cls in classes)
-        if isinstance(found, Rotation):
-            row = _row(place.title, classes, count, "", found.calls)
-            rows.append(dataclasses.replace(row, exact=exact, _rotation=found))
-        else:
-            looks = found in _door.LOOKS
-            rows.append(_row(place.title, classes, count, found, rotates=not looks))
+    exact = any(not reason for _, reason in positions)
     others |= {(cls, ALONE + why): n for (cls, why), n in positions.items() if why}
     programs = torch.jit.ScriptModule | torch.fx.GraphModule
     others |= {(cls, PROGRAM): n for cls, n in counts.items() if issubclass(cls, programs)}
+    rows = []
+    for place, (found, classes) in sorted(users.items(), key=lambda x: x[0].title[0]):
+        count = sum(counts[cls] for cls in classes)
+        rows.append(_row(place.title, classes, count, found, found not in _door.LOOKS, exact))
     for (cls, reason), count in others.items():
         calls = None if reason else _instances.class_of(cls).posembed_calls
         where = repr(cls) if reason == PROGRAM else _door.Place(cls.forward).title[1]
-        rows.append(_row(("forward", where), [cls], count, reason or TABLE, calls, rotates=False))
+        rows.append(_row(("forward", where), [cls], count, reason or TABLE, False, calls=calls))
     roots, notes = {cls.__module__.partition(".")[0] for cls in counts}, []
     for library in sorted(TESTED.keys() & roots):
         version, tested = importlib.metadata.version(library), " and ".join(TESTED[library])
@@ -315,16 +311,18 @@ def _row(
     title: tuple[str, str],
     classes: Iterable[type],
     count: int,
-    reason: str,
+    found: Rotation | str,
+    rotates: bool,
+    exact: bool = False,
     calls: Calls | None = None,
-    *,
-    rotates: bool = True,
 ) -> Row:
-    """The row of what is patched if it has calls."""
-    names, live = tuple(cls.__name__ for cls in classes), calls or Calls()
+    """The row of a rotation, of a table that has calls, or of what stays for a reason."""
+    rotation = found if isinstance(found, Rotation) else None
+    live = calls if rotation is None else rotation.calls
+    names, reason = tuple(cls.__name__ for cls in classes), "" if rotation else str(found)
+    patched, exact, live = live is not None, exact and rotation is not None, live or Calls()
     before = dataclasses.replace(live)
-    facts = *title, names, count, calls is not None, reason, rotates
-    return Row(*facts, _calls=live, _before=before)
+    return Row(*title, names, count, patched, reason, rotates, exact, rotation, live, before)
 
 
 def unpatch(model: Any) -> None:

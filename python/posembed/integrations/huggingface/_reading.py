@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posembed.integrations.huggingface._gate import UNKNOWN, Gate, contents, has_wrapper
+from posembed.integrations.huggingface._gate import PRODUCTS, UNKNOWN, Gate, contents
 from posembed.integrations.huggingface._rotation import (
     NARROW,
     Columns,
@@ -588,12 +588,10 @@ def recognise(
     if held is None:
         return UNKNOWN
     inner = inspect.unwrap(key)
-    if has_wrapper(key):
-        return "a function wraps it, whose effect is not known"
     if not isinstance(inner, types.FunctionType) or inner.__code__.co_argcount < 2:
         return UNKNOWN
-    gate = Gate([inner], getattr(held, "attributes", ()), owner)
-    if gate.reason or not gate.multiplies:
+    gate = Gate([key], getattr(held, "attributes", ()), owner)
+    if gate.reason or PRODUCTS.isdisjoint(gate.names):
         return gate.reason or UNKNOWN
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -602,8 +600,7 @@ def recognise(
         if not cases:
             if any(trial.turns for trial in trials):
                 return ROUNDS
-            makes = any({"cos", "sin"} <= set(code.co_names) for code in gate.codes)
-            return MAKES if makes else UNKNOWN
+            return MAKES if {"cos", "sin"} <= gate.names else UNKNOWN
         if gate.jumps:
             with gate:
                 for trial, rule in cases:

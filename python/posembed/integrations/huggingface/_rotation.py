@@ -594,7 +594,7 @@ class Rotation:
                 self.calls.exact += 1
                 return result
         chosen = self._choose(given)
-        known = chosen is not None and self._prove(given, chosen[1], args, kwargs)
+        known = chosen is not None and self._prove(given, chosen[1])
         if chosen is None or known is False:
             self.calls.own += 1
             return self.original(*args, **kwargs)
@@ -607,11 +607,8 @@ class Rotation:
 
     def _choose(self, given: dict[str, Any]) -> tuple[Rule, Plan] | None:
         """The rule and the plan for these arguments; None if the function itself has to run."""
-        for rule in self.cases:
-            plan = rule.plan(given)
-            if plan is not None:
-                return rule, plan
-        return None
+        plans = ((rule, plan) for rule in self.cases if (plan := rule.plan(given)) is not None)
+        return next(plans, None)
 
     def _remember(self, rule: Rule, plan: Plan, args: tuple[Any, ...]) -> None:
         """Calls with such arguments are a look-up from now on, unless a value may be a tensor."""
@@ -629,7 +626,7 @@ class Rotation:
 
         self.known[signature(args)] = rule.direct(plan, len(args)) or call
 
-    def _prove(self, given: dict[str, Any], plan: Plan, args: Any, kwargs: Any) -> bool | None:
+    def _prove(self, given: dict[str, Any], plan: Plan) -> bool | None:
         """Whether bits are those of the model's own code; None if that is not known yet."""
         kind: list[Any] = list(modes())
         for name, x in given.items():
@@ -643,21 +640,19 @@ class Rotation:
                 kind.append((y.dtype, y.device, y.is_contiguous(), y.requires_grad))
 
         def compare() -> str | None:
-            return self._difference(_copied(args), _copied(tuple(kwargs.items())))
+            return self._difference({name: _copied(x) for name, x in given.items()})
 
         found = proved(self.proofs, tuple(kind), given.values(), compare)
         if found is False and not self.calls.difference:
             self.calls.difference = next(text for text in self.proofs.values() if text)
         return found
 
-    def _difference(self, args: Any, named: Any) -> str | None:
+    def _difference(self, given: dict[str, Any]) -> str | None:
         """How the kernel's bits differ from those of the model's own code; '' if they do not.
 
         None if these numbers cannot tell: identity angles, or values that are constant or NaN.
         """
-        roles = self.rule.roles
-        given = {**self.empty, **dict(zip(roles.names, args, strict=False)), **dict(named)}
-        chosen = self._choose(given)
+        chosen, roles = self._choose(given), self.rule.roles
         if chosen is None:  # parts of distributed tensors have other shapes
             return None
         rule, plan = chosen
@@ -666,7 +661,7 @@ class Rotation:
         cos, sin = rule.tables(given, tensors[0])
         tells = bool(((cos.imag if sin is None else sin).abs() > 1e-3).any())
         try:
-            expected = self.original(*args, **dict(named))
+            expected = self.original(**given)
         except Exception as error:  # the user gets it from the model's own code
             memory = "allocate" in str(error)  # of PyTorch's allocators, on CPUs and GPUs
             return None if memory else f"it raises {type(error).__name__}"
