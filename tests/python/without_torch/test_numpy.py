@@ -125,6 +125,13 @@ def test_a_key_that_is_the_window_alone() -> None:
     assert same(pn.rotary(QUERY.numpy(), key.numpy(), spec=spec.to_json(), offset=3), expected)
 
 
+def test_query_and_key_may_be_one_tensor() -> None:
+    expected = f.rotary(QUERY, spec=pe.RotarySpec(64))
+    assert same(pn.rotary(QUERY.numpy(), QUERY.numpy()), (expected, expected))
+    with pytest.raises(ValueError, match="shares memory with key"):
+        pn.rotary(BUFFER, BUFFER, out=(BUFFER, np.empty_like(BUFFER)))
+
+
 def test_documents() -> None:
     query, starts = drawn(9, 4, 64), torch.tensor([0, 4, 4, 9], dtype=torch.int32)
     expected = f.rotary(query, spec=pe.RotarySpec(64), layout="thd", cu_seqlens=starts)
