@@ -35,7 +35,7 @@ export PATH := $(dir $(python)):$(PATH)
 export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: all build build-tests test test-cpp test-python test-programs test-transformers test-transformers-suite run-transformers-suite test-stacks run-stacks test-stacks-suite run-stacks-suite test-torchrec run-torchrec fuzz fuzz-readers reliability test-gpu test-packaging check-newest-torch requirements install-locked sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu test-families-cuda-on-cpu build-cuda-on-cpu test-aarch64 lint format docs demo demo-requirements benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels wheel-all test-wheel clean
+.PHONY: all build build-tests test test-cpp test-python test-programs test-transformers test-transformers-suite run-transformers-suite test-stacks run-stacks test-stacks-suite run-stacks-suite test-torchrec run-torchrec test-jax fuzz fuzz-readers reliability test-gpu test-packaging check-newest-torch requirements install-locked sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu test-families-cuda-on-cpu build-cuda-on-cpu test-aarch64 lint format docs demo demo-requirements benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels wheel-all test-wheel clean
 all: build
 
 # pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
@@ -132,6 +132,12 @@ test-torchrec: build
 
 run-torchrec: $(requirements_torchrec)
 	OMP_WAIT_POLICY=passive $(python) -m pytest tests/python/distributed/test_torchrec.py "tests/python/test_docstrings.py::test_examples[posembed.integrations.torchrec]" $(PYTEST_ARGS)
+
+# posembed_kernels.jax, with JAX in a folder of its own.
+test-jax: private other = $(abspath $(BUILD))/jax
+test-jax: build $(requirements_dev)
+	$(install) --upgrade --target $(other) jax
+	PYTHONPATH=$(PYTHONPATH):$(other) $(python) -m pytest tests/python/without_torch/test_jax.py $(PYTEST_ARGS)
 
 # 20,000 calls of operators with arguments that are partly sane, from a seed of the day; make test makes 1,000.
 fuzz: build

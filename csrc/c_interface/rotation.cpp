@@ -118,9 +118,13 @@ View rotated(const posembed_tensor* tensor, const char* name, const Rotation& r)
   return result;
 }
 
-void set_view(const posembed_tensor* tensor, const posembed_tensor* result, const char* name,
-              const char* out_name, Rotation* r) {
-  const View in = rotated(tensor, name, *r), out = rotated(result, out_name, *r);
+/// Query's view, or key's.
+void set_view(bool of_key, Rotation* r) {
+  const posembed_rotation& call = r->call;
+  const char* name = of_key ? "key" : "query";
+  const View in = rotated(of_key ? call.key : call.query, name, *r);
+  const View out =
+      of_key ? rotated(call.key_out, "key_out", *r) : rotated(call.query_out, "query_out", *r);
   expect_same_dtype(in, r->query);
   expect_same_dtype(out, in);
   expect_shape(out, {in.size, in.size + in.rank});
@@ -131,7 +135,7 @@ void set_view(const posembed_tensor* tensor, const posembed_tensor* result, cons
   expect_writable(out);
   const bool same = in.data == out.data && std::equal(in.stride, in.stride + in.rank, out.stride);
   if (!same) expect_apart(out, in);
-  rotary::HeadView& head = r->arguments.views[tensor == r->call.key ? 1 : 0];
+  rotary::HeadView& head = r->arguments.views[of_key ? 1 : 0];
   head.in = in.data;
   head.out = out.data;
   head.heads = in.size[r->where.heads];
@@ -141,17 +145,16 @@ void set_view(const posembed_tensor* tensor, const posembed_tensor* result, cons
     head.in_stride[i] = in.stride[order[i]];
     head.out_stride[i] = out.stride[order[i]];
   }
-  head.window_only = in.last() != r->call.head_dim;
+  head.window_only = in.last() != call.head_dim;
 }
 
 /// Results may be their own inputs, and share no memory with anything else.
 void set_tensors(Rotation* r) {
   const posembed_rotation& call = r->call;
   r->arguments.count = call.key == nullptr ? 1 : 2;
-  set_view(call.query, call.query_out, "query", "query_out", r);
+  set_view(false, r);
   if (call.key == nullptr) return;
-  expect(call.key != call.query, "key: expected another tensor than query");
-  set_view(call.key, call.key_out, "key", "key_out", r);
+  set_view(true, r);
   const View key = view(call.key, "key"), query_out = view(call.query_out, "query_out"),
              key_out = view(call.key_out, "key_out");
   expect_apart(query_out, key);

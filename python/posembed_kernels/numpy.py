@@ -61,11 +61,12 @@ def _callback(interrupts: list[BaseException]) -> Any:
                 thread = threading.Thread(target=take)
                 thread.start()
                 others.append(thread)
-        while parts or any(thread.is_alive() for thread in others):
+        while True:
             try:
                 take()
                 for thread in others:
                     thread.join()
+                return
             except KeyboardInterrupt as interrupt:
                 interrupts.append(interrupt)
 

@@ -118,6 +118,20 @@ def test_the_backward_pass_is_the_gradient() -> None:
         assert same(pn.rotary(gradient.numpy(), spec=spec.to_json(), offset=9, transpose=True), leaf.grad)
 
 
+def test_a_key_that_is_the_window_alone() -> None:
+    """DeepSeek's shared key."""
+    spec, key = pe.RotarySpec(64, rotary_dim=16, rotary_start=48), drawn(2, 5, 1, 16)
+    expected = f.rotary(QUERY, key, spec=spec, offset=3)
+    assert same(pn.rotary(QUERY.numpy(), key.numpy(), spec=spec.to_json(), offset=3), expected)
+
+
+def test_query_and_key_may_be_one_tensor() -> None:
+    expected = f.rotary(QUERY, spec=pe.RotarySpec(64))
+    assert same(pn.rotary(QUERY.numpy(), QUERY.numpy()), (expected, expected))
+    with pytest.raises(ValueError, match="shares memory with key"):
+        pn.rotary(BUFFER, BUFFER, out=(BUFFER, np.empty_like(BUFFER)))
+
+
 def test_documents() -> None:
     query, starts = drawn(9, 4, 64), torch.tensor([0, 4, 4, 9], dtype=torch.int32)
     expected = f.rotary(query, spec=pe.RotarySpec(64), layout="thd", cu_seqlens=starts)
@@ -216,7 +230,11 @@ def test_an_interrupt_waits_for_the_threads(monkeypatch: pytest.MonkeyPatch) -> 
     class Interrupted(Thread):
         def join(self, timeout: float | None = None) -> None:
             super().join(timeout)
-            raise KeyboardInterrupt
+            if not interrupted:
+                interrupted.append(self)
+                raise KeyboardInterrupt
+
+    interrupted: list[Thread] = []
 
     monkeypatch.setattr(threading, "Thread", lambda target: Interrupted(target=target))
     monkeypatch.setattr(pn, "_threads", 2)
