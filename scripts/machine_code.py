@@ -49,13 +49,10 @@ HOT = (
     "input::forward_kernel<{T}, {pack}, 4, false>",
     "input::backward_kernel<{T}, {pack}, 3, true>",
     "input::backward_kernel<{T}, {pack}, 2, false>",
-    "alibi::fill_kernel<{T}, {pack}, true>",
-    "alibi::fill_kernel<{T}, {pack}, false>",
-    "alibi::add_kernel<{T}, {pack}, true>",
-    "alibi::row_softmax_kernel<{T}, {pack}, true>",
-    "alibi::row_softmax_kernel<{T}, {pack}, false>",
-    "alibi::row_softmax_backward_kernel<{T}, {pack}, true>",
-    "alibi::row_softmax_backward_kernel<{T}, {pack}, false>",
+    "alibi::bias_kernel<{T}, false>",
+    "alibi::bias_kernel<{T}, true>",
+    "alibi::row_softmax_kernel<{T}>",
+    "alibi::row_softmax_backward_kernel<{T}>",
 )
 TYPES = (("BFloat16", 8), ("Float16", 8), ("float", 4))
 TOLERANCE = 1.02  # of instructions: another order of the same work is no fault
