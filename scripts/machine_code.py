@@ -36,6 +36,8 @@ HOT = (
     "rotary_cache::cache_kernel<{T}, {pack}, false, true, 64>",
     "token::gather_kernel<{T}, {pack}, false>",
     "token::sum_kernel<{T}, {pack}>",
+    "token::gather_codes_kernel<{T}, float8, 16>",
+    "token::gather_codes_kernel<{half}, uint4, 16>",
     "bag::add_kernel<{T}, {pack}, false>",
     "learned::add_kernel<{T}, {pack}>",
     "learned::staged_sum_kernel<{T}, {pack}>",
@@ -138,6 +140,8 @@ def demangled(symbols: list[str]) -> list[str]:
         (r"\(rotary::Form\)0", "exact"),
         (r"\(rotary::Form\)3", "pairs"),
         (r"\(rotary::Form\)4", "own"),
+        (r"\(token::Code\)0", "float8"),
+        (r"\(token::Code\)2", "uint4"),
         (r"^void ", ""),
         (r"\(.*", ""),
     ):
