@@ -36,6 +36,8 @@ HOT = (
     "rotary_cache::cache_kernel<{T}, {pack}, false, true, 64>",
     "token::gather_kernel<{T}, {pack}, false>",
     "token::sum_kernel<{T}, {pack}>",
+    "token::gather_codes_kernel<{T}, float8, 16>",
+    "token::gather_codes_kernel<{half}, uint4, 16>",
     "bag::add_kernel<{T}, {pack}, false>",
     "learned::add_kernel<{T}, {pack}>",
     "learned::staged_sum_kernel<{T}, {pack}>",
@@ -49,13 +51,10 @@ HOT = (
     "input::forward_kernel<{T}, {pack}, 4, false>",
     "input::backward_kernel<{T}, {pack}, 3, true>",
     "input::backward_kernel<{T}, {pack}, 2, false>",
-    "alibi::fill_kernel<{T}, {pack}, true>",
-    "alibi::fill_kernel<{T}, {pack}, false>",
-    "alibi::add_kernel<{T}, {pack}, true>",
-    "alibi::row_softmax_kernel<{T}, {pack}, true>",
-    "alibi::row_softmax_kernel<{T}, {pack}, false>",
-    "alibi::row_softmax_backward_kernel<{T}, {pack}, true>",
-    "alibi::row_softmax_backward_kernel<{T}, {pack}, false>",
+    "alibi::bias_kernel<{T}, false>",
+    "alibi::bias_kernel<{T}, true>",
+    "alibi::row_softmax_kernel<{T}>",
+    "alibi::row_softmax_backward_kernel<{T}>",
 )
 TYPES = (("BFloat16", 8), ("Float16", 8), ("float", 4))
 TOLERANCE = 1.02  # of instructions: another order of the same work is no fault
@@ -141,6 +140,8 @@ def demangled(symbols: list[str]) -> list[str]:
         (r"\(rotary::Form\)0", "exact"),
         (r"\(rotary::Form\)3", "pairs"),
         (r"\(rotary::Form\)4", "own"),
+        (r"\(token::Code\)0", "float8"),
+        (r"\(token::Code\)2", "uint4"),
         (r"^void ", ""),
         (r"\(.*", ""),
     ):

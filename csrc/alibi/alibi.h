@@ -48,14 +48,14 @@ struct Distances {
   const bool* mask = nullptr;  // [keys]; false: hidden
   int64_t mask_stride = 0;
 
-  /// True if a row's biases depend only on key - query.
-  bool plain() const {
-    return query_positions.data == nullptr && key_positions.data == nullptr && documents == 0 &&
-           mask == nullptr;
-  }
-
   core::DeviceError* error = nullptr;  // CUDA: where distances of more than 31 bits are recorded
 };
+
+/// True if a row's biases depend only on key - query.
+POSEMBED_INLINE bool is_plain(const Distances& distances) {
+  return distances.query_positions.data == nullptr && distances.key_positions.data == nullptr &&
+         distances.documents == 0 && distances.mask == nullptr;
+}
 
 /// A matrix for each head: [batch, heads, queries, keys] with a contiguous last dimension.
 struct Matrices {

@@ -150,7 +150,7 @@ void add_range(const ScoreArguments& arguments, int64_t begin, int64_t end) {
     const T* in = row_data<T>(arguments.in, row);
     T* out = row_data<T>(arguments.out, row);
     if constexpr (!std::is_same_v<T, double>) {
-      if (distances.plain()) {
+      if (is_plain(distances)) {
         add_plain_row(in, line, distances, row.query, scale, out);
         continue;
       }
@@ -170,8 +170,8 @@ void reduce_range(const ReduceArguments& arguments, int64_t begin, int64_t end) 
   for (int64_t number = begin; number < end; ++number) {
     const Row row = row_at(number, gradient.heads, distances.queries);
     const T* grad = row_data<T>(arguments.grad, row);
-    const SlopeSums sums = distances.plain() ? slope_sums(grad, distances, row.query)
-                                             : slope_sums(grad, rows.at(row), distances.keys);
+    const SlopeSums sums = is_plain(distances) ? slope_sums(grad, distances, row.query)
+                                               : slope_sums(grad, rows.at(row), distances.keys);
     store_sums(sums, gradient, number, all);
   }
 }
@@ -181,7 +181,7 @@ void reduce_range(const ReduceArguments& arguments, int64_t begin, int64_t end) 
 void fill(const FillArguments& arguments, int64_t begin, int64_t end) {
   core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    if (arguments.distances.plain()) {
+    if (is_plain(arguments.distances)) {
       fill_tiles<T>(arguments, begin, end);
     } else {
       fill_rows<T>(arguments, begin, end);

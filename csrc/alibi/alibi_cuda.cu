@@ -1,10 +1,8 @@
 // ALiBi on CUDA: biases are computed in registers from distances, 16 bytes of a row at a time.
-// Every kernel is memory-bound. The kernel of each row:
-//   bias, scores + bias   fill_kernel, add_kernel: a lane takes a pack of keys in several rows
-//   softmax               row_softmax_kernel, if a block keeps the row in registers;
-//                         softmax_kernel otherwise: float64, long rows, rows of an odd length
-//   its gradients         row_softmax_backward_kernel for scores alone, if the row fits;
-//                         softmax_backward_kernel otherwise: the same, and gradients of slopes
+// Packs begin at the 16-byte boundary at or before a row, so rows of any length take them.
+//   bias, scores + bias   bias_kernel: a lane takes a pack of keys in several rows
+//   softmax, gradient     row_softmax_kernel, row_softmax_backward_kernel: a block keeps a row
+//   float64, longer rows, gradients of slopes, other positions: the general kernels, key by key
 #include <algorithm>
 
 #include "alibi/alibi.h"
@@ -26,21 +24,17 @@ unsigned blocks_for(int64_t rows) { return static_cast<unsigned>(std::min(rows, 
 
 // ---------------------------------------------------------------------------------------- one row
 
-/// The query of a row. `plain`: distances to keys depend only on key - query.
-template <bool plain>
+/// The query of a row, beside one key at a time.
 class Query {
  public:
   __device__ Query(const Distances& distances, const Row& row)
       : distances_(distances),
         batch_(row.batch),
-        position_(plain ? distances.offset + row.query
-                        : query_position(distances, row.batch, row.query)),
-        document_(plain ? KeyRange{0, distances.keys} : document_of(distances, row.query)) {}
+        position_(query_position(distances, row.batch, row.query)),
+        document_(document_of(distances, row.query)) {}
 
   __device__ int32_t distance_to(int64_t key) const {
-    if constexpr (plain) return causal_distance(distances_, static_cast<int32_t>(key - position_));
-    if (key < document_.begin || key >= document_.end) return hidden;
-    if (is_masked(distances_, batch_, key)) return hidden;
+    if (is_hidden(key)) return hidden;
     const int64_t distance = key_position(distances_, batch_, key) - position_;
     if (distance > INT32_MAX || distance < -INT32_MAX) {
       core::record_error(distances_.error, core::ErrorKind::distance, distance, key, 0);
@@ -51,20 +45,25 @@ class Query {
 
   /// Whether the softmax gave the key a weight. Reads no position that does not decide it.
   __device__ bool sees(int64_t key) const {
-    if (plain || !distances_.apply_mask) return key < visible_end();
-    if (key < document_.begin || key >= document_.end) return false;
-    if (is_masked(distances_, batch_, key)) return false;
+    if (!distances_.apply_mask) return true;
+    if (is_hidden(key)) return false;
     return !distances_.causal || key_position(distances_, batch_, key) <= position_;
   }
 
   /// Keys from here on are hidden and have weight 0.
   __device__ int64_t visible_end() const {
-    if (!plain || !distances_.causal || !distances_.apply_mask) return distances_.keys;
+    if (!is_plain(distances_) || !distances_.causal || !distances_.apply_mask)
+      return distances_.keys;
     const int64_t end = position_ + 1;
     return end < 0 ? 0 : (end < distances_.keys ? end : distances_.keys);
   }
 
  private:
+  /// Whether a mask or the bounds of the query's document hide the key.
+  __device__ bool is_hidden(int64_t key) const {
+    return key < document_.begin || key >= document_.end || is_masked(distances_, batch_, key);
+  }
+
   const Distances& distances_;
   int64_t batch_;
   int64_t position_;
@@ -89,197 +88,157 @@ struct RowNumbers {
 
 // ----------------------------------------------------------------------------------- packs of keys
 
+/// Keys of 16 bytes as words: as elements, the compiler would take them apart and join them again.
+template <typename T>
+struct alignas(sizeof(T) * core::vector_width<T>) Pack {
+  uint32_t words[sizeof(T) * core::vector_width<T> / sizeof(uint32_t)];
+};
+
+/// A bit for each key of a pack.
+template <int width>
+constexpr unsigned all_keys = (1u << width) - 1;
+
+/// The keys of the pack at `key` that are in [begin, end).
+template <int width, typename Int>
+__device__ unsigned keys_between(Int key, Int begin, Int end) {
+  const auto low = static_cast<int>(min(max(begin - key, Int(0)), Int(width)));
+  const auto high = static_cast<int>(min(max(key + width - end, Int(0)), Int(width)));
+  return all_keys<width> << low & all_keys<width> >> high;
+}
+
+/// How many elements a row begins after a 16-byte boundary.
+template <typename T>
+__device__ int shift_of(const T* row) {
+  constexpr auto width = static_cast<uintptr_t>(core::vector_width<T>);
+  return static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T) % width);
+}
+
+/// Whether a row has all keys of the pack at `key`. Of a row's packs, the first and last may not.
+template <int width, typename Int>
+__device__ bool is_whole(Int key, Int keys) {
+  return key >= 0 && key + width <= keys;
+}
+
+/// The elements of a pack that are `kept`; zeros instead of the others.
+template <typename T>
+__device__ Pack<T> only(Pack<T> pack, unsigned kept) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    // A bit becomes all bits of its element.
+    pack.words[i] &= sizeof(T) == 4 ? 0u - (kept >> i & 1)
+                                    : 0xffffu * ((kept >> 2 * i & 1) | (kept >> 2 * i & 2) << 15);
+  }
+  return pack;
+}
+
+// The rare half of what follows, in functions of their own: inlined, they would be most of a
+// kernel.
+
+template <typename T>
+__device__ __attribute__((noinline)) Pack<T> load_some(const T* pack, unsigned needed) {
+  Vector<T, core::vector_width<T>> loaded = {};
+#pragma unroll
+  for (int i = 0; i < core::vector_width<T>; ++i) {
+    if ((needed >> i & 1) != 0) loaded.values[i] = pack[i];
+  }
+  Pack<T> words;
+  memcpy(&words, &loaded, sizeof words);
+  return words;
+}
+
+template <typename T, typename Int>
+__device__ __attribute__((noinline)) void store_some(Pack<T> pack, T* row, Int key, Int keys) {
+  Vector<T, core::vector_width<T>> stored;
+  memcpy(&stored, &pack, sizeof stored);
+#pragma unroll
+  for (int i = 0; i < core::vector_width<T>; ++i) {
+    if (key + i >= 0 && key + i < keys) row[key + i] = stored.values[i];
+  }
+}
+
+/// Loads a pack of a row, of which no other keys are read than those `needed` if `aligned` is false
+/// or the row lacks some.
+template <typename T, typename Int>
+__device__ Pack<T> load_pack(const T* row, Int key, Int keys, unsigned needed, bool aligned) {
+  if (!aligned || !is_whole<core::vector_width<T>>(key, keys)) return load_some(row + key, needed);
+  return *reinterpret_cast<const Pack<T>*>(row + key);
+}
+
+template <typename T, int width>
+__device__ void unpack(const Pack<T>& pack, Compute<T> (&values)[width]) {
+  Vector<T, width> loaded;
+  memcpy(&loaded, &pack, sizeof loaded);
+  core::load_all(loaded.values, values);
+}
+
+template <typename T, int width>
+__device__ Pack<T> pack_of(const Compute<T> (&values)[width]) {
+  Vector<T, width> stored;
+#pragma unroll
+  for (int i = 0; i < width; ++i) core::store(values[i], stored.values + i);
+  Pack<T> pack;
+  memcpy(&pack, &stored, sizeof pack);
+  return pack;
+}
+
+template <typename T, typename Int>
+__device__ void store_pack(const Pack<T>& pack, T* row, Int key, Int keys) {
+  constexpr int width = core::vector_width<T>;
+  if (is_whole<width>(key, keys)) {
+    Vector<T, width> stored;
+    memcpy(&stored, &pack, sizeof stored);
+    core::write_vector<T, width>(stored, row + key);
+  } else {
+    store_some(pack, row, key, keys);
+  }
+}
+
 /// Whole numbers up to this size, and their differences, are floats.
 constexpr int64_t max_exact = 1 << 23;
 
-/// NaN if the position is too large for exact differences.
-template <typename C>
-__device__ C exact(int64_t position) {
-  return position <= max_exact && position >= -max_exact ? static_cast<C>(position)
-                                                         : static_cast<C>(NAN);
+__device__ bool is_exact(int64_t position) {
+  return position <= max_exact && position >= -max_exact;
 }
 
-/// The positions of `width` neighbouring keys.
-template <typename C, int width>
-struct Keys {
-  C position[width];  // infinity: masked
-  C first, last;      // the smallest and the largest of them; NaN if one is not exact
-};
-
-/// Keeps the compiler from computing a value again wherever it is used.
-__device__ void compute_once([[maybe_unused]] float& value) {
-#if defined(__CUDA_ARCH__)
-  asm("" : "+f"(value));
-#endif
-}
-__device__ void compute_once([[maybe_unused]] double& value) {
-#if defined(__CUDA_ARCH__)
-  asm("" : "+d"(value));
-#endif
-}
-
-template <int width, bool plain, typename C>
-__device__ Keys<C, width> keys_at(const Distances& distances, int64_t batch, int64_t key) {
-  Keys<C, width> keys;
-  bool all_exact = true;
+/// The biases of a pack, or scores * scale + biases if `adds`. The keys `seen` are at distances
+/// `first`, first + 1 …; hidden scores are not used: padding may hold NaN.
+template <bool adds, int width, typename C>
+__device__ void apply_biases(const BiasLine<C>& line, C first, unsigned seen, C scale,
+                             bool keeps_hidden, C (&values)[width]) {
+  const auto show = [&](int i, C slope) {
+    const C distance = first + static_cast<C>(i);
+    return adds ? core::fma(slope, distance, values[i] * scale) : slope * distance;
+  };
+  C biased_scores[width];
+  if (first > 0 || first <= C(1 - width)) {
+    const C slope = first > 0 ? line.after : line.before;
 #pragma unroll
-  for (int i = 0; i < width; ++i) {
-    const C position = !plain && is_masked(distances, batch, key + i)
-                           ? static_cast<C>(INFINITY)
-                           : exact<C>(plain ? key + i : key_position(distances, batch, key + i));
-    keys.position[i] = position;
-    keys.first = i == 0 || position < keys.first ? position : keys.first;
-    keys.last = i == 0 || position > keys.last ? position : keys.last;
-    all_exact = all_exact && position == position;
-  }
-  if (!all_exact) keys.first = keys.last = static_cast<C>(NAN);
-  compute_once(keys.first);
-  compute_once(keys.last);
-  return keys;
-}
-
-/// The biases along a row, for packs of its keys. Moves from row to row of a head.
-template <typename C, bool plain>
-class RowBias {
- public:
-  __device__ RowBias(const Distances& distances, const BiasLine<C>& line)
-      : distances_(distances),
-        line_(line),
-        max_distance_(distances.causal ? C(0) : static_cast<C>(2 * max_exact)) {}
-
-  __device__ void move_to(int64_t batch, int64_t query) {
-    batch_ = batch;
-    query_ = query;
-    position_ =
-        exact<C>(plain ? distances_.offset + query : query_position(distances_, batch, query));
-    if (!has_documents()) return;
-    // Neighbouring rows are mostly of the same document.
-    const int64_t key = distances_.offset + query;  // of the query's token
-    if (key < document_.begin || key >= document_.end) {
-      document_ = document_of(distances_, query);
+    for (int i = 0; i < width; ++i) biased_scores[i] = show(i, slope);
+  } else {
+#pragma unroll
+    for (int i = 0; i < width; ++i) {
+      biased_scores[i] = show(i, first + static_cast<C>(i) > 0 ? line.after : line.before);
     }
   }
-
-  /// Whether the query sees none of the keys.
-  template <int width>
-  __device__ bool hides(const Keys<C, width>& keys, int64_t key) const {
-    if (has_documents() && (key >= document_.end || key + width <= document_.begin)) return true;
-    return keys.first - position_ > max_distance_;  // false if one is NaN
-  }
-
-  /// The bias of a hidden key: -infinity, or 0.
-  __device__ C hidden_bias() const { return line_.hidden; }
-
-  /// Whether scores of hidden keys are not used.
-  __device__ bool drops_hidden() const { return line_.hidden < 0; }
-
-  __device__ void set_line(const BiasLine<C>& line) { line_ = line; }
-
-  /// Whether the query's position is exact.
-  __device__ bool is_exact() const { return position_ == position_; }
-
-  template <int width>
-  __device__ void fill(const Keys<C, width>& keys, int64_t key, C (&biases)[width]) const {
-    visit<false>(
-        keys, key, [&](int i, C slope, C distance) { biases[i] = slope * distance; },
-        [&](int i) { biases[i] = line_.hidden; });
-  }
-
-  /// Adds biases to scores * scale. Hidden scores are not used: padding may hold NaN.
-  /// `all_exact`: the caller knows that positions are exact.
-  template <bool all_exact = false, int width>
-  __device__ void add(const Keys<C, width>& keys, int64_t key, C scale, C (&scores)[width]) const {
-    visit<all_exact>(
-        keys, key,
-        [&](int i, C slope, C distance) {
-          scores[i] = core::fma(slope, distance, scores[i] * scale);
-        },
-        [&](int i) { scores[i] = drops_hidden() ? line_.hidden : scores[i] * scale; });
-  }
-
- private:
-  __device__ bool has_documents() const { return !plain && distances_.documents > 0; }
-
-  /// Calls visible(i, slope, distance) or hidden(i) for each key.
-  template <bool all_exact, int width, typename Visible, typename Hidden>
-  __device__ void visit(const Keys<C, width>& keys, int64_t key, const Visible& visible,
-                        const Hidden& hidden_key) const {
-    const C nearest = keys.first - position_;
-    const bool inside =
-        !has_documents() || (key >= document_.begin && key + width <= document_.end);
-    if (hides(keys, key)) {
+  if (seen != all_keys<width>) {
 #pragma unroll
-      for (int i = 0; i < width; ++i) hidden_key(i);
-    } else if (!all_exact && !(nearest == nearest)) {
-      visit_one_by_one<width>(key, visible, hidden_key);
-    } else if (keys.last <= position_ && inside) {
-#pragma unroll
-      for (int i = 0; i < width; ++i) visible(i, line_.before, keys.position[i] - position_);
-    } else {
-#pragma unroll
-      for (int i = 0; i < width; ++i) {
-        const C distance = keys.position[i] - position_;
-        const bool outside = !inside && (key + i < document_.begin || key + i >= document_.end);
-        if (distance > max_distance_ || outside) {
-          hidden_key(i);
-        } else {
-          visible(i, distance > 0 ? line_.after : line_.before, distance);
-        }
-      }
+    for (int i = 0; i < width; ++i) {
+      const C hidden_score = keeps_hidden ? values[i] * scale : line.hidden;
+      biased_scores[i] = (seen >> i & 1) != 0 ? biased_scores[i] : hidden_score;
     }
   }
-
-  /// The same for positions that are not exact, and may be errors. Not unrolled, because this is
-  /// rare and takes many registers.
-  template <int width, typename Visible, typename Hidden>
-  __device__ void visit_one_by_one(int64_t key, const Visible& visible,
-                                   const Hidden& hidden_key) const {
-    const Query<plain> query(distances_, {batch_, 0, query_});
-#pragma unroll 1
-    for (int at = 0; at < width; ++at) {
-      const int32_t distance = query.distance_to(key + at);
 #pragma unroll
-      for (int i = 0; i < width; ++i) {
-        if (i != at) continue;
-        if (distance == hidden) {
-          hidden_key(i);
-        } else {
-          visible(i, slope_at(line_, distance), static_cast<C>(distance));
-        }
-      }
-    }
-  }
-
-  const Distances& distances_;
-  BiasLine<C> line_;
-  C max_distance_;  // keys at larger distances are hidden
-  C position_ = 0;
-  KeyRange document_ = {0, 0};
-  int64_t batch_ = 0, query_ = 0;
-};
-
-template <int width, typename T>
-__device__ void load_keys(const T* in, Compute<T> (&values)[width]) {
-  const auto pack = *reinterpret_cast<const Vector<T, width>*>(in);
-  core::load_all(pack.values, values);
+  for (int i = 0; i < width; ++i) values[i] = biased_scores[i];
 }
 
-template <int width, typename T>
-__device__ void store_keys(const Compute<T> (&values)[width], T* out) {
-  Vector<T, width> pack;
-#pragma unroll
-  for (int i = 0; i < width; ++i) core::store(values[i], pack.values + i);
-  core::write_vector<T, width>(pack, out);
-}
-
-// ------------------------------------------------------------------------------------ fill and add
+// ----------------------------------------------------------------------------------- bias and sums
 
 /// A warp takes a tile: a pack of keys for each lane, in some rows of one head. What depends on
 /// keys or the head alone is computed once for all its rows.
 struct Tile {
   int64_t batch, head;
   int64_t begin, end;  // queries
-  int64_t key;         // the first key of the lane
+  int64_t key;         // the first key of the lane, if rows begin at a boundary
 };
 
 struct Tiles {
@@ -287,15 +246,16 @@ struct Tiles {
   int64_t count;
   int64_t rows;  // of a part
 
-  static Tiles of(int64_t batch, int64_t heads, const Distances& distances, int width) {
+  /// `span`: keys of a row with those before it in its first pack. `rows`: at most so many a tile.
+  static Tiles of(int64_t batch, int64_t heads, const Distances& distances, int64_t span, int width,
+                  int64_t rows) {
     const auto divisor = [](int64_t value) {
       return core::Divisor<int64_t>::of(std::max<int64_t>(1, value));
     };
-    const int64_t chunks = core::divide_up(distances.keys, core::warp_size * width);
+    const int64_t chunks = core::divide_up(span, core::warp_size * width);
     const int64_t planes = batch * heads;
     // Fewer rows where large tiles would leave multiprocessors without warps.
     const int64_t enough = int64_t{32} * core::multiprocessors();
-    int64_t rows = 16;
     while (rows > 1 && planes * chunks * core::divide_up(distances.queries, rows) < enough) {
       rows /= 2;
     }
@@ -318,56 +278,108 @@ struct Tiles {
   static constexpr int warps = block_size / core::warp_size;
 };
 
-/// Calls visit(tile, bias, keys) for every tile of the warp whose lane has keys.
-template <int width, bool plain, typename C, typename Visit>
-__device__ void for_each_tile(const Tiles& tiles, const Slopes& slopes, const Distances& distances,
-                              const Visit& visit) {
-  const int64_t first = int64_t{blockIdx.x} * Tiles::warps + threadIdx.x / core::warp_size;
-  for (int64_t number = first; number < tiles.count; number += int64_t{gridDim.x} * Tiles::warps) {
-    const Tile tile = tiles.tile(number, distances, width);
-    if (tile.key >= distances.keys) continue;
-    visit(tile,
-          RowBias<C, plain>(distances, bias_line<C>(slopes, distances, tile.batch, tile.head)),
-          keys_at<width, plain, C>(distances, tile.batch, tile.key));
+/// The keys of a lane's pack: which of them are in the row, and not masked, and the position of the
+/// first. NaN: the positions of the others do not follow, or are not exact.
+template <typename C, int width>
+struct PackKeys {
+  unsigned inside, visible;
+  C position;
+};
+
+template <int width, typename C>
+__device__ PackKeys<C, width> keys_at(const Distances& distances, int64_t batch, int64_t key) {
+  const unsigned inside = keys_between<width>(key, int64_t{0}, distances.keys);
+  if (distances.mask == nullptr && distances.key_positions.data == nullptr) {
+    return {inside, inside, is_exact(key) ? static_cast<C>(key) : static_cast<C>(NAN)};
+  }
+  PackKeys<C, width> keys = {inside, 0, static_cast<C>(NAN)};
+#pragma unroll
+  for (int i = 0; i < width; ++i) {
+    if ((inside >> i & 1) == 0 || is_masked(distances, batch, key + i)) continue;
+    const int64_t position = key_position(distances, batch, key + i);
+    const C first = is_exact(position) ? static_cast<C>(position - i) : static_cast<C>(NAN);
+    keys.position = keys.visible == 0 || first == keys.position ? first : static_cast<C>(NAN);
+    keys.visible |= 1u << i;
+  }
+  return keys;
+}
+
+/// A pack of keys whose positions do not follow one another, or are not exact.
+template <typename T, bool adds>
+__device__ __attribute__((noinline)) void bias_one_by_one(const ScoreArguments& arguments,
+                                                          const Row& row, int64_t first) {
+  using C = Compute<T>;
+  const Distances& distances = arguments.distances;
+  const Query query(distances, row);
+  const auto line = bias_line<C>(arguments.slopes, distances, row.batch, row.head);
+  const T* in = row_data<const T>(arguments.in, row);
+  T* out = row_data<T>(arguments.out, row);
+  const int64_t end = min(first + core::vector_width<T>, distances.keys);
+  for (int64_t key = max(first, int64_t{0}); key < end; ++key) {
+    const int32_t distance = query.distance_to(key);
+    const C scale = static_cast<C>(arguments.scale);
+    core::store(adds ? biased(line, distance, core::load(in[key]), scale) : bias(line, distance),
+                out + key);
   }
 }
 
-template <typename T, int width, bool plain>
-__global__ void __launch_bounds__(block_size)
-    fill_kernel(const __grid_constant__ FillArguments arguments, Tiles tiles) {
-  using C = Compute<T>;
-  const auto fill = [&](const Tile& tile, RowBias<C, plain> bias, const Keys<C, width>& keys) {
-    T* out = row_data<T>(arguments.out, {tile.batch, tile.head, tile.begin}) + tile.key;
-    for (int64_t query = tile.begin; query < tile.end; ++query) {
-      bias.move_to(tile.batch, query);
-      C biases[width] = {};
-      bias.fill(keys, tile.key, biases);
-      store_keys<width>(biases, out);
-      out += arguments.out.stride[2];
-    }
-  };
-  for_each_tile<width, plain, C>(tiles, arguments.slopes, arguments.distances, fill);
+__device__ __attribute__((noinline)) KeyRange find_document(const Distances& distances,
+                                                            int64_t query) {
+  return document_of(distances, query);
 }
 
-template <typename T, int width, bool plain>
+/// biases, or in * scale + biases if `adds`.
+template <typename T, bool adds>
 __global__ void __launch_bounds__(block_size)
-    add_kernel(const __grid_constant__ ScoreArguments arguments, Tiles tiles) {
+    bias_kernel(const __grid_constant__ ScoreArguments arguments, Tiles tiles, bool aligned) {
   using C = Compute<T>;
+  constexpr int width = core::vector_width<T>;
+  const Distances& distances = arguments.distances;
   const C scale = static_cast<C>(arguments.scale);
-  const auto add = [&](const Tile& tile, RowBias<C, plain> bias, const Keys<C, width>& keys) {
-    const T* in = row_data<const T>(arguments.in, {tile.batch, tile.head, tile.begin}) + tile.key;
-    T* out = row_data<T>(arguments.out, {tile.batch, tile.head, tile.begin}) + tile.key;
-    for (int64_t query = tile.begin; query < tile.end; ++query) {
-      bias.move_to(tile.batch, query);
-      C scores[width] = {};
-      if (!bias.drops_hidden() || !bias.hides(keys, tile.key)) load_keys<width>(in, scores);
-      bias.add(keys, tile.key, scale, scores);
-      store_keys<width>(scores, out);
+  const int64_t first_tile = int64_t{blockIdx.x} * Tiles::warps + threadIdx.x / core::warp_size;
+  const int64_t step = int64_t{gridDim.x} * Tiles::warps;
+  for (int64_t number = first_tile; number < tiles.count; number += step) {
+    const Tile tile = tiles.tile(number, distances, width);
+    Row row = {tile.batch, tile.head, tile.begin};
+    const T* in = row_data<const T>(arguments.in, row);
+    T* out = row_data<T>(arguments.out, row);
+    const int64_t key = tile.key - shift_of(out);
+    if (key >= distances.keys) continue;
+    const BiasLine<C> line = bias_line<C>(arguments.slopes, distances, tile.batch, tile.head);
+    const auto keys = keys_at<width, C>(distances, tile.batch, key);
+    const bool keeps_hidden = adds && !distances.apply_mask;
+    KeyRange document = {0, 0};
+    for (; row.query < tile.end; ++row.query) {
+      const int64_t place = query_position(distances, tile.batch, row.query);
+      const C position = is_exact(place) ? static_cast<C>(place) : static_cast<C>(NAN);
+      const C first = keys.position - position;
+      unsigned seen = keys.visible;
+      if (distances.documents > 0) {
+        // Neighbouring rows are mostly of the same document.
+        const int64_t own = distances.offset + row.query;  // the key of the query's token
+        if (own < document.begin || own >= document.end) {
+          document = find_document(distances, row.query);
+        }
+        seen &= keys_between<width>(key, document.begin, document.end);
+      }
+      if (first == first || seen == 0) {
+        if (distances.causal && !(first <= C(1 - width))) {
+          seen &= first <= 0 ? all_keys<width> >> (width - 1 + static_cast<int>(first)) : 0;
+        }
+        C values[width] = {};
+        if (adds && (seen != 0 || keeps_hidden)) {
+          const auto pack = load_pack(in, key, distances.keys, keys.inside, aligned);
+          unpack(pack, values);
+        }
+        apply_biases<adds>(line, first, seen, scale, keeps_hidden, values);
+        store_pack(pack_of<T>(values), out, key, distances.keys);
+      } else {
+        bias_one_by_one<T, adds>(arguments, row, key);
+      }
       in += arguments.in.stride[2];
       out += arguments.out.stride[2];
     }
-  };
-  for_each_tile<width, plain, C>(tiles, arguments.slopes, arguments.distances, add);
+  }
 }
 
 // ----------------------------------------------------------------------------------------- softmax
@@ -378,78 +390,58 @@ __device__ double exponential(double x) { return exp(x); }
 /// The maximum bytes of a row that stay in shared memory between passes; the rest is reloaded.
 constexpr int64_t kept_bytes = 40 * 1024;
 
-/// The softmax of a row of any kind, by a block.
-template <typename T, int width, bool plain>
-__device__ void softmax_of_row(const ScoreArguments& arguments, const Row& row, int64_t kept_keys) {
+/// The softmax of a row of any kind, by a block. `kept`: room for the first scores.
+template <typename T>
+__device__ __attribute__((noinline)) void softmax_of_row(const ScoreArguments& arguments,
+                                                         const Row& row, Compute<T>* kept,
+                                                         int64_t kept_keys) {
   using C = Compute<T>;
-  C* const kept = reinterpret_cast<C*>(core::dynamic_shared_memory());
   const Distances& distances = arguments.distances;
   const C scale = static_cast<C>(arguments.scale);
-  const Query<plain> query(distances, row);
-  RowBias<C, plain> bias(distances, bias_line<C>(arguments.slopes, distances, row.batch, row.head));
-  bias.move_to(row.batch, row.query);
+  const Query query(distances, row);
+  const BiasLine<C> line = bias_line<C>(arguments.slopes, distances, row.batch, row.head);
   const T* in = row_data<const T>(arguments.in, row);
   T* out = row_data<T>(arguments.out, row);
   const int64_t end = query.visible_end();
+  C max_score = -static_cast<C>(INFINITY), sum = 0, part = 0;
   // A thread visits the same keys in every pass, so passes need no barrier between them.
-  const auto each_pack = [&](auto visit) {
-    for (int64_t key = int64_t{threadIdx.x} * width; key < end; key += blockDim.x * width) {
-      visit(key);
+#pragma unroll 1
+  for (int pass = 0; pass < 3; ++pass) {
+#pragma unroll 1
+    for (int64_t key = threadIdx.x; key < end; key += blockDim.x) {
+      const bool is_kept = key < kept_keys;
+      C value = 0;
+      if (pass > 0 && is_kept) {
+        value = kept[key];
+      } else {
+        value = biased(line, query.distance_to(key), core::load(in[key]), scale);
+      }
+      if (pass == 0) max_score = value > max_score ? value : max_score;
+      if (pass == 1 || (pass == 2 && !is_kept)) value = exponential(value - max_score);
+      if (pass == 1) part += value;
+      if (pass < 2 && is_kept) kept[key] = value;
+      if (pass == 2) core::store(sum == 0 ? C(0) : value * (1 / sum), out + key);
     }
-  };
-  const auto read = [&](int64_t key, C(&scores)[width]) {
-    load_keys<width>(in + key, scores);
-    bias.add(keys_at<width, plain, C>(distances, row.batch, key), key, scale, scores);
-  };
-  C max_score = -static_cast<C>(INFINITY);
-  each_pack([&](int64_t key) {
-    C scores[width];
-    read(key, scores);
-    if (key < kept_keys) core::store_values<width>(scores, kept + key);
-#pragma unroll
-    for (int i = 0; i < width; ++i) max_score = scores[i] > max_score ? scores[i] : max_score;
-  });
-  max_score = core::over_block(max_score, core::Larger());
-  if (max_score == -static_cast<C>(INFINITY)) max_score = 0;
-  C part = 0;
-  each_pack([&](int64_t key) {
-    C values[width];
-    if (key < kept_keys) {
-      core::load_values<width>(kept + key, values);
-    } else {
-      read(key, values);
+    if (pass == 0) {
+      max_score = core::over_block(max_score, core::Larger());
+      if (max_score == -static_cast<C>(INFINITY)) max_score = 0;
+    } else if (pass == 1) {
+      sum = core::over_block(part, core::Add());  // 0: all keys are hidden, and weights zero
     }
-#pragma unroll
-    for (int i = 0; i < width; ++i) part += values[i] = exponential(values[i] - max_score);
-    if (key < kept_keys) core::store_values<width>(values, kept + key);
-  });
-  const C sum = core::over_block(part, core::Add());
-  const C factor = sum == 0 ? C(0) : 1 / sum;  // all keys hidden: zeros
-  each_pack([&](int64_t key) {
-    C values[width];
-    if (key < kept_keys) {
-      core::load_values<width>(kept + key, values);
-    } else {
-      read(key, values);
-#pragma unroll
-      for (int i = 0; i < width; ++i) values[i] = exponential(values[i] - max_score);
-    }
-#pragma unroll
-    for (int i = 0; i < width; ++i) values[i] *= factor;
-    store_keys<width>(values, out + key);
-  });
-  const int64_t written = (end + width - 1) / width * width;
-  for (int64_t key = written + threadIdx.x; key < distances.keys; key += blockDim.x) {
+  }
+  for (int64_t key = end + threadIdx.x; key < distances.keys; key += blockDim.x) {
     core::store(C(0), out + key);
   }
 }
 
-template <typename T, int width, bool plain>
-__global__ void softmax_kernel(const __grid_constant__ ScoreArguments arguments, RowNumbers numbers,
-                               int64_t kept_keys) {
+template <typename T>
+__global__ void __launch_bounds__(block_size)
+    softmax_kernel(const __grid_constant__ ScoreArguments arguments, RowNumbers numbers,
+                   int64_t kept_keys) {
+  auto* kept = reinterpret_cast<Compute<T>*>(core::dynamic_shared_memory());
   const int64_t rows = arguments.batch * arguments.slopes.heads * arguments.distances.queries;
   for (int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
-    softmax_of_row<T, width, plain>(arguments, numbers.row(number), kept_keys);
+    softmax_of_row<T>(arguments, numbers.row(number), kept, kept_keys);
   }
 }
 
@@ -476,12 +468,13 @@ struct RowBlocks {
   int64_t rows, rows_of_batch;
   unsigned blocks, threads;
 
-  static RowBlocks of(int64_t batch, int64_t heads, const Distances& distances,
+  /// `span`: keys of a row with those before it in its first pack.
+  static RowBlocks of(int64_t batch, int64_t heads, const Distances& distances, int64_t span,
                       int keys_per_thread) {
     const auto divisor = [](int64_t value) {
       return core::Divisor<int64_t>::of(std::max<int64_t>(1, value));
     };
-    const int64_t warps = core::divide_up(distances.keys, keys_per_thread * core::warp_size);
+    const int64_t warps = core::divide_up(span, keys_per_thread * core::warp_size);
     const auto threads = static_cast<unsigned>(core::warp_size * std::max<int64_t>(1, warps));
     const int64_t rows_of_batch = heads * distances.queries;
     // Fewer rows where large blocks would leave multiprocessors without work.
@@ -516,257 +509,158 @@ struct RowBlocks {
   }
 };
 
-/// The first key of a thread's pack, in a row that the whole block shares.
-template <int width>
-__device__ int key_of(int pack) {
-  return static_cast<int>(pack * blockDim.x + threadIdx.x) * width;
-}
+/// What the queries of a block's rows see: a row after another, packs of its keys.
+class BlockKeys {
+ public:
+  /// Reads masks and positions of the keys of a sample. Every thread must call it.
+  __device__ BlockKeys(const Distances& distances, int64_t batch)
+      : distances_(distances),
+        bits_(reinterpret_cast<uint32_t*>(core::dynamic_shared_memory())),
+        has_bits_(distances.mask != nullptr || distances.key_positions.data != nullptr) {
+    if (!has_bits_) return;
+    constexpr int none = 1 << 26;
+    int low = none, high = -none;
+    const int lane = static_cast<int>(threadIdx.x) % core::warp_size;
+    for (unsigned word = threadIdx.x / core::warp_size; word < words(distances.keys);
+         word += blockDim.x / core::warp_size) {
+      const int64_t key = (int64_t{word} - 1) * core::warp_size + lane;
+      const bool visible = key >= 0 && key < distances.keys && !is_masked(distances, batch, key);
+      const uint32_t bits = __ballot_sync(0xffffffffu, visible);
+      if (lane == 0) bits_[word] = bits;
+      if (!visible) continue;
+      const int64_t position = key_position(distances, batch, key);
+      const int base = static_cast<int>(position - key);
+      low = min(low, is_exact(position) ? base : -none);
+      high = max(high, is_exact(position) ? base : none);
+    }
+    high = core::over_block(high, core::Larger());
+    low = -core::over_block(-low, core::Larger());
+    follow_ = low >= high;
+    base_ = low == high ? low : 0;
+  }
 
-/// Calls visit(pack, key) for the packs of a thread.
+  /// Words of bits: a word before the row, because its first pack may begin there.
+  static __host__ __device__ unsigned words(int64_t keys) {
+    return static_cast<unsigned>((keys + 31) / 32 + 2);
+  }
+
+  /// Goes to a row; false if the positions of its keys do not follow one another, or are not exact.
+  __device__ bool move_to(const Row& row) {
+    const int64_t position = query_position(distances_, row.batch, row.query);
+    if (!follow_ || !is_exact(position)) return false;
+    KeyRange range = find_document(distances_, row.query);
+    origin_ = static_cast<int>(position) - base_;
+    if (distances_.causal) range.end = min(range.end, int64_t{origin_} + 1);
+    begin_ = static_cast<int>(max(range.begin, int64_t{0}));
+    end_ = static_cast<int>(max(min(range.end, distances_.keys), int64_t{0}));
+    return true;
+  }
+
+  /// The keys of the pack at `key` that the query sees.
+  template <int width>
+  __device__ unsigned seen(int key) const {
+    const unsigned seen = keys_between<width>(key, begin_, end_);
+    if (!has_bits_ || seen == 0) return seen;
+    const unsigned bit = static_cast<unsigned>(key + 32), word = bit / 32;
+    return seen &
+           static_cast<uint32_t>((uint64_t{bits_[word + 1]} << 32 | bits_[word]) >> bit % 32);
+  }
+
+  /// The distance of a key from the query.
+  template <typename C>
+  __device__ C distance_to(int key) const {
+    return static_cast<C>(key - origin_);
+  }
+
+ private:
+  const Distances& distances_;
+  uint32_t* bits_;
+  bool has_bits_, follow_ = true;
+  int base_ = 0;                          // position = key + base
+  int origin_ = 0, begin_ = 0, end_ = 0;  // of a row: the key at distance 0, and those it may see
+};
+
+/// Calls visit(pack, key) for the packs of a thread, in a row that the whole block shares.
 template <int packs, int width, typename Visit>
-__device__ void each_pack(int keys, const Visit& visit) {
+__device__ void each_pack(int shift, int keys, const Visit& visit) {
 #pragma unroll
   for (int pack = 0; pack < packs; ++pack) {
-    const int key = key_of<width>(pack);
+    const int key = static_cast<int>(pack * blockDim.x + threadIdx.x) * width - shift;
     if (key < keys) visit(pack, key);
   }
 }
 
-/// The number of keys, from the first one, that the query of a row of plain ALiBi sees.
-__device__ int visible_keys(const Distances& distances, int64_t query) {
-  return static_cast<int>(Query<true>(distances, {0, 0, query}).visible_end());
-}
-
-/// Keys of a row that a thread keeps in registers.
+/// Keys of a row that a thread keeps in registers: as many as a word has bits.
 constexpr int softmax_keys = 32;
 
-/// The positions of the keys of a block's threads, in shared memory. Each thread reads its own.
-template <typename C, int width>
-class KeyTable {
- public:
-  __device__ explicit KeyTable(int packs)
-      : positions_(reinterpret_cast<C*>(core::dynamic_shared_memory())),
-        ends_(positions_ + packs * width * blockDim.x) {}
-
-  static size_t bytes(unsigned threads, int packs) {
-    return threads * static_cast<size_t>(packs) * (width + 2) * sizeof(C);
-  }
-
-  __device__ void write(int pack, const Keys<C, width>& keys) {
-    const unsigned index = pack * blockDim.x + threadIdx.x;
-    const C ends[2] = {keys.first, keys.last};
-    core::store_values<width>(keys.position, positions_ + index * width);
-    core::store_values<2>(ends, ends_ + index * 2);
-  }
-
-  __device__ Keys<C, width> at(int pack) const {
-    const unsigned index = pack * blockDim.x + threadIdx.x;
-    Keys<C, width> keys;
-    C ends[2];
-    core::load_values<width>(positions_ + index * width, keys.position);
-    core::load_values<2>(ends_ + index * 2, ends);
-    keys.first = ends[0];
-    keys.last = ends[1];
-    return keys;
-  }
-
- private:
-  C* positions_;
-  C* ends_;
-};
-
-/// The biases of rows whose distances are key - query, for row_softmax_kernel.
-template <typename C, int width, int packs>
-class PlainRow {
- public:
-  __device__ explicit PlainRow(const ScoreArguments& arguments) : arguments_(arguments) {}
-
-  /// Prepares a block's rows; false if it cannot process them.
-  __device__ bool read_keys(const RowBlocks&) { return true; }
-
-  __device__ void move_to(const Row& row) {
-    const Distances& distances = arguments_.distances;
-    line_ = bias_line<C>(arguments_.slopes, distances, row.batch, row.head);
-    if (distances.causal) line_.after = 0;  // hidden, or without bias
-    position_ = static_cast<C>(distances.offset + row.query);
-    end_ = visible_keys(distances, row.query);
-  }
-
-  __device__ bool needs(int, int key) const { return key < end_; }
-
-  __device__ void add(int, int key, C scale, C (&scores)[width]) const {
-    const C first = static_cast<C>(key) - position_;
-    if (first + (width - 1) <= 0) {
-#pragma unroll
-      for (int i = 0; i < width; ++i) {
-        scores[i] = core::fma(line_.before, first + static_cast<C>(i), scores[i] * scale);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < width; ++i) {
-        const C distance = first + static_cast<C>(i);
-        const C score =
-            core::fma(distance > 0 ? line_.after : line_.before, distance, scores[i] * scale);
-        scores[i] = key + i < end_ ? score : -static_cast<C>(INFINITY);
-      }
-    }
-  }
-
-  /// The weight of a pack of hidden keys.
-  __device__ C hidden_weight(C) const { return 0; }
-
- private:
-  const ScoreArguments& arguments_;
-  BiasLine<C> line_ = {};
-  C position_ = 0;
-  int end_ = 0;
-};
-
-/// The same for rows with positions, masks or documents. Positions of keys are in shared memory.
-template <typename C, int width, int packs>
-class PositionedRow {
- public:
-  __device__ explicit PositionedRow(const ScoreArguments& arguments)
-      : arguments_(arguments), bias_(arguments.distances, {}), table_(packs) {}
-
-  /// False if positions are not exact.
-  __device__ bool read_keys(const RowBlocks& blocks) {
-    const Distances& distances = arguments_.distances;
-    const int64_t batch = blocks.first().batch;
-    bool exact = true;
-#pragma unroll 1
-    for (int pack = 0; pack < packs && key_of<width>(pack) < distances.keys; ++pack) {
-      const auto keys = keys_at<width, false, C>(distances, batch, key_of<width>(pack));
-      exact = exact && keys.first == keys.first;
-      table_.write(pack, keys);
-    }
-    blocks.each_row([&](const Row& row) {
-      bias_.move_to(row.batch, row.query);
-      exact = exact && bias_.is_exact();
-    });
-    return core::over_block(exact ? 0 : 1, core::Larger()) == 0;
-  }
-
-  __device__ void move_to(const Row& row) {
-    bias_.set_line(bias_line<C>(arguments_.slopes, arguments_.distances, row.batch, row.head));
-    bias_.move_to(row.batch, row.query);
-  }
-
-  __device__ bool needs(int pack, int key) const {
-    return !bias_.drops_hidden() || !bias_.hides(table_.at(pack), key);
-  }
-
-  __device__ void add(int pack, int key, C scale, C (&scores)[width]) const {
-    bias_.template add<true>(table_.at(pack), key, scale, scores);
-  }
-
-  /// NaN if the row has one, as for hidden keys among visible ones.
-  __device__ C hidden_weight(C factor) const { return 0 * factor; }
-
- private:
-  const ScoreArguments& arguments_;
-  RowBias<C, false> bias_;
-  KeyTable<C, width> table_;
-};
-
-/// The softmax of a row whose positions are not exact, one key at a time. Short, because every
-/// instantiation of row_softmax_kernel contains it for few rows.
+/// Threads of the largest block, which limit the registers of a kernel.
 template <typename T>
-__device__ void softmax_one_by_one(const ScoreArguments& arguments, const Row& row) {
+constexpr int softmax_threads = sizeof(T) == 2 ? 640 : 512;
+
+template <typename T>
+__global__ void __launch_bounds__(softmax_threads<T>, 1)
+    row_softmax_kernel(const __grid_constant__ ScoreArguments arguments, RowBlocks blocks,
+                       bool aligned, int kept_keys) {
   using C = Compute<T>;
+  constexpr int width = core::vector_width<T>, packs = softmax_keys / width;
   const Distances& distances = arguments.distances;
-  const Query<false> query(distances, row);
-  const BiasLine<C> line = bias_line<C>(arguments.slopes, distances, row.batch, row.head);
-  const T* in = row_data<const T>(arguments.in, row);
-  T* out = row_data<T>(arguments.out, row);
-  C max_score = -static_cast<C>(INFINITY), sum = 0;
-#pragma unroll 1
-  for (int pass = 0; pass < 3; ++pass) {
-    C part = 0;
-#pragma unroll 1
-    for (int64_t key = threadIdx.x; key < distances.keys; key += blockDim.x) {
-      const C score = biased(line, query.distance_to(key), core::load(in[key]),
-                             static_cast<C>(arguments.scale));
-      if (pass == 0) {
-        max_score = score > max_score ? score : max_score;
-        continue;
-      }
-      const C value = exponential(score - max_score);
-      part += value;
-      if (pass == 2) core::store(sum == 0 ? C(0) : value * (1 / sum), out + key);
-    }
-    if (pass == 0) {
-      max_score = core::over_block(max_score, core::Larger());
-      if (max_score == -static_cast<C>(INFINITY)) max_score = 0;
-    } else if (pass == 1) {
-      sum = core::over_block(part, core::Add());
-    }
-  }
-}
-
-/// Resident blocks per multiprocessor, which limit the registers of a kernel: as many as possible
-/// without spills.
-template <typename T, int width, bool plain>
-constexpr int softmax_blocks = sizeof(T) == 4 || width == 2 ? 2 : (plain&& width == 8 ? 4 : 3);
-
-template <typename T, int width, bool plain>
-__global__ void __launch_bounds__(block_size, (softmax_blocks<T, width, plain>))
-    row_softmax_kernel(const __grid_constant__ ScoreArguments arguments, RowBlocks blocks) {
-  using C = Compute<T>;
-  constexpr int packs = softmax_keys / width;
-  const int keys = static_cast<int>(arguments.distances.keys);
+  const int keys = static_cast<int>(distances.keys);
   const C scale = static_cast<C>(arguments.scale);
-  std::conditional_t<plain, PlainRow<C, width, packs>, PositionedRow<C, width, packs>> biases(
-      arguments);
-  if (!biases.read_keys(blocks)) {
-    blocks.each_row([&](const Row& row) { softmax_one_by_one<T>(arguments, row); });
-    return;
-  }
+  BlockKeys block(distances, blocks.first().batch);
   blocks.each_row([&](const Row& row) {
-    biases.move_to(row);
+    if (!block.move_to(row)) {
+      const size_t bits = (BlockKeys::words(keys) + 3) / 4 * 16;
+      auto* kept = reinterpret_cast<C*>(core::dynamic_shared_memory() + bits);
+      softmax_of_row<T>(arguments, row, kept, kept_keys);
+      return;
+    }
+    const BiasLine<C> line = bias_line<C>(arguments.slopes, distances, row.batch, row.head);
     const T* in = row_data<const T>(arguments.in, row);
     T* out = row_data<T>(arguments.out, row);
-    Vector<T, width> loaded[packs];
-    unsigned needed = 0;  // a bit for each pack
-    each_pack<packs, width>(keys, [&](int pack, int key) {
-      if (!biases.needs(pack, key)) return;
-      needed |= 1u << pack;
-      loaded[pack] = *reinterpret_cast<const Vector<T, width>*>(in + key);
+    const int shift = shift_of(out);
+    Pack<T> loaded[packs];
+    unsigned seen = 0;  // a bit for each key
+    const auto seen_in = [&](int pack) { return seen >> pack * width & all_keys<width>; };
+    each_pack<packs, width>(shift, keys, [&](int pack, int key) {
+      const unsigned sees = block.seen<width>(key);
+      seen |= sees << pack * width;
+      if (sees != 0) loaded[pack] = load_pack(in, key, keys, sees, aligned);
     });
     C values[packs][width];
     C max_score = -static_cast<C>(INFINITY);
-#pragma unroll
-    for (int pack = 0; pack < packs; ++pack) {
-      if ((needed >> pack & 1) == 0) continue;
-      const int key = key_of<width>(pack);
-      core::load_all(loaded[pack].values, values[pack]);
-      biases.add(pack, key, scale, values[pack]);
+    each_pack<packs, width>(shift, keys, [&](int pack, int key) {
+      if (seen_in(pack) == 0) return;
+      unpack(loaded[pack], values[pack]);
+      apply_biases<true>(line, block.distance_to<C>(key), seen_in(pack), scale, false,
+                         values[pack]);
 #pragma unroll
       for (int i = 0; i < width; ++i) max_score = fmax(values[pack][i], max_score);  // skips NaN
-    }
-    max_score = core::over_block(max_score, core::Larger());
+    });
+    max_score = core::over_block_once(max_score, core::Larger());
     if (max_score == -static_cast<C>(INFINITY)) max_score = 0;
     C part = 0;
 #pragma unroll
     for (int pack = 0; pack < packs; ++pack) {
-      if ((needed >> pack & 1) == 0) continue;
+      if (seen_in(pack) == 0) continue;
 #pragma unroll
       for (int i = 0; i < width; ++i) {
         part += values[pack][i] = exponential_for<T>(values[pack][i] - max_score);
       }
     }
-    const C sum = core::over_block(part, core::Add());
+    const C sum = core::over_block_once(part, core::Add());
     const C factor = sum == 0 ? C(0) : 1 / sum;  // all keys hidden: zeros
-    each_pack<packs, width>(keys, [&](int pack, int key) {
+    // As on the CPU, a NaN among visible keys is seen in those that a mask hides.
+    const C hidden_weight = is_plain(distances) ? C(0) : 0 * factor;
+    each_pack<packs, width>(shift, keys, [&](int pack, int key) {
       C weights[width];
-      if ((needed >> pack & 1) != 0) {
+      if (seen_in(pack) != 0) {
 #pragma unroll
         for (int i = 0; i < width; ++i) weights[i] = values[pack][i] * factor;
       } else {
 #pragma unroll
-        for (int i = 0; i < width; ++i) weights[i] = biases.hidden_weight(factor);
+        for (int i = 0; i < width; ++i) weights[i] = hidden_weight;
       }
-      store_keys<width>(weights, out + key);
+      store_pack(pack_of<T>(weights), out, key, keys);
     });
   });
 }
@@ -794,165 +688,126 @@ __device__ void store_sums(const SlopeSums& sums, const SlopeGradient& gradient,
   if (gradient.sides == 2) gradient.partial[rows + number] = after;
 }
 
-template <typename T, int width, bool plain>
-__global__ void softmax_backward_kernel(SoftmaxBackwardArguments arguments, RowNumbers numbers) {
+/// Gradients of a row of any kind, by a block.
+template <typename T>
+__device__ __attribute__((noinline)) SlopeSums softmax_backward_of_row(
+    const SoftmaxBackwardArguments& arguments, const Row& row, bool sums_slopes) {
   using C = Compute<T>;
   const Distances& distances = arguments.distances;
-  const SlopeGradient& gradient = arguments.slopes;
-  const int64_t rows = arguments.batch * gradient.heads * distances.queries;
   const C scale = static_cast<C>(arguments.scale);
-  for (int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
-    const Row row = numbers.row(number);
-    const Query<plain> query(distances, row);
-    const T* grad = row_data<const T>(arguments.grad, row);
-    const T* weights = row_data<const T>(arguments.weights, row);
-    T* out = row_data<T>(arguments.out, row);
-    const int64_t end = query.visible_end();
-    const auto each_pack = [&](int64_t keys, auto visit) {
-      for (int64_t key = int64_t{threadIdx.x} * width; key < keys; key += block_size * width) {
-        visit(key);
-      }
-    };
-    bool has_nan = false;
-    /// The keys in a pack that the query sees, a bit for each.
-    const auto seen_of = [&](int64_t key) {
-      unsigned seen = 0;
-#pragma unroll
-      for (int i = 0; i < width; ++i) {
-        seen |= unsigned{has_nan ? query.sees(key + i) : key + i < end} << i;
-      }
-      return seen;
-    };
-    const auto dot_of_row = [&] {
-      C dot = 0;
-      each_pack(end, [&](int64_t key) {
-        const unsigned seen = seen_of(key);
-        C g[width], w[width];
-        load_keys<width>(grad + key, g);
-        load_keys<width>(weights + key, w);
-#pragma unroll
-        for (int i = 0; i < width; ++i) {
-          dot = (seen >> i & 1) != 0 ? core::fma(g[i], w[i], dot) : dot;
-        }
-      });
-      return core::over_block(dot, core::Add());
-    };
-    C mean = dot_of_row();
-    // Hidden keys have weight 0. Only where their memory holds NaN does the sum show them.
-    if (!plain && distances.apply_mask && !(mean - mean == 0)) {
-      has_nan = true;
-      mean = dot_of_row();
+  const Query query(distances, row);
+  const T* grad = row_data<const T>(arguments.grad, row);
+  const T* weights = row_data<const T>(arguments.weights, row);
+  T* out = row_data<T>(arguments.out, row);
+  const int64_t end = query.visible_end();
+  C dot = 0;
+#pragma unroll 1
+  for (int64_t key = threadIdx.x; key < end; key += blockDim.x) {
+    if (query.sees(key)) dot = core::fma(core::load(grad[key]), core::load(weights[key]), dot);
+  }
+  const C mean = core::over_block(dot, core::Add());
+  SlopeSums sums;
+  // Hidden keys have gradient 0, even if memory holds NaN.
+#pragma unroll 1
+  for (int64_t key = threadIdx.x; key < distances.keys; key += blockDim.x) {
+    C value = 0;
+    if (key < end && query.sees(key)) {
+      value = core::load(weights[key]) * (core::load(grad[key]) - mean);
+      if (sums_slopes) sums.add(query.distance_to(key), value);
     }
-    SlopeSums sums;
-    each_pack(distances.keys, [&](int64_t key) {
-      const unsigned seen = key < end ? seen_of(key) : 0;
-      C g[width] = {}, w[width] = {};
-      if (seen != 0) {
-        load_keys<width>(grad + key, g);
-        load_keys<width>(weights + key, w);
-      }
-      // Hidden keys have gradient 0, even if memory holds NaN.
-#pragma unroll
-      for (int i = 0; i < width; ++i) g[i] = (seen >> i & 1) != 0 ? w[i] * (g[i] - mean) : C(0);
-      if (gradient.sides > 0) {
-#pragma unroll
-        for (int i = 0; i < width; ++i) {
-          if ((seen >> i & 1) != 0) sums.add(query.distance_to(key + i), g[i]);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < width; ++i) g[i] *= scale;
-      store_keys<width>(g, out + key);
-    });
-    if (gradient.sides > 0) store_sums(sums, gradient, number, rows);
+    core::store(value * scale, out + key);
+  }
+  return sums;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(block_size)
+    softmax_backward_kernel(const __grid_constant__ SoftmaxBackwardArguments arguments,
+                            RowNumbers numbers) {
+  const SlopeGradient& gradient = arguments.slopes;
+  const int64_t rows = arguments.batch * gradient.heads * arguments.distances.queries;
+  for (int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
+    const bool sums_slopes = gradient.sides > 0;
+    const auto sums = softmax_backward_of_row<T>(arguments, numbers.row(number), sums_slopes);
+    if (sums_slopes) store_sums(sums, gradient, number, rows);
   }
 }
 
 /// Keys of a row that a thread keeps in registers: 128 bytes of each matrix.
 template <typename T>
 constexpr int backward_keys = 128 / static_cast<int>(sizeof(T));
+constexpr int backward_threads = 512;
 
-/// Gradients of scores alone. `plain`: what a query sees depends on its place alone.
-template <typename T, int width, bool plain>
-__global__ void __launch_bounds__(block_size, 2)
+/// Gradients of scores alone.
+template <typename T>
+__global__ void __launch_bounds__(backward_threads, 1)
     row_softmax_backward_kernel(const __grid_constant__ SoftmaxBackwardArguments arguments,
-                                RowBlocks blocks) {
+                                RowBlocks blocks, bool aligned) {
   using C = Compute<T>;
-  using Pack = Vector<T, width>;
-  constexpr int packs = backward_keys<T> / width;
+  constexpr int width = core::vector_width<T>, packs = backward_keys<T> / width;
   const Distances& distances = arguments.distances;
   const int keys = static_cast<int>(distances.keys);
   const C scale = static_cast<C>(arguments.scale);
+  BlockKeys block(distances, blocks.first().batch);
   blocks.each_row([&](const Row& row) {
-    const int end = plain ? visible_keys(distances, row.query) : keys;
+    if (!block.move_to(row)) {
+      softmax_backward_of_row<T>(arguments, row, /*sums_slopes=*/false);
+      return;
+    }
     const T* grad = row_data<const T>(arguments.grad, row);
     const T* weights = row_data<const T>(arguments.weights, row);
     T* out = row_data<T>(arguments.out, row);
-    Pack g[packs], w[packs];
-    each_pack<packs, width>(end, [&](int pack, int key) {
-      g[pack] = *reinterpret_cast<const Pack*>(grad + key);
-      w[pack] = *reinterpret_cast<const Pack*>(weights + key);
-    });
+    const int shift = shift_of(out);
+    Pack<T> g[packs], w[packs];
+    uint64_t seen = 0;  // a bit for each key
+    const auto seen_in = [&](int pack) {
+      return static_cast<unsigned>(seen >> pack * width) & all_keys<width>;
+    };
     // Hidden keys have gradient 0, even if memory holds NaN.
-    const auto hide = [&](int key, C(&values)[width]) {
-      if (key + width <= end) return;
+    each_pack<packs, width>(shift, keys, [&](int pack, int key) {
+      const unsigned sees = block.seen<width>(key);
+      if (sees == 0) return;
+      seen |= uint64_t{sees} << pack * width;
+      g[pack] = only(load_pack(grad, key, keys, sees, aligned), sees);
+      w[pack] = only(load_pack(weights, key, keys, sees, aligned), sees);
+    });
+    C dot = 0;
 #pragma unroll
-      for (int i = 0; i < width; ++i) values[i] = key + i < end ? values[i] : C(0);
-    };
-    const auto dot_of_row = [&] {
-      C dot = 0;
-      each_pack<packs, width>(end, [&](int pack, int key) {
-        C weight_grads[width], values[width];
-        core::load_all(g[pack].values, weight_grads);
-        core::load_all(w[pack].values, values);
-        hide(key, weight_grads);
-        hide(key, values);
+    for (int pack = 0; pack < packs; ++pack) {
+      if (seen_in(pack) == 0) continue;
+      C score_grads[width], values[width];
+      unpack(g[pack], score_grads);
+      unpack(w[pack], values);
 #pragma unroll
-        for (int i = 0; i < width; ++i) dot = core::fma(weight_grads[i], values[i], dot);
-      });
-      return core::over_block(dot, core::Add());
-    };
-    C mean = dot_of_row();
-    // Keys that other rules hide have weight 0. Only where memory holds NaN does the sum show them.
-    if constexpr (!plain) {
-      if (!(mean - mean == 0)) {
-        const Query<false> query(distances, row);
-        each_pack<packs, width>(end, [&](int pack, int key) {
-#pragma unroll
-          for (int i = 0; i < width; ++i) {
-            if (query.sees(key + i)) continue;
-            g[pack].values[i] = T{};
-            core::store(C(-1), w[pack].values + i);  // no weight: marks the key as hidden
-          }
-        });
-        mean = dot_of_row();
-      }
+      for (int i = 0; i < width; ++i) dot = core::fma(score_grads[i], values[i], dot);
     }
-    each_pack<packs, width>(keys, [&](int pack, int key) {
-      C score_grads[width] = {}, values[width];
-      if (key < end) {
-        core::load_all(g[pack].values, score_grads);
-        core::load_all(w[pack].values, values);
+    const C mean = core::over_block(dot, core::Add());
+    each_pack<packs, width>(shift, keys, [&](int pack, int key) {
+      Pack<T> result = {};
+      if (const unsigned sees = seen_in(pack); sees != 0) {
+        C score_grads[width], values[width];
+        unpack(g[pack], score_grads);
+        unpack(w[pack], values);
 #pragma unroll
         for (int i = 0; i < width; ++i) {
-          const bool hidden_key = !plain && values[i] < 0;
-          score_grads[i] = hidden_key ? C(0) : values[i] * (score_grads[i] - mean) * scale;
+          score_grads[i] = values[i] * (score_grads[i] - mean) * scale;
         }
-        hide(key, score_grads);
+        result = only(pack_of<T>(score_grads), sees);
       }
-      store_keys<width>(score_grads, out + key);
+      store_pack(result, out, key, keys);
     });
   });
 }
 
-template <typename T, bool plain>
-__global__ void reduce_rows_kernel(ReduceArguments arguments, RowNumbers numbers) {
+template <typename T>
+__global__ void __launch_bounds__(block_size)
+    reduce_rows_kernel(ReduceArguments arguments, RowNumbers numbers) {
   const Distances& distances = arguments.distances;
   const SlopeGradient& gradient = arguments.slopes;
   const int64_t rows = arguments.batch * gradient.heads * distances.queries;
   for (int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
     const Row row = numbers.row(number);
-    const Query<plain> query(distances, row);
+    const Query query(distances, row);
     const T* grad = row_data<const T>(arguments.grad, row);
     SlopeSums sums;
     for (int64_t key = threadIdx.x; key < query.visible_end(); key += block_size) {
@@ -987,167 +842,107 @@ const char* launch_reduce_heads(const SlopeGradient& gradient, int64_t batch, in
 
 // --------------------------------------------------------------------------------------- launches
 
-/// The largest number of keys, up to 16 bytes, in which all rows can be read and written.
 template <typename T>
-int64_t width_of(const Matrices& matrices, int64_t keys) {
-  const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(matrices.data) / sizeof(T));
+int64_t address_of(const Matrices& matrices) {
+  return static_cast<int64_t>(reinterpret_cast<uintptr_t>(matrices.data) / sizeof(T));
+}
+
+/// Whether rows begin equally far from 16-byte boundaries.
+template <typename T>
+bool aligned_alike(const Matrices& matrices, const Matrices& others) {
+  int64_t all = address_of<T>(matrices) - address_of<T>(others);
+  for (int i = 0; i < 3; ++i) all |= matrices.stride[i] - others.stride[i];
+  return all % core::vector_width<T> == 0;
+}
+
+/// Keys of a row with those before it in its first pack, at most.
+template <typename T>
+int64_t span_of(const Matrices& matrices, const Distances& distances) {
   const auto* stride = matrices.stride;
-  const int64_t all = core::vector_width<T> | keys | address | stride[0] | stride[1] | stride[2];
-  return all & -all;
+  const int64_t all = address_of<T>(matrices) | stride[0] | stride[1] | stride[2];
+  const bool at_boundary = all % core::vector_width<T> == 0;
+  return distances.keys + (at_boundary ? 0 : core::vector_width<T> - 1);
 }
 
-/// Returns launch(width, plain), both passed as types so that kernels can use them as constants.
-/// Tries `width`, width / step, and so on; none below `min_width`.
-template <int width, int step, int min_width, typename Launch>
-const char* with_form(int64_t max_width, const Distances& distances, Launch launch) {
-  if constexpr (width > 1 && width / step >= min_width) {
-    if (max_width < width) {
-      return with_form<width / step, step, min_width>(max_width, distances, launch);
-    }
-  }
-  const std::integral_constant<int, width> constant;
-  return distances.plain() ? launch(constant, std::true_type())
-                           : launch(constant, std::false_type());
-}
-
-/// The same with all widths of a type.
-template <typename T, typename Launch>
-const char* with_all_widths(int64_t max_width, const Distances& distances, Launch launch) {
-  return with_form<core::vector_width<T>, 2, 1>(max_width, distances, launch);
-}
-
-/// The same with the widths of kernels that keep rows in registers.
-template <typename T, typename Launch>
-const char* with_row_widths(int64_t max_width, const Distances& distances, Launch launch) {
-  return with_form<core::vector_width<T>, 2, 2>(max_width, distances, launch);
-}
-
-/// The same with the widths of general kernels: whole vectors and single keys.
-template <typename T, typename Launch>
-const char* with_general_widths(int64_t max_width, const Distances& distances, Launch launch) {
-  return with_form<core::vector_width<T>, core::vector_width<T>, 1>(max_width, distances, launch);
-}
-
-template <typename T>
-const char* launch_fill(const FillArguments& arguments, core::CudaStream stream) {
+template <typename T, bool adds>
+const char* launch_bias(const ScoreArguments& arguments, core::CudaStream stream) {
   const Distances& distances = arguments.distances;
-  const int64_t max_width = width_of<T>(arguments.out, distances.keys);
-  return with_all_widths<T>(max_width, distances, [&](auto width, auto plain) {
-    const Tiles tiles = Tiles::of(arguments.batch, arguments.slopes.heads, distances, width());
-    return core::checked_launch(fill_kernel<T, width(), plain()>, tiles.blocks(), block_size, 0,
-                                stream, arguments, tiles);
-  });
-}
-
-template <typename T>
-int64_t width_of(const ScoreArguments& arguments) {
-  return std::min(width_of<T>(arguments.in, arguments.distances.keys),
-                  width_of<T>(arguments.out, arguments.distances.keys));
-}
-
-RowNumbers numbers_of(const ScoreArguments& arguments) {
-  return RowNumbers::of(arguments.slopes.heads, arguments.distances.queries);
-}
-
-int64_t rows_of(const ScoreArguments& arguments) {
-  return arguments.batch * arguments.slopes.heads * arguments.distances.queries;
-}
-
-template <typename T>
-const char* launch_add(const ScoreArguments& arguments, core::CudaStream stream) {
-  const Distances& distances = arguments.distances;
-  return with_all_widths<T>(width_of<T>(arguments), distances, [&](auto width, auto plain) {
-    const Tiles tiles = Tiles::of(arguments.batch, arguments.slopes.heads, distances, width());
-    return core::checked_launch(add_kernel<T, width(), plain()>, tiles.blocks(), block_size, 0,
-                                stream, arguments, tiles);
-  });
+  constexpr int width = core::vector_width<T>;
+  if (distances.keys == 0) return nullptr;
+  // The rows of a tile have their packs at the same keys.
+  const int64_t rows = arguments.out.stride[2] % width == 0 ? 16 : 1;
+  const Tiles tiles = Tiles::of(arguments.batch, arguments.slopes.heads, distances,
+                                span_of<T>(arguments.out, distances), width, rows);
+  return core::checked_launch(bias_kernel<T, adds>, tiles.blocks(), block_size, 0, stream,
+                              arguments, tiles, aligned_alike<T>(arguments.in, arguments.out));
 }
 
 template <typename T>
 const char* launch_general_softmax(const ScoreArguments& arguments, core::CudaStream stream) {
   using C = Compute<T>;
   const Distances& distances = arguments.distances;
-  const unsigned blocks = blocks_for(rows_of(arguments));
+  const int64_t heads = arguments.slopes.heads;
+  const unsigned blocks = blocks_for(arguments.batch * heads * distances.queries);
   const int64_t kept = std::min<int64_t>(distances.keys, kept_bytes / sizeof(C));
-  const size_t bytes = static_cast<size_t>(kept) * sizeof(C);
-  return with_general_widths<T>(width_of<T>(arguments), distances, [&](auto width, auto plain) {
-    return core::checked_launch(softmax_kernel<T, width(), plain()>, blocks, block_size, bytes,
-                                stream, arguments, numbers_of(arguments), kept);
-  });
+  return core::checked_launch(softmax_kernel<T>, blocks, block_size,
+                              static_cast<size_t>(kept) * sizeof(C), stream, arguments,
+                              RowNumbers::of(heads, distances.queries), kept);
 }
 
-/// Uses row_softmax_kernel if a row fits in the registers of a block, and its positions in shared
-/// memory.
+/// Uses row_softmax_kernel if a row fits in the registers of a block.
 template <typename T>
 const char* launch_softmax(const ScoreArguments& arguments, core::CudaStream stream) {
   const Distances& distances = arguments.distances;
-  const int64_t max_width = width_of<T>(arguments);
-  const bool exact = std::abs(distances.offset) + distances.queries <= max_exact;
   if constexpr (!std::is_same_v<T, double>) {
-    if (max_width > 1 && distances.keys <= block_size * softmax_keys &&
-        (exact || !distances.plain())) {
-      const RowBlocks rows =
-          RowBlocks::of(arguments.batch, arguments.slopes.heads, distances, softmax_keys);
-      return with_row_widths<T>(max_width, distances, [&](auto width, auto plain) {
-        const size_t bytes =
-            plain() ? 0
-                    : KeyTable<Compute<T>, width()>::bytes(rows.threads, softmax_keys / width());
-        const bool fits = bytes <= kept_bytes && rows.blocks <= INT32_MAX;
-        if (!fits) return launch_general_softmax<T>(arguments, stream);
-        return core::checked_launch(row_softmax_kernel<T, width(), plain()>, rows.blocks,
-                                    rows.threads, bytes, stream, arguments, rows);
-      });
+    const int64_t span = span_of<T>(arguments.out, distances);
+    const RowBlocks rows =
+        RowBlocks::of(arguments.batch, arguments.slopes.heads, distances, span, softmax_keys);
+    if (distances.apply_mask && span <= softmax_threads<T> * softmax_keys &&
+        rows.blocks <= INT32_MAX) {
+      const int64_t bits = (BlockKeys::words(distances.keys) + 3) / 4 * 16;
+      // Scores of rows whose positions do not follow one another.
+      const int64_t room = (kept_bytes - bits) / static_cast<int64_t>(sizeof(float));
+      const bool may_keep = distances.key_positions.data != nullptr;
+      const auto kept = static_cast<int>(may_keep ? std::min(distances.keys, room) : 0);
+      const size_t bytes =
+          is_plain(distances) ? 0 : static_cast<size_t>(bits) + kept * sizeof(float);
+      return core::checked_launch(row_softmax_kernel<T>, rows.blocks, rows.threads, bytes, stream,
+                                  arguments, rows, aligned_alike<T>(arguments.in, arguments.out),
+                                  kept);
     }
   }
   return launch_general_softmax<T>(arguments, stream);
 }
 
 template <typename T>
-int64_t width_of(const SoftmaxBackwardArguments& arguments) {
-  const int64_t keys = arguments.distances.keys;
-  return std::min({width_of<T>(arguments.grad, keys), width_of<T>(arguments.weights, keys),
-                   width_of<T>(arguments.out, keys)});
-}
-
-template <typename T>
 const char* launch_general_softmax_backward(const SoftmaxBackwardArguments& arguments,
                                             core::CudaStream stream) {
   const SlopeGradient& gradient = arguments.slopes;
-  const Distances& distances = arguments.distances;
-  const unsigned blocks = blocks_for(arguments.batch * gradient.heads * distances.queries);
-  const RowNumbers numbers = RowNumbers::of(gradient.heads, distances.queries);
+  const int64_t queries = arguments.distances.queries;
+  const unsigned blocks = blocks_for(arguments.batch * gradient.heads * queries);
   const char* error =
-      with_general_widths<T>(width_of<T>(arguments), distances, [&](auto width, auto plain) {
-        return core::checked_launch(softmax_backward_kernel<T, width(), plain()>, blocks,
-                                    block_size, 0, stream, arguments, numbers);
-      });
+      core::checked_launch(softmax_backward_kernel<T>, blocks, block_size, 0, stream, arguments,
+                           RowNumbers::of(gradient.heads, queries));
   if (error != nullptr || gradient.sides == 0) return error;
-  return launch_reduce_heads(gradient, arguments.batch, distances.queries, stream);
-}
-
-template <typename T>
-const char* launch_row_softmax_backward(const SoftmaxBackwardArguments& arguments,
-                                        int64_t max_width, core::CudaStream stream) {
-  const Distances& distances = arguments.distances;
-  const RowBlocks rows =
-      RowBlocks::of(arguments.batch, arguments.slopes.heads, distances, backward_keys<T>);
-  if (rows.blocks > INT32_MAX) return launch_general_softmax_backward<T>(arguments, stream);
-  const bool hides = !distances.plain() && distances.apply_mask;
-  return with_row_widths<T>(max_width, distances, [&](auto width, auto) {
-    const auto kernel = hides ? row_softmax_backward_kernel<T, width(), false>
-                              : row_softmax_backward_kernel<T, width(), true>;
-    return core::checked_launch(kernel, rows.blocks, rows.threads, 0, stream, arguments, rows);
-  });
+  return launch_reduce_heads(gradient, arguments.batch, queries, stream);
 }
 
 template <typename T>
 const char* launch_softmax_backward(const SoftmaxBackwardArguments& arguments,
                                     core::CudaStream stream) {
-  const int64_t max_width = width_of<T>(arguments);
+  const Distances& distances = arguments.distances;
   if constexpr (!std::is_same_v<T, double>) {
-    const bool fits = arguments.distances.keys <= block_size * backward_keys<T>;
-    if (arguments.slopes.sides == 0 && fits && max_width > 1) {
-      return launch_row_softmax_backward<T>(arguments, max_width, stream);
+    const int64_t span = span_of<T>(arguments.out, distances);
+    const RowBlocks rows =
+        RowBlocks::of(arguments.batch, arguments.slopes.heads, distances, span, backward_keys<T>);
+    if (distances.apply_mask && arguments.slopes.sides == 0 &&
+        span <= backward_threads * backward_keys<T> && rows.blocks <= INT32_MAX) {
+      const bool aligned = aligned_alike<T>(arguments.grad, arguments.out) &&
+                           aligned_alike<T>(arguments.weights, arguments.out);
+      const size_t bytes = BlockKeys::words(distances.keys) * sizeof(uint32_t);
+      return core::checked_launch(row_softmax_backward_kernel<T>, rows.blocks, rows.threads,
+                                  is_plain(distances) ? 0 : bytes, stream, arguments, rows,
+                                  aligned);
     }
   }
   return launch_general_softmax_backward<T>(arguments, stream);
@@ -1157,10 +952,9 @@ template <typename T>
 const char* launch_reduce(const ReduceArguments& arguments, core::CudaStream stream) {
   const int64_t queries = arguments.distances.queries;
   const unsigned blocks = blocks_for(arguments.batch * arguments.slopes.heads * queries);
-  const auto kernel =
-      arguments.distances.plain() ? reduce_rows_kernel<T, true> : reduce_rows_kernel<T, false>;
-  const char* error = core::checked_launch(kernel, blocks, block_size, 0, stream, arguments,
-                                           RowNumbers::of(arguments.slopes.heads, queries));
+  const char* error =
+      core::checked_launch(reduce_rows_kernel<T>, blocks, block_size, 0, stream, arguments,
+                           RowNumbers::of(arguments.slopes.heads, queries));
   if (error != nullptr) return error;
   return launch_reduce_heads(arguments.slopes, arguments.batch, queries, stream);
 }
@@ -1168,14 +962,17 @@ const char* launch_reduce(const ReduceArguments& arguments, core::CudaStream str
 }  // namespace
 
 const char* fill_cuda(const FillArguments& arguments, core::CudaStream stream) {
-  return core::visit_scalar(arguments.scalar, [&](auto tag) {
-    return launch_fill<typename decltype(tag)::type>(arguments, stream);
+  const ScoreArguments scores{arguments.slopes, arguments.distances, arguments.scalar,
+                              arguments.batch,  /*scale=*/1,         arguments.out,
+                              arguments.out};
+  return core::visit_scalar(scores.scalar, [&](auto tag) {
+    return launch_bias<typename decltype(tag)::type, false>(scores, stream);
   });
 }
 
 const char* add_cuda(const ScoreArguments& arguments, core::CudaStream stream) {
   return core::visit_scalar(arguments.scalar, [&](auto tag) {
-    return launch_add<typename decltype(tag)::type>(arguments, stream);
+    return launch_bias<typename decltype(tag)::type, true>(arguments, stream);
   });
 }
 

@@ -54,7 +54,7 @@ class Softmax {
     const auto line = bias_line<float>(arguments_.slopes, distances_, row.batch, row.head);
     const T* in = row_data<T>(arguments_.in, row);
     T* out = row_data<T>(arguments_.out, row);
-    if (distances_.plain()) {
+    if (is_plain(distances_)) {
       read_plain(in, line, row.query);
       exponentiate();
       write<true>(out);
@@ -194,9 +194,9 @@ class SoftmaxBackward {
     load(row_data<T>(arguments_.weights, row), end, weights_.data());
     double mean = dot(end);
     // Hidden keys have weight 0. Only where their memory holds NaN does the sum show them.
-    const bool hides = !std::isfinite(mean) && !distances_.plain() && distances_.apply_mask;
+    const bool hides = !std::isfinite(mean) && !is_plain(distances_) && distances_.apply_mask;
     const bool sums = arguments_.slopes.sides > 0;
-    const int32_t* distance = hides || (sums && !distances_.plain()) ? rows_.at(row) : nullptr;
+    const int32_t* distance = hides || (sums && !is_plain(distances_)) ? rows_.at(row) : nullptr;
     if (hides) {
       hide(distance, grad_.data());
       hide(distance, weights_.data());
@@ -215,7 +215,8 @@ class SoftmaxBackward {
 
   /// Keys from here on have weight 0.
   int64_t visible_end(int64_t query) const {
-    if (!distances_.plain() || !distances_.causal || !distances_.apply_mask) return distances_.keys;
+    if (!is_plain(distances_) || !distances_.causal || !distances_.apply_mask)
+      return distances_.keys;
     return std::clamp<int64_t>(distances_.offset + query + 1, 0, distances_.keys);
   }
 
@@ -252,7 +253,7 @@ class SoftmaxBackward {
   void sum_up(const Row& row, int64_t number, int64_t end, const int32_t* distance) {
     const SlopeGradient& gradient = arguments_.slopes;
     std::fill(weights_.begin() + end, weights_.end(), C(0));
-    const SlopeSums sums = distances_.plain()
+    const SlopeSums sums = is_plain(distances_)
                                ? slope_sums(weights_.data(), distances_, row.query)
                                : slope_sums(weights_.data(), distance, distances_.keys);
     store_sums(sums, gradient, number, arguments_.batch * gradient.heads * distances_.queries);

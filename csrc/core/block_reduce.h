@@ -31,18 +31,26 @@ __device__ V over_warp(V value, Join join) {
 }
 
 /// Reduces a value over a block of whole warps; every thread gets the result. Every thread must
-/// call it.
+/// call it. Another barrier must come before the next call of the same instantiation.
 template <typename V, typename Join>
-__device__ V over_block(V value, Join join) {
+__device__ V over_block_once(V value, Join join) {
   __shared__ V values[1024 / warp_size];
   value = over_warp(value, join);
   if (threadIdx.x % warp_size == 0) values[threadIdx.x / warp_size] = value;
   __syncthreads();
   V result = values[0];
+#pragma unroll 4
   for (unsigned warp = 1; warp < blockDim.x / warp_size; ++warp) {
     result = join(result, values[warp]);
   }
-  __syncthreads();  // before the next call writes
+  return result;
+}
+
+/// The same with that barrier.
+template <typename V, typename Join>
+__device__ V over_block(V value, Join join) {
+  const V result = over_block_once(value, join);
+  __syncthreads();
   return result;
 }
 

@@ -194,7 +194,7 @@ POSEMBED_INLINE int64_t blocks_of(const QuantizedArguments& a) {
 
 /// Those of block `at` of the table.
 POSEMBED_INLINE BlockScale block_scale(const QuantizedArguments& a, int64_t at) {
-  const float bias = a.biases == nullptr ? 0.0f : a.biases[at];
+  const float bias = a.biases == nullptr ? -0.0f : a.biases[at];  // adding -0 changes no bit
   if (!a.has_exponents) return {static_cast<const float*>(a.scales)[at], bias};
   const uint32_t exponent = static_cast<const uint8_t*>(a.scales)[at];
   if (exponent == 0xffu) return {NAN, bias};

@@ -1,4 +1,5 @@
-// A thread widens a vector of columns of one row, or a single column where rows are not aligned.
+// A lane widens 16 neighbouring codes of a row at a time, or single codes where rows are not
+// aligned, and has two such vectors in flight.
 #include "core/device_item.h"
 #include "core/device_store.h"
 #include "core/divisor.h"
@@ -8,64 +9,106 @@ namespace posembed::token {
 namespace {
 
 using core::Compute;
-using core::divide_up;
-using core::threads;
 using core::Vector;
+using core::warp_size;
 
-constexpr int codes_together = 8;
+constexpr int codes_together = 16;
+constexpr int vectors = 2;  // of a lane
+
+/// What a launch divides by: pieces are what warps take of a row.
+struct Divisors {
+  core::Divisor<int64_t> pieces, block_rows, block_columns;
+};
+
+/// The numbers of neighbouring codes, of which `first` is the first in `codes`.
+template <Code code, int width>
+__device__ void widen(const uint8_t* codes, int64_t first, float (&numbers)[width]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  constexpr bool by_pairs = code == Code::float8 && width > 1;
+#else
+  constexpr bool by_pairs = false;
+#endif
+  if constexpr (by_pairs) {
+#pragma unroll
+    for (int i = 0; i < width; i += 2) {
+      uint16_t pair;
+      memcpy(&pair, codes + i, sizeof pair);
+      asm("{.reg .b32 pair; .reg .b16 low, high; cvt.rn.f16x2.e4m3x2 pair, %2;"
+          "mov.b32 {low, high}, pair; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
+          : "=f"(numbers[i]), "=f"(numbers[i + 1])
+          : "h"(pair));
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < width; ++i) numbers[i] = number_of<code>(code_at<code>(codes, first + i));
+  }
+}
 
 template <typename T, Code code, int width>
-__global__ void __launch_bounds__(threads)
-    gather_codes_kernel(QuantizedArguments a, core::Divisor<int64_t> vectors) {
-  const int64_t item = int64_t{blockIdx.x} * threads + threadIdx.x;
-  if (item >= a.count * vectors.value) return;
-  const auto place = core::divide(item, vectors);
-  const int64_t index = place.quotient, column = place.remainder * width;
+__global__ void __launch_bounds__(core::threads)
+    gather_codes_kernel(const __grid_constant__ QuantizedArguments a, Divisors by) {
+  const int64_t item = int64_t{blockIdx.x} * core::warps + threadIdx.x / warp_size;
+  const auto place = core::divide(item, by.pieces);
+  const int64_t index = place.quotient, lane = threadIdx.x % warp_size;
+  if (index >= a.count) return;
+  const int64_t first = (place.remainder * vectors * warp_size + lane) * width;
   const int64_t id = read(a.ids, index);
   const bool valid = static_cast<uint64_t>(id) < static_cast<uint64_t>(a.rows);
-  if (!valid && column == 0) record_error(a.error, core::ErrorKind::token_id, id, index, a.rows);
+  if (!valid && first == 0) record_error(a.error, core::ErrorKind::token_id, id, index, a.rows);
 
-  constexpr bool packed = code == Code::uint4;
-  using Codes = Vector<uint8_t, packed ? (width + 1) / 2 : width>;
-  Codes codes = {};
-  BlockScale block = {};
-  if (valid) {
-    codes = *reinterpret_cast<const Codes*>(a.codes + id * a.row_bytes +
-                                            (packed ? column / 2 : column));
-    block = block_scale(a, id / a.block_rows * blocks_of(a) + column / a.block_columns);
+  constexpr int per_byte = code == Code::uint4 ? 2 : 1;
+  using Codes = Vector<uint8_t, width == 1 ? 1 : width / per_byte>;
+  Codes codes[vectors];
+  BlockScale blocks[vectors];
+  const int64_t block = valid ? core::divide(id, by.block_rows).quotient * blocks_of(a) : 0;
+#pragma unroll
+  for (int v = 0; v < vectors; ++v) {
+    const int64_t column = first + v * warp_size * width;
+    if (!valid || column >= a.embedding_dim) continue;
+    codes[v] = *reinterpret_cast<const Codes*>(a.codes + id * a.row_bytes + column / per_byte);
+    blocks[v] = block_scale(a, block + core::divide(column, by.block_columns).quotient);
   }
   using C = Compute<T>;
   const auto factor = static_cast<C>(a.factor);
-  const int64_t first = packed ? column % 2 : 0;  // in `codes`
-  Vector<T, width> result = {};
 #pragma unroll
-  for (int k = 0; k < width; ++k) {
-    if (!valid) continue;
-    const float number = number_of<code>(code_at<code>(codes.values, first + k));
-    core::store(a.biases == nullptr ? dequantized<C, false>(number, block, factor)
-                                    : dequantized<C, true>(number, block, factor),
-                &result.values[k]);
+  for (int v = 0; v < vectors; ++v) {
+    const int64_t column = first + v * warp_size * width;
+    if (column >= a.embedding_dim) continue;
+    Vector<T, width> result = {};
+    if (valid) {
+      float numbers[width];
+      widen<code>(codes[v].values, column % per_byte, numbers);
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        core::store(dequantized<C, true>(numbers[i], blocks[v], factor), &result.values[i]);
+      }
+    }
+    T* out = static_cast<T*>(a.out) + index * a.embedding_dim + column;
+    core::write_vector<T, width>(result, out);
   }
-  core::write_vector<T, width>(result, static_cast<T*>(a.out) + index * a.embedding_dim + column);
 }
 
 template <typename T, Code code, int width>
 void launch_gather(const QuantizedArguments& a, cudaStream_t stream) {
-  const int64_t vectors = a.embedding_dim / width;
-  core::launch(gather_codes_kernel<T, code, width>, divide_up(a.count * vectors, threads), threads,
-               stream, a, core::Divisor<int64_t>::of(vectors));
+  const int64_t pieces = core::divide_up(a.embedding_dim, vectors * warp_size * width);
+  const auto divisor = [](int64_t value) { return core::Divisor<int64_t>::of(value); };
+  core::launch(gather_codes_kernel<T, code, width>, core::blocks_for(a.count * pieces),
+               core::threads, stream, a,
+               Divisors{divisor(pieces), divisor(a.block_rows), divisor(a.block_columns)});
 }
 
 template <typename T, Code code>
 void launch_gather(const QuantizedArguments& a, cudaStream_t stream) {
-  constexpr int64_t bytes = code == Code::uint4 ? codes_together / 2 : codes_together;
-  const bool whole = a.embedding_dim % codes_together == 0 &&
-                     (a.block_columns % codes_together == 0 || a.block_columns >= a.embedding_dim);
-  if (whole && a.row_bytes % bytes == 0 && reinterpret_cast<uintptr_t>(a.codes) % bytes == 0) {
-    launch_gather<T, code, codes_together>(a, stream);
-  } else {
-    launch_gather<T, code, 1>(a, stream);
+  if constexpr (!std::is_same_v<T, double>) {
+    constexpr int64_t bytes = code == Code::uint4 ? codes_together / 2 : codes_together;
+    const bool whole =
+        a.embedding_dim % codes_together == 0 &&
+        (a.block_columns % codes_together == 0 || a.block_columns >= a.embedding_dim);
+    if (whole && a.row_bytes % bytes == 0 && reinterpret_cast<uintptr_t>(a.codes) % bytes == 0) {
+      return launch_gather<T, code, codes_together>(a, stream);
+    }
   }
+  launch_gather<T, code, 1>(a, stream);
 }
 
 }  // namespace

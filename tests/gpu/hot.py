@@ -123,7 +123,7 @@ def caches() -> list[OperatorCase]:
     ]
 
 
-def codes(format: Any) -> OperatorCase:
+def codes(format: Any, dtype: torch.dtype) -> OperatorCase:
     """Codes and scales as bytes, which no dtype of a sample changes."""
     parts = functional.quantize_rows(torch.randn(ROWS, 256), format, 64)
     given = dict(zip(("codes", "scales", "biases"), parts, strict=True))
@@ -131,10 +131,10 @@ def codes(format: Any) -> OperatorCase:
 
     def call(ids: Tensor, **by_name: Tensor) -> Tensor:
         parts = {name: part.view(dtypes[name]) for name, part in by_name.items()}
-        return functional.embedding_quantized(ids, **parts)
+        return functional.embedding_quantized(ids, **parts, dtype=dtype)
 
     made = {name: fixed(given[name].view(torch.uint8)) for name in dtypes}
-    return hot(f"codes, {format}", call, dtypes=ONE, ids=whole(ROWS, BATCH, SEQ), **made)
+    return hot(f"codes, {format}, {dtype}", call, dtypes=ONE, ids=whole(ROWS, BATCH, SEQ), **made)
 
 
 def tables() -> list[OperatorCase]:
@@ -148,7 +148,7 @@ def tables() -> list[OperatorCase]:
         hot("embedding, 300 columns", functional.embedding, ids=fixed(often), weight=normal(ROWS, 300)),
         hot("token_bag", functional.token_bag, ids=bags, weight=normal(ROWS, 64)),
         hot("token_bag, weights", functional.token_bag, ids=bags, weight=normal(ROWS, 768), weights=normal(BATCH, 8)),
-        *(codes(format) for format in ("int8", "int4", "float8")),
+        *(codes(format, dtype) for format in ("int8", "int4", "float8") for dtype in DTYPES),
         hot("learned_add", functional.learned_add, x=x, weight=normal(64, 1024)),
         hot("learned_add, large batch", functional.learned_add, x=normal(40, 2, 256), weight=normal(2, 256)),
         hot("learned_add, positions", functional.learned_add, x=x, weight=normal(64, 1024), positions=whole(64, BATCH, SEQ)),

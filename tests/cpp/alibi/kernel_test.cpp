@@ -423,10 +423,10 @@ TYPED_TEST(ALiBiKernel, SoftmaxOfPlainRowsInPlace) {
   }
 }
 
-/// Rows that are too long for the CUDA kernel to keep whole between its passes.
+/// Rows that are too long for the CUDA kernels to keep in registers, or whole between their passes.
 TYPED_TEST(ALiBiKernel, SoftmaxOfLongRows) {
   using T = TypeParam;
-  constexpr int64_t keys = 12000;
+  constexpr int64_t keys = 21000;
   const std::vector<T> scores = random_numbers<T>(keys, 7);
   const float slope = 0.001f;
   std::vector<double> biased;
@@ -497,26 +497,30 @@ const Case rows_in_registers[] = {
     {3, 64, -2, true, true},      {3, 64, 30, true, false},    {601, 8, 0, true, true},
 };
 
-/// Matrices of scores, weights or gradients: two batches of two heads.
+/// Matrices of scores, weights or gradients: two batches of two heads. `shift`: elements before them.
 template <typename T>
 struct Rows {
-  explicit Rows(const Distances& distances, unsigned seed)
+  Rows(const Distances& distances, unsigned seed, int64_t shift)
       : count(4 * distances.queries * distances.keys),
         plane(distances.queries * distances.keys),
         keys(distances.keys),
-        data(random_numbers<T>(count, seed)) {}
+        memory(random_numbers<T>(count + shift, seed)),
+        data(memory.data() + shift) {}
 
-  Matrices matrices() { return {data.data(), {2 * plane, plane, keys}}; }
+  Matrices matrices() { return {data, {2 * plane, plane, keys}}; }
 
   int64_t count, plane, keys;
-  std::vector<T> data;
+  std::vector<T> memory;
+  T* data;
 };
 
 /// The kernels for rows in registers give what the general ones give: equal bits are not expected,
-/// because sums are in another order and results of 16 bits use a faster exp.
+/// because sums are in another order and results of 16 bits use a faster exp. `shift`: results begin
+/// so many elements after a boundary at which scores and gradients begin.
 template <typename T>
-void expect_general_results(const Distances& distances) {
-  Rows<T> scores(distances, 8), weights(distances, 0), expected(distances, 0), again(distances, 0);
+void expect_general_results(const Distances& distances, int64_t shift = 0) {
+  Rows<T> scores(distances, 8, 0), weights(distances, 0, shift), expected(distances, 0, shift),
+      again(distances, 0, shift);
   for (int64_t index = 0; index < scores.count; ++index) {
     const int64_t batch = index / (2 * scores.plane), query = index % scores.plane / scores.keys;
     if (distances.apply_mask && std::isnan(expected_distance(distances, batch, query, index % scores.keys))) {
@@ -541,9 +545,9 @@ void expect_general_results(const Distances& distances) {
   }
   arguments.out = again.matrices();
   ASSERT_EQ(softmax_cuda(arguments, nullptr), nullptr);
-  EXPECT_EQ(memcmp(again.data.data(), weights.data.data(), scores.count * sizeof(T)), 0);
+  EXPECT_EQ(memcmp(again.data, weights.data, scores.count * sizeof(T)), 0);
 
-  Rows<T> grad(distances, 9);
+  Rows<T> grad(distances, 9, 0);
   for (int64_t i = 0; i < scores.count; ++i) {
     // Hidden keys may hold NaN.
     const bool is_hidden = core::load(scores.data[i]) != core::load(scores.data[i]);
@@ -575,6 +579,17 @@ TYPED_TEST(ALiBiKernel, PlainRowsInRegistersAgreeWithTheGeneralKernels) {
   for (const Case& c : rows_in_registers) {
     SCOPED_TRACE(testing::Message() << "queries " << c.queries << " keys " << c.keys);
     expect_general_results<TypeParam>(distances_of(c));
+  }
+}
+
+TYPED_TEST(ALiBiKernel, RowsThatBeginElsewhereThanTheirResultsAgreeWithTheGeneralKernels) {
+  const Placed placed(301);
+  Distances masked = placed.distances(/*causal=*/false, /*apply_mask=*/true);
+  masked.query_positions = masked.key_positions = {};
+  for (const int64_t shift : {1, 4, 7}) {
+    SCOPED_TRACE(testing::Message() << "shift " << shift);
+    expect_general_results<TypeParam>(masked, shift);
+    expect_general_results<TypeParam>(distances_of({3, 300, 200, true, true}), shift);
   }
 }
 

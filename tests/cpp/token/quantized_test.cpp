@@ -57,7 +57,7 @@ std::vector<Variant> variants() {
 std::vector<Problem> problems() {
   std::vector<Problem> result;
   for (const Code code : {Code::float8, Code::int8, Code::uint4}) {
-    for (const int64_t dim : {256, 96, 70, 2}) {
+    for (const int64_t dim : {1040, 256, 96, 70, 2}) {
       for (const bool biases : {false, true}) {
         result.push_back({code, dim, 8, 1, dim, false, biases, 1.0});
         result.push_back({code, dim, 3, 1, 32, true, biases, 16.0});

@@ -10,7 +10,7 @@ from support.case import FLOATING
 from torch import Tensor
 
 BATCH, HEADS, QUERIES = 2, 3, 6
-# CUDA: rows in registers in packs of 8, 4 and 2 keys; an odd row; a row that no block keeps whole.
+# CUDA: rows that begin at a multiple of 8, 4 and 2 keys; an odd row; a row of many warps.
 KEYS = (40, 36, 34, 37, 8200)
 
 
