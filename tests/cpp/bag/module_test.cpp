@@ -15,14 +15,14 @@ using posembed::TokenBagImpl;
 using posembed::TokenBagOptions;
 using torch::Tensor;
 
-Tensor some_ids() { return torch::tensor({1, 2, 1, 0, 4, 1}); }
-Tensor some_offsets() { return torch::tensor({0, 3, 3}); }
+Tensor bag_ids() { return torch::tensor({1, 2, 1, 0, 4, 1}); }
+Tensor bag_offsets() { return torch::tensor({0, 3, 3}); }
 
 TEST(BagModule, ClonesAndSaves) {
   TokenBag bag(TokenBagOptions(5, 8).mode(BagMode::mean).padding_idx(0));
   const auto copy = std::dynamic_pointer_cast<TokenBagImpl>(bag->clone());
   EXPECT_NE(copy->weight.data_ptr(), bag->weight.data_ptr());
-  EXPECT_TRUE(torch::equal(copy->forward(some_ids(), some_offsets()), bag->forward(some_ids(), some_offsets())));
+  EXPECT_TRUE(torch::equal(copy->forward(bag_ids(), bag_offsets()), bag->forward(bag_ids(), bag_offsets())));
   std::stringstream file;
   torch::save(bag, file);
   TokenBag other(5, 8);
@@ -50,8 +50,8 @@ TEST(BagModule, RefusesWhatDoesNotFit) {
   EXPECT_THROW(TokenBag(-1, 8), c10::ValueError);
   EXPECT_THROW(TokenBag(TokenBagOptions(5, 8)._weight(torch::zeros({5, 7}))), c10::ValueError);
   TokenBag bag(5, 8);
-  EXPECT_THROW(bag->forward(some_ids()), c10::ValueError);
-  EXPECT_THROW(bag->forward(some_ids(), torch::tensor({1, 2})), c10::IndexError);
+  EXPECT_THROW(bag->forward(bag_ids()), c10::ValueError);
+  EXPECT_THROW(bag->forward(bag_ids(), torch::tensor({1, 2})), c10::IndexError);
   try {
     bag->forward(torch::tensor({{0, 5}}));
     FAIL() << "id 5 was taken";
