@@ -36,13 +36,18 @@ function(posembed_set_flags target)
 endfunction()
 
 # Compiles the sources of a folder as one translation unit, and precompiles the given headers: torch's headers, and the
-# templates that they instantiate in each unit, take most of the time.
+# templates that they instantiate in each unit, take most of the time. Folders that an item of ${units} names share one.
 function(posembed_unite_folders target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
   get_target_property(sources ${target} SOURCES)
   foreach(source IN LISTS sources)
-    get_filename_component(folder ${source} DIRECTORY)
-    set_source_files_properties(${source} PROPERTIES UNITY_GROUP "${target}_${folder}")
+    get_filename_component(unit ${source} DIRECTORY)
+    foreach(together IN LISTS units)
+      if(" ${together} " MATCHES " ${unit} ")
+        string(REPLACE " " "_" unit ${together})
+      endif()
+    endforeach()
+    set_source_files_properties(${source} PROPERTIES UNITY_GROUP "${target}_${unit}")
   endforeach()
   if(ARGN)
     target_precompile_headers(${target} PRIVATE ${ARGN})

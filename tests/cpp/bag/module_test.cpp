@@ -9,7 +9,7 @@ using posembed::TokenBag;
 using posembed::TokenBagOptions;
 using torch::Tensor;
 
-Tensor some_ids() { return torch::tensor({1, 2, 1, 0, 4, 1}); }
+Tensor bag_ids() { return torch::tensor({1, 2, 1, 0, 4, 1}); }
 
 TEST(BagModule, FromPretrainedSharesAndFreezes) {
   const Tensor table = torch::randn({4, 2});
@@ -24,8 +24,8 @@ TEST(BagModule, RefusesWhatDoesNotFit) {
   EXPECT_THROW(TokenBag(-1, 8), c10::ValueError);
   EXPECT_THROW(TokenBag(TokenBagOptions(5, 8)._weight(torch::zeros({5, 7}))), c10::ValueError);
   TokenBag bag(5, 8);
-  EXPECT_THROW(bag->forward(some_ids()), c10::ValueError);
-  EXPECT_THROW(bag->forward(some_ids(), torch::tensor({1, 2})), c10::IndexError);
+  EXPECT_THROW(bag->forward(bag_ids()), c10::ValueError);
+  EXPECT_THROW(bag->forward(bag_ids(), torch::tensor({1, 2})), c10::IndexError);
   try {
     bag->forward(torch::tensor({{0, 5}}));
     FAIL() << "id 5 was taken";

@@ -21,7 +21,7 @@ InputOptions bert() {
   return InputOptions(11, 8).max_positions(6).num_types(2).norm(InputNorm::layer).eps(1e-12).padding_idx(0);
 }
 
-torch::Tensor some_ids() { return torch::tensor({{1, 2, 0, 9}, {4, 4, 10, 0}}, torch::kLong); }
+torch::Tensor input_ids() { return torch::tensor({{1, 2, 0, 9}, {4, 4, 10, 0}}, torch::kLong); }
 
 TEST(InputFunction, EqualsTheModule) {
   InputEmbedding embed(bert());
@@ -37,21 +37,21 @@ TEST(InputFunction, EqualsTheModule) {
       .padding_idx(0)
       .offset(1);
   const torch::Tensor& table = embed->token->weight;
-  const torch::Tensor expected = embed->forward(some_ids(), InputCall().types(types).offset(1));
-  const torch::Tensor result = posembed::functional::input_embedding(some_ids(), table, parts);
+  const torch::Tensor expected = embed->forward(input_ids(), InputCall().types(types).offset(1));
+  const torch::Tensor result = posembed::functional::input_embedding(input_ids(), table, parts);
   EXPECT_TRUE(torch::equal(result, expected));
   const torch::Tensor gradient = torch::randn_like(result);
   EXPECT_TRUE(torch::equal(torch::autograd::grad({result}, {table}, {gradient})[0],
                            torch::autograd::grad({expected}, {table}, {gradient})[0]));
   parts.dropout(0.5).seed(torch::tensor({7}, torch::kLong));
-  const torch::Tensor dropped = posembed::functional::input_embedding(some_ids(), table, parts);
+  const torch::Tensor dropped = posembed::functional::input_embedding(input_ids(), table, parts);
   EXPECT_TRUE(torch::equal(torch::where(dropped == 0, dropped, 2 * expected), dropped));
   EXPECT_TRUE((dropped == 0).any().item<bool>());
 }
 
 TEST(InputModule, PartsOfABatchDropAsTheWhole) {
   InputEmbedding embed(bert().dropout(0.5));
-  const torch::Tensor seed = torch::tensor({42}, torch::kLong), ids = some_ids();
+  const torch::Tensor seed = torch::tensor({42}, torch::kLong), ids = input_ids();
   const InputCall seeded = InputCall().seed(seed);
   const torch::Tensor whole = embed->forward(ids, seeded);
   const torch::Tensor second = embed->forward(ids.slice(0, 1), InputCall(seeded).first_token(4));
@@ -61,7 +61,7 @@ TEST(InputModule, PartsOfABatchDropAsTheWhole) {
 
 TEST(InputModule, SavesNoTableWithoutANorm) {
   InputEmbedding embed(InputOptions(11, 8).max_positions(6).num_types(2).dropout(0.5));
-  const torch::Tensor result = embed->forward(some_ids());
+  const torch::Tensor result = embed->forward(input_ids());
   {
     const torch::NoGradGuard no_grad;
     for (torch::Tensor& table : embed->parameters()) table.zero_();
@@ -110,9 +110,9 @@ TEST(InputModule, RefusesWhatDoesNotFit) {
   EXPECT_THROW(InputEmbedding(bert().norm(InputNorm::none).eps(1e-12)), c10::ValueError);
   EXPECT_THROW(posembed::InputNormImpl(InputNorm::rms, 8, -1.0), c10::ValueError);
   InputEmbedding embed(bert());
-  EXPECT_THROW(embed->forward(some_ids()[0]), c10::ValueError);
-  EXPECT_THROW(embed->forward(some_ids() + 1), c10::IndexError);
-  EXPECT_THROW(embed->forward(some_ids(), InputCall().offset(3)), c10::IndexError);
+  EXPECT_THROW(embed->forward(input_ids()[0]), c10::ValueError);
+  EXPECT_THROW(embed->forward(input_ids() + 1), c10::IndexError);
+  EXPECT_THROW(embed->forward(input_ids(), InputCall().offset(3)), c10::IndexError);
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ using posembed::TableGradient;
 using posembed::TokenEmbedding;
 using posembed::TokenOptions;
 
-torch::Tensor some_ids() { return torch::tensor({{1, 2, 1}, {0, 4, 1}}, torch::kLong); }
+torch::Tensor token_ids() { return torch::tensor({{1, 2, 1}, {0, 4, 1}}, torch::kLong); }
 
 TEST(TokenModule, ScaleFollowsTheWidthThatItIsGivenLater) {
   const torch::Tensor table = torch::ones({5, 16});
@@ -38,8 +38,8 @@ TEST(TokenModule, RowsGradientEqualsDense) {
   TokenEmbedding dense(TokenOptions(50, 3));
   TokenEmbedding rows = TokenEmbedding::from_pretrained(dense->weight.detach().clone(), /*freeze=*/false,
                                                         TokenOptions(0, 0).gradient(TableGradient::rows));
-  dense->forward(some_ids()).pow(2).sum().backward();
-  rows->forward(some_ids()).pow(2).sum().backward();
+  dense->forward(token_ids()).pow(2).sum().backward();
+  rows->forward(token_ids()).pow(2).sum().backward();
   ASSERT_TRUE(rows->weight.grad().is_sparse());
   EXPECT_TRUE(torch::equal(rows->weight.grad()._indices(), torch::tensor({{0, 1, 2, 4}}, torch::kLong)));
   EXPECT_TRUE(torch::equal(rows->weight.grad().to_dense(), dense->weight.grad()));
@@ -55,14 +55,14 @@ TEST(TokenModule, FromPretrainedSharesAndFreezes) {
 
 TEST(TokenFunctional, PartsOfAVocabularyAddUpToTheWhole) {
   const torch::Tensor table = torch::randn({5, 8}), whole = table.clone().requires_grad_();
-  const torch::Tensor rows = posembed::functional::embedding(some_ids(), whole);
+  const torch::Tensor rows = posembed::functional::embedding(token_ids(), whole);
   rows.sum().backward();
   torch::Tensor sum = torch::zeros_like(rows);
   std::vector<torch::Tensor> gradients;
   for (const auto& [start, end] : {std::pair{0, 2}, std::pair{2, 5}}) {
     const torch::Tensor part = table.slice(0, start, end).clone().requires_grad_();
     const auto call = posembed::EmbeddingCall().vocabulary_start(start);
-    const torch::Tensor of_part = posembed::functional::embedding(some_ids(), part, call);
+    const torch::Tensor of_part = posembed::functional::embedding(token_ids(), part, call);
     of_part.sum().backward();
     sum += of_part.detach();
     gradients.push_back(part.grad());
@@ -107,17 +107,17 @@ void check_quantised(Module& module, const Call&... call) {
 
 TEST(Quantised, ModulesKeepTheirResultsNearly) {
   TokenEmbedding token(TokenOptions(9, 64).scale(2.0));
-  check_quantised(token, some_ids());
+  check_quantised(token, token_ids());
   EXPECT_THROW(token->logits(torch::ones({64})), c10::TypeError);
   EXPECT_THROW(token->resize(12), c10::TypeError);
   TokenEmbedding clipped(TokenOptions(9, 64).max_norm(1.0));
   EXPECT_THROW(clipped->quantize(), c10::ValueError);
   posembed::TokenBag bag(posembed::TokenBagOptions(9, 64).padding_idx(1));
-  check_quantised(bag, some_ids().flatten(), torch::tensor({0, 2, 2}));
+  check_quantised(bag, token_ids().flatten(), torch::tensor({0, 2, 2}));
   for (const bool summed : {false, true}) {
     const auto spec = posembed::NgramSpec().multipliers({3, 5}).moduli({11, 13});
     posembed::NgramEmbedding memory(posembed::NgramOptions(spec, 64).summed(summed));
-    check_quantised(memory, some_ids());
+    check_quantised(memory, token_ids());
   }
 }
 
@@ -125,9 +125,9 @@ TEST(Quantised, BagsSumRowsOfCodesInFloat32) {
   const auto rows = posembed::functional::quantize_rows(torch::randn({9, 8}), "int4", 4);
   const torch::Tensor numbers = posembed::functional::embedding(torch::arange(9), rows, 1.0, torch::kFloat);
   const auto call = posembed::BagCall().padding_idx(1).mode(posembed::BagMode::mean);
-  const torch::Tensor expected = posembed::functional::token_bag(some_ids(), numbers, call);
-  EXPECT_TRUE(torch::equal(posembed::functional::token_bag(some_ids(), rows, call), expected));
-  EXPECT_TRUE(torch::equal(posembed::functional::token_bag(some_ids(), rows, call, torch::kBFloat16),
+  const torch::Tensor expected = posembed::functional::token_bag(token_ids(), numbers, call);
+  EXPECT_TRUE(torch::equal(posembed::functional::token_bag(token_ids(), rows, call), expected));
+  EXPECT_TRUE(torch::equal(posembed::functional::token_bag(token_ids(), rows, call, torch::kBFloat16),
                            expected.to(torch::kBFloat16)));
 }
 

@@ -16,12 +16,12 @@ using posembed::TokenEmbedding;
 using posembed::TokenOptions;
 using torch::Tensor;
 
-Tensor some_ids() { return torch::tensor({{1, 2, 1}, {0, 4, 1}}); }
+Tensor trained_ids() { return torch::tensor({{1, 2, 1}, {0, 4, 1}}); }
 
 TEST(TokenResize, NewRowsAreTheMeanAndOldOnesStay) {
   TokenEmbedding token(TokenOptions(5, 8).padding_idx(0));
   const Tensor before = token->weight.detach().clone();
-  token->forward(some_ids()).sum().backward();
+  token->forward(trained_ids()).sum().backward();
   token->resize(7);
   EXPECT_TRUE(torch::equal(token->weight.narrow(0, 0, 5), before));
   EXPECT_TRUE(torch::allclose(token->weight.narrow(0, 5, 2), before.mean(0).expand({2, 8})));
@@ -61,7 +61,7 @@ void expect_state_survives(const Options& options) {
       if (resizes && step == 2) token->resize(9, {}, &optimizer);
       if (resizes && step == 3) token->resize(5, {}, &optimizer);
       optimizer.zero_grad();
-      token->forward(some_ids()).pow(2).sum().backward();
+      token->forward(trained_ids()).pow(2).sum().backward();
       optimizer.step();
     }
     results.push_back(token->weight.detach());
@@ -84,7 +84,7 @@ TEST(TokenResize, AHeadGrowsToo) {
   const Tensor weight = head->weight.detach().clone(), bias = head->bias.detach().clone();
   const auto step = [&] {
     optimizer.zero_grad();
-    head->forward(token->forward(some_ids())).pow(2).sum().backward();
+    head->forward(token->forward(trained_ids())).pow(2).sum().backward();
     optimizer.step();
   };
   token->resize(6, ResizeOptions().pad_to_multiple_of(4).head(head.ptr()), &optimizer);
@@ -113,7 +113,7 @@ TEST(TokenSelect, KeepsRowsOfTableHeadAndOptimizer) {
   std::vector<Tensor> parameters = head->parameters();
   parameters.push_back(token->weight);
   torch::optim::AdamW optimizer(parameters, torch::optim::AdamWOptions(0.1));
-  head->forward(token->forward(some_ids())).pow(2).sum().backward();
+  head->forward(token->forward(trained_ids())).pow(2).sum().backward();
   optimizer.step();
   const auto moment = [&](const Tensor& parameter) {
     auto& state = optimizer.state().at(parameter.unsafeGetTensorImpl());
@@ -144,16 +144,16 @@ TEST(TokenTrainRows, OnlyTheseLearnAndKeepTheirState) {
   torch::optim::AdamW optimizer(token->parameters(), torch::optim::AdamWOptions(0.1).weight_decay(0.1));
   token->train_rows(torch::tensor({4, 1, 0}), &optimizer);
   EXPECT_TRUE(torch::equal(token->trained_rows, torch::tensor({1, 4})));
-  EXPECT_TRUE(torch::equal(token->forward(some_ids()), before.index({some_ids()}) * 2.0));
+  EXPECT_TRUE(torch::equal(token->forward(trained_ids()), before.index({trained_ids()}) * 2.0));
   const auto step = [&] {
     optimizer.zero_grad();
-    const Tensor hidden = token->forward(some_ids());
+    const Tensor hidden = token->forward(trained_ids());
     (hidden.pow(2).sum() + token->logits(hidden).pow(2).sum()).backward();
     optimizer.step();
   };
   step();
   const auto copy = std::dynamic_pointer_cast<posembed::TokenEmbeddingImpl>(token->clone());
-  EXPECT_TRUE(torch::equal(copy->forward(some_ids()), token->forward(some_ids())));
+  EXPECT_TRUE(torch::equal(copy->forward(trained_ids()), token->forward(trained_ids())));
   EXPECT_NE(copy->trained.data_ptr(), token->trained.data_ptr());
   EXPECT_THROW(token->resize(9), c10::ValueError);
   EXPECT_THROW(token->select(torch::tensor({0})), c10::ValueError);
