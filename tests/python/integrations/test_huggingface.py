@@ -57,9 +57,13 @@ def test_logits(name: str, dtype: torch.dtype) -> None:
     assert equal(name, logits(copied), expected)
 
 
-@pytest.mark.parametrize(("name", "numerics"), [*((name, "model") for name in MODELS), ("llama", "exact")])
-def test_gradients(name: str, numerics: Any) -> None:
-    model = small_model(name)
+LEARNED = [*((name, "model", False) for name in MODELS), ("llama", "exact", False)]
+LEARNED += [("llama", numerics, True) for numerics in ("model", "exact")]
+
+
+@pytest.mark.parametrize(("name", "numerics", "checkpoints"), LEARNED)
+def test_gradients(name: str, numerics: Any, checkpoints: bool) -> None:
+    model = small_model(name).train(checkpoints)
 
     def gradients() -> list[torch.Tensor]:
         model.zero_grad()
@@ -67,6 +71,8 @@ def test_gradients(name: str, numerics: Any) -> None:
         return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
     expected, report = gradients(), patch(model, numerics=numerics)
+    if checkpoints:
+        model.gradient_checkpointing_enable()
     for found, theirs in zip(gradients(), expected, strict=True):
         torch.testing.assert_close(found, theirs, rtol=1e-4, atol=1e-6)
     assert any(each.exact for each in report.calls()) == (numerics == "exact")
@@ -122,41 +128,22 @@ def test_outputs_besides_logits(attention: str) -> None:
     assert torch.equal(logits(model), logits(small_model("llama", attn_implementation="eager")))
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_neox", "cohere", "deepseek_v3"])
-def test_compiles_whole(name: str) -> None:
+INDUCTOR = pytest.param("llama", "inductor", marks=[pytest.mark.slow, pytest.mark.program])
+EAGER = [(name, "eager") for name in ("llama", "gpt_neox", "cohere", "deepseek_v3")]
+
+
+@pytest.mark.parametrize(("name", "backend"), [*EAGER, INDUCTOR])
+def test_compiles_whole(name: str, backend: str) -> None:
     model = small_model(name, num_hidden_layers=1)
     patch(model)
     expected = logits(model)
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    assert torch.equal(logits(compiled), expected)
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    found = logits(compiled)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert backend == "inductor" or torch.equal(found, expected)
     logits(model)  # counts calls
     with torch._dynamo.config.patch(error_on_recompile=True):
-        assert torch.equal(logits(compiled), expected)
-
-
-@pytest.mark.program
-@pytest.mark.slow
-def test_compiles_with_inductor() -> None:
-    model = small_model("llama")
-    patch(model)
-    expected = logits(model)
-    found = logits(torch.compile(model, fullgraph=True))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("numerics", ["model", "exact"])
-def test_gradient_checkpointing(numerics: Any) -> None:
-    model = small_model("llama").train()
-    patch(model, numerics=numerics)
-
-    def gradient() -> torch.Tensor:
-        model.zero_grad()
-        model(ids()).logits.pow(2).mean().backward()
-        return model.model.layers[0].self_attn.q_proj.weight.grad.clone()
-
-    expected = gradient()
-    model.gradient_checkpointing_enable()
-    torch.testing.assert_close(gradient(), expected, rtol=1e-5, atol=1e-8)
+        assert torch.equal(logits(compiled), found)
 
 
 def test_save_and_load(tmp_path: Path) -> None:

@@ -153,14 +153,24 @@ def scaled(tables: Any) -> Any:
     return tables
 
 
-@pytest.mark.parametrize("change", [moved, scaled])
-def test_tables_that_a_hook_changes(change: Any) -> None:
-    model = small_model("llama")
-    expected = logits(model)
-    report = patch(model, numerics="exact")
-    model.model.rotary_emb.register_forward_hook(lambda *given: change(given[-1]))
+# What makes a model keep its tables, and why a row says so.
+KEEPS: dict[str, tuple[Any, str]] = {
+    "hook moves": (lambda r: r.register_forward_hook(lambda *x: moved(x[-1])), ""),
+    "hook writes": (lambda r: r.register_forward_hook(lambda *x: scaled(x[-1])), ""),
+    # Its weights are not those that the model's function rotates.
+    "other pairing": (lambda r: setattr(r.config, "posembed_rotary_pairs", "interleaved"), ""),
+    "other numbers": (lambda r: r.inv_freq.mul_(2), "inv_freq differs from that of its config"),
+}
+
+
+@pytest.mark.parametrize("why", KEEPS)
+def test_tables_that_say_something_else_are_used(why: str) -> None:
+    model, (change, reason) = small_model("llama"), KEEPS[why]
+    change(model.model.rotary_emb)
+    expected, report = logits(model), patch(model, numerics="exact")
     assert torch.equal(logits(model), expected)
     assert exactly(report) == [(0, 2)]
+    assert [reason in row.action for row in report.left] == [True] * bool(reason)
 
 
 def test_inference_mode_and_compiled_code_use_tables() -> None:
@@ -184,24 +194,6 @@ def test_two_models_of_one_class() -> None:
     logits(model)
     assert torch.equal(logits(other), expected)
     assert exactly(report) == [(2, 4)]
-
-
-def test_a_folder_with_the_other_pairing_keeps_its_tables() -> None:
-    """Its weights are not those that the model's function rotates."""
-    model = small_model("llama")
-    model.model.rotary_emb.config.posembed_rotary_pairs = "interleaved"
-    expected, report = logits(model), patch(model, numerics="exact")
-    assert torch.equal(logits(model), expected)
-    assert exactly(report) == [(0, 2)]
-
-
-def test_other_numbers_than_those_of_the_configuration() -> None:
-    model = small_model("llama")
-    model.model.rotary_emb.inv_freq.mul_(2)
-    expected, report = logits(model), patch(model, numerics="exact")
-    (row,) = report.left
-    assert "inv_freq differs from that of its configuration" in row.action
-    assert torch.equal(logits(model), expected)
 
 
 SEVERAL_AXES = {
