@@ -19,15 +19,16 @@ PARSING: dict[str, Any] = {"warn_unknown_params": False, "warn_missing_types": F
 
 
 @functools.cache
-def package() -> Any:
-    """The package, parsed."""
+def package(name: str) -> Any:
+    """A package, parsed."""
     logging.getLogger("griffe").setLevel(logging.ERROR)
-    return griffe.load("posembed", search_paths=[str(PYTHON)], docstring_parser="google")
+    return griffe.load(name, search_paths=[str(PYTHON)], docstring_parser="google")
 
 
 def find(name: str) -> Any:
     """What a public name such as posembed.functional.rotary stands for."""
-    found = package()[name.removeprefix("posembed.")]
+    root, _, inside = name.partition(".")
+    found = package(root)[inside]
     return found.final_target if found.is_alias else found
 
 

@@ -184,7 +184,7 @@ def rotary(
         TypeError: A dtype is not offered.
         IndexError: A position is below -1 or not finite.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from posembed_kernels.numpy import rotary
         >>> query = np.ones((1, 4, 2, 8), np.float32)
