@@ -38,6 +38,7 @@ from cases import diffusion, peers, transformers
 Call = Callable[[], Any]
 ROUNDS = 9
 SECONDS = 2e-3  # the least length of a timing
+L2_BYTES = 60 << 20  # an H200's
 
 ROOT = Path(__file__).parents[1]
 # Of each recorded case, the mark of the sources that it was timed with.
@@ -92,6 +93,11 @@ def of_type(dtype: torch.dtype) -> str:
 def different(ids: int, rows: int) -> int:
     """The expected number of different ids among random ones of a table."""
     return round(rows * (1 - (1 - 1 / rows) ** ids))
+
+
+def rows_read(ids: int, rows: int, row_bytes: int) -> int:
+    """Rows that memory delivers: those of all ids, or different ones if the L2 holds the table."""
+    return different(ids, rows) if rows * row_bytes <= L2_BYTES else ids
 
 
 def size(*tensors: Tensor) -> int:
@@ -339,12 +345,20 @@ def torch_input(
 
 
 def input_embedding(
-    batch: int, seq: int, dim: int, backward: bool = False, dtype: torch.dtype = torch.bfloat16
+    batch: int,
+    seq: int,
+    dim: int,
+    backward: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+    of: str = "BERT",
 ) -> Case:
+    """`of`: "RoBERTa" gives each token its position, and "dropout" is that of training."""
+
     def make() -> dict[str, Call]:
         shapes = ((30522, dim), (seq, dim), (2, dim), (dim,), (dim,))
         tables = [randn(*shape, dtype=dtype) for shape in shapes]
         ids = torch.randint(30522, (batch, seq), device="cuda")
+        positions = torch.arange(seq, device="cuda").expand(batch, seq).contiguous()
 
         def ours() -> Tensor:
             token, position, kinds, weight, bias = tables
@@ -357,6 +371,8 @@ def input_embedding(
                 norm_bias=bias,
                 norm="layer",
                 eps=1e-12,
+                positions=positions if of == "RoBERTa" else None,
+                dropout=0.1 if of == "dropout" else 0.0,
             )
 
         calls: dict[str, Call] = {
@@ -364,16 +380,18 @@ def input_embedding(
             "torch": lambda: torch_input(ids, *tables),
             "torch.compile": lambda: compiled(torch_input)(ids, *tables),
         }
+        if of != "BERT":
+            return {"posembed": ours}
         if not backward:
             return calls
         tables[:] = [table.requires_grad_() for table in tables]
         return {label: gradient(call, tables) for label, call in calls.items()}
 
     tokens = batch * seq
-    read = different(tokens, 30522)  # rows of the table, which the L2 cache holds
+    read = rows_read(tokens, 30522, dim * dtype.itemsize)
     rows = tokens + read + (tokens + 30522 if backward else 0)
     what = "input_embedding backward" if backward else "input_embedding"
-    name = f"{what}, BERT [{batch},{seq},{dim}]{of_type(dtype)}"
+    name = f"{what}, {of} [{batch},{seq},{dim}]{of_type(dtype)}"
     return Case(name, rows * dim * dtype.itemsize, make, queued=backward)
 
 
@@ -389,7 +407,7 @@ def input_sinusoids(batch: int, seq: int, dim: int) -> Case:
             "torch, from a table": lambda: F.embedding(ids, token) * math.sqrt(dim) + table,
         }
 
-    moved = 2 * dim * (batch * seq + different(batch * seq, 32000))
+    moved = 2 * dim * (batch * seq + rows_read(batch * seq, 32000, 2 * dim))
     return Case(f"input_embedding, sinusoids [{batch},{seq},{dim}]", moved, make)
 
 
@@ -443,9 +461,13 @@ def decode(tokens: int) -> Case:
     def make() -> dict[str, Call]:
         query, key = randn(tokens, 1, 32, 128), randn(tokens, 1, 8, 128)
         spec, positions = pe.RotarySpec(128), torch.arange(tokens, device="cuda").unsqueeze(1)
-        tables = [table.unsqueeze(1) for table in angle_tables(tokens, 128)]  # a row for each token
+        given = angle_tables(tokens, 128)  # [tokens, 1, 128]: a row for each token
+        tables = [table.unsqueeze(1) for table in given]
         return {
             "posembed, in place": lambda: pe.functional.rotary_(query, key, positions, spec=spec),
+            "posembed, given tables": lambda: pe.functional.rotary_tables_(
+                query, key, *given, unsqueeze_dim=2
+            ),
             "torch.compile": lambda: compiled(rotate_half)(query, key, *tables),
         }
 
@@ -544,6 +566,8 @@ def cases() -> Iterator[Case]:
     yield input_embedding(128, 512, 768, dtype=half)
     yield input_embedding(128, 512, 768, dtype=single)
     yield input_embedding(32, 128, 768)
+    yield input_embedding(128, 512, 768, of="RoBERTa")
+    yield input_embedding(128, 512, 768, of="dropout")
     yield input_embedding(128, 512, 300)
     yield input_embedding(128, 512, 384)
     yield input_embedding(64, 512, 1024)
