@@ -7,7 +7,6 @@
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
 
-#include "alibi/alibi_checks.h"
 #include "alibi/alibi_operator.h"
 #include "dispatcher/autograd.h"
 #include "dispatcher/linear.h"

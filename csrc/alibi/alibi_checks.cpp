@@ -1,5 +1,3 @@
-#include "alibi/alibi_checks.h"
-
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ne.h>
 #include <ATen/ops/where.h>
@@ -7,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "alibi/alibi_operator.h"
 #include "core/index_range.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/tensors.h"

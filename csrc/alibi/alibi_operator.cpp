@@ -20,14 +20,10 @@
 #include <vector>
 
 #include "alibi/alibi.h"
-#include "alibi/alibi_checks.h"
 #include "core/brief.h"
 #include "dispatcher/checks.h"
-#include "dispatcher/host_floats.h"
 #include "dispatcher/launch.h"
-#include "dispatcher/memory_checks.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/schema.h"
 
 namespace posembed::alibi {
 namespace {

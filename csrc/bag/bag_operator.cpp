@@ -20,7 +20,6 @@
 #include "dispatcher/launch.h"
 #include "dispatcher/linear.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/schema.h"
 #include "token/token_backward.h"
 #include "token/token_operator.h"
 

@@ -1,8 +1,15 @@
-// Runs a kernel on its tensors' device: on CUDA, or on the CPU's threads.
+// Runs a kernel on its tensors' device: on CUDA, or on the CPU's threads. Copies numbers from C++
+// to a tensor on any device.
 #pragma once
 
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/host_floats.h"
 #include "dispatcher/cuda_scope.h"
-#include "dispatcher/parallel.h"
 
 // Wraps a CUDA launcher as an argument of launch(). Use its name only inside `if constexpr`,
 // because it does not exist without CUDA.
@@ -13,6 +20,21 @@
   }
 
 namespace posembed::dispatcher {
+
+/// Work on fewer bytes takes less time than waking a second thread.
+inline constexpr int64_t bytes_per_task = 160 * 1024;
+
+/// Calls `kernel(begin, end)` on parts of [0, count), or once on the calling thread if the work is
+/// small.
+template <typename Kernel>
+void parallel_for(int64_t count, int64_t bytes_per_item, const Kernel& kernel) {
+  const int64_t grain = std::max<int64_t>(1, bytes_per_task / std::max<int64_t>(1, bytes_per_item));
+  if (count <= grain) {
+    if (count > 0) kernel(int64_t{0}, count);
+  } else {
+    at::parallel_for(0, count, grain, kernel);
+  }
+}
 
 /// Calls `cuda` on the current stream of `tensor`'s device, or `cpu` for all `count` items.
 template <typename Arguments, typename Cpu, typename Cuda>
@@ -27,6 +49,23 @@ void launch(const Arguments& arguments, const at::Tensor& tensor, int64_t count,
   }
   parallel_for(count, bytes_per_item,
                [&](int64_t begin, int64_t end) { cpu(arguments, begin, end); });
+}
+
+/// A float32 tensor of the given sizes. CUDA graphs can capture the copy.
+inline at::Tensor floats_on(c10::Device device, at::ArrayRef<float> values, at::IntArrayRef sizes) {
+  at::Tensor out = at::empty(sizes, at::TensorOptions(at::kFloat).device(device));
+  if (out.is_meta()) return out;
+  if constexpr (core::built_with_cuda) {
+    if (on_cuda(out)) {
+      const CudaScope scope(out);
+      check_launch(core::write_floats_cuda(values.data(), out.numel(),
+                                           out.mutable_data_ptr<float>(), scope.stream()));
+      return out;
+    }
+  }
+  at::Tensor host = out.is_cpu() ? out : at::empty(sizes, at::kFloat);
+  std::copy(values.begin(), values.end(), host.mutable_data_ptr<float>());
+  return host.to(device);
 }
 
 }  // namespace posembed::dispatcher

@@ -8,9 +8,8 @@
 
 #include "core/instruction_set.h"
 #include "dispatcher/build_facts.h"
+#include "dispatcher/checks.h"
 #include "dispatcher/device_errors.h"
-#include "dispatcher/memory_checks.h"
-#include "dispatcher/schema.h"
 #include "posembed/build_info.h"
 #include "posembed/mapped_memory.h"
 #include "posembed/memory.h"

@@ -17,7 +17,7 @@
 #include "core/cuda_launch.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/declaration.h"
-#include "dispatcher/first_use.h"
+#include "dispatcher/fork.h"
 #include "dispatcher/spread.h"
 
 namespace posembed::dispatcher {

@@ -29,7 +29,7 @@
 #include "core/pinned_memory.h"
 #include "core/stream_bytes.h"
 #include "dispatcher/cuda_scope.h"
-#include "dispatcher/fork_mutex.h"
+#include "dispatcher/fork.h"
 #include "posembed/mapped_memory.h"
 #include "posembed/memory.h"
 

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <utility>
 
-#include "dispatcher/fork_mutex.h"
+#include "dispatcher/fork.h"
 
 namespace posembed::dispatcher {
 

@@ -18,7 +18,6 @@
 #include "dispatcher/launch.h"
 #include "dispatcher/linear.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/schema.h"
 #include "dispatcher/tensors.h"
 #include "fourier/fourier.h"
 

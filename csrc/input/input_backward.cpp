@@ -14,7 +14,6 @@
 
 #include "dispatcher/autograd.h"
 #include "dispatcher/linear.h"
-#include "input/input_checks.h"
 #include "input/input_operator.h"
 #include "learned/learned_operator.h"
 #include "token/token_operator.h"

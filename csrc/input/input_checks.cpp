@@ -1,11 +1,10 @@
 // Checks the arguments of the input operators, for eager and Meta kernels, then converts them to
 // the form that kernels read.
-#include "input/input_checks.h"
-
 #include "core/index_range.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/tensors.h"
+#include "input/input_operator.h"
 #include "learned/learned_operator.h"
 
 namespace posembed::input {

@@ -29,7 +29,6 @@
 #include "dispatcher/launch.h"
 #include "dispatcher/linear.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/schema.h"
 #include "dispatcher/tensors.h"
 #include "learned/learned.h"
 #include "positions/positions_operator.h"

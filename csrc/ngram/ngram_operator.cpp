@@ -12,7 +12,6 @@
 #include "dispatcher/checks.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/schema.h"
 #include "ngram/ngram.h"
 
 namespace posembed::ngram {

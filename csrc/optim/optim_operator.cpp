@@ -10,8 +10,6 @@
 #include "dispatcher/checks.h"
 #include "dispatcher/device_errors.h"
 #include "dispatcher/launch.h"
-#include "dispatcher/memory_checks.h"
-#include "dispatcher/schema.h"
 #include "optim/optim.h"
 
 namespace posembed::optim {

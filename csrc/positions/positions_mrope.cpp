@@ -17,7 +17,7 @@
 
 #include "core/brief.h"
 #include "dispatcher/checks.h"
-#include "dispatcher/first_use.h"
+#include "dispatcher/fork.h"
 #include "dispatcher/json.h"
 #include "dispatcher/text_cache.h"
 #include "positions/positions_operator.h"

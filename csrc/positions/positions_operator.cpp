@@ -21,7 +21,6 @@
 #include "core/brief.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/schema.h"
 #include "posembed/offset.h"
 
 namespace posembed::positions {

@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "core/brief.h"
-#include "dispatcher/first_use.h"
+#include "dispatcher/fork.h"
 #include "pretrained/file.h"
 #include "pretrained/source.h"
 

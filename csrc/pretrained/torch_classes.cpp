@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "dispatcher/tensors.h"
 #include "pretrained/source.h"
 
 namespace posembed::pretrained {
@@ -163,8 +164,7 @@ class OpenFile : public torch::CustomClassHolder {
 
   /// "float32"
   std::string dtype(const std::string& name) const {
-    const torch::Dtype dtype = with_python_errors([&] { return source_->dtype(name); });
-    return std::string(c10::getDtypeNames(dtype).first);
+    return dispatcher::dtype_name(with_python_errors([&] { return source_->dtype(name); }));
   }
 
   std::tuple<std::string, std::vector<int64_t>> words() const {

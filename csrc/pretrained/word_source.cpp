@@ -9,7 +9,7 @@
 #include <mutex>
 
 #include "dispatcher/checks.h"
-#include "dispatcher/parallel.h"
+#include "dispatcher/launch.h"
 #include "posembed/memory.h"
 #include "pretrained/file.h"
 #include "pretrained/source.h"

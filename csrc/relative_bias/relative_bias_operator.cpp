@@ -19,7 +19,6 @@
 
 #include "dispatcher/checks.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/schema.h"
 #include "token/token_operator.h"
 
 namespace posembed::relative_bias {

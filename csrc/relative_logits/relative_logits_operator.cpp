@@ -26,9 +26,7 @@
 #include "dispatcher/checks.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/linear.h"
-#include "dispatcher/memory_checks.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/schema.h"
 #include "dispatcher/tensors.h"
 #include "relative_logits/relative_logits.h"
 

@@ -13,7 +13,6 @@
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/device_errors.h"
 #include "dispatcher/launch.h"
-#include "dispatcher/memory_checks.h"
 #include "dispatcher/output_memory.h"
 
 namespace posembed::rotary {

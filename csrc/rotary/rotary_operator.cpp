@@ -12,12 +12,9 @@
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/linear.h"
-#include "dispatcher/memory_checks.h"
-#include "dispatcher/schema.h"
 #include "posembed/rotary.h"
 #include "rotary/rotary.h"
 #include "rotary/rotary_checks.h"
-#include "rotary/rotary_forms.h"
 #include "rotary/rotary_specification.h"
 
 namespace posembed::rotary {

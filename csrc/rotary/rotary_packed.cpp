@@ -10,7 +10,6 @@
 
 #include "dispatcher/checks.h"
 #include "dispatcher/linear.h"
-#include "dispatcher/memory_checks.h"
 #include "dispatcher/output_memory.h"
 #include "rotary/rotary_checks.h"
 #include "rotary/rotary_operator.h"

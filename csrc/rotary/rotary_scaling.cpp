@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "dispatcher/host_floats.h"
+#include "dispatcher/launch.h"
 #include "posembed/rotary_specification.h"
 #include "rotary/rotary_specification.h"
 

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "core/brief.h"
-#include "dispatcher/first_use.h"
+#include "dispatcher/fork.h"
 #include "dispatcher/tensors.h"
 #include "dispatcher/text_cache.h"
 #include "posembed/score_scale.h"

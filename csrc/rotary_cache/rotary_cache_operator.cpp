@@ -13,12 +13,10 @@
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
-#include "dispatcher/memory_checks.h"
-#include "dispatcher/schema.h"
 #include "dispatcher/tangent.h"
 #include "rotary/rotary_checks.h"
 #include "rotary_cache/rotary_cache.h"
-#include "rotary_norm/rotary_norm_checks.h"
+#include "rotary_norm/rotary_norm_operator.h"
 
 namespace posembed::rotary_cache {
 namespace {

@@ -22,12 +22,9 @@
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/linear.h"
-#include "dispatcher/memory_checks.h"
-#include "dispatcher/schema.h"
 #include "dispatcher/tensors.h"
 #include "rotary/rotary_checks.h"
 #include "rotary_norm/rotary_norm.h"
-#include "rotary_norm/rotary_norm_checks.h"
 #include "rotary_tables/rotary_tables_operator.h"
 
 namespace posembed::rotary_norm {

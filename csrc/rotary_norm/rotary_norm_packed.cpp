@@ -11,12 +11,10 @@
 
 #include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
-#include "dispatcher/memory_checks.h"
 #include "dispatcher/output_memory.h"
 #include "dispatcher/saved_call.h"
 #include "dispatcher/tangent.h"
 #include "rotary/rotary_checks.h"
-#include "rotary_norm/rotary_norm_checks.h"
 #include "rotary_norm/rotary_norm_operator.h"
 
 namespace posembed::rotary_norm {

@@ -13,10 +13,7 @@
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/linear.h"
-#include "dispatcher/memory_checks.h"
-#include "dispatcher/schema.h"
 #include "rotary/rotary_checks.h"
-#include "rotary/rotary_forms.h"
 
 namespace posembed::rotary_tables {
 namespace {

@@ -21,7 +21,6 @@
 #include "dispatcher/launch.h"
 #include "dispatcher/linear.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/schema.h"
 #include "dispatcher/tensors.h"
 #include "sinusoidal/sinusoidal.h"
 #include "sinusoidal/sinusoidal_specification.h"

@@ -9,7 +9,7 @@
 #include <numeric>
 
 #include "core/brief.h"
-#include "dispatcher/first_use.h"
+#include "dispatcher/fork.h"
 #include "dispatcher/json.h"
 #include "dispatcher/text_cache.h"
 #include "sinusoidal/sinusoidal.h"

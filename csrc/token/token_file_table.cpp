@@ -27,9 +27,9 @@
 
 #include "core/index.h"
 #include "dispatcher/checks.h"
-#include "dispatcher/fork_mutex.h"
+#include "dispatcher/fork.h"
+#include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/parallel.h"
 #include "dispatcher/tensors.h"
 #include "posembed/file_table.h"
 #include "posembed/memory.h"

@@ -27,8 +27,6 @@
 #include "dispatcher/launch.h"
 #include "dispatcher/linear.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/parallel.h"
-#include "dispatcher/schema.h"
 #include "dispatcher/tensors.h"
 #include "token/token.h"
 #include "token/token_backward.h"

@@ -1,11 +1,15 @@
-// Values that are made at their first use, without a lock: a function-local static and
-// std::call_once take one, which stays locked in a child that another thread forks meanwhile.
+// Locks, and values made once, in a process that forks. A child copies every lock as it is, and the
+// thread that held one does not exist in the child.
 #pragma once
 
 #include <atomic>
 #include <memory>
+#include <shared_mutex>
 
 namespace posembed::dispatcher {
+
+// A function-local static and std::call_once take a lock, which stays locked in a child that
+// another thread forks meanwhile: values are made at their first use without one.
 
 /// Threads that come at the same time each make a value; the first one is kept. Never destroyed:
 /// static objects of it need no guard.
@@ -33,6 +37,18 @@ class FirstUseMember : public FirstUse<Value> {
   ~FirstUseMember() { delete this->value_.load(); }
   FirstUseMember(const FirstUseMember&) = delete;
   FirstUseMember& operator=(const FirstUseMember&) = delete;
+};
+
+// fork() waits until no thread writes under these locks, and opens them in the child
+// (pthread_atfork), which keeps what they protect.
+
+/// A shared mutex of an object that is made while the library is loaded and never destroyed. A
+/// thread that holds one calls no code that may fork or lock another.
+class ForkMutex : public std::shared_mutex {
+ public:
+  ForkMutex();
+
+  ForkMutex* const next;  // made before; null for the first
 };
 
 }  // namespace posembed::dispatcher

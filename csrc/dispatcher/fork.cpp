@@ -1,4 +1,4 @@
-#include "dispatcher/fork_mutex.h"
+#include "dispatcher/fork.h"
 
 #include <pthread.h>
 
