@@ -42,7 +42,7 @@ std::vector<Copy> copies() {
 
 template <typename T>
 bool same_bits(const std::vector<T>& left, const std::vector<T>& right) {
-  return left.size() == right.size() && std::memcmp(left.data(), right.data(), left.size() * sizeof(T)) == 0;
+  return left.empty() ? right.empty() : std::memcmp(left.data(), right.data(), left.size() * sizeof(T)) == 0;
 }
 
 template <typename T>

@@ -164,6 +164,13 @@ def test_parts_keep_their_base_and_scaling(device: torch.device) -> None:
     assert torch.allclose(across, wanted, atol=1e-4)
 
 
+@pytest.mark.parametrize("change", [{"reverse": True}, {"numerics": "float32"}, {"interleaved": True}])
+def test_axes_keep_what_their_parts_have_in_common(change: dict[str, object]) -> None:
+    for base in (1e4, 1e2):  # equal parts, and parts with frequencies of their own
+        found = pe.RotarySpec.axial([pe.RotarySpec(8, **change), pe.RotarySpec(8, base=base, **change)])
+        assert {name: getattr(found, name) for name in change} == change
+
+
 def test_equal_parts_are_sections() -> None:
     parts = [pe.RotarySpec(16, interleaved=True, scaling=pe.LinearScaling(2.0))] * 2
     sections = pe.Sections((8, 8), restart=True)
