@@ -20,6 +20,9 @@ CALLS, STATS, COUNT, NAMES = [], {}, 0, {torch.float64: {"mps"}}
 def half(x):
     a, b = x.chunk(2, -1)
     return torch.cat((-b, a), -1)
+@torch.no_grad()
+def quiet(x):
+    return half(x)
 """
 MODEL = """
 class Attention(nn.Module):
@@ -61,6 +64,7 @@ STAYS = {
     "torch.ctypes.memset(0, 0, 0)": "it uses memset",
     "q.share_memory_()": "it uses share_memory_",
     "with torch.no_grad(): q = q * cos": "it uses torch.no_grad",
+    "q = quiet(q)": "it uses quiet",
     "q = torch.tensor(q)": "it uses torch.tensor",
     "q = q + torch.randn_like(q)": "it uses torch.randn_like",
     "cos.grad = sin": "it has an effect",
