@@ -69,6 +69,14 @@ Struct copied(const Struct* given, const char* name) {
 
 // ----------------------------------------------------------------------------------------- tensors
 
+struct View;
+
+/// Prints "[2, 3]"; makes no text where nothing is refused.
+struct Shape {
+  const View& view;
+};
+std::ostream& operator<<(std::ostream& out, const Shape& shape);
+
 /// A caller's tensor with its byte offset added and its strides filled in.
 struct View {
   const char* name = nullptr;
@@ -79,7 +87,7 @@ struct View {
 
   int64_t last() const { return size[rank - 1]; }
   int64_t count() const;
-  std::string shape() const;
+  Shape shape() const { return {*this}; }
   bool contiguous() const;
   core::StridedMemory memory() const;
 };
