@@ -108,7 +108,7 @@ __device__ void rotate_owned(const LaunchOf<T, capacity, form>& launch,
 
 /// Rotates heads [begin, end) of a token by tables that have a value for each component of a pair.
 /// The block's threads share the pairs one by one, with few registers: such tables are rare.
-template <Form form, bool interleaved, typename T, int size, int capacity>
+template <Form form, typename T, int size, int capacity>
 __device__ void rotate_apart(const TableLaunch<T, capacity>& launch, const Token& token,
                              const TokenHeads<T, size, capacity>& heads, int begin, int end) {
   const int pairs = launch.pairs, count = (end - begin) * pairs;
@@ -116,7 +116,8 @@ __device__ void rotate_apart(const TableLaunch<T, capacity>& launch, const Token
   for (int item = threadIdx.x; item < count; item += blockDim.x) {
     const int pair = item % pairs;
     const Row<T> row = heads.row(begin + item / pairs);
-    const int first = interleaved ? 2 * pair : pair, second = first + (interleaved ? 1 : pairs);
+    const int first = launch.interleaved ? 2 * pair : pair;
+    const int second = first + (launch.interleaved ? 1 : pairs);
     const auto angle = table_angle<form>(launch, token, /*head=*/0, pair);
     T x = row.in[first], y = row.in[second];
     const auto rounding =
@@ -140,7 +141,7 @@ __global__ void __launch_bounds__(max_threads<size>, min_blocks<size, 3>)
   }
   core::wait_for_previous_kernel();
   const HeadThreads threads(launch.threads_per_head);
-  const PackColumns<size, interleaved> columns(threads.index, launch.pairs);
+  const PackColumns<size, interleaved> columns(threads.index, launch.pairs, launch.interleaved);
 
   const bool owns_heads = launch.pairs > 0 && threads.group < launch.heads_per_pass;
   const int begin = static_cast<int>(blockIdx.y) * launch.heads_of_block;
@@ -175,7 +176,7 @@ __global__ void __launch_bounds__(max_threads<size>, min_blocks<size, 3>)
     }
     if constexpr (may_be_apart) {
       if (__builtin_expect(rotated && apart_token() == number, 0)) {
-        rotate_apart<form, interleaved>(launch, token, heads, begin, end);
+        rotate_apart<form>(launch, token, heads, begin, end);
         head = end;
       }
     }
@@ -261,16 +262,20 @@ const char* launch_capacity(const Arguments& arguments, core::CudaStream stream)
       return launch_kernel<T, size, interleaved, 64, Form::own>(arguments, stream);
     }
   }
-  // Most models have at most 64 pairs, and a launch with fewer argument bytes is quicker.
-  return arguments.pairs <= 64
-             ? launch_kernel<T, size, interleaved, 64, Form::exact>(arguments, stream)
-             : launch_kernel<T, size, interleaved, max_pairs, Form::exact>(arguments, stream);
+  if constexpr (size > 1) {
+    // Most models have at most 64 pairs, and a launch with fewer argument bytes is quicker.
+    if (arguments.pairs <= 64) {
+      return launch_kernel<T, size, interleaved, 64, Form::exact>(arguments, stream);
+    }
+  }
+  return launch_kernel<T, size, interleaved, max_pairs, Form::exact>(arguments, stream);
 }
 
 template <typename T, int size>
 const char* launch_pairing(const Arguments& arguments, core::CudaStream stream) {
-  return arguments.interleaved ? launch_capacity<T, size, true>(arguments, stream)
-                               : launch_capacity<T, size, false>(arguments, stream);
+  return with_pairing<size>(arguments, [&](auto interleaved) {
+    return launch_capacity<T, size, interleaved()>(arguments, stream);
+  });
 }
 
 }  // namespace
