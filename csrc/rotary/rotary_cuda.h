@@ -421,16 +421,18 @@ __device__ bool is_rotated_on_axes(const Launch<T, capacity>& launch, const core
 template <typename T, int capacity, typename Fill>
 __device__ bool fill_angles(const Launch<T, capacity>& launch, const Token& token,
                             const Fill& fill) {
+  constexpr bool has_turns = capacity > 1;  // tables replace them
   const TurnOf<T>* turns = core::through_data_cache(launch.turns);
   const int threads = static_cast<int>(blockDim.x), first = static_cast<int>(threadIdx.x);
   TurnOf<T> turn = {};
-  if (first < launch.pairs) turn = turns[first];  // issued before the position is known
+  if (has_turns && first < launch.pairs)
+    turn = turns[first];  // issued before the position is known
   const core::Position first_position = position_of(launch, token.batch, token.seq, 0);
   const bool rotated = is_rotated_on_axes(launch, first_position, token);
   __syncthreads();  // until the previous token's angles have been read
   for (int pair = first; pair < launch.pairs; pair += threads) {
-    if (pair != first) turn = turns[pair];
-    if (launch.axes == 1) {
+    if (has_turns && pair != first) turn = turns[pair];
+    if (!has_turns || launch.axes == 1) {
       fill(PairAt<T>{pair, first_position, turn});
     } else {
       const int axis = core::through_data_cache(launch.axis_of_pair)[pair];
@@ -647,7 +649,7 @@ LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
   launch.axes = static_cast<int>(arguments.axes);
   launch.tangent = arguments.tangent;
   launch.interleaved = arguments.interleaved;
-  for (int64_t i = 0; i < arguments.pairs; ++i) {
+  for (int64_t i = 0; i < (capacity > 1 ? arguments.pairs : 0); ++i) {
     if (arguments.axis_of_pair != nullptr) launch.axis_of_pair[i] = arguments.axis_of_pair[i];
     const bool in_memory = arguments.frequencies.data != nullptr || arguments.cosines != nullptr;
     if (in_memory) continue;  // read on the device
