@@ -148,7 +148,9 @@ __global__ void architecture_probe() {}
 
 /// Whether the kernels of a file wait for the previous one on the current device: code compiled for
 /// compute capability 9.0 or later does, older code that a newer device translates does not.
-inline bool waits_for_previous_kernel(int device) {
+/// A template, as launch_early(), so that only files that use it have the probe.
+template <typename = void>
+bool waits_for_previous_kernel(int device) {
   static std::atomic<int8_t> known[256];  // 0: not known, 1: no, 2: yes
   if (device < 0 || device >= 256) return false;
   if (const int8_t answer = known[device].load(std::memory_order_relaxed)) return answer == 2;
@@ -162,7 +164,8 @@ inline bool waits_for_previous_kernel(int device) {
 
 /// Lets a short kernel start while the previous kernel ends (programmatic dependent launch). The
 /// kernel must call wait_for_previous_kernel() before it touches memory.
-inline void launch_early(cudaLaunchConfig_t* config) {
+template <typename Config>
+void launch_early(Config* config) {
   static cudaLaunchAttribute attribute = [] {
     cudaLaunchAttribute early = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -170,7 +173,7 @@ inline void launch_early(cudaLaunchConfig_t* config) {
     return early;
   }();
   int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess || !waits_for_previous_kernel(device)) return;
+  if (cudaGetDevice(&device) != cudaSuccess || !waits_for_previous_kernel<>(device)) return;
   config->attrs = &attribute;
   config->numAttrs = 1;
 }

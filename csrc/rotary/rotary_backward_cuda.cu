@@ -68,7 +68,7 @@ __global__ void sum_kernel(const __grid_constant__ SumLaunch launch) {
   const Arguments& arguments = launch.arguments;
   const int pairs = static_cast<int>(arguments.pairs), threads = static_cast<int>(blockDim.x);
   const auto at = core::divide(static_cast<int>(threadIdx.x), launch.threads_per_head);
-  const PackColumns<size, interleaved> columns(at.remainder, pairs);
+  const PackColumns<size, interleaved> columns(at.remainder, pairs, arguments.interleaved);
   const auto group = core::divide(at.quotient, launch.head_groups);
   const int64_t begin = blockIdx.x * launch.tokens_of_chunk;
   const int64_t end = min(launch.tokens, begin + launch.tokens_of_chunk);
@@ -156,12 +156,13 @@ void launch_sum(const Arguments& arguments, double* sums, int64_t frequencies,
 template <typename T, bool by_head>
 auto choose_sum(const Arguments& arguments) {
   constexpr int size = core::vector_width<T>;
-  if (!can_use_vectors<T>(arguments)) {
-    return arguments.interleaved ? launch_sum<T, 1, true, by_head>
-                                 : launch_sum<T, 1, false, by_head>;
+  if constexpr (size > 1) {
+    if (can_use_vectors<T>(arguments)) {
+      return arguments.interleaved ? launch_sum<T, size, true, by_head>
+                                   : launch_sum<T, size, false, by_head>;
+    }
   }
-  return arguments.interleaved ? launch_sum<T, size, true, by_head>
-                               : launch_sum<T, size, false, by_head>;
+  return launch_sum<T, 1, false, by_head>;
 }
 
 template <typename Out>

@@ -7,6 +7,13 @@
 namespace posembed::rotary {
 namespace {
 
+/// A launch by tables carries no turns: 472 bytes instead of 9,152.
+template <int capacity, Form form>
+constexpr int carried = reads_tables<form> ? 1 : capacity;
+
+template <typename T, int capacity, Form form>
+using RotateLaunch = LaunchOf<T, carried<capacity, form>, form>;
+
 /// The number of tables of a block: one shared by query and key; with xPos, one for each.
 template <typename T, int capacity, Form form>
 struct Tables {
@@ -15,7 +22,7 @@ struct Tables {
   Compute<T> sine[count][capacity], cosine[count][capacity];
   Compute<T> outer[count][decaying ? capacity : 1];
 
-  __device__ void fill(const LaunchOf<T, capacity, form>& launch, const Token& token,
+  __device__ void fill(const RotateLaunch<T, capacity, form>& launch, const Token& token,
                        const PairAt<T>& at) {
     const int pair = at.pair;
     if constexpr (reads_tables<form>) {
@@ -55,7 +62,7 @@ struct Tables {
     }
   }
 
-  __device__ void decay(const LaunchOf<T, capacity, form>& launch, int pair,
+  __device__ void decay(const RotateLaunch<T, capacity, form>& launch, int pair,
                         const core::Position& position) {
     const Compute<T> s = sine[0][pair], c = cosine[0][pair];
     const double distance = core::to_double(position) - launch.decay_center;
@@ -93,7 +100,7 @@ __device__ void rotate_by_tables(ProductRounding rounding, const Angle& angle, O
 }
 
 template <typename T, int size, bool interleaved, int capacity, Form form>
-__device__ void rotate_owned(const LaunchOf<T, capacity, form>& launch,
+__device__ void rotate_owned(const RotateLaunch<T, capacity, form>& launch,
                              const Angles<T, size, form>& angles,
                              Pairs<T, size, interleaved>* owned) {
   if constexpr (form == Form::pairs) {
@@ -108,7 +115,7 @@ __device__ void rotate_owned(const LaunchOf<T, capacity, form>& launch,
 
 /// Rotates heads [begin, end) of a token by tables that have a value for each component of a pair.
 /// The block's threads share the pairs one by one, with few registers: such tables are rare.
-template <Form form, bool interleaved, typename T, int size, int capacity>
+template <Form form, typename T, int size, int capacity>
 __device__ void rotate_apart(const TableLaunch<T, capacity>& launch, const Token& token,
                              const TokenHeads<T, size, capacity>& heads, int begin, int end) {
   const int pairs = launch.pairs, count = (end - begin) * pairs;
@@ -116,7 +123,8 @@ __device__ void rotate_apart(const TableLaunch<T, capacity>& launch, const Token
   for (int item = threadIdx.x; item < count; item += blockDim.x) {
     const int pair = item % pairs;
     const Row<T> row = heads.row(begin + item / pairs);
-    const int first = interleaved ? 2 * pair : pair, second = first + (interleaved ? 1 : pairs);
+    const int first = launch.interleaved ? 2 * pair : pair;
+    const int second = first + (launch.interleaved ? 1 : pairs);
     const auto angle = table_angle<form>(launch, token, /*head=*/0, pair);
     T x = row.in[first], y = row.in[second];
     const auto rounding =
@@ -131,7 +139,7 @@ __device__ void rotate_apart(const TableLaunch<T, capacity>& launch, const Token
 
 template <typename T, int size, bool interleaved, int capacity, Form form>
 __global__ void __launch_bounds__(max_threads<size>, min_blocks<size, 3>)
-    rotate_kernel(const __grid_constant__ LaunchOf<T, capacity, form> launch) {
+    rotate_kernel(const __grid_constant__ RotateLaunch<T, capacity, form> launch) {
   using Owned = Pairs<T, size, interleaved>;
   __shared__ Tables<T, capacity, form> tables;
   constexpr bool may_be_apart = reads_tables<form> && form != Form::head_table;
@@ -140,7 +148,7 @@ __global__ void __launch_bounds__(max_threads<size>, min_blocks<size, 3>)
   }
   core::wait_for_previous_kernel();
   const HeadThreads threads(launch.threads_per_head);
-  const PackColumns<size, interleaved> columns(threads.index, launch.pairs);
+  const PackColumns<size, interleaved> columns(threads.index, launch.pairs, launch.interleaved);
 
   const bool owns_heads = launch.pairs > 0 && threads.group < launch.heads_per_pass;
   const int begin = static_cast<int>(blockIdx.y) * launch.heads_of_block;
@@ -148,7 +156,7 @@ __global__ void __launch_bounds__(max_threads<size>, min_blocks<size, 3>)
 
   for (int64_t number = blockIdx.x; number < launch.tokens; number += gridDim.x) {
     const Token token = token_of(launch, number);
-    const TokenHeads<T, size, capacity> heads(launch, token);
+    const TokenHeads<T, size, carried<capacity, form>> heads(launch, token);
     Owned owned[heads_in_flight];
     const auto read_head = [&](int slot, int head) {
       if (head >= end) return;
@@ -175,7 +183,7 @@ __global__ void __launch_bounds__(max_threads<size>, min_blocks<size, 3>)
     }
     if constexpr (may_be_apart) {
       if (__builtin_expect(rotated && apart_token() == number, 0)) {
-        rotate_apart<form, interleaved>(launch, token, heads, begin, end);
+        rotate_apart<form>(launch, token, heads, begin, end);
         head = end;
       }
     }
@@ -216,7 +224,7 @@ __global__ void __launch_bounds__(max_threads<size>, min_blocks<size, 3>)
 
 template <typename T, int size, bool interleaved, int capacity, Form form>
 const char* launch_kernel(const Arguments& arguments, core::CudaStream stream) {
-  auto launch = make_launch<T, capacity, form>(arguments);
+  auto launch = make_launch<T, carried<capacity, form>, form>(arguments);
   if (launch.heads == 0) return nullptr;
   const cudaLaunchConfig_t config =
       form == Form::own ? spread_heads(&launch, size, stream) : share_heads(&launch, size, stream);
@@ -261,16 +269,20 @@ const char* launch_capacity(const Arguments& arguments, core::CudaStream stream)
       return launch_kernel<T, size, interleaved, 64, Form::own>(arguments, stream);
     }
   }
-  // Most models have at most 64 pairs, and a launch with fewer argument bytes is quicker.
-  return arguments.pairs <= 64
-             ? launch_kernel<T, size, interleaved, 64, Form::exact>(arguments, stream)
-             : launch_kernel<T, size, interleaved, max_pairs, Form::exact>(arguments, stream);
+  if constexpr (size > 1) {
+    // Most models have at most 64 pairs, and a launch with fewer argument bytes is quicker.
+    if (arguments.pairs <= 64) {
+      return launch_kernel<T, size, interleaved, 64, Form::exact>(arguments, stream);
+    }
+  }
+  return launch_kernel<T, size, interleaved, max_pairs, Form::exact>(arguments, stream);
 }
 
 template <typename T, int size>
 const char* launch_pairing(const Arguments& arguments, core::CudaStream stream) {
-  return arguments.interleaved ? launch_capacity<T, size, true>(arguments, stream)
-                               : launch_capacity<T, size, false>(arguments, stream);
+  return with_pairing<size>(arguments, [&](auto interleaved) {
+    return launch_capacity<T, size, interleaved()>(arguments, stream);
+  });
 }
 
 }  // namespace

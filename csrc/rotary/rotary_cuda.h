@@ -57,7 +57,7 @@ struct Launch {
   int start[2], outside[2];  // of query and of key: components before, and outside, the window
   core::Divisor<int> packs_outside[2];
   int axes;
-  bool tangent;
+  bool tangent, interleaved;
   TurnOf<T> turns[capacity];
   int64_t whole_turns[capacity];  // for positions with fractions
   uint8_t axis_of_pair[capacity];
@@ -217,16 +217,19 @@ struct Pairs {
 /// share a row read neighbouring packs, whether pairs are interleaved or not.
 template <int size, bool interleaved>
 struct PackColumns {
-  static constexpr bool alone = interleaved && size == 1;  // a pair is two packs
+  static_assert(size > 1 || !interleaved, "one kernel takes single elements in both pairings");
 
-  int first, second;
+  int first, second, thread;
 
-  __device__ PackColumns(int thread, int pairs)
-      : first(alone ? 2 * thread : thread * size), second(first + (alone ? 1 : pairs)) {}
+  /// `neighbours`: a thread's single elements are neighbours, as those of interleaved pairs are.
+  __device__ PackColumns(int thread, int pairs, bool neighbours)
+      : first(size == 1 && neighbours ? 2 * thread : thread * size),
+        second(first + (size == 1 && neighbours ? 1 : pairs)),
+        thread(thread) {}
 
   /// The pair that is number `i` of the thread's.
   __device__ int pair(int i) const {
-    if constexpr (alone) return first / 2;
+    if constexpr (size == 1) return thread;
     if constexpr (!interleaved) return first + i;
     return i < size / 2 ? first / 2 + i : second / 2 + i - size / 2;
   }
@@ -418,16 +421,18 @@ __device__ bool is_rotated_on_axes(const Launch<T, capacity>& launch, const core
 template <typename T, int capacity, typename Fill>
 __device__ bool fill_angles(const Launch<T, capacity>& launch, const Token& token,
                             const Fill& fill) {
+  constexpr bool has_turns = capacity > 1;  // tables replace them
   const TurnOf<T>* turns = core::through_data_cache(launch.turns);
   const int threads = static_cast<int>(blockDim.x), first = static_cast<int>(threadIdx.x);
   TurnOf<T> turn = {};
-  if (first < launch.pairs) turn = turns[first];  // issued before the position is known
+  if (has_turns && first < launch.pairs)
+    turn = turns[first];  // issued before the position is known
   const core::Position first_position = position_of(launch, token.batch, token.seq, 0);
   const bool rotated = is_rotated_on_axes(launch, first_position, token);
   __syncthreads();  // until the previous token's angles have been read
   for (int pair = first; pair < launch.pairs; pair += threads) {
-    if (pair != first) turn = turns[pair];
-    if (launch.axes == 1) {
+    if (has_turns && pair != first) turn = turns[pair];
+    if (!has_turns || launch.axes == 1) {
       fill(PairAt<T>{pair, first_position, turn});
     } else {
       const int axis = core::through_data_cache(launch.axis_of_pair)[pair];
@@ -608,6 +613,15 @@ bool can_use_vectors(const Arguments& arguments) {
   return fits;
 }
 
+/// Returns launch(interleaved), a constant. Single elements are not: their kernels ask the launch.
+template <int size, typename Call>
+const char* with_pairing(const Arguments& arguments, const Call& call) {
+  if constexpr (size > 1) {
+    if (arguments.interleaved) return call(std::true_type());
+  }
+  return call(std::false_type());
+}
+
 template <typename T, int capacity, Form form = Form::exact>
 LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
   LaunchOf<T, capacity, form> launch = {};
@@ -634,7 +648,8 @@ LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
   }
   launch.axes = static_cast<int>(arguments.axes);
   launch.tangent = arguments.tangent;
-  for (int64_t i = 0; i < arguments.pairs; ++i) {
+  launch.interleaved = arguments.interleaved;
+  for (int64_t i = 0; i < (capacity > 1 ? arguments.pairs : 0); ++i) {
     if (arguments.axis_of_pair != nullptr) launch.axis_of_pair[i] = arguments.axis_of_pair[i];
     const bool in_memory = arguments.frequencies.data != nullptr || arguments.cosines != nullptr;
     if (in_memory) continue;  // read on the device

@@ -190,7 +190,8 @@ __global__ void __launch_bounds__(rotary::max_threads<size>, rotary::min_blocks<
   __shared__ core::Compute<T> sines[capacity], cosines[capacity];
   core::wait_for_previous_kernel();
   const rotary::HeadThreads threads(launch.threads_per_head);
-  const rotary::PackColumns<size, interleaved> columns(threads.index, launch.pairs);
+  const rotary::PackColumns<size, interleaved> columns(threads.index, launch.pairs,
+                                                       launch.interleaved);
 
   const bool owns_heads = launch.pairs > 0 && threads.group < launch.heads_per_pass;
   const int begin = static_cast<int>(blockIdx.y) * launch.heads_of_block;
@@ -377,9 +378,9 @@ const char* launch_capacity(const Arguments& arguments, core::CudaStream stream)
 
 template <typename T, int size, bool float8>
 const char* launch_pairing(const Arguments& arguments, core::CudaStream stream) {
-  return arguments.rotation.interleaved
-             ? launch_capacity<T, size, float8, true>(arguments, stream)
-             : launch_capacity<T, size, float8, false>(arguments, stream);
+  return rotary::with_pairing<size>(arguments.rotation, [&](auto interleaved) {
+    return launch_capacity<T, size, float8, interleaved()>(arguments, stream);
+  });
 }
 
 template <typename T, bool float8>

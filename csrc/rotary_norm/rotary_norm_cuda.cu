@@ -73,7 +73,8 @@ __global__ void __launch_bounds__(rotary::max_threads<size>, rotary::min_blocks<
   __shared__ WindowWeights<C, capacity> window_weights[2];
   core::wait_for_previous_kernel();
   const HeadThreads threads(launch.threads_per_head);
-  const rotary::PackColumns<size, interleaved> columns(threads.index, launch.pairs);
+  const rotary::PackColumns<size, interleaved> columns(threads.index, launch.pairs,
+                                                       launch.interleaved);
   const int begin = static_cast<int>(blockIdx.y) * launch.heads_of_block;
   const int end = min(launch.heads, begin + launch.heads_of_block);
   const C inverse_dim = C(1) / static_cast<C>(norms.head_dim);
@@ -249,7 +250,7 @@ __global__ void __launch_bounds__(rotary::threads_wanted, 3)
   core::wait_for_previous_kernel();
   const int index = static_cast<int>(threadIdx.x) % threads_per_head;
   const int group = static_cast<int>(threadIdx.x) / threads_per_head;
-  const rotary::PackColumns<size, interleaved> columns(index, pairs);
+  const rotary::PackColumns<size, interleaved> columns(index, pairs, interleaved);
   const int begin = static_cast<int>(blockIdx.y) * launch.heads_of_block;
   const int end = min(launch.heads, begin + launch.heads_of_block);
   const int step = launch.heads_per_pass, group_end = group < step ? end : 0;
@@ -329,7 +330,8 @@ __global__ void __launch_bounds__(rotary::max_threads<size>)
   __shared__ C sines[capacity], cosines[capacity];
   alignas(16) __shared__ C sums[sums_bytes / sizeof(C)];  // [groups, 2, head_dim]
   const HeadThreads threads(launch.threads_per_head);
-  const rotary::PackColumns<size, interleaved> columns(threads.index, launch.pairs);
+  const rotary::PackColumns<size, interleaved> columns(threads.index, launch.pairs,
+                                                       launch.interleaved);
   const int first = launch.start[0] + columns.first, second = launch.start[0] + columns.second;
   const int dim = norms.head_dim, groups = launch.heads_per_pass;
   for (int i = threadIdx.x; i < groups * 2 * dim; i += blockDim.x) sums[i] = 0;
@@ -552,8 +554,9 @@ const char* launch_form(const Pass& pass, core::CudaStream stream) {
 
 template <typename T, int size, typename Pass>
 const char* launch_pairing(const Pass& pass, core::CudaStream stream) {
-  return pass.rotation().interleaved ? launch_form<T, size, true>(pass, stream)
-                                     : launch_form<T, size, false>(pass, stream);
+  return rotary::with_pairing<size>(pass.rotation(), [&](auto interleaved) {
+    return launch_form<T, size, interleaved()>(pass, stream);
+  });
 }
 
 template <typename T>

@@ -336,7 +336,8 @@ __device__ void norm_tokens(const rotary::TableLaunch<T, capacity>& launch,
   if (threadIdx.x == 0) rotary::apart_token() = -1;  // visible after begin_any_token()
   core::wait_for_previous_kernel();
   const HeadThreads threads(launch.threads_per_head);
-  const rotary::PackColumns<size, interleaved> columns(threads.index, launch.pairs);
+  const rotary::PackColumns<size, interleaved> columns(threads.index, launch.pairs,
+                                                       launch.interleaved);
   const RowNorm<T, size> norm(norms);
   const int begin = static_cast<int>(blockIdx.y) * launch.heads_of_block;
   const int end = min(launch.heads, begin + launch.heads_of_block);
@@ -452,15 +453,14 @@ __device__ void norm_tokens(const rotary::TableLaunch<T, capacity>& launch,
 template <typename T, typename Pass>
 const char* launch_general(const Pass& pass, bool fits_vectors, core::CudaStream stream) {
   constexpr int size = core::vector_width<T>, packed = 128, all = rotary::max_pairs;
-  const bool interleaved = pass.rotation().interleaved;
   if constexpr (size > 1) {
     if (fits_vectors && pass.rotation().pairs <= packed) {
-      return interleaved ? pass.template launch<T, size, true, packed>(stream)
-                         : pass.template launch<T, size, false, packed>(stream);
+      return rotary::with_pairing<size>(pass.rotation(), [&](auto interleaved) {
+        return pass.template launch<T, size, interleaved(), packed>(stream);
+      });
     }
   }
-  return interleaved ? pass.template launch<T, 1, true, all>(stream)
-                     : pass.template launch<T, 1, false, all>(stream);
+  return pass.template launch<T, 1, false, all>(stream);
 }
 
 }  // namespace
