@@ -13,9 +13,13 @@ int64_t row_of(const AddArguments& a, int64_t batch, int64_t seq) {
 }
 
 template <bool streaming, typename T>
-POSEMBED_INLINE void add_row(const T* x, const T* row, int64_t dim, T* out) {
+POSEMBED_INLINE void add_row(const T* x, const T* row, const T* soon, int64_t dim, T* out) {
   if (streaming) core::expect_stream(out + dim, dim * int64_t{sizeof(T)});
+  constexpr int64_t line = 64 / sizeof(T);
   core::for_blocks(dim, [&](int64_t i, auto count) POSEMBED_INLINE_LAMBDA {
+    if (streaming) {
+      for (int64_t k = 0; k < core::block_size; k += line) __builtin_prefetch(soon + i + k, 0, 2);
+    }
     core::store_block<streaming>(core::load_block(x + i, count) + core::load_block(row + i, count),
                                  out + i, count);
   });
@@ -23,11 +27,16 @@ POSEMBED_INLINE void add_row(const T* x, const T* row, int64_t dim, T* out) {
 
 template <typename T, bool streaming>
 void add_range(const AddArguments& a, int64_t begin, int64_t end) {
+  const auto x_at = [&a](int64_t token) {
+    return static_cast<const T*>(a.x) + token % a.batch * a.x_stride[0] +
+           token / a.batch * a.x_stride[1];
+  };
   for (int64_t token = begin; token < end; ++token) {
     const int64_t seq = token / a.batch, batch = token % a.batch;
-    const T* x = static_cast<const T*>(a.x) + batch * a.x_stride[0] + seq * a.x_stride[1];
     const T* row = static_cast<const T*>(a.weight) + row_of(a, batch, seq) * a.weight_stride;
-    add_row<streaming>(x, row, a.embedding_dim,
+    // Rows are far apart: the hardware prefetcher finds the next one late.
+    const T* soon = streaming ? x_at(token + 2 < end ? token + 2 : token) : nullptr;
+    add_row<streaming>(x_at(token), row, soon, a.embedding_dim,
                        static_cast<T*>(a.out) + (batch * a.seq + seq) * a.embedding_dim);
   }
   if (streaming) core::stream_fence();
