@@ -194,7 +194,7 @@ test-aarch64: build $(requirements_dev)
 
 # Registers, local memory and wide loads of the hot CUDA kernels, beside what is recorded.
 check-machine-code: build-tests
-	$(python) scripts/machine_code.py $(BUILD)/csrc/libposembed.so
+	$(python) scripts/machine_code.py $(BUILD)/csrc/libposembed_kernels.so
 
 cpp_sources = $(shell git ls-files --cached --others --exclude-standard '*.h' '*.cpp' '*.cu')
 

@@ -73,11 +73,10 @@ class CMakeBuild(build_ext):
         if not TORCHES:
             options = ["-DPOSEMBED_PYTHON_MODULE=ON", "-DCMAKE_INSTALL_LIBDIR=lib"]
             self.build_library(build, ["posembed", "posembed_python"], options)
-        for minor, torch in TORCHES.items():  # kernels, which know no torch, come from ccache
+        for minor, torch in TORCHES.items():  # kernels, which know no torch, are compiled once
             lib = f"-DCMAKE_INSTALL_LIBDIR=lib/torch{minor}"
             options = ["-DPOSEMBED_PYTHON_MODULE=OFF", f"-DPOSEMBED_TORCH={torch}", lib]
-            folder = build / f"torch{minor}" if len(TORCHES) > 1 else build
-            self.build_library(folder, ["posembed"], options)
+            self.build_library(build, ["posembed"], options)
 
     def build_library(self, build: Path, targets: list[str], options: list[str]) -> None:
         """Builds for one torch."""

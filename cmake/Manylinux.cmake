@@ -1,4 +1,4 @@
-# For wheels: libposembed.so without symbols that came after glibc 2.28 and GCC 8, the platform manylinux_2_28. It links
+# For wheels: libraries without symbols that came after glibc 2.28 and GCC 8, the platform manylinux_2_28. It links
 # its own copies of what it would take from newer libraries: cmake/manylinux_2_28.cpp, and from libstdc++ the objects of
 # std::condition_variable and of std::from_chars for floating-point numbers. auditwheel checks the result (make wheel).
 function(posembed_link_for_manylinux)
@@ -11,6 +11,7 @@ function(posembed_link_for_manylinux)
   set_source_files_properties(${extracted} PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
   add_library(posembed_manylinux STATIC ${PROJECT_SOURCE_DIR}/cmake/manylinux_2_28.cpp ${extracted})
   target_compile_options(posembed_manylinux PRIVATE -fno-builtin)
+  target_link_libraries(posembed_kernels_shared PRIVATE posembed_manylinux)
   target_link_libraries(posembed PRIVATE posembed_manylinux)
   if(TARGET posembed_python)
     target_link_libraries(posembed_python PRIVATE posembed_manylinux)

@@ -1,6 +1,6 @@
 """Reads the machine code of the hot CUDA kernels and fails where it has got worse.
 
-    python scripts/machine_code.py build/dev/csrc/libposembed.so [--record]
+    python scripts/machine_code.py build/dev/csrc/libposembed_kernels.so [--record]
 
 A hot kernel must not use more registers, local memory (spilled registers), float64 instructions or
 instructions for a KiB that it moves than machine_code.json records, and must move 16 bytes at a
@@ -179,7 +179,7 @@ def read_code(library: Path, architecture: str, kernels: list[Kernel]) -> None:
 def main() -> int:
     """Prints a line for each hot kernel; 1 if one has got worse."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("library", type=Path, help="libposembed.so")
+    parser.add_argument("library", type=Path, help="libposembed_kernels.so")
     parser.add_argument("--architecture", default="sm_90")
     parser.add_argument("--record", action="store_true", help="write what is found")
     arguments = parser.parse_args()

@@ -47,9 +47,8 @@ using FunctionOf = Signature;
 
 // POSEMBED_CPU_KERNEL(rotate, void(const Arguments&, int64_t, int64_t)) declares the copies
 // baseline::rotate, avx2::rotate, avx512::rotate and, for callers, rotate_cpu. Copies that were not
-// built are null; instruction_set() never names them. The files of the copies do not define
-// rotate_cpu: it is initialised when the library is loaded, by code that must run on every
-// processor.
+// built are null; instruction_set() never names them. kernels.cpp alone defines rotate_cpu: by code
+// that runs on every processor, and beside the copies, which other libraries would see as null.
 #if defined(POSEMBED_ISA)
 #define POSEMBED_CPU_KERNEL(kernel, ...)            \
   namespace POSEMBED_ISA {                          \
@@ -61,11 +60,18 @@ using FunctionOf = Signature;
   namespace instruction_set {                                             \
   __attribute__((weak)) ::posembed::core::FunctionOf<__VA_ARGS__> kernel; \
   }
-#define POSEMBED_CPU_KERNEL(kernel, ...)                               \
-  POSEMBED_DECLARE_KERNEL(baseline, kernel, __VA_ARGS__)               \
-  POSEMBED_DECLARE_KERNEL(avx2, kernel, __VA_ARGS__)                   \
-  POSEMBED_DECLARE_KERNEL(avx512, kernel, __VA_ARGS__)                 \
-  inline const ::posembed::core::CpuKernel<__VA_ARGS__> kernel##_cpu { \
-    baseline::kernel, avx2::kernel, avx512::kernel                     \
+#if defined(POSEMBED_DEFINE_CPU_KERNELS)
+#define POSEMBED_DEFINE_KERNEL(kernel, ...)                     \
+  const ::posembed::core::CpuKernel<__VA_ARGS__> kernel##_cpu { \
+    baseline::kernel, avx2::kernel, avx512::kernel              \
   }
+#else
+#define POSEMBED_DEFINE_KERNEL(kernel, ...) static_assert(true)
+#endif
+#define POSEMBED_CPU_KERNEL(kernel, ...)                              \
+  POSEMBED_DECLARE_KERNEL(baseline, kernel, __VA_ARGS__)              \
+  POSEMBED_DECLARE_KERNEL(avx2, kernel, __VA_ARGS__)                  \
+  POSEMBED_DECLARE_KERNEL(avx512, kernel, __VA_ARGS__)                \
+  extern const ::posembed::core::CpuKernel<__VA_ARGS__> kernel##_cpu; \
+  POSEMBED_DEFINE_KERNEL(kernel, __VA_ARGS__)
 #endif

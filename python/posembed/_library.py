@@ -65,7 +65,7 @@ def load() -> None:
     except OSError as error:
         raise ImportError(
             f"{LIBRARY} was built for torch {built_for} and cannot be loaded beside torch "
-            f"{torch.__version__}: {error}. {_BUILD}"
+            f"{torch.__version__}: {error.__cause__ or error}. {_BUILD}"
         ) from error
     build = json.loads(torch.ops.posembed.build_info.default())
     if build["instruction_set"] == "none":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -241,7 +242,9 @@ __version__ = '{}'
 HELD = {"lib/torch2.9": "2.9.1", "lib/torch2.11": "2.11.0", "lib/torch2.15": "2.15.0"}
 
 
-def import_copy(folder: Path, built_for: dict[str, str], library: bytes = b"", torch_version: str = "") -> str:
+def import_copy(
+    folder: Path, built_for: dict[str, str], library: bytes = b"", torch_version: str = "", kernels: bytes = b""
+) -> str:
     """The error from importing a copy of the package with this torch and these libraries.
 
     The torch that each was built for is given by the library's folder. A torch by version alone
@@ -252,6 +255,7 @@ def import_copy(folder: Path, built_for: dict[str, str], library: bytes = b"", t
     for name, version in built_for.items():
         (copy / name).mkdir(parents=True)
         (copy / name / "libposembed.so").write_bytes(library)
+        (copy / name / "libposembed_kernels.so").write_bytes(kernels)
         (copy / name / "build.json").write_text(json.dumps({"torch_version": version}))
     if torch_version:
         (folder / "torch").mkdir()
@@ -281,6 +285,15 @@ def test_loading_a_library_that_cannot_be_opened(tmp_path: Path) -> None:
     version = torch.__version__
     error = import_copy(tmp_path, {"lib": version}, b"no library")
     assert f"libposembed.so was built for torch {version} and cannot be loaded beside torch" in error
+
+
+def test_kernels_of_another_build(tmp_path: Path) -> None:
+    library, kernels = ((PACKAGE / "lib" / f"lib{name}.so").read_bytes() for name in ("posembed", "posembed_kernels"))
+    (version,) = {*re.findall(rb"POSEMBED_\d[.\d]+_[0-9a-f]{12}", kernels)}
+    other = version[:-12] + version[-12:].translate(bytes.maketrans(b"0123456789abcdef", b"123456789abcdef0"))
+    error = import_copy(tmp_path, {"lib": torch.__version__}, library, kernels=kernels.replace(version, other))
+    assert f"libposembed_kernels.so: version `{version.decode()}' not found" in error
+    assert "posembed's source folder run" in error
 
 
 @pytest.mark.parametrize("version", ["2.10.0", "2.13.1+cpu", "2.16.0a0+git1"])

@@ -12,6 +12,7 @@ from support.families import FAMILIES
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 PACKAGE = ROOT / "python" / "posembed"
+BUILD = Path(os.environ.get("POSEMBED_BUILD", ROOT / "build" / "dev")) / "csrc"
 TORCH = ("torch/", "ATen/", "c10/", "pybind11/")
 
 
@@ -124,19 +125,51 @@ def test_which_half_computes_is_asked_in_one_place() -> None:
 
 def test_instruction_sets_share_no_function() -> None:
     """The linker keeps one copy of a function in several objects, so it must run anywhere."""
-    build = Path(os.environ.get("POSEMBED_BUILD", ROOT / "build" / "dev")) / "csrc"
-    objects = [*build.glob("CMakeFiles/*_avx512.dir/**/*.o"), *build.glob("**/*_avx2.dir/**/*.o")]
+    objects = [*BUILD.glob("CMakeFiles/*_avx512.dir/**/*.o"), *BUILD.glob("**/*_avx2.dir/**/*.o")]
     if not objects or shutil.which("nm") is None:
         pytest.skip("needs nm, and the folder of a build with instruction sets")
-    shared = [f"{file.relative_to(build)}: {symbol}" for file in objects for symbol in weak_functions(file)]
+    shared = [f"{file.relative_to(BUILD)}: {symbol}" for file in objects for symbol in weak_functions(file)]
     assert shared == []
+
+
+def symbols(file: Path, kinds: str, *options: str) -> list[str]:
+    """Names in an object or a library, of the kinds of nm."""
+    table = subprocess.run(["nm", "--demangle", *options, file], capture_output=True, text=True, check=True)
+    return re.findall(rf"^ *\w* [{kinds}] (.*)$", table.stdout, re.MULTILINE)
 
 
 def weak_functions(file: Path) -> list[str]:
     """Functions that an object defines and shares with others of that name."""
-    table = subprocess.run(["nm", "--demangle", "--defined-only", file], capture_output=True, text=True, check=True)
-    found = re.findall(r"^\w+ W (.*)$", table.stdout, re.MULTILINE)
+    found = symbols(file, "W")
     return [symbol for symbol in found if "::avx2::" not in symbol and "::avx512::" not in symbol]
+
+
+def test_the_kernels_library_needs_no_torch() -> None:
+    """And shows no symbol but posembed's: none of the CUDA runtime, no copy of a kernel for one instruction set."""
+    library = BUILD / "libposembed_kernels.so"
+    if not library.is_file() or shutil.which("nm") is None:
+        pytest.skip("needs nm, and the folder of a build")
+    needed = re.findall(rb"lib([a-z_+]+)[-.\w]*\.so\.\d", subprocess.check_output(["readelf", "-d", library]))
+    assert {*needed} <= {b"stdc++", b"m", b"gcc_s", b"c", b"dl", b"pthread", b"rt", b"ld"}
+    assert [name for name in symbols(library, "Uw", "-D") if re.search(r"\b(c10|at|torch|GOMP\w*)\b", name)] == []
+    shown = symbols(library, "A-Zuv", "-D", "--defined-only")
+    assert [name for name in shown if not re.match(r"posembed(::|_)|POSEMBED_", name)] == []
+    assert [name for name in shown if re.search("::(baseline|avx2|avx512)::", name)] == []
+    assert symbols(library, "u", "-D") == []  # of which a process has one, whatever the build
+
+
+def test_operators_call_the_kernels_of_their_own_build() -> None:
+    """A version of the symbols, which the loader compares. A weak symbol would be null where there is none."""
+    library = BUILD / "libposembed.so"
+    if not library.is_file() or shutil.which("nm") is None:
+        pytest.skip("needs nm, and the folder of a build")
+    assert [name for name in symbols(library, "wv", "-D") if "posembed" in name] == []
+    called = [name for name in symbols(library, "U", "-D") if name.startswith("posembed::")]
+    shown = symbols(BUILD / "libposembed_kernels.so", "A-Zuv", "-D", "--defined-only")
+    (version,) = {name.partition("@")[2] for name in called}
+    assert version.startswith("POSEMBED_")
+    assert "posembed::rotary::rotate_cpu" in {name.partition("@")[0] for name in called}
+    assert {name.replace("@", "@@") for name in called} <= {*shown}
 
 
 def comment_blocks(text: str) -> list[list[tuple[int, str]]]:

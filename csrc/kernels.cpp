@@ -1,0 +1,15 @@
+// The CPU kernels that callers see: of each kernel's copies, the one for this processor.
+#define POSEMBED_DEFINE_CPU_KERNELS
+#include "alibi/alibi.h"
+#include "bag/bag.h"
+#include "fourier/fourier.h"
+#include "input/input.h"
+#include "learned/learned.h"
+#include "ngram/ngram.h"
+#include "optim/optim.h"
+#include "relative_logits/relative_logits.h"
+#include "rotary/rotary.h"
+#include "rotary_cache/rotary_cache.h"
+#include "rotary_norm/rotary_norm.h"
+#include "sinusoidal/sinusoidal.h"
+#include "token/token.h"
