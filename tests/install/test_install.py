@@ -53,6 +53,23 @@ def test_through_the_python_package() -> None:
     build_and_run("package", f"-DPosEmbed_DIR={folder}")
 
 
+WITHOUT_TORCH = """
+cmake_minimum_required(VERSION 3.24)
+project(Stranger LANGUAGES C)
+find_package(PosEmbed REQUIRED COMPONENTS kernels)
+add_executable(rotate {source})
+target_link_libraries(rotate PRIVATE PosEmbed::kernels m)
+"""
+
+
+def test_kernels_are_found_without_torch(tmp_path: Path) -> None:
+    folder = run(sys.executable, "-m", "posembed", "--cmake-dir").strip()
+    tmp_path.joinpath("CMakeLists.txt").write_text(WITHOUT_TORCH.format(source=ROOT / "examples/c/rotate.c"))
+    run("cmake", "-S", tmp_path, "-B", tmp_path / "build", f"-DPosEmbed_DIR={folder}")
+    run("cmake", "--build", tmp_path / "build")
+    assert run(tmp_path / "build" / "rotate").startswith("moved by up to 6.")
+
+
 @of_packaging
 def test_through_an_installed_prefix(tmp_path: Path) -> None:
     with used_alone():
