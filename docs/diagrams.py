@@ -181,10 +181,10 @@ def layers() -> Any:
         axes,
         0.1,
         8.6,
-        "libposembed.so has all three, without Python: C++ programs link it,",
+        "libposembed.so has the upper two: C++ programs link it, Python and runners of exported models",
         fontsize=9,
     )
-    words(axes, 0.1, 9.4, "Python and runners of exported models load it.", fontsize=9)
+    words(axes, 0.1, 9.4, "load it. libposembed_kernels.so has the kernels: C, NumPy and JAX call it.", fontsize=9)
     return axes
 
 

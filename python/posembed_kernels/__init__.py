@@ -32,10 +32,10 @@ def library_path() -> Path:
     Raises:
         ImportError: It is missing.
     """
-    for name in ("libposembed_kernels.so", "libposembed.so"):
-        if (_POSEMBED / "lib" / name).is_file():
-            return _POSEMBED / "lib" / name
-    raise ImportError(f"posembed is not built: {_POSEMBED / 'lib'} has no libposembed_kernels.so")
+    path = _POSEMBED / "lib" / "libposembed_kernels.so"
+    if not path.is_file():
+        raise ImportError(f"posembed is not built: {path.parent} has no {path.name}")
+    return path
 
 
 def include_dir() -> Path:

@@ -34,8 +34,6 @@ def compiled(source: Path, program: Path, *options: object) -> list[str]:
 
 def test_the_example_runs(tmp_path: Path) -> None:
     library = kernels.library_path()
-    if library.name != "libposembed_kernels.so":
-        pytest.skip("this build has no library without torch")
     printed = subprocess.run([sys.executable, "-m", "posembed_kernels"], capture_output=True, text=True, check=True)
     assert printed.stdout.split() == [str(kernels.include_dir()), str(library.parent)]
     options = (f"-L{library.parent}", "-lposembed_kernels", f"-Wl,-rpath,{library.parent}")
