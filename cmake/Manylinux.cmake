@@ -1,10 +1,11 @@
 # For wheels: libraries without symbols that came after glibc 2.28 and GCC 8, the platform manylinux_2_28. It links
 # its own copies of what it would take from newer libraries: cmake/manylinux_2_28.cpp, and from libstdc++ the objects of
-# std::condition_variable and of std::from_chars for floating-point numbers. auditwheel checks the result (make wheel).
+# std::condition_variable, of std::from_chars for floating-point numbers, of paths and of string streams. auditwheel checks
+# the result (make wheel).
 function(posembed_link_for_manylinux)
   execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=libstdc++.a
                   OUTPUT_VARIABLE libstdcxx OUTPUT_STRIP_TRAILING_WHITESPACE)
-  set(objects condition_variable.o floating_from_chars.o memory_resource.o)
+  set(objects condition_variable.o floating_from_chars.o fs_path.o memory_resource.o sstream-inst.o)
   list(TRANSFORM objects PREPEND ${PROJECT_BINARY_DIR}/ OUTPUT_VARIABLE extracted)
   add_custom_command(OUTPUT ${extracted}
     COMMAND ${CMAKE_AR} x ${libstdcxx} ${objects} WORKING_DIRECTORY ${PROJECT_BINARY_DIR})

@@ -30,7 +30,8 @@ target_link_libraries(fragments PRIVATE PosEmbed::posembed)
 def fragments() -> list[str]:
     """The C++ blocks of the documentation that are neither whole programs nor headers."""
     found = [code for page in sorted(DOCS.rglob("*.md")) for code in blocks(page, "cpp")]
-    return [part for part in found if "int main" not in part and "#pragma once" not in part]
+    whole = ("int main", "#pragma once", "#ifndef")
+    return [part for part in found if not any(mark in part for mark in whole)]
 
 
 def program(parts: list[str]) -> str:

@@ -79,7 +79,7 @@ GUARDED = {
     "instruction_set()::chosen": "made while the library is loaded",
     "::apply_with_saved(": "made while torch compiles a backward pass, under a lock of its own",
     "cudaLaunchAttribute": "CUDA does not work in a forked child",
-    "waits_for_previous_kernel(": "CUDA does not work in a forked child",
+    "waits_for_previous_kernel<": "CUDA does not work in a forked child",
 }
 
 
