@@ -177,14 +177,10 @@ def layers() -> Any:
     ):
         arrow(axes, (2.0, top), (2.0, top + 1.1))
         words(axes, 2.6, top + 0.5, text, fontsize=9)
-    words(
-        axes,
-        0.1,
-        8.6,
-        "libposembed.so has the upper two: C++ programs link it, Python and runners of exported models",
-        fontsize=9,
-    )
-    words(axes, 0.1, 9.4, "load it. libposembed_kernels.so has the kernels: C, NumPy and JAX call it.", fontsize=9)
+    operators = "libposembed.so has the upper two: C++ programs link it, Python loads it."
+    kernels = "libposembed_kernels.so has the kernels: C, NumPy and JAX call it without torch."
+    words(axes, 0.1, 8.6, operators, fontsize=9)
+    words(axes, 0.1, 9.4, kernels, fontsize=9)
     return axes
 
 
