@@ -52,6 +52,10 @@ MIMO = {
     **llama(6144, 128, head_dim=192, swa_head_dim=192, rope_theta=1e7, swa_rope_theta=1e4),
     "partial_rotary_factor": 0.334, "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0, 1, 1],
 }  # fmt: skip
+MINIMAX = {
+    **llama(6144, 64, head_dim=128, rotary_dim=64, rope_theta=1e7),
+    "attn_type_list": [0, 0, 0, 0, 0, 0, 0, 1],
+}  # fmt: skip
 PLAMO3 = {
     **llama(2048, 16, head_dim=128, rope_theta=1e6, rope_local_theta=1e4),
     "sliding_window_pattern": 4, "num_hidden_layers": 9,
@@ -78,7 +82,9 @@ FAMILIES: list[tuple[str, dict[str, Any], dict[int, Turn | None]]] = [
         {"rope_parameters": {"sliding_attention": {"rope_type": "default"}, "full_attention": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}}},
         {0: Turn(256, 256), 1: None, 6: Turn(256, 128, 1e6), 70: Turn(256, 128, 1e6), 71: None},
     ),
+    ("dots_ocr", llama(1536, 12, rope_theta=1e6, vision_config={"embed_dim": 1536}), {0: Turn(128, 128, 1e6)}),
     ("exaone", {"hidden_size": 4096, "num_attention_heads": 32, "num_layers": 32, "head_dim": 128, "rope_theta": 5e5, "rope_scaling": None}, {0: Turn(128, 128, 5e5), 31: Turn(128, 128, 5e5)}),
+    ("grok-1", llama(6144, 48), {0: Turn(128, 128)}),
     ("internlm", llama(4096, 32), {0: Turn(128, 128)}),
     ("internlm2", llama(4096, 32, rope_theta=1e6, rope_scaling=None), {0: Turn(128, 128, 1e6)}),
     ("iquestloopcoder", llama(5120, 40, head_dim=128, rope_theta=5e5), {3: Turn(128, 128, 5e5)}),
@@ -86,7 +92,10 @@ FAMILIES: list[tuple[str, dict[str, Any], dict[int, Turn | None]]] = [
     ("mimo", llama(4096, 32, rope_theta=6.4e5), {0: Turn(128, 128, 6.4e5)}),
     ("mimo_v2", MIMO, {0: Turn(192, 64, 1e7), 1: Turn(192, 64), 5: Turn(192, 64, 1e7)}),
     ("minicpm", llama(2304, 36, rope_theta=1e4), {0: Turn(64, 64)}),
+    ("minimax_m1", MINIMAX, {0: None, 7: Turn(128, 64, 1e7)}),
+    ("minimax_text_01", MINIMAX, {0: None, 6: None, 7: Turn(128, 64, 1e7)}),
     ("molmo", llama(3584, 28, rope_theta=1e6, use_position_ids=True), {0: Turn(128, 128, 1e6)}),
+    ("nemotron-nas", llama(8192, 64, rope_theta=5e5), {0: Turn(128, 128, 5e5)}),
     ("new", llama(768, 12, rope_theta=5e5, position_embedding_type="rope"), {0: Turn(64, 64, 5e5)}),
     ("orion", llama(5120, 40, rope_theta=1e4), {0: Turn(128, 128)}),
     ("ouro", llama(2048, 16, head_dim=128, rope_theta=1e6), {0: Turn(128, 128, 1e6)}),
