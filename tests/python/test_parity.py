@@ -7,6 +7,7 @@ from typing import Any
 import posembed as pe
 import pytest
 import torch
+from support.refusals import refused
 from torch import Tensor, nn
 
 
@@ -255,3 +256,75 @@ def test_every_module_has_a_twin() -> None:
     assert ours == set(pe.cpp.__all__)
     # FileTable needs a file: token/test_file_table.py.
     assert ours == {*(parameter.values[0].name for parameter in MODULES), "FileTable"}
+
+
+def wide(*shape: int) -> Tensor:
+    return numbers(*shape).double()
+
+
+# What both languages refuse, from a namespace of modules, and what the message names.
+REFUSED: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
+    (lambda m: m.TokenEmbedding(5, 8, padding_idx=5), ValueError, "padding_idx: got 5"),
+    (lambda m: m.TokenEmbedding(-1, 8), ValueError, "num_embeddings: got -1"),
+    (lambda m: m.TokenEmbedding(5, 8).forward(numbers(2)), TypeError, "ids: got float32"),
+    (lambda m: m.TokenEmbedding(5, 8).forward(torch.tensor([0, 5, -1])), IndexError, "ids: got 5 at index 1"),
+    (lambda m: m.TokenBag(5, 8, padding_idx=5), ValueError, "padding_idx: got 5"),
+    (lambda m: m.TokenBag(-1, 8), ValueError, "num_embeddings: got -1"),
+    (lambda m: m.TokenBag(5, 8).forward(ids(6)), ValueError, "ids: [bags, size]"),
+    (lambda m: m.TokenBag(5, 8).forward(ids(6) % 5, torch.tensor([1, 2])), IndexError, "offsets: got 1"),
+    (lambda m: m.TokenBag(5, 8).forward(torch.tensor([[0, 5]])), IndexError, "ids: got 5 at index 1"),
+    (lambda m: m.NgramEmbedding(NGRAMS, 13), ValueError, "embedding_dim: 13"),
+    (lambda m: m.LearnedPositionalEmbedding(grid=(0, 4), embedding_dim=8), ValueError, "grid: got"),
+    (lambda m: m.LearnedPositionalEmbedding(17, 8).resampled((4, 4)), ValueError, "grid: None"),
+    (lambda m: m.InputEmbedding(11, 8), ValueError, "max_positions: got"),
+    (lambda m: m.InputEmbedding(11, 8, positions=None, max_positions=3), ValueError, "max_positions: got"),
+    (lambda m: m.InputEmbedding(11, 8, positions=None, dropout=2.0), ValueError, "dropout: got 2"),
+    (lambda m: m.InputEmbedding(11, 8, positions=None, eps=1e-12), ValueError, "eps: got"),
+    (lambda m: m.InputEmbedding(11, 8, positions=None).forward(ids(4)), ValueError, "ids: [batch, seq]"),
+    (lambda m: m.InputEmbedding(11, 8, positions=None).forward(ids(2, 4) + 11), IndexError, "ids: 10"),
+    (lambda m: m.InputEmbedding(12, 8, max_positions=6).forward(ids(2, 4), offset=3), IndexError, "position table of 6"),
+    (lambda m: m.ALiBi(0), ValueError, "num_heads: got 0"),
+    (lambda m: m.ALiBi(4, total_heads=6, head_start=3), ValueError, "head_start: got"),
+    (lambda m: m.ALiBi(4, slopes=numbers(3)), ValueError, "slopes: got [3]"),
+    (lambda m: m.ALiBi(2, slopes=torch.tensor([0.5, -0.25])), ValueError, "slopes: -0.25"),
+    (lambda m: m.ALiBi(2, slopes=torch.tensor([0.5, float("nan")])), ValueError, "slopes: nan"),
+    (lambda m: m.ALiBi(4).forward(-1), ValueError, "query_length: got -1"),
+    (lambda m: m.ALiBi(4).forward(10, 4), ValueError, "query_offset"),
+    (lambda m: m.ALiBi(4).forward(3, dtype=torch.int32), TypeError, "dtype: int32"),
+    (lambda m: m.ALiBi(4).add_(numbers(2, 3, 4, 4)), ValueError, "scores: heads 4, got 3"),
+    (lambda m: m.RelativePositionBias(8, num_buckets=5), ValueError, "num_buckets: got 5"),
+    (lambda m: m.RelativePositionBias(8, max_distance=8), ValueError, "max_distance: got 8"),
+    (lambda m: m.RelativePositionBias(8, num_buckets=4, buckets="bert"), ValueError, "num_buckets: got 4"),
+    (lambda m: m.RelativePositionBias(8).forward(-1), ValueError, "query_length: got -1"),
+    (lambda m: m.RelativeLogits(4, 8), ValueError, "num_buckets: got 4"),
+    (lambda m: m.RelativeLogits(5, 0), ValueError, "0"),
+    (lambda m: m.RelativeLogits(5, 8).forward(numbers(1, 4, 8)), ValueError, "query: got [1, 4, 8]"),
+    (lambda m: m.RelativeLogits(5, 8).forward(wide(1, 1, 4, 8)), TypeError, "dtype"),
+    (lambda m: m.SinusoidalPositionalEmbedding(8).forward(numbers(8)), ValueError, "x: got [8]"),
+    (lambda m: m.SinusoidalPositionalEmbedding(8).forward(ids(1, 3, 8)), TypeError, "x: got int64"),
+    (lambda m: m.SinusoidalPositionalEmbedding(8).forward(numbers(1, 3, 8), numbers(4)), ValueError, "positions: seq 3, got 4"),
+    (lambda m: m.SinusoidalPositionalEmbedding(0), ValueError, "embedding_dim: got 0"),
+    (lambda m: m.SinusoidalPositionalEmbedding(8, preset="bert"), ValueError, "preset: 'bert'"),
+    (lambda m: m.SinusoidalPositionalEmbedding(8, shift=4), ValueError, "shift: 4"),
+    (lambda m: m.FourierFeatures(), ValueError, "frequencies"),
+    (lambda m: m.FourierFeatures(octaves=0), ValueError, "octaves: got 0"),
+    (lambda m: m.FourierFeatures(octaves=3, include_input="x"), ValueError, "include_input: 'x'"),
+    (lambda m: m.FourierFeatures(octaves=3, order="wf"), ValueError, "order: 'wf'"),
+    (lambda m: m.FourierFeatures(octaves=3, linear=True), ValueError, "linear"),
+    (lambda m: m.FourierFeatures(numbers(1, 1, 1)), ValueError, "frequencies: got [1, 1, 1]"),
+    (lambda m: m.FourierFeatures(preset="fourier"), ValueError, "preset: 'fourier'"),
+    (lambda m: m.FourierFeatures(preset="sam").forward(numbers(4, 1)), ValueError, "frequencies: got 2"),
+    (lambda m: m.FourierFeatures(preset="sam").forward(numbers(4, 2).half()), TypeError, "coordinates: float16"),
+    (lambda m: m.RotaryEmbedding(7), ValueError, "rotary_dim: got 7"),
+    (lambda m: m.RotaryEmbedding(8).forward(numbers(3, 2, 8)), ValueError, "query: got [3, 2, 8]"),
+    (lambda m: m.RotaryEmbedding(8).forward(ids(1, 3, 2, 8)), TypeError, "query: got int64"),
+    (lambda m: m.RotaryEmbedding(8).forward(numbers(1, 3, 2, 8), positions=torch.tensor([0, -5, 2])), IndexError, "positions: got -5"),
+]  # fmt: skip
+
+
+@pytest.mark.no_stand_in
+@pytest.mark.parametrize("case", range(len(REFUSED)))
+def test_both_refuse(case: int) -> None:
+    call, error, text = REFUSED[case]
+    for namespace in (pe, pe.cpp):
+        refused((call, error, text), given=(namespace,))

@@ -71,6 +71,7 @@ R(dim=64) | 'dim' | did you mean head_dim?
 R(64, theta=1e4) | 'theta' | did you mean base?
 R(64, rope_theta=1e4) | 'rope_theta' | did you mean base?
 R(64, bse=1e4) | 'bse' | did you mean base?
+R(64, cosine=4) | RotaryEmbedding: no option 'cosine'. It has head_dim,
 R(64, max_len=2048) | 'max_len' | no maximum
 R(64, max_seq_len=2048) | 'max_seq_len' | no maximum
 R(64, max_position_embeddings=2048) | no maximum
@@ -149,6 +150,13 @@ rope(q, k, pos - 5) | positions | -5 | index 0
 rope(q, k, [0, 1]) | positions | list | torch.tensor
 rope(q, k, offset="3") | offset | int | str
 rope(q, k, offset=1.5) | offset | float
+rope(q, k, offset=None) | offset | int | None
+rope(q, k, inverse="no") | inverse | bool | str
+rope(None, q) | query | Tensor | none
+rope(q, k.to_sparse()) | key | strides
+F.rotary(q, spec=N(64), layout=None) | layout | str | None
+F.sinusoidal_shift_matrix("3", spec=pe.SinusoidalSpec(4)) | distance | float | str
+pe.permute_rotary_weight([1], 1, to="interleaved") | weight | Tensor | list
 rope(q, k, pos, offset=3) | offset | 3
 rope(q, k, offset=torch.tensor([1, 2, 3])) | offset | [3] | batch 2
 rope(q, k, seq_len=10) | seq_len | none | 10
@@ -200,6 +208,8 @@ waves(torch.randn(2, 10, 32)) | x | 64 | 32
 waves(x, position_ids=pos) | 'position_ids' | did you mean positions?
 waves(x, pos, 3) | x, positions | 3 | offset=
 waves(x, 3) | positions | int
+waves([1.0]) | x | Tensor | list
+waves(x, offset=0.5) | offset | int
 waves(x, timesteps=pos) | positions
 waves(x, torch.full((10,), float("nan"))) | positions | nan
 waves(hidden_states=x) | 'hidden_states' | did you mean x?
@@ -209,6 +219,7 @@ L(9, 64, 2) | max_positions, embedding_dim | 2
 L(9, 64, layout="bds") | layout | 'bds'
 L(8, 64)(x) | position | 8
 learned(ids) | x | float32 | int64
+learned(x, [0, 1, 2]) | positions | Tensor | list
 learned(x, past_length=3) | 'past_length' | did you mean offset?
 learned(x[0]) | x | [10, 64]
 L(64, layout="sbd", embedding_dim=64)(x, torch.arange(3)) | positions | [2] | [10, 2] | [3]
@@ -243,6 +254,10 @@ T(100, 64, scale="sqrt") | scale | 'sqrt'
 T("100", 64) | num_embeddings | '100'
 token(input_ids=ids) | 'input_ids' | did you mean ids?
 token([1, 2]) | ids | list | torch.tensor
+token(2) | ids | Tensor | int
+token(ids.to_sparse()) | ids | strides
+bag([[1, 2]]) | ids | Tensor | list
+embed([[1]]) | ids | Tensor | list
 token(ids.float()) | ids | float32
 token(torch.tensor([100])) | 100
 Bag(vocab_size=9, embed_dim=4) | did you mean num_embeddings?
@@ -261,10 +276,14 @@ alibi(q_len=10) | 'q_len' | did you mean query_length?
 alibi(10, position_ids=pos) | 'position_ids' | did you mean query_positions?
 alibi(10, start_pos=3) | did you mean query_offset?
 alibi(scores) | query_length | int | Tensor
+alibi(4.0) | query_length | int | float
+alibi(4, dtype="half") | dtype | torch.dtype | str
+alibi.add_([1.0]) | scores | Tensor | list
 alibi(10, attention_mask=torch.zeros(10)) | attention_mask | float32
 B(8, relative_attention_num_buckets=32) | did you mean num_buckets?
 B(n_heads=8) | did you mean num_heads?
 bias(qlen=10) | did you mean query_length?
+bias(4.0) | query_length | int | float
 pe.data.windows(folder + "/ids.bin", length=8) | dtype | int64 | every second
 pe.data.open_ids(folder + "/ids.bin") | dtype | int64
 pe.data.WindowDataset(folder + "/ids.bin", length=8) | dtype | int64

@@ -1,4 +1,6 @@
-// Compares the token kernels with plain loops in double, on every instruction set of the processor.
+// Compares the token kernels of every instruction set, and the source of the CUDA kernels, run on the CPU by
+// tests/cpp/cuda_on_cpu, with plain loops; sums of the CUDA source have the bits of the CPU's. Needs no GPU.
+#include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,15 +10,19 @@
 #include <random>
 #include <vector>
 
+// Renamed, because the library may contain the real launchers.
+#define gather_cuda gather_cuda_on_cpu
+#define backward_cuda backward_cuda_on_cpu
+#define backward_workspace_cuda backward_workspace_cuda_on_cpu
 #include "copies.h"
 #include "core/index_range.h"
-#include "token/token.h"
+#include "token/token_cuda.cu"
 #include "values.h"
 
 namespace posembed::token {
 namespace {
 
-using core::Scalar;
+constexpr int64_t start = 1000;  // of the part of a vocabulary
 
 struct Copy {
   const char* name;
@@ -32,17 +38,198 @@ std::vector<Copy> copies() {
   return all;
 }
 
-std::vector<int64_t> random_ids(int64_t count, int64_t rows, unsigned seed) {
+/// Ids [first, first + rows).
+std::vector<int64_t> random_ids(int64_t count, int64_t rows, unsigned seed, int64_t first = 0) {
   std::mt19937_64 generator(seed);
   std::vector<int64_t> ids(static_cast<size_t>(count));
-  for (int64_t& id : ids) id = static_cast<int64_t>(generator() % static_cast<uint64_t>(rows));
+  for (int64_t& id : ids) id = first + static_cast<int64_t>(generator() % static_cast<uint64_t>(rows));
   return ids;
 }
 
+/// Memory at an offset from a cache line.
 template <typename T>
-bool same_bits(const std::vector<T>& left, const std::vector<T>& right) {
-  return left.size() == right.size() && std::memcmp(left.data(), right.data(), left.size() * sizeof(T)) == 0;
+class Shifted {
+ public:
+  Shifted(int64_t count, size_t shift)
+      : count_(static_cast<size_t>(count)), memory_((count_ + shift) * sizeof(T) + 128, '\x5a') {
+    const auto address = reinterpret_cast<uintptr_t>(memory_.data());
+    begin_ = memory_.data() + (64 - address % 64) % 64 + shift * sizeof(T);
+  }
+  Shifted(const std::vector<T>& values, size_t shift) : Shifted(static_cast<int64_t>(values.size()), shift) {
+    std::copy(values.begin(), values.end(), data());
+  }
+  Shifted(const Shifted&) = delete;
+  Shifted& operator=(const Shifted&) = delete;
+  T* data() { return reinterpret_cast<T*>(begin_); }
+
+  bool is_clean_outside() const {
+    const char* end = begin_ + count_ * sizeof(T);
+    const auto poison = [](char byte) { return byte == 0x5a; };
+    return std::all_of(memory_.data(), static_cast<const char*>(begin_), poison) &&
+           std::all_of(end, memory_.data() + memory_.size(), poison);
+  }
+
+ private:
+  size_t count_;
+  std::vector<char> memory_;
+  char* begin_;
+};
+
+template <typename T>
+bool same_bits(const T* left, const std::vector<T>& right) {
+  return right.empty() || std::memcmp(left, right.data(), right.size() * sizeof(T)) == 0;
 }
+
+template <typename T>
+class TokenKernel : public testing::Test {};
+
+using Scalars = testing::Types<float, double, core::BFloat16, core::Float16>;
+TYPED_TEST_SUITE(TokenKernel, Scalars);
+
+// ------------------------------------------------------------------------------------------ gather
+
+using Gather = decltype(&baseline::gather);
+
+void gather_source(const GatherArguments& arguments, int64_t, int64_t end) {
+  if (end != arguments.count) return;  // launches take no range of ids
+  ASSERT_EQ(gather_cuda(arguments, nullptr), nullptr);
+}
+
+struct Lookup {
+  int64_t rows, dim, gap = 0;  // a row of the table ends `gap` elements before the next
+  size_t shift = 0;            // of the table and of the result
+  double scale = 1;
+  bool has_holes = false, wide = true;
+};
+
+/// Looks up ids of a part of a vocabulary, in two pieces.
+template <typename T>
+void check_gather(const Lookup& problem, const std::vector<int64_t>& ids, const char* name, Gather gather) {
+  const int64_t dim = problem.dim, stride = dim + problem.gap, count = static_cast<int64_t>(ids.size());
+  const auto values = random_values<T>(problem.rows * stride, 1);
+  const std::vector<int32_t> narrow(ids.begin(), ids.end());
+  Shifted<T> weight(values, problem.shift), out(count * dim, problem.shift);
+  std::vector<T> expected(out.data(), out.data() + count * dim);
+  for (int64_t at = 0; at < count * dim; ++at) {
+    const int64_t id = ids[static_cast<size_t>(at / dim)];
+    T& element = expected[static_cast<size_t>(at)];
+    if (problem.has_holes && id == hole) continue;
+    element = T{};
+    if (id < start || id >= start + problem.rows) continue;
+    const T in = values[static_cast<size_t>((id - start) * stride + at % dim)];
+    core::store(core::load(in) * static_cast<core::Compute<T>>(problem.scale), &element);
+  }
+  GatherArguments arguments;
+  arguments.weight = weight.data();
+  arguments.out = out.data();
+  arguments.scalar = scalar_of<T>();
+  arguments.rows = problem.rows;
+  arguments.embedding_dim = dim;
+  arguments.weight_stride = stride;
+  if (problem.wide) arguments.ids = {ids.data(), core::Index::int64};
+  if (!problem.wide) arguments.ids = {narrow.data(), core::Index::int32};
+  arguments.count = count;
+  arguments.first_row = -start;
+  arguments.scale = problem.scale;
+  arguments.has_holes = problem.has_holes;
+  gather(arguments, 0, count / 2 + 1);
+  gather(arguments, count / 2 + 1, count);
+  ASSERT_TRUE(same_bits(out.data(), expected) && out.is_clean_outside())
+      << name << " dim " << dim << " gap " << problem.gap << " shift " << problem.shift << " scale " << problem.scale;
+}
+
+/// A few ids, of which some are outside the part, at the edges of their type, or holes.
+std::vector<int64_t> ids_of_part(int64_t rows, bool wide) {
+  auto ids = random_ids(37, rows, 2, start);
+  ids[0] = wide ? std::numeric_limits<int64_t>::max() : std::numeric_limits<int32_t>::max();
+  ids[1] = start - 1;
+  ids[2] = start + rows;
+  ids[3] = ids[29] = wide ? hole : std::numeric_limits<int32_t>::min();
+  return ids;
+}
+
+TYPED_TEST(TokenKernel, Gathers) {
+  for (const int64_t dim : {1, 7, 8, 64, 129, 300, 302, 520, 2055}) {
+    for (const int64_t gap : {0, 3}) {
+      for (const size_t shift : {0, 1, 2, 4}) {
+        for (int bits = 0; bits < 8; ++bits) {
+          const Lookup problem{50, dim, gap, shift, bits & 1 ? 27.7 : 1.0, (bits & 2) != 0, (bits & 4) != 0};
+          const auto ids = ids_of_part(problem.rows, problem.wide);
+          for (const Copy& copy : copies()) {
+            ASSERT_NO_FATAL_FAILURE(check_gather<TypeParam>(problem, ids, copy.name, copy.gather));
+          }
+          ASSERT_NO_FATAL_FAILURE(check_gather<TypeParam>(problem, ids, "cuda source", gather_source));
+        }
+      }
+    }
+  }
+}
+
+/// Non-temporal stores.
+TYPED_TEST(TokenKernel, GathersLargeOutputs) {
+  const auto size = static_cast<int64_t>(sizeof(TypeParam));
+  const auto ids = random_ids(9001, 60, 8, start - 10);
+  for (const int64_t dim : {512 / size + 64, 640 / size + 1}) {
+    for (const size_t shift : {0, 1}) {
+      for (const double scale : {1.0, 2.5}) {
+        for (const Copy& copy : copies()) {
+          ASSERT_NO_FATAL_FAILURE(check_gather<TypeParam>({40, dim, 0, shift, scale}, ids, copy.name, copy.gather));
+        }
+      }
+    }
+  }
+}
+
+TEST(TokenGpuSource, RecordsIdsOutsideAndNoHoles) {
+  const std::vector<float> weight(50 * 8);
+  std::vector<int64_t> ids = ids_of_part(50, true);
+  std::vector<float> out(ids.size() * 8);
+  core::DeviceError error = {};
+  GatherArguments arguments;
+  arguments.weight = weight.data();
+  arguments.out = out.data();
+  arguments.rows = 50;
+  arguments.embedding_dim = arguments.weight_stride = 8;
+  arguments.ids = {ids.data(), core::Index::int64};
+  arguments.count = static_cast<int64_t>(ids.size());
+  arguments.first_row = -start;
+  arguments.has_holes = true;
+  arguments.error = &error;
+  ASSERT_EQ(gather_cuda(arguments, nullptr), nullptr);
+  EXPECT_EQ(error.state, 2u);
+  EXPECT_LT(error.index, 3);
+  EXPECT_EQ(error.value, ids[static_cast<size_t>(error.index)]);
+  std::fill(ids.begin(), ids.begin() + 3, hole);
+  error = {};
+  ASSERT_EQ(gather_cuda(arguments, nullptr), nullptr);
+  EXPECT_EQ(error.state, 0u);
+}
+
+/// The width that a launch chooses for rows of `dim` elements.
+template <typename T>
+int64_t chosen(int64_t dim, int64_t stride, int64_t shift = 0) {
+  alignas(16) static T data[8];
+  int64_t chosen = 0;
+  core::visit_width<T>(core::width_of<T>(data + shift, dim, stride), [&](auto width) { chosen = width; });
+  return chosen;
+}
+
+TEST(TokenGpuSource, WidthsOfVectors) {
+  EXPECT_EQ(chosen<core::BFloat16>(304, 304), 8);
+  EXPECT_EQ(chosen<core::BFloat16>(300, 300), 4);
+  EXPECT_EQ(chosen<core::Float16>(302, 304), 2);
+  EXPECT_EQ(chosen<core::Float16>(304, 301), 1);
+  EXPECT_EQ(chosen<core::Float16>(301, 304), 1);
+  EXPECT_EQ(chosen<core::BFloat16>(304, 304, 4), 4);
+  EXPECT_EQ(chosen<core::BFloat16>(304, 304, 6), 2);
+  EXPECT_EQ(chosen<core::BFloat16>(304, 304, 7), 1);
+  EXPECT_EQ(chosen<float>(300, 300), 4);
+  EXPECT_EQ(chosen<float>(302, 300), 2);
+  EXPECT_EQ(chosen<float>(300, 300, 1), 1);
+  EXPECT_EQ(chosen<double>(300, 300), 1);
+}
+
+// -------------------------------------------------------------------------------------------- sums
 
 /// The sorted ids of one batch.
 struct Groups {
@@ -71,170 +258,88 @@ Groups group(const Copy& copy, const std::vector<int64_t>& ids, int64_t rows, in
   return result;
 }
 
+/// Sums of rows of `gradient` [count, dim] for each group.
 template <typename T>
-class TokenKernel : public testing::Test {};
-
-using Scalars = testing::Types<float, double, core::BFloat16, core::Float16>;
-TYPED_TEST_SUITE(TokenKernel, Scalars);
-
-TYPED_TEST(TokenKernel, GathersRowsOfBothIndexTypes) {
-  using T = TypeParam;
-  for (const int64_t dim : {1, 7, 64, 129}) {
-    const int64_t rows = 50, stride = dim + 3;
-    const auto weight = random_values<T>(rows * stride, 1);
-    const auto ids = random_ids(33, rows - 2, 2);
-    const std::vector<int32_t> narrow(ids.begin(), ids.end());
-    for (const Copy& copy : copies()) {
-      for (const bool wide : {true, false}) {
-        std::vector<T> out(ids.size() * static_cast<size_t>(dim));
-        GatherArguments arguments;
-        arguments.weight = weight.data();
-        arguments.out = out.data();
-        arguments.scalar = scalar_of<T>();
-        arguments.rows = rows;
-        arguments.embedding_dim = dim;
-        arguments.weight_stride = stride;
-        arguments.ids =
-            wide ? core::IndexView{ids.data(), core::Index::int64} : core::IndexView{narrow.data(), core::Index::int32};
-        arguments.count = static_cast<int64_t>(ids.size());
-        arguments.first_row = 2;
-        copy.gather(arguments, 0, 20);
-        copy.gather(arguments, 20, arguments.count);
-        for (size_t index = 0; index < ids.size(); ++index) {
-          for (int64_t i = 0; i < dim; ++i) {
-            const T expected = weight[static_cast<size_t>((ids[index] + 2) * stride + i)];
-            ASSERT_EQ(
-                std::memcmp(&out[index * static_cast<size_t>(dim) + static_cast<size_t>(i)], &expected, sizeof(T)), 0)
-                << copy.name << " dim " << dim << " index " << index << " column " << i;
-          }
-        }
-      }
-    }
-  }
+SumArguments sums_of(const Groups& sorted, const T* gradient, int64_t dim, T* out) {
+  SumArguments arguments;
+  arguments.gradient = gradient;
+  arguments.out = out;
+  arguments.scalar = scalar_of<T>();
+  arguments.embedding_dim = dim;
+  arguments.entries = sorted.entries.data();
+  arguments.starts = sorted.starts.data();
+  return arguments;
 }
 
-TYPED_TEST(TokenKernel, LeavesHoles) {
-  using T = TypeParam;
-  const int64_t dim = 37;
-  const auto weight = random_values<T>(5 * dim, 3);
-  const std::vector<int64_t> ids{4, hole, -1, hole};
-  for (const Copy& copy : copies()) {
-    for (const bool has_holes : {true, false}) {
-      const std::vector<T> before(4 * dim, weight[0]);
-      std::vector<T> out = before;
-      GatherArguments arguments;
-      arguments.weight = weight.data();
-      arguments.out = out.data();
-      arguments.scalar = scalar_of<T>();
-      arguments.rows = 5;
-      arguments.embedding_dim = arguments.weight_stride = dim;
-      arguments.ids = {ids.data(), core::Index::int64};
-      arguments.count = 4;
-      arguments.has_holes = has_holes;
-      copy.gather(arguments, 0, 4);
-      const size_t row = dim * sizeof(T);
-      const std::vector<T> zeros(dim);
-      const T* left = has_holes ? before.data() : zeros.data();
-      EXPECT_EQ(std::memcmp(&out[0], &weight[4 * dim], row), 0) << copy.name;
-      EXPECT_EQ(std::memcmp(&out[dim], left, row), 0) << copy.name;
-      EXPECT_EQ(std::memcmp(&out[2 * dim], zeros.data(), row), 0) << copy.name;
-      EXPECT_EQ(std::memcmp(&out[3 * dim], left, row), 0) << copy.name;
-    }
-  }
-}
-
-TYPED_TEST(TokenKernel, ScalesInComputeTypeAndRoundsOnce) {
-  using T = TypeParam;
-  const int64_t dim = 37;
-  const auto weight = random_values<T>(5 * dim, 3);
-  const std::vector<int64_t> ids{4, 0, 4};
-  const double scale = std::sqrt(768.0);
-  for (const Copy& copy : copies()) {
-    std::vector<T> out(3 * dim);
-    GatherArguments arguments;
-    arguments.weight = weight.data();
-    arguments.out = out.data();
-    arguments.scalar = scalar_of<T>();
-    arguments.rows = 5;
-    arguments.embedding_dim = arguments.weight_stride = dim;
-    arguments.ids = {ids.data(), core::Index::int64};
-    arguments.count = 3;
-    arguments.scale = scale;
-    copy.gather(arguments, 0, 3);
-    for (int64_t i = 0; i < 3 * dim; ++i) {
-      const T input = weight[static_cast<size_t>(ids[static_cast<size_t>(i / dim)] * dim + i % dim)];
-      T expected;
-      core::store(core::load(input) * static_cast<core::Compute<T>>(scale), &expected);
-      ASSERT_EQ(std::memcmp(&out[static_cast<size_t>(i)], &expected, sizeof(T)), 0) << copy.name << " at " << i;
-    }
-  }
-}
-
-/// Memory at an offset from a cache line.
+/// Half a unit in the last place of 1, or some of double's roundings.
 template <typename T>
-class Shifted {
- public:
-  Shifted(int64_t count, size_t shift) : memory_(static_cast<size_t>(count) * sizeof(T) + 128) {
-    const auto address = reinterpret_cast<uintptr_t>(memory_.data());
-    begin_ = memory_.data() + (64 - address % 64) % 64 + shift;
-    memset(memory_.data(), 0x5a, memory_.size());
-  }
-  T* data() { return reinterpret_cast<T*>(begin_); }
+constexpr double unit = sizeof(T) == 8                     ? 1e-15
+                        : sizeof(T) == 4                   ? 1e-6
+                        : std::is_same_v<T, core::Float16> ? 6e-4
+                                                           : 5e-3;
 
-  /// Whether nothing around `count` elements was written.
-  bool is_clean_outside(int64_t count) const {
-    const char* end = begin_ + static_cast<size_t>(count) * sizeof(T);
-    const auto poison = [](char byte) { return byte == 0x5a; };
-    return std::all_of(memory_.data(), static_cast<const char*>(begin_), poison) &&
-           std::all_of(end, memory_.data() + memory_.size(), poison);
-  }
-
- private:
-  std::vector<char> memory_;
-  char* begin_;
-};
-
-/// Large outputs, aligned and unaligned, with ids from other parts of a vocabulary.
-TYPED_TEST(TokenKernel, GathersLargeOutputsAndParts) {
-  using T = TypeParam;
-  const int64_t rows = 40, start = 1000;
-  auto ids = random_ids(9001, rows + 20, 8);
-  for (int64_t& id : ids) id += start - 10;
-  ids[5] = std::numeric_limits<int64_t>::min();
-  ids[6] = std::numeric_limits<int64_t>::max();
-  const auto size = static_cast<int64_t>(sizeof(T));
-  for (const int64_t dim : {512 / size + 64, 640 / size + 1}) {
-    const auto weight = random_values<T>(rows * dim, 9);
-    const auto count = static_cast<int64_t>(ids.size());
-    for (const size_t shift : {size_t{0}, sizeof(T)}) {
-      for (const double scale : {1.0, 2.5}) {
-        for (const Copy& copy : copies()) {
-          Shifted<T> out(count * dim, shift);
-          GatherArguments arguments;
-          arguments.weight = weight.data();
-          arguments.out = out.data();
-          arguments.scalar = scalar_of<T>();
-          arguments.rows = rows;
-          arguments.embedding_dim = arguments.weight_stride = dim;
-          arguments.ids = {ids.data(), core::Index::int64};
-          arguments.count = count;
-          arguments.first_row = -start;
-          arguments.scale = scale;
-          copy.gather(arguments, 0, 4099);
-          copy.gather(arguments, 4099, count);
-          ASSERT_TRUE(out.is_clean_outside(count * dim)) << copy.name;
-          for (int64_t at = 0; at < count * dim; ++at) {
-            const int64_t id = ids[static_cast<size_t>(at / dim)];
-            T expected{};
-            if (id >= start && id < start + rows) {
-              const T in = weight[static_cast<size_t>((id - start) * dim + at % dim)];
-              core::store(core::load(in) * static_cast<core::Compute<T>>(scale), &expected);
-            }
-            ASSERT_EQ(std::memcmp(out.data() + at, &expected, sizeof(T)), 0)
-                << copy.name << " dim " << dim << " element " << at;
-          }
-        }
+/// Compares sums of 20 rows, without row 7, in two pieces, with plain loops; `options` has what else is asked for.
+template <typename T>
+void check_sums(const std::vector<int64_t>& ids, const std::vector<T>& gradient, const SumArguments& options) {
+  constexpr int64_t rows = 20, padding = 7;
+  const int64_t dim = options.embedding_dim;
+  const auto* factors = static_cast<const core::Compute<T>*>(options.sources.factors);
+  std::vector<T> first;
+  for (const Copy& copy : copies()) {
+    const Groups sorted = group(copy, ids, rows, padding);
+    std::vector<T> out(static_cast<size_t>(rows * dim), T{});
+    SumArguments arguments = sums_of(sorted, gradient.data(), dim, out.data());
+    arguments.sources = options.sources;
+    arguments.scale = options.scale;
+    arguments.scale_grad_by_freq = options.scale_grad_by_freq;
+    copy.sum_groups(arguments, 0, sorted.groups / 2);
+    copy.sum_groups(arguments, sorted.groups / 2, sorted.groups);
+    for (int64_t at = 0; at < rows * dim; ++at) {
+      double total = 0, magnitude = 0;
+      int64_t times = 0;
+      for (size_t index = 0; index < ids.size(); ++index) {
+        if (ids[index] != at / dim || ids[index] == padding) continue;
+        const size_t source = options.sources.rows == nullptr ? index : options.sources.rows[index];
+        const double factor = factors == nullptr ? 1 : double{factors[index]};
+        const double value = core::load(gradient[source * static_cast<size_t>(dim) + static_cast<size_t>(at % dim)]);
+        total += factor * value;
+        magnitude += std::abs(factor * value);
+        ++times;
       }
+      const double scale = options.scale / (options.scale_grad_by_freq && times > 0 ? static_cast<double>(times) : 1);
+      ASSERT_NEAR(core::load(out[static_cast<size_t>(at)]), scale * total,
+                  unit<T> * std::abs(scale * total) + (sizeof(T) == 8 ? 2e-15 : 1e-6) * scale * magnitude)
+          << copy.name << " dim " << dim << " element " << at;
+    }
+    if (first.empty()) first = out;
+    EXPECT_TRUE(same_bits(out.data(), first)) << copy.name << " differs from baseline";
+  }
+}
+
+TYPED_TEST(TokenKernel, SumsEveryTouchedRow) {
+  auto ids = random_ids(700, 20, 4);  // groups of about 35, and row 3 with more than one span
+  for (size_t index = 0; index < 200; ++index) ids[index * 3] = 3;
+  for (const int64_t dim : {1, 31, 32, 75}) {
+    SumArguments options;
+    options.embedding_dim = dim;
+    options.scale = 0.5;
+    options.scale_grad_by_freq = true;
+    check_sums(ids, random_values<TypeParam>(700 * dim, 5), options);
+  }
+}
+
+TYPED_TEST(TokenKernel, SumsRowsThatIdsShare) {
+  auto ids = random_ids(400, 20, 13);
+  for (size_t index = 0; index < 150; ++index) ids[index * 2] = 4;
+  std::vector<uint32_t> sources;
+  for (uint32_t index = 0; index < 400; ++index) sources.push_back(index * 11 / 400);
+  const auto factors = random_values<core::Compute<TypeParam>>(400, 14);
+  for (const int64_t dim : {1, 31, 75, 600}) {
+    for (const bool weighted : {false, true}) {
+      SumArguments options;
+      options.embedding_dim = dim;
+      options.sources = {sources.data(), weighted ? factors.data() : nullptr};
+      check_sums(ids, random_values<TypeParam>(11 * dim, 15), options);
     }
   }
 }
@@ -249,81 +354,25 @@ TYPED_TEST(TokenKernel, FillsTables) {
     const auto gradient = random_values<T>(count * dim, 11);
     for (const Copy& copy : copies()) {
       const Groups sorted = group(copy, ids, rows, /*padding_idx=*/3);
-      SumArguments sum;
-      sum.gradient = gradient.data();
-      sum.scalar = scalar_of<T>();
-      sum.embedding_dim = dim;
-      sum.entries = sorted.entries.data();
-      sum.starts = sorted.starts.data();
-      sum.scale = -0.5;
       std::vector<T> expected(static_cast<size_t>(rows * dim), T{});
-      sum.out = expected.data();
+      SumArguments sum = sums_of(sorted, gradient.data(), dim, expected.data());
+      sum.scale = -0.5;
       copy.sum_groups(sum, 0, sorted.groups);
       const int64_t steps = rows + sorted.starts[static_cast<size_t>(sorted.groups)];
       for (const int64_t parts : {int64_t{1}, int64_t{2}, int64_t{7}, steps}) {
         for (const bool streaming : {false, true}) {
-          for (const size_t shift : {size_t{0}, sizeof(T)}) {
+          for (const size_t shift : {0, 1}) {
             Shifted<T> out(rows * dim, shift);
             sum.out = out.data();
             sum.streaming = streaming;
             for (int64_t part = 0; part < parts; ++part) {
               copy.fill_table({sum, rows, sorted.groups}, steps * part / parts, steps * (part + 1) / parts);
             }
-            ASSERT_TRUE(out.is_clean_outside(rows * dim)) << copy.name;
-            ASSERT_EQ(std::memcmp(out.data(), expected.data(), expected.size() * sizeof(T)), 0)
+            ASSERT_TRUE(same_bits(out.data(), expected) && out.is_clean_outside())
                 << copy.name << " dim " << dim << " in " << parts << " parts";
           }
         }
       }
-    }
-  }
-}
-
-TYPED_TEST(TokenKernel, SumsEveryTouchedRow) {
-  using T = TypeParam;
-  const int64_t rows = 20, count = 700;  // groups of about 35, and row 3 with more than one span
-  auto ids = random_ids(count, rows, 4);
-  for (size_t index = 0; index < 200; ++index) ids[index * 3] = 3;
-  for (const int64_t dim : {1, 31, 32, 75}) {
-    const auto gradient = random_values<T>(count * dim, 5);
-    std::vector<T> first;
-    for (const Copy& copy : copies()) {
-      const Groups sorted = group(copy, ids, rows, /*padding_idx=*/7);
-      std::vector<T> out(static_cast<size_t>(rows * dim), T{});
-      SumArguments arguments;
-      arguments.gradient = gradient.data();
-      arguments.out = out.data();
-      arguments.scalar = scalar_of<T>();
-      arguments.embedding_dim = dim;
-      arguments.entries = sorted.entries.data();
-      arguments.starts = sorted.starts.data();
-      arguments.scale = 0.5;
-      arguments.scale_grad_by_freq = true;
-      copy.sum_groups(arguments, 0, sorted.groups / 2);
-      copy.sum_groups(arguments, sorted.groups / 2, sorted.groups);
-      for (int64_t row = 0; row < rows; ++row) {
-        for (int64_t i = 0; i < dim; ++i) {
-          double total = 0, magnitude = 0;
-          int64_t times = 0;
-          for (int64_t index = 0; index < count; ++index) {
-            if (ids[static_cast<size_t>(index)] != row || row == 7) continue;
-            const double value = core::load(gradient[static_cast<size_t>(index * dim + i)]);
-            total += value;
-            magnitude += std::abs(value);
-            ++times;
-          }
-          if (times > 0) total *= 0.5 / static_cast<double>(times);
-          const double unit = sizeof(T) == 8                     ? 1e-15
-                              : sizeof(T) == 4                   ? 1e-6
-                              : std::is_same_v<T, core::Float16> ? 6e-4
-                                                                 : 5e-3;
-          ASSERT_NEAR(core::load(out[static_cast<size_t>(row * dim + i)]), total,
-                      unit * (std::abs(total) + 1e-2 * magnitude) + 1e-12)
-              << copy.name << " dim " << dim << " row " << row << " column " << i;
-        }
-      }
-      if (first.empty()) first = out;
-      EXPECT_TRUE(same_bits(first, out)) << copy.name << " differs from baseline";
     }
   }
 }
@@ -351,17 +400,11 @@ TYPED_TEST(TokenKernel, CopiesRowsThatAreAllOfTheirGroup) {
       const Groups sorted = group(copy, ids, rows);
       for (const bool streaming : {false, true}) {
         Shifted<T> out(sorted.groups * dim, 0);
-        SumArguments arguments;
-        arguments.gradient = gradient.data();
-        arguments.out = out.data();
+        SumArguments arguments = sums_of(sorted, gradient.data(), dim, out.data());
         arguments.dense = false;
         arguments.streaming = streaming;
-        arguments.scalar = scalar_of<T>();
-        arguments.embedding_dim = dim;
-        arguments.entries = sorted.entries.data();
-        arguments.starts = sorted.starts.data();
         copy.sum_groups(arguments, 0, sorted.groups);
-        ASSERT_TRUE(out.is_clean_outside(sorted.groups * dim)) << copy.name;
+        ASSERT_TRUE(out.is_clean_outside()) << copy.name;
         for (int64_t number = 0; number < sorted.groups; ++number) {
           const uint64_t entry = sorted.entries[static_cast<size_t>(sorted.starts[static_cast<size_t>(number)])];
           if (ids[0] == static_cast<int64_t>(entry >> 32)) continue;
@@ -372,57 +415,6 @@ TYPED_TEST(TokenKernel, CopiesRowsThatAreAllOfTheirGroup) {
                 << copy.name << " dim " << dim << " group " << number << " column " << i;
           }
         }
-      }
-    }
-  }
-}
-
-TYPED_TEST(TokenKernel, SumsRowsThatIdsShare) {
-  using T = TypeParam;
-  using C = core::Compute<T>;
-  const int64_t rows = 20, count = 400, shared = 11;
-  auto ids = random_ids(count, rows, 13);
-  for (size_t index = 0; index < 150; ++index) ids[index * 2] = 4;
-  std::vector<uint32_t> sources;
-  for (int64_t index = 0; index < count; ++index) {
-    sources.push_back(static_cast<uint32_t>(index * shared / count));
-  }
-  const auto factors = random_values<C>(count, 14);
-  for (const int64_t dim : {1, 31, 75, 600}) {
-    const auto gradient = random_values<T>(shared * dim, 15);
-    for (const bool weighted : {false, true}) {
-      std::vector<T> first;
-      for (const Copy& copy : copies()) {
-        const Groups sorted = group(copy, ids, rows);
-        std::vector<T> out(static_cast<size_t>(rows * dim), T{});
-        SumArguments arguments;
-        arguments.gradient = gradient.data();
-        arguments.sources = {sources.data(), weighted ? factors.data() : nullptr};
-        arguments.out = out.data();
-        arguments.scalar = scalar_of<T>();
-        arguments.embedding_dim = dim;
-        arguments.entries = sorted.entries.data();
-        arguments.starts = sorted.starts.data();
-        copy.sum_groups(arguments, 0, sorted.groups);
-        for (int64_t at = 0; at < rows * dim; ++at) {
-          double total = 0, magnitude = 0;
-          for (size_t index = 0; index < ids.size(); ++index) {
-            if (ids[index] != at / dim) continue;
-            const double value = core::load(gradient[static_cast<size_t>(sources[index] * dim + at % dim)]) *
-                                 (weighted ? double{factors[index]} : 1.0);
-            total += value;
-            magnitude += std::abs(value);
-          }
-          const double unit = sizeof(T) == 8                     ? 1e-15
-                              : sizeof(T) == 4                   ? 1e-6
-                              : std::is_same_v<T, core::Float16> ? 6e-4
-                                                                 : 5e-3;
-          ASSERT_NEAR(core::load(out[static_cast<size_t>(at)]), total,
-                      unit * std::abs(total) + (sizeof(T) == 8 ? 2e-15 : 1e-6) * magnitude)
-              << copy.name << " dim " << dim << " element " << at;
-        }
-        if (first.empty()) first = out;
-        EXPECT_TRUE(same_bits(first, out)) << copy.name << " differs from baseline";
       }
     }
   }
@@ -481,37 +473,150 @@ TEST(TokenKernelSum, TenThousandOnesInBfloat16AreNotLost) {
   for (const Copy& copy : copies()) {
     const Groups sorted = group(copy, ids, 2);
     std::vector<core::BFloat16> out(3);
-    SumArguments arguments;
-    arguments.gradient = gradient.data();
-    arguments.out = out.data();
+    SumArguments arguments = sums_of(sorted, gradient.data(), 3, out.data());
     arguments.dense = false;
-    arguments.scalar = Scalar::bfloat16;
-    arguments.embedding_dim = 3;
-    arguments.entries = sorted.entries.data();
-    arguments.starts = sorted.starts.data();
     copy.sum_groups(arguments, 0, sorted.groups);
     for (const core::BFloat16& value : out) EXPECT_EQ(core::load(value), 10240.0f) << copy.name;
   }
 }
 
-TEST(IndexRange, FindsTheFirstValueOutside) {
-  std::vector<int64_t> ids(2000, 5);
-  const core::IndexView view{ids.data(), core::Index::int64};
-  EXPECT_EQ(core::find_outside(view, 2000, 0, 6), -1);
-  EXPECT_EQ(core::find_outside(view, 2000, 0, 5), 0);
-  EXPECT_EQ(core::find_outside(view, 2000, 6, 9), 0);
-  EXPECT_EQ(core::find_outside(view, 0, 0, 0), -1);
-  for (const int64_t bad : {int64_t{-1}, int64_t{6}, std::numeric_limits<int64_t>::min(),
-                            std::numeric_limits<int64_t>::max(), (int64_t{1} << 32) + 5}) {
-    for (const size_t index : {size_t{0}, size_t{511}, size_t{512}, size_t{1999}}) {
-      ids[index] = bad;
-      EXPECT_EQ(core::find_outside(view, 2000, 0, 6), static_cast<int64_t>(index)) << bad;
-      ids[index] = 5;
+// -------------------------------------------------------------------------------- the CUDA source
+
+constexpr int64_t part_rows = 70;
+
+/// Ids of a part of a vocabulary, and some outside it; one id occurs `often` times.
+std::vector<int64_t> make_ids(int64_t count, int64_t often, bool outside) {
+  auto ids = random_ids(count, part_rows - 9, 2, start);
+  for (int64_t i = 0; i < often; ++i) ids[static_cast<size_t>(i * 5 % count)] = start + 33;
+  if (outside) {
+    ids[0] = std::numeric_limits<int64_t>::min();
+    ids[1] = std::numeric_limits<int64_t>::max();
+    ids[2] = start - 1;
+    ids[3] = start + part_rows;
+  }
+  return ids;
+}
+
+/// The gradient of an embedding on the CPU.
+template <typename T>
+void sum_on_cpu(const BackwardArguments& a, const Groups& sorted, bool dense, T* out) {
+  const Copy copy = copies().back();
+  SumArguments sum = sums_of(sorted, static_cast<const T*>(a.gradient), a.embedding_dim, out);
+  sum.sources = a.sources;
+  sum.dense = dense;
+  sum.scale = a.scale;
+  sum.scale_grad_by_freq = a.scale_grad_by_freq;
+  if (!dense) return copy.sum_groups(sum, 0, sorted.groups);
+  const int64_t steps = a.num_embeddings + sorted.starts[static_cast<size_t>(sorted.groups)];
+  copy.fill_table({sum, a.num_embeddings, sorted.groups}, 0, steps);
+}
+
+template <typename T>
+void check_backward(const std::vector<int64_t>& ids, int64_t dim, size_t shift = 0, bool shares = false,
+                    int64_t rows = part_rows) {
+  const auto count = static_cast<int64_t>(ids.size());
+  std::vector<uint32_t> sources;
+  for (uint32_t index = 0; index < ids.size(); ++index) sources.push_back(index / 7);
+  const auto factors = random_values<core::Compute<T>>(count, 14);
+  auto values = random_values<T>(count * dim, 1);
+  for (size_t i = 0; i < values.size(); i += 97) core::store(-0.0f, &values[i]);
+  Shifted<T> gradient(values, shift);
+  BackwardArguments arguments;
+  arguments.gradient = gradient.data();
+  if (shares) arguments.sources = {sources.data(), dim == 8 ? nullptr : factors.data()};
+  arguments.scalar = scalar_of<T>();
+  arguments.embedding_dim = dim;
+  arguments.ids = {ids.data(), core::Index::int64};
+  arguments.count = count;
+  arguments.num_embeddings = rows;
+  arguments.first_row = -start;
+  arguments.padding_idx = start + 5;
+  arguments.scale = -0.5;
+  arguments.scale_grad_by_freq = dim % 2 == 0;
+  const Groups sorted = group(copies().back(), ids, rows, arguments.padding_idx, -start);
+  for (const bool dense : {true, false}) {
+    std::vector<int64_t> row_ids(ids.size() + 1);
+    arguments.row_ids = dense ? nullptr : row_ids.data();
+    arguments.groups = &row_ids.back();
+    Shifted<T> out((dense ? rows : count) * dim, 0);
+    std::vector<T> expected(out.data(), out.data() + (dense ? rows : count) * dim);
+    sum_on_cpu(arguments, sorted, dense, expected.data());
+    arguments.out = out.data();
+    arguments.workspace_bytes = backward_workspace_cuda(arguments);
+    std::vector<char> workspace(static_cast<size_t>(arguments.workspace_bytes), '\x5a');
+    arguments.workspace = workspace.data();
+    ASSERT_EQ(backward_cuda(arguments, nullptr), nullptr);
+    ASSERT_TRUE(same_bits(out.data(), expected) && out.is_clean_outside())
+        << "dim " << dim << (dense ? " dense" : " rows");
+    if (dense) continue;
+    ASSERT_EQ(row_ids.back(), sorted.groups);
+    ASSERT_TRUE(std::is_sorted(row_ids.begin(), row_ids.begin() + sorted.groups));
+  }
+}
+
+TYPED_TEST(TokenKernel, GradientsOnGpus) {
+  struct {
+    int64_t dim;
+    size_t shift;
+  } shapes[] = {{1, 0}, {8, 0}, {8, 1}, {8, 2}, {8, 4}, {65, 0}, {134, 0}, {264, 0}, {300, 0}};
+  for (const auto& [dim, shift] : shapes) {
+    // Counts around the span: groups of one span, of slightly more, and of many.
+    for (const int64_t often : {0, 64, 65, 200}) {
+      const auto ids = make_ids(often == 0 ? 20 : 300, often, often != 65);
+      ASSERT_NO_FATAL_FAILURE(check_backward<TypeParam>(ids, dim, shift)) << often;
+      ASSERT_NO_FATAL_FAILURE(check_backward<TypeParam>(ids, dim, shift, /*shares=*/true)) << often;
     }
   }
-  ids[700] = -2;
-  EXPECT_EQ(core::find_outside(view, 2000, -2, 6), -1);
-  EXPECT_EQ(core::find_outside(view, 2000, -1, 6), 700);
+}
+
+TEST(TokenGpuSource, BackwardWhereSpansOfSeveralIdsBeginInAWindow) {
+  std::vector<int64_t> ids;
+  int64_t id = start;
+  for (const int64_t size : {65, 65, 1, 129, 64, 66, 3, 128, 127, 65}) {
+    for (int64_t i = 0; i < size; ++i) ids.push_back(id);
+    ++id;
+  }
+  std::shuffle(ids.begin(), ids.end(), std::mt19937(3));
+  for (const int64_t dim : {8, 264}) {
+    ASSERT_NO_FATAL_FAILURE(check_backward<float>(ids, dim));
+    ASSERT_NO_FATAL_FAILURE(check_backward<core::BFloat16>(ids, dim, 0, /*shares=*/true));
+  }
+}
+
+TEST(TokenGpuSource, BackwardOfATableWithManyUntouchedRows) {
+  std::mt19937_64 generator(4);
+  for (const int64_t table : {32, 33, 700}) {
+    for (const int64_t count : {1, 300}) {
+      std::vector<int64_t> ids;
+      for (int64_t i = 0; i < count; ++i) {
+        const auto id = static_cast<int64_t>(generator() % static_cast<uint64_t>(table));
+        ids.push_back(start + (i % 3 == 0 ? id : id % 7 + table / 2));
+      }
+      ASSERT_NO_FATAL_FAILURE(check_backward<core::BFloat16>(ids, 24, 0, false, table)) << count;
+      ASSERT_NO_FATAL_FAILURE(check_backward<float>(ids, 3, 0, true, table)) << count;
+    }
+  }
+}
+
+TEST(TokenGpuSource, BackwardOfManyIds) {
+  for (const int64_t often : {0, 2000}) {
+    const auto ids = make_ids(5000, often, /*outside=*/true);
+    ASSERT_NO_FATAL_FAILURE(check_backward<core::Float16>(ids, 8));
+    std::vector<int64_t> spread = ids;
+    for (size_t i = 0; i < spread.size(); i += 2) spread[i] = start + static_cast<int64_t>(i) * 2;
+    ASSERT_NO_FATAL_FAILURE(check_backward<float>(spread, 2, 0, false, 12000));
+  }
+}
+
+TEST(TokenGpuSource, BackwardOfMoreTilesThanAreCountedTwice) {
+  auto ids = make_ids(max_recounted_tiles * tile_size + 5, 0, /*outside=*/true);
+  for (size_t i = 0; i < ids.size(); i += 2) ids[i] = start + static_cast<int64_t>(i) / 3;
+  ASSERT_NO_FATAL_FAILURE(check_backward<float>(ids, 1, 0, false, 6000));
+}
+
+TEST(TokenGpuSource, BackwardOfNothingKept) {
+  check_backward<float>(std::vector<int64_t>(80, start + 5), 8);
+  check_backward<core::BFloat16>(std::vector<int64_t>(200, start + 6), 8);
 }
 
 }  // namespace

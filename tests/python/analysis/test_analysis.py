@@ -307,10 +307,6 @@ def test_the_largest_float32_error_is_that_of_all_positions(name: str, length: i
     assert float(every[position]) == pytest.approx(error, abs=2e-7)
 
 
-def test_angle_error_refuses_a_position_that_is_not_rotated() -> None:
-    refused((lambda: pe.analysis.angle_error(pe.RotarySpec(16), torch.tensor([-1, 4])), ValueError, "positions: expected numbers of at least 0, got -1"))  # fmt: skip
-
-
 def test_angle_error_by_default_goes_to_a_million() -> None:
     spec = pe.RotarySpec(128)
     error = pe.analysis.angle_error(spec)
@@ -404,6 +400,7 @@ def test_modules_are_computed_as_their_specifications() -> None:
         (lambda: pe.analysis.similarity(64, 3), TypeError, "embedding: expected a Tensor or a module with encode, got an int"),
         (lambda: pe.analysis.similarity_map(64, (4, 4)), TypeError, "embedding: expected a RotarySpec"),
         (lambda: pe.analysis.angle_error(pe.RotarySpec(8), [1, 2]), TypeError, "positions: expected a Tensor, got a list; torch.tensor.positions."),
+        (lambda: pe.analysis.angle_error(pe.RotarySpec(16), torch.tensor([-1, 4])), ValueError, "positions: expected numbers of at least 0, got -1"),
         (lambda: pe.analysis.scores_by_distance(pe.RotarySpec(8), query=[1.0]), TypeError, "query: expected a Tensor, got a list"),
         (lambda: pe.analysis.most_similar([[1.0]], 0), TypeError, "table: expected a Tensor, got a list"),
         (lambda: pe.analysis.tf_idf("one text"), TypeError, "documents: expected several texts, got one str"),

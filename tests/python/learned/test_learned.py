@@ -51,27 +51,6 @@ def test_padding_positions_are_the_rows_before_the_first() -> None:
     assert torch.equal(module.encode(torch.tensor([-2, -1, 0])), module.weight[:3])
 
 
-@AT_ONCE
-@pytest.mark.parametrize("value", [10, -3, 2**32, -(2**63), 2**63 - 1])
-def test_position_without_a_row_cpu(value: int) -> None:
-    module = pe.LearnedPositionalEmbedding(10, 4, first_row=2)
-    positions = torch.tensor([0, 9, value])
-    message = f"position table of 10, got {value} at index 2"
-    refused((lambda: module(torch.zeros(1, 3, 4), positions), IndexError, message))
-    refused((lambda: module.encode(positions), IndexError, message))
-    refused((lambda: module(torch.zeros(1, 3, 4), offset=8), IndexError, "table of 10, got 10, the last of the sequence"))  # fmt: skip
-
-
-@pytest.mark.gpu
-def test_position_without_a_row_cuda(cuda: torch.device) -> None:
-    module = pe.LearnedPositionalEmbedding(10, 4, device=cuda)
-    x = torch.ones(1, 3, 4, device=cuda)
-    output = module(x, torch.tensor([0, 9, 10], device=cuda))
-    refused((pe.check_errors, IndexError, "position 10 at index 2"))
-    assert not output[0, 2].any()
-    assert torch.equal(module(x).cpu(), 1 + module.weight[:3].cpu()[None])
-
-
 @pytest.mark.parametrize(
     ("error", "message", "call"),
     [
@@ -83,6 +62,8 @@ def test_position_without_a_row_cuda(cuda: torch.device) -> None:
         (TypeError, "positions: expected int32", lambda m: m(torch.zeros(1, 3, 4), torch.zeros(3))),
         (ValueError, "offset: expected 0 where", lambda m: m(torch.zeros(1, 3, 4), torch.arange(3), offset=1)),
         (ValueError, "offset: expected 0 or more", lambda m: m(torch.zeros(1, 3, 4), offset=-1)),
+        (IndexError, "table of 10, got 10, the last of the sequence", lambda m: m(torch.zeros(1, 3, 4), offset=8)),
+        pytest.param(IndexError, "position table of 2, got -3 at index 1", lambda m: pe.LearnedPositionalEmbedding(2, 4, first_row=2).encode(torch.tensor([-2, -3])), marks=AT_ONCE),
         (ValueError, "first_row: expected 0", lambda m: pe.LearnedPositionalEmbedding(3, 4, first_row=-1)),
         (ValueError, "max_positions: expected 0", lambda m: pe.LearnedPositionalEmbedding(-3, 4)),
         (ValueError, "first_row: expected 0 to 10", lambda m: pe.functional.learned_encode(m.weight, torch.arange(2), first_row=11)),

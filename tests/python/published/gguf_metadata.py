@@ -96,7 +96,7 @@ def scaled(rules: dict[str, Any], scaling: str, own: bool) -> dict[str, Any]:
     if scaling == "yarn":
         says["rope.scaling.original_context_length"] = 1024
         if own:
-            says["rope.scaling.yarn_beta_fast"] = 16.0
+            says |= {"rope.scaling.yarn_beta_fast": 16.0, "rope.scaling.yarn_beta_slow": 2.0}
         if own and "log_multiplier" in rules:
             says["rope.scaling.yarn_log_multiplier"] = 0.07
     return says

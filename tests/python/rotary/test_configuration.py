@@ -57,37 +57,55 @@ def test_every_form_of_one_model(config: dict[str, Any], tmp_path: Path) -> None
     assert pe.RotaryEmbedding.from_config(config, layout="bhsd").spec == LLAMA31
 
 
-def test_the_first_name_of_longrope() -> None:
-    config = {"model_type": "phi3", "hidden_size": 64, "num_attention_heads": 8, "rope_theta": 1e4}
-    config |= {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096}
-    config["rope_scaling"] = {"type": "su", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
-    scaling = pe.LongRopeScaling([1.0] * 4, [2.0] * 4, 4096, factor=32)
-    assert pe.RotarySpec.from_huggingface(config) == pe.RotarySpec(8, scaling=scaling)
+GEMMA4 = {
+    "model_type": "gemma4_text",
+    "head_dim": 256,
+    "layer_types": ["sliding_attention", "full_attention", "none"],
+    "per_layer_config": {"01": {"head_dim": 512}},
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+        "none": None,
+    },
+}
+# The first name of LongRoPE; the factor is that of two lengths.
+PHI3 = {
+    **{"model_type": "phi3", "hidden_size": 64, "num_attention_heads": 8, "rope_theta": 1e4},
+    **{"max_position_embeddings": 131072, "original_max_position_embeddings": 4096},
+    "rope_scaling": {"type": "su", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
+}
+# A depth decoder whose sequences are codebooks: a factor of 32 beside a length of 16.
+CSM_SCALING = {"factor": 32.0, "low_freq_factor": 0.001953125, "high_freq_factor": 0.0078125}
+CSM = {
+    **{"model_type": "csm_depth_decoder_model", "hidden_size": 1024, "num_attention_heads": 8, "rope_theta": 5e5},
+    "rope_scaling": {"rope_type": "llama3", "original_max_position_embeddings": 16, **CSM_SCALING},
+}
+# Earlier versions wrote converted folders with this key, in the text model's part.
+RECORDED = {"model_type": "llama", "head_dim": 8, "rope_theta": 1e4, "posembed_rotary_pairs": "interleaved"}
 
 
-def test_layers_with_bases_of_their_own() -> None:
-    local = pe.RotarySpec.from_huggingface(GEMMA3, "sliding_attention")
-    assert local == pe.RotarySpec(256)
-    whole = pe.RotarySpec.from_huggingface(GEMMA3, "full_attention")
-    assert whole == pe.RotarySpec(256, base=1e6, scaling=pe.LinearScaling(8))
-    nested = {
-        "model_type": "gemma4_text",
-        "head_dim": 256,
-        "layer_types": ["sliding_attention", "full_attention", "none"],
-        "per_layer_config": {"01": {"head_dim": 512}},
-        "rope_parameters": {
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-            "none": None,
-        },
-    }  # fmt: skip
-    assert pe.RotarySpec.from_huggingface(nested, "sliding_attention") == pe.RotarySpec(256)
-    wide = pe.RotarySpec.from_huggingface(nested, "full_attention")
-    assert wide == pe.RotarySpec(512, base=1e6, scaling=pe.ProportionalScaling(0.25))
-    refused((lambda: pe.RotarySpec.from_huggingface(nested, "none"), ValueError, "layer_type: layers of kind 'none' do not rotate"))  # fmt: skip
-    assert pe.RotarySpec.for_layers({**nested, "num_hidden_layers": 3}) == [
-        pe.RotarySpec(256), wide, None,
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("config", "layer_type", "expected"),
+    [
+        (LLAMA, None, pe.RotarySpec(128)),  # the base of its class
+        (PHI3, None, pe.RotarySpec(8, scaling=pe.LongRopeScaling([1.0] * 4, [2.0] * 4, 4096, factor=32))),
+        (CSM, None, pe.RotarySpec(128, base=5e5, scaling=pe.Llama3Scaling(32, 0.001953125, 0.0078125, 16))),
+        (GEMMA3, "sliding_attention", pe.RotarySpec(256)),
+        (GEMMA3, "full_attention", pe.RotarySpec(256, base=1e6, scaling=pe.LinearScaling(8))),
+        (GEMMA4, "sliding_attention", pe.RotarySpec(256)),
+        (GEMMA4, "full_attention", pe.RotarySpec(512, base=1e6, scaling=pe.ProportionalScaling(0.25))),
+        (RECORDED, None, pe.RotarySpec(8, interleaved=True)),
+        ({"model_type": "two", "text_config": RECORDED}, None, pe.RotarySpec(8, interleaved=True)),
+    ],
+)
+def test_specifications_of_files(config: dict[str, Any], layer_type: str | None, expected: pe.RotarySpec) -> None:
+    assert pe.RotarySpec.from_huggingface(config, layer_type) == expected
+
+
+def test_layers_that_do_not_rotate_beside_others() -> None:
+    specs = pe.RotarySpec.for_layers({**GEMMA4, "num_hidden_layers": 3})
+    assert [spec is None for spec in specs] == [False, False, True]
+    refused((lambda: pe.RotarySpec.from_huggingface(GEMMA4, "none"), ValueError, "layer_type: layers of kind 'none' do not rotate"))  # fmt: skip
 
 
 def test_keys_that_say_nothing_about_positions_are_ignored() -> None:
@@ -134,16 +152,6 @@ def test_keys_beside_kinds_of_layers_are_passed_over(shared: dict[str, Any]) -> 
     refused((lambda: read({**config, "rope_parameters": {**kinds, "rope_warp": 1}}, "sliding_attention"), ValueError, "unknown keys ['rope_warp']"))  # fmt: skip
 
 
-@pytest.mark.parametrize("stated", [{}, {"interleaved": True}, {"interleaved": False, "base": 1e4}])
-def test_an_unknown_model_is_refused_whatever_is_stated(stated: dict[str, Any]) -> None:
-    config = {**LLAMA, "model_type": "my_model", "rope_theta": 1e4}
-    message = "model_type 'my_model' is not known: describe its rotation in full with RotarySpec"
-    refused(
-        (lambda: pe.RotarySpec.from_huggingface(config, **stated), ValueError, message),
-        (lambda: pe.RotarySpec.from_huggingface({**LLAMA, "rope_theta": 1e4}, interleaved=True), ValueError, "interleaved: the configuration contradicts itself"),
-    )  # fmt: skip
-
-
 WORDS = "alibi freq freqs mscale nope ntk pos posemb rot scaling theta timescale wavelength yarn rope"
 
 
@@ -152,19 +160,6 @@ def test_words_of_keys_about_positions(word: str) -> None:
     for key in (f"my_{word}", f"{word.upper()}-new", word):
         with pytest.raises(ValueError, match=rf"keys that are not understood: \['{key}'\]"):
             pe.RotarySpec.from_huggingface({**LLAMA, "rope_theta": 1e4, key: 3})
-
-
-def test_words_that_only_begin_as_those() -> None:
-    for key in ("proposition", "frequent_loss", "my_yarns", "possible_freqx"):
-        pe.RotarySpec.from_huggingface({**LLAMA, "rope_theta": 1e4, key: 3})
-
-
-def test_the_base_of_a_file_without_one_is_that_of_its_class() -> None:
-    assert pe.RotarySpec.from_huggingface(LLAMA) == pe.RotarySpec(128)
-    refused(
-        (lambda: pe.RotarySpec.from_huggingface(LLAMA, base=5e5), ValueError, "rope_theta: the configuration contradicts itself"),
-        (lambda: pe.RotarySpec.from_huggingface({**LLAMA, "rope_theta": None}), ValueError, "rope_theta: missing in the configuration"),
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -199,6 +194,10 @@ def test_the_base_of_a_file_without_one_is_that_of_its_class() -> None:
         ({"model_type": "gpt_neox", "hidden_size": 400, "num_attention_heads": 8, "rotary_pct": 0.34, "rotary_emb_base": 1e300}, "rope_theta: too large for 17 components"),
         ({**GGUF, "llama.context_length": 8, "llama.rope.freq_base": 1e30, "llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 1e308, "rope_freqs.weight": [1.0] * 64}, "factor: too large"),
         ({**LLAMA, "rope_theta": 1e4, "layers": [{"RoPE_base": 1e5}]}, "keys that are not understood: ['layers']"),
+        ({**LLAMA, "rope_theta": 1e4, "layer_types": 2}, "layer_types: expected a list, got 2"),
+        ({"model_type": "deepseek_v32", "indexer_rope_interleave": True}, "keys that are not understood: ['indexer_rope_interleave']"),
+        ({**LLAMA, "rope_theta": None}, "rope_theta: missing in the configuration"),
+        ({**RECORDED, "posembed_rotary_pairs": "yes"}, "posembed_rotary_pairs: expected 'interleaved' or"),
     ],
 )  # fmt: skip
 def test_refusals(config: dict[str, Any], message: str) -> None:
@@ -215,9 +214,13 @@ def test_refusals(config: dict[str, Any], message: str) -> None:
         ({"dim": 64, "n_heads": 4}, {"part": "x"}, "part: expected none: params.json has no parts"),
         ({"dim": 64, "n_heads": 4}, {"interleaved": True}, "interleaved: expected none: pairs of params.json are interleaved, got True"),
         ({**LLAMA, "rope_theta": 1e4}, {"part": "x"}, "part: expected none for a configuration"),
+        ({**LLAMA, "rope_theta": 1e4}, {"interleaved": True}, "interleaved: the configuration contradicts itself"),
+        (RECORDED, {"interleaved": False}, "interleaved: the configuration contradicts itself"),
+        (LLAMA, {"base": 5e5}, "rope_theta: the configuration contradicts itself"),
+        *(({**LLAMA, "model_type": "my_model", "rope_theta": 1e4}, stated, "model_type 'my_model' is not known: describe its rotation in full with RotarySpec") for stated in ({}, {"interleaved": True}, {"interleaved": False, "base": 1e4})),
     ],
 )  # fmt: skip
-def test_arguments_without_effect(read: Any, config: dict[str, Any], arguments: dict[str, Any], message: str) -> None:
+def test_arguments_beside_a_file(read: Any, config: dict[str, Any], arguments: dict[str, Any], message: str) -> None:
     refused((lambda: read(config, **arguments), ValueError, message))
 
 
@@ -282,10 +285,6 @@ def test_names_of_classes_take_no_time() -> None:
     assert calls(500) - calls(0) < 10 * 500
 
 
-def test_layer_types_are_a_list() -> None:
-    refused((lambda: pe.RotarySpec.from_huggingface({**LLAMA, "rope_theta": 1e4, "layer_types": 2}), ValueError, "layer_types: expected a list, got 2"))  # fmt: skip
-
-
 def test_deep_values_are_refused(tmp_path: Path) -> None:
     """By a message, where JSON's own code would raise RecursionError."""
     deep: list[Any] = []
@@ -298,26 +297,12 @@ def test_deep_values_are_refused(tmp_path: Path) -> None:
     refused((lambda: pe.InputEmbedding.from_huggingface(tmp_path), ValueError, "config.json: .*expected JSON of fewer levels"))  # fmt: skip
 
 
-def test_the_pairing_that_a_folder_records() -> None:
-    """Earlier versions wrote converted folders with this key, in the text model's part."""
-    fields = {"model_type": "llama", "head_dim": 8, "rope_theta": 1e4}
-    recorded = {**fields, "posembed_rotary_pairs": "interleaved"}
-    assert not pe.RotarySpec.from_huggingface(fields).interleaved
-    assert pe.RotarySpec.from_huggingface(recorded).interleaved
-    outer = {"model_type": "two", "text_config": recorded}
-    assert pe.RotarySpec.from_huggingface(outer).interleaved
-    refused(
-        (lambda: pe.RotarySpec.from_huggingface(recorded, interleaved=False), ValueError, "interleaved: the configuration contradicts itself"),
-        (lambda: pe.RotarySpec.from_huggingface({**fields, "posembed_rotary_pairs": "yes"}), ValueError, "posembed_rotary_pairs: expected 'interleaved' or"),
-    )  # fmt: skip
-
-
 # ------------------------------------------------------------------------- keys that files have
 
 
-def test_schedules_are_no_frequencies() -> None:
-    """A word is matched whole, among the others of its key."""
-    for key in ("index_topk_freq", "moe_layer_freq", "eval_freq", "save_steps_freq"):
+def test_words_are_matched_whole() -> None:
+    """Among the others of a key; schedules are no frequencies."""
+    for key in ("proposition", "frequent_loss", "my_yarns", "possible_freqx", "moe_layer_freq", "save_steps_freq"):
         assert pe.RotarySpec.from_huggingface({**LLAMA, key: 4}) == pe.RotarySpec(128)
     for key in ("high_freq", "base_freq", "rope_freqs"):
         refused((lambda: pe.RotarySpec.from_huggingface({**LLAMA, key: 4}), ValueError, "keys that are not understood"))  # fmt: skip
@@ -364,22 +349,6 @@ def test_keys_that_say_what_is_known(fields: dict[str, Any], key: str, value: An
     read = pe.RotarySpec.from_huggingface
     assert read({**fields, key: value}) == read(fields)
     refused((lambda: read({**fields, key: other}), ValueError, key.removeprefix("attn_config") or "rope_theta"))
-
-
-def test_an_indexer_has_a_pairing_of_its_own() -> None:
-    fields = {"model_type": "deepseek_v32", "indexer_rope_interleave": True}
-    assert pe.RotarySpec.from_huggingface({"model_type": "deepseek_v32"}).interleaved
-    refused((lambda: pe.RotarySpec.from_huggingface(fields), ValueError, "indexer_rope_interleave"))
-
-
-def test_codebooks_are_short_sequences() -> None:
-    """CSM's depth decoder: a factor of 32 beside a length of 16."""
-    scaling = {"rope_type": "llama3", "factor": 32.0, "original_max_position_embeddings": 16}
-    scaling |= {"low_freq_factor": 0.001953125, "high_freq_factor": 0.0078125}
-    fields = {"model_type": "csm_depth_decoder_model", "rope_scaling": scaling, "rope_theta": 5e5}
-    expected = pe.Llama3Scaling(32, 0.001953125, 0.0078125, 16)
-    assert pe.RotarySpec.from_huggingface(fields).scaling == expected
-    refused((lambda: pe.Llama3Scaling(8192, 1, 4, 8), ValueError, "the factor comes first"))
 
 
 def test_a_file_that_rotates_where_its_class_does_not() -> None:

@@ -1,4 +1,4 @@
-"""Tests that GGUF metadata are read as llama.cpp rotates."""
+"""Tests GGUF metadata beyond test_gguf_architectures.py: tensors, factors, scales of scores, refusals."""
 
 import math
 from typing import Any
@@ -6,9 +6,7 @@ from typing import Any
 import posembed as pe
 import pytest
 import torch
-from support.refusals import refused
 
-SHORT, LONG = [1.0 + i / 64 for i in range(32)], [2.0 + i for i in range(32)]
 YARN = {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 8192}
 
 
@@ -29,46 +27,6 @@ def yarn(architecture: str, **more: Any) -> dict[str, Any]:
     return {**metadata(architecture, **more), **{f"{architecture}.rope.{k}": v for k, v in YARN.items()}}
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        (metadata("llama"), pe.RotarySpec(64, base=5e5, interleaved=True)),
-        (metadata("qwen2"), pe.RotarySpec(64, base=5e5)),
-        (metadata("gptneox", dimension_count=16), pe.RotarySpec(64, base=5e5, rotary_dim=16)),
-        (metadata("deepseek2", dimension_count=32), pe.RotarySpec(32, base=5e5, interleaved=True)),
-        (metadata("llama", scaling__type="linear", scaling__factor=4.0), pe.RotarySpec(64, base=5e5, interleaved=True, scaling=pe.LinearScaling(4))),
-        (metadata("qwen2vl", dimension_sections=[8, 12, 12, 0]), pe.RotarySpec(64, base=5e5, sections=pe.Sections((8, 12, 12)))),
-        (metadata("qwen3vl", dimension_sections=[12, 10, 10, 0]), pe.RotarySpec(64, base=5e5, sections=pe.Sections((12, 10, 10), interleaved=True))),
-        (  # half-split with several position axes
-            metadata("glm4", dimension_sections=[8, 12, 12, 0]),
-            pe.RotarySpec(64, base=5e5, sections=pe.Sections((8, 12, 12))),
-        ),
-        (yarn("qwen3", scaling__yarn_beta_fast=16.0, scaling__yarn_beta_slow=2.0), pe.RotarySpec(64, base=5e5, scaling=pe.YarnScaling(4, 8192, beta_fast=16, beta_slow=2))),
-        (yarn("mistral3", scaling__yarn_log_multiplier=0.5), pe.RotarySpec(64, base=5e5, interleaved=True, scaling=pe.YarnScaling(4, 8192, mscale=1, mscale_all_dim=0.5))),
-        (
-            {
-                **metadata("phi3", scaling__type="longrope", scaling__attn_factor=1.19),
-                "rope_factors_short.weight": SHORT,
-                "rope_factors_long.weight": LONG,
-            },
-            pe.RotarySpec(
-                64,
-                base=5e5,
-                scaling=pe.LongRopeScaling(SHORT, LONG, 131072, attention_factor=1.19),
-            ),
-        ),
-    ],
-)  # fmt: skip
-def test_keys(fields: dict[str, Any], expected: pe.RotarySpec) -> None:
-    found = pe.RotarySpec.from_huggingface(fields)
-    assert found == expected, found.diff(expected)
-
-
-def test_deepseek_has_no_attention_factor() -> None:
-    fields = yarn("deepseek2", dimension_count=64, scaling__yarn_log_multiplier=0.0707)
-    assert pe.RotarySpec.from_huggingface(fields).attention_factor == 1.0
-
-
 def test_attention_factors_multiply() -> None:
     fields = yarn("qwen3", scaling__attn_factor=0.5)
     found = pe.RotarySpec.from_huggingface(fields).attention_factor
@@ -87,25 +45,6 @@ def test_llama_3_factors_are_a_tensor_of_the_file() -> None:
     assert torch.allclose(found.frequencies(), llama3.frequencies(), rtol=1e-15, atol=0)
     assert found.attention_factor == 1.0
     assert found.interleaved
-
-
-def test_sliding_layers() -> None:
-    gemma = {
-        **metadata("gemma3", scaling__type="linear", scaling__factor=8.0),
-        "gemma3.attention.key_length": 256,
-        "gemma3.attention.sliding_window": 1024,
-    }
-    refused((lambda: pe.RotarySpec.from_huggingface(gemma), ValueError, "layer_type: expected one of"))  # fmt: skip
-    whole = pe.RotarySpec.from_huggingface(gemma, "full_attention")
-    assert whole == pe.RotarySpec(256, base=5e5, scaling=pe.LinearScaling(8))
-    assert pe.RotarySpec.from_huggingface(gemma, "sliding_attention") == pe.RotarySpec(256)
-    laguna = {
-        **metadata("laguna", freq_base_swa=1e4, dimension_count=32, dimension_count_swa=64),
-        "laguna.attention.sliding_window": 512,
-    }
-    assert pe.RotarySpec.from_huggingface(laguna, "sliding_attention") == pe.RotarySpec(64)
-    whole = pe.RotarySpec.from_huggingface(laguna, "full_attention")
-    assert whole == pe.RotarySpec(64, base=5e5, rotary_dim=32)
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@ def test_both_languages_print_the_same(spec: pe.RotarySpec) -> None:
 
 def test_integers_and_floats_make_equal_specifications() -> None:
     assert pe.RotarySpec(8, base=10000) == pe.RotarySpec(8, base=10000.0)
+    assert pe.RotarySpec(torch.tensor(8), interleaved=1) == pe.RotarySpec(8, interleaved=True)
     assert pe.LinearScaling(2) == pe.LinearScaling(2.0)
     assert pe.Sections((1, 1, 2)) == pe.Sections(axis_of_pair=[0, 1, 2, 2])
 

@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,46 +24,44 @@ from posembed.integrations.huggingface import patch, unpatch
 from posembed.integrations.huggingface._door import INLINE
 from torch import Tensor, nn
 
-from support.transformers_walk import run
+from support.transformers_walk import distance, run
 
 ROUNDING = 2**-22  # of complex products in float32
 Found = dict[str, Any]
 
 
-def compared(model: nn.Module, call: Any) -> Found:
-    """What the report of a small model says, how often the kernel ran, and whether bits are equal.
-
-    Args:
-        model: The model.
-        call: Runs it, with the same random numbers each time.
-    """
-    before = call(model)
+def compared(model: nn.Module, given: Found) -> Found:
+    """What the report of a small model says, how often the kernel ran, and whether bits are equal."""
+    before = run(model, given)
     report = patch(model)
     found: Found = {
         "rows": [[row.function, row.patched, row.action] for row in report.rows if row.rotates],
         "inline": [row.function for row in report.left if not row.rotates],
     }
     try:
-        after = call(model)
+        after = run(model, given)
         calls = report.calls()
     finally:
         unpatch(model)
     found["kernel"] = sum(each.kernel for each in calls)
     found["own"] = {each.function: each.own for each in calls if each.own}
-    found["equal"] = len(before) == len(after) and all(map(same, before, after))
-    found["near"] = len(before) == len(after) and all(map(near, before, after))
+    worst = [distance(x, y) for x, y in zip(before, after, strict=True)]
+    found["equal"] = max(worst, default=0) == 0
+    found["near"] = max(worst, default=0) <= 64 * ROUNDING
     return found
 
 
-def same(x: Tensor, y: Tensor) -> bool:
-    return x.dtype == y.dtype and torch.equal(x.nan_to_num(7), y.nan_to_num(7))
-
-
-def near(x: Tensor, y: Tensor) -> bool:
-    if x.dtype != y.dtype or x.shape != y.shape:
-        return False
-    x, y = x.nan_to_num(7).double(), y.nan_to_num(7).double()
-    return bool((x - y).abs().max() <= 64 * ROUNDING * x.abs().max().clamp_min(1))
+def in_both_dtypes(make: Callable[[torch.dtype], tuple[nn.Module, Found]]) -> dict[str, Found]:
+    """The results of a model and its arguments by dtype, or the error."""
+    found: dict[str, Found] = {}
+    try:
+        for dtype in (torch.float32, torch.bfloat16):
+            torch.manual_seed(1)
+            found[str(dtype)] = compared(*make(dtype))
+    except Exception as error:
+        found["error"] = {"why": f"{type(error).__name__}: {str(error)[:200]}"}
+    gc.collect()
+    return found
 
 
 def state(found: dict[str, Found]) -> str:
@@ -115,20 +113,13 @@ def completed(name: str, given: Found) -> Found:
 def diffusers_models(only: list[str]) -> Iterator[tuple[str, dict[str, Found]]]:
     for name, tester in diffusers_configs(only):
         config = tester()
-        found: dict[str, Found] = {}
-        title = name.removesuffix("TesterConfig")
-        try:
-            cls = config.model_class
-            title = f"{cls.__name__} ({title})"
-            for dtype in (torch.float32, torch.bfloat16):
-                torch.manual_seed(1)
-                model = cls(**config.get_init_dict()).to(dtype).eval()
-                given = completed(cls.__name__, config.get_dummy_inputs())
-                found[str(dtype)] = compared(model, lambda m, given=given, dtype=dtype: run(m, converted(given, dtype)))
-        except Exception as error:
-            found.setdefault("error", {"why": f"{type(error).__name__}: {str(error)[:200]}"})
-        yield title, found
-        gc.collect()
+        cls = config.model_class
+
+        def make(dtype: torch.dtype, config: Any = config, cls: Any = cls) -> tuple[nn.Module, Found]:
+            model = cls(**config.get_init_dict()).to(dtype).eval()
+            return model, converted(completed(cls.__name__, config.get_dummy_inputs()), dtype)
+
+        yield f"{cls.__name__} ({name.removesuffix('TesterConfig')})", in_both_dtypes(make)
 
 
 def converted(value: Any, dtype: torch.dtype) -> Any:
@@ -163,18 +154,12 @@ def timm_models(only: list[str]) -> Iterator[tuple[str, dict[str, Found]]]:
             model = shallow(name)
         if model is None or not any("rope" in key.lower() for key, _ in model.named_modules()):
             continue
-        found: dict[str, Found] = {}
         size = model.pretrained_cfg["input_size"]
-        try:
-            for dtype in (torch.float32, torch.bfloat16):
-                torch.manual_seed(1)
-                model = shallow(name).to(dtype).eval()
-                x = torch.randn(1, *size, dtype=dtype)
-                found[str(dtype)] = compared(model, lambda m, x=x: run(m, {"x": x}))
-        except Exception as error:
-            found.setdefault("error", {"why": f"{type(error).__name__}: {str(error)[:200]}"})
-        yield name, found
-        gc.collect()
+
+        def make(dtype: torch.dtype, name: str = name, size: Any = size) -> tuple[nn.Module, Found]:
+            return shallow(name).to(dtype).eval(), {"x": torch.randn(1, *size, dtype=dtype)}
+
+        yield name, in_both_dtypes(make)
 
 
 def summary(lines: list[Found]) -> dict[str, list[str]]:
