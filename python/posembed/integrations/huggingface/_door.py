@@ -57,7 +57,7 @@ class Place(NamedTuple):
 
     Args:
         function: The function.
-        path: Where the code is among the constants of the function's code, and of theirs.
+        path: Where the code is among the constants of the function's code; () is the whole.
     """
 
     function: Any
@@ -66,10 +66,8 @@ class Place(NamedTuple):
     @property
     def code(self) -> types.CodeType:
         """The model's own code."""
-        found: Any = _own.get(self.function, self.function.__code__)
-        for at in self.path:
-            found = found.co_consts[at]
-        return found  # type: ignore[no-any-return]
+        whole: Any = _own.get(self.function, self.function.__code__)
+        return whole.co_consts[self.path[0]] if self.path else whole  # type: ignore[no-any-return]
 
     @property
     def title(self) -> tuple[str, str]:
@@ -196,12 +194,14 @@ def reach(part: Any) -> dict[Place, Rotation | str]:
             found[place] = result
         if isinstance(result, Rotation):
             continue
+        if place.path:
+            continue
         for at, x in enumerate(code.co_consts):  # functions inside, without variables around them
             if not isinstance(x, types.CodeType) or x.co_name.startswith("<"):
                 continue
             if x.co_flags & inspect.CO_OPTIMIZED and not x.co_freevars:
-                pending.append((Place(function, (*place.path, at)), None, False))
-        for name, value, names in () if place.path else _used(function):
+                pending.append((Place(function, (at,)), None, False))
+        for name, value, names in _used(function):
             behind = list(functions_behind(value, names))
             pending += [(Place(f), None, False) for f in behind]
             if behind or not callable(value) or isinstance(value, type | nn.Module):
@@ -323,14 +323,6 @@ def _calling(place: Place, rotation: Rotation) -> tuple[types.CodeType, str]:
     return code.replace(**facts), name
 
 
-def _replaced(code: types.CodeType, path: tuple[int, ...], new: types.CodeType) -> types.CodeType:
-    if not path:
-        return new
-    constants = list(code.co_consts)
-    constants[path[0]] = _replaced(constants[path[0]], path[1:], new)
-    return code.replace(co_consts=tuple(constants))
-
-
 def swap(place: Place, rotation: Rotation, model: nn.Module) -> None:
     """Makes code run a rotation, for this model and all that share it."""
     with _lock:
@@ -374,9 +366,11 @@ def _renew(function: types.FunctionType) -> None:
     paths = tuple(sorted(place.path for place in _users if place.function is function))
     known, calls = _codes.setdefault(function, {}), _calls[function]
     if paths not in known:
-        code = _own[function]
+        code, constants = _own[function], list(_own[function].co_consts)
         for path in paths:
-            code = _replaced(code, path, calls[path][1])
+            if path:
+                constants[path[0]] = calls[path][1]
+            code = code.replace(co_consts=tuple(constants)) if path else calls[path][1]
         known[paths] = code
     for path, (_, _, name) in calls.items():
         if path in paths:

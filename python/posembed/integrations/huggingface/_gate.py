@@ -52,6 +52,7 @@ LOADS = ("LOAD_ATTR", "LOAD_METHOD")
 FREE, KINDS = {"IS_OP", "WITH_EXCEPT_START"}, {"isinstance", "is_tensor", "is_complex", "device"}
 PLAIN = (int, float, str, torch.dtype, type(None))
 CONTAINERS = (dict, list, set)
+ENDS = ("RAISE", "RETURN", "JUMP", "POP_JUMP")  # of straight code
 WRAPPED = "a function wraps it, whose effect is not known"
 UNKNOWN = "computes no known rotation"
 FOREIGN = "it uses {}, which is not known to be linear and free of effects"
@@ -213,11 +214,14 @@ class Gate:
     def unseen(self) -> str:
         """What a jump depends on of which one side has not run, or ''."""
         for code, jumps in self.jumps.items():
+            steps = [x for x in dis.get_instructions(code) if x.opname.startswith(ENDS)]
             for offset, (after, target, names, *_) in jumps.items():
                 ran = [side for side in (0, 1) if (code, offset, side) in self.taken]
-                one = len(ran) == 1 and (code, offset) not in self.optional
-                if one and not _raises(code, (after, target)[1 - ran[0]]):
-                    return f"it branches on {names}"
+                if len(ran) == 1 and (code, offset) not in self.optional:
+                    other = (after, target)[1 - ran[0]]
+                    ends = (x.opname for x in steps if x.offset >= other)
+                    if next(ends, "") != "RAISE_VARARGS":
+                        return f"it branches on {names}"
         return ""
 
 
@@ -266,10 +270,3 @@ def _jumps(code: types.CodeType) -> Iterator[tuple[int, Jump]]:
             options = (bool, str, type(None)) if set(read) <= set(given) else (set, frozenset)
             yield x.offset, (after.offset, x.argval, names, [] if facts else read, options)
         condition = []
-
-
-def _raises(code: types.CodeType, offset: int) -> bool:
-    """Whether the code from an offset on only raises."""
-    names = [x.opname for x in dis.get_instructions(code) if x.offset >= offset]
-    ends = (x for x in names if x.startswith(("RAISE", "RETURN")) or "JUMP" in x)
-    return next(ends, "") == "RAISE_VARARGS"

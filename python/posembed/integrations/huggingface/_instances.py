@@ -17,7 +17,7 @@ import itertools
 import re
 import types
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 import torch
@@ -51,7 +51,7 @@ Counts = dict[tuple[Any, str], int]
 # What a module does in place of its forward: it takes the module, its own forward, and arguments.
 Forward = Callable[..., Any]
 # A module's table, or None for a rotary module, with what it does; why it stays; or nothing.
-Found = tuple[Any, Forward] | str | None
+Found = tuple[Any, Any] | str | None
 FORWARD, PROVED, HOME = "posembed_forward", "posembed_proved", "posembed_home"
 ADDED = (FORWARD, PROVED, "on_host", "_mapped")
 META = "its table is not there yet (meta device)"
@@ -255,7 +255,8 @@ def place(model: nn.Module, where: Where, exact: bool) -> Counts:
         if module in ATTACHED:
             restore(module)
         finders = [_layers if issubclass(original, nn.Embedding) else _ngrams, _rotary]
-        found = next(filter(None, (find(module, original) for find in finders[: 1 + exact])), None)
+        every = (find(module, original) for find in finders[: 1 + exact])
+        found: Any = next(filter(None, every), None)
         if found is None:
             continue
         if isinstance(found, str):
@@ -332,32 +333,25 @@ def _ngrams(module: Any, original: Any) -> Found:
     gate = _gate(module, original, HASHES)
     if table.weight.is_meta or gate.reason:
         return META if table.weight.is_meta else gate.reason
-    for spec in _specifications(lists, vars(module).values(), table.num_embeddings):
+    boundaries = {x for x in vars(module).values() if type(x) is int and x >= 0}
+    orders = itertools.product(itertools.permutations(lists), boundaries)
+    for (multipliers, moduli, offsets), boundary in orders:
+        heads, rest = divmod(len(moduli), max(1, len(multipliers) - 1))
+        if rest or heads == 0 or offsets != [0, *itertools.accumulate(moduli)][:-1]:
+            continue
+        parts = [slice(i, i + heads) for i in range(0, len(moduli), heads)]
+        spec = NgramSpec(
+            multipliers,
+            [moduli[part] for part in parts],
+            offsets=[offsets[part] for part in parts],
+            boundary=boundary,
+            num_embeddings=table.num_embeddings,
+        )
         with gate.watching():
             called = _hashes_alike(module, original, name, spec)
         if called is not None:
             return gate.unseen() or (table, _joining(name, spec, called))
     return "it computes other rows than those of hashed n-grams"
-
-
-def _specifications(
-    lists: list[list[int]], attributes: Iterable[Any], rows: int
-) -> Iterator[NgramSpec]:
-    """What n-grams three lists may mean: multipliers, moduli and offsets, and any boundary."""
-    for multipliers, moduli, offsets in itertools.permutations(lists):
-        heads, rest = divmod(len(moduli), max(1, len(multipliers) - 1))
-        begins = [0, *itertools.accumulate(moduli)][:-1]
-        if rest or heads == 0 or offsets != begins:
-            continue
-        parts = [slice(i, i + heads) for i in range(0, len(moduli), heads)]
-        for boundary in {x for x in attributes if type(x) is int and x >= 0}:
-            yield NgramSpec(
-                multipliers,
-                [moduli[part] for part in parts],
-                offsets=[offsets[part] for part in parts],
-                boundary=boundary,
-                num_embeddings=rows,
-            )
 
 
 def _recorder(history: Tensor | None = None) -> Any:
@@ -416,7 +410,8 @@ def _keeping(source: Any, specs: dict[str | None, RotarySpec]) -> Forward:
             several = specs[kind].sections is not None
             if several and position_ids.dim() == 3 and position_ids.shape[0] == 1:
                 position_ids = position_ids[0]  # the same for all axes, as the model expands it
-            held, versions = [*map(weakref.ref, tables)], [x._version for x in (position_ids, *tables)]
+            held = [*map(weakref.ref, tables)]
+            versions = [x._version for x in (position_ids, *tables)]
             angles = functools.partial(turned, kind, position_ids, held, versions)
             for table in tables:
                 setattr(table, ANGLES, angles)
@@ -494,14 +489,11 @@ def _turned(
     """Rotations by exact angles, in the dtype of each tensor."""
     if rule.pairs == "regrouped":
         tensors = [torch.cat((x[..., ::2], x[..., 1::2]), -1) for x in tensors]
-    calls: list[tuple[Tensor, Tensor | None]] = [(x, None) for x in tensors]
+    turn: Any = rotated
+    options = positions, text, LAYOUTS[dim], 0, False, None, None
     if len(tensors) == 2 and tensors[0].dtype == tensors[1].dtype:
-        calls = [(tensors[0], tensors[1])]
-    found: list[Tensor] = []
-    for pair in calls:
-        result = rotated(*pair, positions, text, LAYOUTS[dim], 0, False, None, None)
-        found += result if isinstance(result, tuple) else (result,)
-    return tuple(found)
+        return turn(*tensors, *options)  # type: ignore[no-any-return]
+    return tuple(turn(x, None, *options) for x in tensors)
 
 
 def _rotary(module: Any, original: Any) -> Found:
@@ -512,9 +504,10 @@ def _rotary(module: Any, original: Any) -> Found:
     # It looks as if it made tables from positions alone.
     if names[:3] != ["self", "x", "position_ids"] or names[3:] not in ([], ["layer_type"]):
         return None
-    source, specs = _source(module, original), {}
+    source = _source(module, original)
     if isinstance(source, str):
         return ALONE + source
+    specs: dict[str | None, RotarySpec] = {}
     for name, _ in source.named_buffers():
         match = re.fullmatch(r"(?:(\w+)_)?inv_freq", name)
         if match is None or (match[1] or "").endswith(("original", "long")):

@@ -58,8 +58,10 @@ DOUBLE = [(torch.bfloat16, torch.float64), (torch.float32, torch.float64)]
 PLAIN = (torch.float32, torch.float32)
 # How products round, those of complex tables, and others.
 COMPLEX_ROUNDINGS: list[dict[str, Any]] = [{}, {"numerics": "float64", "keeps_dtype": True}]
-ROUNDINGS = [{}, {"numerics": "float32_product"}, {"keeps_dtype": True}, *COMPLEX_ROUNDINGS[1:]]
-ROUNDINGS.append({"casts": True})
+ROUNDINGS: list[dict[str, Any]] = [
+    *({}, {"numerics": "float32_product"}, {"keeps_dtype": True}),
+    *(COMPLEX_ROUNDINGS[1], {"casts": True}),
+]
 FORMS: tuple[Form, ...] = ("pair", "complex", "matrices", "stacked", "joint", "angles")
 DIMENSIONS = (-2, -3, 1, 2)  # of heads or tokens, if a function takes one
 OPTIONS = 48  # combinations of options that are tried
@@ -338,7 +340,8 @@ class Trial:
             columns.append(found[0].double())
         # [tokens, output, input] of the first sequence and head: what components are multiplied by.
         index = [slice(None) if x == "s" else 0 for x in sample[0]]
-        rule, rows, untouched = None, [], torch.eye(HEAD, dtype=torch.float64, device="cpu")
+        untouched = torch.eye(HEAD, dtype=torch.float64, device="cpu")
+        rule, rows = None, list[int | None]()
         for matrix in torch.stack(columns, -1)[tuple(index)]:
             if torch.equal(matrix, untouched):
                 rows.append(None)
@@ -348,13 +351,14 @@ class Trial:
                 return None
             rule, row = read
             rows.append(row)
-        order, tokens = [row for row in rows if row is not None], "all"
+        order: list[int] = [row for row in rows if row is not None]
+        tokens: Any = "all"
         if rule is None or order != sorted(order, reverse=gathers):
             return None
         if len(rows) > TOKENS and rows[0] is None and None not in rows[-TOKENS:]:
             tokens = "last"
-        elif len(order) == len(rows) < TOKENS and order[0] > 0:
-            tokens = "table's last"
+        elif len(order) == len(rows) < TOKENS:
+            tokens = "table's last" if order[0] > 0 else "table's first"
         return dataclasses.replace(rule, roles=roles, gathers=gathers, tokens=tokens)
 
     def structures(self) -> Iterator[Rule]:
@@ -370,8 +374,8 @@ class Trial:
                     continue  # it views two columns a pair, and takes them in any form
                 changed = (self.read(x, wide, gathers) for x in plain if x[3])
                 others = list(filter(None, changed))
-                window = next((x.window for x in others if x.window != "all"), "all")
-                tokens = next((x.tokens for x in others if x.tokens != "all"), "all")
+                window = next((x for x in others if x.window != "all"), rule).window
+                tokens = next((x for x in others if x.tokens != "all"), rule).tokens
                 self.turns = True
                 yield dataclasses.replace(rule, window=window, tokens=tokens)
 
@@ -437,11 +441,10 @@ class Trial:
         """
         names = self.roles.tensors
         for lone in ("alone", "padded"):
-            found, same = dataclasses.replace(rule, lone=lone), []
-            for count in range(1, len(names)):
-                for *_, ours, theirs in self.compared(found, dict.fromkeys(names[count:])):
-                    same.append(not difference(ours, theirs, rule.cos is not None))
-                    break
+            found = dataclasses.replace(rule, lone=lone)
+            each = (self.compared(found, dict.fromkeys(names[n:])) for n in range(1, len(names)))
+            firsts = filter(None, (next(calls, None) for calls in each))
+            same = [not difference(ours, theirs, bool(rule.cos)) for *_, ours, theirs in firsts]
             if same and all(same):
                 rule = found
                 break
@@ -477,7 +480,9 @@ class Trial:
     def repeat(self) -> None:
         """Runs the function again in all samples that the rule gives, and without tokens."""
         rule, empty = self.rule, False
-        for sample, _, given, found, expected in self.compared(rule) if rule else ():
+        if rule is None:
+            return
+        for sample, _, given, found, expected in self.compared(rule):
             if difference(found, expected, False) in ("shapes", "dtypes"):
                 continue
             _run(self.function, given)

@@ -113,8 +113,8 @@ class Rule:
     window: Literal["all", "first", "last"] = "all"  # components of the head that rotate
     unsqueeze: int | None = None  # the head dimension that the function inserts into its tables
     gathers: bool = False  # it gathers the tables' rows by position
-    # All tokens have a row in the tables, only the last have one, or the query uses the last rows.
-    tokens: Literal["all", "last", "table's last"] = "all"
+    # All tokens have a row in the tables, only the last have one, or the query uses some rows.
+    tokens: Literal["all", "last", "table's last", "table's first"] = "all"
     # For which this is verified, with dtypes of tensors and tables. None: all.
     layouts: frozenset[Layout] | None = None
     dtypes: frozenset[tuple[torch.dtype, torch.dtype]] | None = None
@@ -249,7 +249,7 @@ class Rule:
             if len(rows) > 1 and rows[0] not in (1, x.shape[0] if len(lead) == 3 else 1):
                 return None
             more = x.shape[axis] - rows[1 if len(rows) == 3 else -1]
-            shorter = x is query and self.tokens == "table's last"
+            shorter = x is query and self.tokens.startswith("table's")
             if (more > 0 and self.tokens != "last") or (more < 0 and not shorter):
                 return None
             plain = plain and more == 0
@@ -295,21 +295,18 @@ class Rule:
             signs = (1, 1), (-self.signs[0], self.signs[1])
             found = []
             for read, factors in zip((self.cos, self.sin), signs, strict=True):
-                table, values = tables[read[0][0]], []
-                pairs = table.shape[-1] // self.ratio
-                for (_, block, offset, step), sign in zip(read, factors, strict=True):
-                    start = block * pairs + offset
-                    part = table
-                    if self.reads != "whole":
-                        part = table[..., start : start + (pairs - 1) * step + 1 : step]
-                    values.append(part if sign > 0 else -part)
-                    if self.reads != "apart":  # the same for both components of a pair
-                        break
-                if self.reads == "apart" and self.pairs == "adjacent":
-                    values = [torch.stack(values, -1).flatten(-2)]
-                elif self.reads == "apart":
-                    values = [torch.cat(values, -1)]
-                found.append(values[0])
+                table = tables[read[0][0]]
+                pairs, parts = table.shape[-1] // self.ratio, [table]
+                if self.reads != "whole":
+                    each = (table[..., block * pairs + x :: step] for _, block, x, step in read)
+                    parts = [x[..., :pairs] for x in each]
+                parts = [x if sign > 0 else -x for x, sign in zip(parts, factors, strict=False)]
+                if self.reads != "apart":
+                    found.append(parts[0])  # the same for both components of a pair
+                elif self.pairs == "adjacent":
+                    found.append(torch.stack(parts, -1).flatten(-2))
+                else:
+                    found.append(torch.cat(parts, -1))
         if self.gathers:
             found = [x[rows] for x in found]
         if self.casts:
@@ -336,7 +333,8 @@ class Rule:
         if more > 0:
             before, x = torch.split(x, [more, rows], axis)
         elif more < 0:
-            cos, sin = (None if t is None else t.narrow(-2, -more, rows + more) for t in (cos, sin))
+            rest = -2, -more if self.tokens == "table's last" else 0, rows + more
+            cos, sin = cos.narrow(*rest), None if sin is None else sin.narrow(*rest)
         result: Any = rotated_by_tables(x, None, None, cos, sin, *options)
         result = result if before is None else torch.cat((before, result), axis)
         result = result.to(dtype) if self.keeps_dtype or cos.is_complex() else result
@@ -431,7 +429,17 @@ def proved(
         known = proofs.get(kind)
     except TypeError:  # an argument that cannot be hashed
         return None
-    if known is None and _provable(values):
+    plain, tensors = (Tensor, torch.nn.Parameter), [x for x in values if isinstance(x, Tensor)]
+    # The model's own code may run beside the kernel, and results may be compared.
+    provable = (
+        all(type(x) in plain or hasattr(x, "_local_tensor") for x in tensors)
+        and not any(x.is_meta for x in tensors)
+        and torch._C._functorch.maybe_current_level() is None
+        and torch._C._len_torch_dispatch_stack() == 0
+        and not torch._C._is_tracing()
+        and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+    )
+    if known is None and provable:
         try:
             with torch.no_grad():
                 known = compare()
@@ -441,19 +449,6 @@ def proved(
             proofs[kind] = known
     calls.difference = calls.difference or known or ""
     return None if known is None else not known
-
-
-def _provable(values: Iterable[Any]) -> bool:
-    """Whether the model's own code may run beside the kernel, and its results may be compared."""
-    plain, tensors = (Tensor, torch.nn.Parameter), [x for x in values if isinstance(x, Tensor)]
-    return (
-        all(type(x) in plain or hasattr(x, "_local_tensor") for x in tensors)
-        and not any(x.is_meta for x in tensors)
-        and torch._C._functorch.maybe_current_level() is None
-        and torch._C._len_torch_dispatch_stack() == 0
-        and not torch._C._is_tracing()
-        and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
-    )
 
 
 def _copied(value: Any) -> Any:
@@ -591,20 +586,22 @@ class Rotation:
         plain = plain and rule.is_plain and not (view or rule.gathers or rule.casts or rule.packs)
         plain = plain and len(roles.tensors) < 3 and roles.form in ("separate", "complex")
 
-        def call(*args: Any) -> Any:
-            given = {**self.empty, **dict(zip(roles.names, args, strict=False))}
-            return rule.run(given, plan)
+        if rule.cos is not None and rule.cos[0][0] == 1:
+            c, s = s, c
 
-        if plain and max(q, k, c, s) < len(args):  # nothing but a call of the operator
-            if rule.cos is not None and rule.cos[0][0] == 1:
-                c, s = s, c
-            single = torch.ops.posembed.rotary_tables.default._op
-            pair = torch.ops.posembed.rotary_tables_pair.default._op
-            if k < 0:
-                call = lambda *x: single(x[q], x[c], None if s < 0 else x[s], *options)
-            else:
-                call = lambda *x: pair(x[q], x[k], x[c], None if s < 0 else x[s], *options)
-        self.known[signature(args)] = call
+        def general(*x: Any) -> Any:
+            return rule.run({**self.empty, **dict(zip(roles.names, x, strict=False))}, plan)
+
+        def single(*x: Any) -> Any:
+            return call(x[q], x[c], None if s < 0 else x[s], *options)
+
+        def pair(*x: Any) -> Any:
+            return call(x[q], x[k], x[c], None if s < 0 else x[s], *options)
+
+        operators = torch.ops.posembed
+        call: Any = (operators.rotary_tables if k < 0 else operators.rotary_tables_pair).default._op
+        direct = plain and max(q, k, c, s) < len(args)  # nothing but a call of the operator
+        self.known[signature(args)] = (single if k < 0 else pair) if direct else general
 
     def _prove(self, given: dict[str, Any], plan: Plan) -> bool | None:
         """Whether bits are those of the model's own code; None if that is not known yet."""
