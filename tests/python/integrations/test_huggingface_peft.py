@@ -22,7 +22,7 @@ models = pytest.mark.parametrize("name", TARGETS)
 
 def rotations(model: Any) -> int:
     """How often posembed rotates in a call of a model."""
-    counters = [rotation.calls for found in _door._calls.values() for rotation, _ in found.values()]
+    counters = [rotation.calls for found in _door._calls.values() for rotation, *_ in found.values()]
     before = sum(each.kernel for each in counters)
     logits(model)
     return sum(each.kernel for each in counters) - before

@@ -44,14 +44,12 @@ CALLS: dict[str, Callable[..., Any]] = {}  # what code calls, by its name in glo
 _lock = threading.RLock()
 _own: dict[types.FunctionType, types.CodeType] = {}  # of functions that have other code now
 _users: dict[Place, weakref.WeakSet[nn.Module]] = {}
-_calls: weakref.WeakKeyDictionary[Any, dict[Path, tuple[Rotation, types.CodeType]]] = (
-    weakref.WeakKeyDictionary()
-)
+# By function: of each path the rotation, the code that calls it and its name in CALLS; the code of
+# the whole function for sets of paths; and of each path the code and what it does: a rotation, why
+# it stays, or ''.
+_calls: weakref.WeakKeyDictionary[Any, dict[Path, Any]] = weakref.WeakKeyDictionary()
 _codes: weakref.WeakKeyDictionary[Any, dict[Any, types.CodeType]] = weakref.WeakKeyDictionary()
-# By function and path: the code there, and what it does: a rotation, why it stays, or ''.
-_found: weakref.WeakKeyDictionary[Any, dict[Path, tuple[Any, Rotation | str]]] = (
-    weakref.WeakKeyDictionary()
-)
+_found: weakref.WeakKeyDictionary[Any, dict[Path, Any]] = weakref.WeakKeyDictionary()
 
 
 class Place(NamedTuple):
@@ -59,7 +57,7 @@ class Place(NamedTuple):
 
     Args:
         function: The function.
-        path: Where the code is among the constants of the function's code, and of theirs.
+        path: Where the code is among the constants of the function's code; () is the whole.
     """
 
     function: Any
@@ -68,10 +66,8 @@ class Place(NamedTuple):
     @property
     def code(self) -> types.CodeType:
         """The model's own code."""
-        found: Any = _own.get(self.function, self.function.__code__)
-        for at in self.path:
-            found = found.co_consts[at]
-        return found  # type: ignore[no-any-return]
+        whole: Any = _own.get(self.function, self.function.__code__)
+        return whole.co_consts[self.path[0]] if self.path else whole  # type: ignore[no-any-return]
 
     @property
     def title(self) -> tuple[str, str]:
@@ -92,7 +88,7 @@ def worth(module: Any) -> bool:
         return False
     if root in ELSEWHERE or (root in LIBRARIES and not rest.startswith("models.")):
         return False
-    return any(value is torch or value is nn for value in vars(sys.modules[module]).values())
+    return not {id(torch), id(nn)}.isdisjoint(map(id, vars(sys.modules[module]).values()))
 
 
 def parts_of(model: nn.Module) -> Iterator[Any]:
@@ -166,12 +162,11 @@ def _used(function: types.FunctionType) -> Iterator[tuple[str, Any, Any]]:
 def _members(part: Any) -> Iterator[tuple[types.FunctionType, type | None, bool]]:
     """Functions that an object's class has, and that itself holds: with owner, whether bound."""
     taken: set[str] = set()
-    for base in type(part).__mro__:
-        members = {name: (x, list(functions_behind(x))) for name, x in list(vars(base).items())}
-        for name, (value, functions) in members.items() if worth(base.__module__) else ():
-            if name not in taken and not isinstance(value, type):
-                yield from ((f, base, isinstance(value, types.FunctionType)) for f in functions)
-        for name, (_, functions) in members.items():  # super() also runs that of the class's bases
+    for base in filter(lambda x: worth(x.__module__), type(part).__mro__):
+        for name, value in list(vars(base).items()):
+            functions = [] if name in taken else list(functions_behind(value))
+            yield from ((f, base, isinstance(value, types.FunctionType)) for f in functions)
+            # super() also runs that of the class's bases.
             if not any("__class__" in f.__code__.co_freevars for f in functions):
                 taken.add(name)
     for value in list(vars(part).values()):
@@ -199,12 +194,14 @@ def reach(part: Any) -> dict[Place, Rotation | str]:
             found[place] = result
         if isinstance(result, Rotation):
             continue
+        if place.path:
+            continue
         for at, x in enumerate(code.co_consts):  # functions inside, without variables around them
             if not isinstance(x, types.CodeType) or x.co_name.startswith("<"):
                 continue
             if x.co_flags & inspect.CO_OPTIMIZED and not x.co_freevars:
-                pending.append((Place(function, (*place.path, at)), None, False))
-        for name, value, names in () if place.path else _used(function):
+                pending.append((Place(function, (at,)), None, False))
+        for name, value, names in _used(function):
             behind = list(functions_behind(value, names))
             pending += [(Place(f), None, False) for f in behind]
             if behind or not callable(value) or isinstance(value, type | nn.Module):
@@ -232,7 +229,7 @@ def _composes(place: Place, result: Any, others: dict[Place, Rotation | str]) ->
 
 def _examined(place: Place, owner: type | None, bound: bool) -> Rotation | str:
     """What code does."""
-    function, result = place.function, ""
+    function = place.function
     own = types.FunctionType(place.code, function.__globals__) if place.path else own_of(function)
     name, found = own.__name__, None
     if bound and name == "forward":
@@ -248,9 +245,9 @@ def _examined(place: Place, owner: type | None, bound: bool) -> Rotation | str:
         found = recognise(own, owner=owner)
     if isinstance(found, Rotation):
         return found
-    result = found or ""
     if BIASES.match(name):
         return BIAS
+    result = found or ""
     named = ROTATES.match(name) is not None or result.startswith("it rotates")
     code = getattr(inspect.unwrap(own), "__code__", own.__code__)
     if named or (not bound and code.co_varnames[:1] != ("self",) and roles_of(own)):
@@ -277,45 +274,44 @@ def _guarded(turned: Any, own: types.FunctionType, owner: type) -> Any:
     """A rotation that is a method: a subclass that overrides what it calls runs the model's own."""
     names = {name for part in codes_in(own.__code__) for name in part.co_names}
     parts = {n: inspect.getattr_static(owner, n) for n in names if hasattr(owner, n)}
-
     known: dict[type, bool] = {owner: True}
 
     def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
         kind = type(instance)
-        alike = known.get(kind)
+        alike = not parts or known.get(kind)
         if alike is None and not torch.compiler.is_compiling():
             found = (inspect.getattr_static(kind, name, None) is x for name, x in parts.items())
             alike = known[kind] = all(found)
-        return (turned if alike else own)(instance, *args, **kwargs)
+        return turned(*args, **kwargs) if alike else own(instance, *args, **kwargs)
 
-    return method if parts else turned
+    return method
 
 
-def _calling(place: Place, rotation: Rotation) -> types.CodeType:
-    """Code with the same arguments that calls the rotation, in the place of the model's own.
+def _calling(place: Place, rotation: Rotation) -> tuple[types.CodeType, str]:
+    """Code with the same arguments that calls the rotation in place of the model's own, and a name.
 
     The rotation is a global while the code is there. A thread that is in the code when it is
     exchanged finds it in ``CALLS``.
     """
     own, called = place.code, rotation.original
     name = re.sub(r"\W", "_", f"posembed_{own.co_name}_{len(CALLS)}")  # or a lambda
-    bound = isinstance(called, types.MethodType) or hasattr(called, "attributes")
-    made: Any = rotation.function(bound=bound)
+    CALLS[name] = rotation.function()
     if isinstance(called, types.MethodType):
-        made = _guarded(made, own_of(place.function), type(called.__self__))
-    CALLS[name] = made
+        CALLS[name] = _guarded(CALLS[name], own_of(place.function), type(called.__self__))
     cells = tuple(types.CellType() for _ in own.co_freevars)
     signature = inspect.signature(types.FunctionType(own, {}, closure=cells))
     forms = {"VAR_POSITIONAL": "*{0}", "VAR_KEYWORD": "**{0}", "KEYWORD_ONLY": "{0}={0}"}
     every = signature.parameters.values()
-    passed = ", ".join(forms.get(x.kind.name, "{0}").format(x.name) for x in every)
+    passed = [forms.get(x.kind.name, "{0}").format(x.name) for x in every]
+    if held := getattr(called, "attributes", ()):  # tables of the instance
+        passed = [*passed[1:], *(f"{table}={passed[0]}.{table}" for table in held)]
     text = f"""def function{signature}:
     try:
         call = {name}
     except NameError:
         from {__name__} import CALLS
         call = CALLS[{name!r}]
-    return call({passed})
+    return call({", ".join(passed)})
 """
     space: dict[str, Any] = {}
     exec(compile(text, own.co_filename, "exec"), space)
@@ -323,15 +319,8 @@ def _calling(place: Place, rotation: Rotation) -> types.CodeType:
     facts: dict[str, Any] = {"co_name": own.co_name, "co_freevars": own.co_freevars}
     if hasattr(own, "co_qualname"):
         facts["co_qualname"] = own.co_qualname
-    return code.replace(co_filename=own.co_filename, co_firstlineno=own.co_firstlineno, **facts)
-
-
-def _replaced(code: types.CodeType, path: tuple[int, ...], new: types.CodeType) -> types.CodeType:
-    if not path:
-        return new
-    constants = list(code.co_consts)
-    constants[path[0]] = _replaced(constants[path[0]], path[1:], new)
-    return code.replace(co_consts=tuple(constants))
+    facts |= {"co_filename": own.co_filename, "co_firstlineno": own.co_firstlineno}
+    return code.replace(**facts), name
 
 
 def swap(place: Place, rotation: Rotation, model: nn.Module) -> None:
@@ -341,7 +330,7 @@ def swap(place: Place, rotation: Rotation, model: nn.Module) -> None:
         _own.setdefault(place.function, place.function.__code__)
         calls = _calls.setdefault(place.function, {})
         if place.path not in calls or calls[place.path][0] is not rotation:
-            calls[place.path] = rotation, _calling(place, rotation)
+            calls[place.path] = rotation, *_calling(place, rotation)
             _codes.pop(place.function, None)
         _renew(place.function)
 
@@ -377,16 +366,18 @@ def _renew(function: types.FunctionType) -> None:
     paths = tuple(sorted(place.path for place in _users if place.function is function))
     known, calls = _codes.setdefault(function, {}), _calls[function]
     if paths not in known:
-        code = _own[function]
+        code, constants = _own[function], list(_own[function].co_consts)
         for path in paths:
-            code = _replaced(code, path, calls[path][1])
+            if path:
+                constants[path[0]] = calls[path][1]
+            code = code.replace(co_consts=tuple(constants)) if path else calls[path][1]
         known[paths] = code
-    names = {path: {n for n in code.co_names if n in CALLS} for path, (_, code) in calls.items()}
-    used = set().union(*(names[path] for path in paths))
-    function.__globals__.update((name, CALLS[name]) for name in used)
+    for path, (_, _, name) in calls.items():
+        if path in paths:
+            function.__globals__[name] = CALLS[name]
+        else:
+            function.__globals__.pop(name, None)
     if function.__code__ is not known[paths]:
         function.__code__ = known[paths]
-    for name in set().union(*names.values()) - used:
-        function.__globals__.pop(name, None)
     if not paths:
         del _own[function]

@@ -52,6 +52,7 @@ LOADS = ("LOAD_ATTR", "LOAD_METHOD")
 FREE, KINDS = {"IS_OP", "WITH_EXCEPT_START"}, {"isinstance", "is_tensor", "is_complex", "device"}
 PLAIN = (int, float, str, torch.dtype, type(None))
 CONTAINERS = (dict, list, set)
+ENDS = ("RAISE", "RETURN", "JUMP", "POP_JUMP")  # of straight code
 WRAPPED = "a function wraps it, whose effect is not known"
 UNKNOWN = "computes no known rotation"
 FOREIGN = "it uses {}, which is not known to be linear and free of effects"
@@ -88,9 +89,8 @@ class Gate:
         owner: type | None,
         more: Collection[str] = (),
     ) -> None:
-        self.functions = LINEAR.union(more)
+        self.functions, self.owner = LINEAR.union(more), owner
         self.known = self.functions | FACTS | set(attributes)
-        self.owner = owner
         self.codes: set[types.CodeType] = set()
         self.names: set[str] = set()
         self.jumps: dict[types.CodeType, dict[int, Jump]] = {}
@@ -106,11 +106,9 @@ class Gate:
                 return WRAPPED
             function = function.__wrapped__
         defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-        held = contents(function)
-        for value in (*defaults, *held):
-            if isinstance(value, CONTAINERS):
-                return "it holds a list or a dictionary that it may change"
-        for value in held:
+        if any(isinstance(value, CONTAINERS) for value in (*defaults, *contents(function))):
+            return "it holds a list or a dictionary that it may change"
+        for value in contents(function):
             if effect := self._use("a variable around it", value):
                 return effect
         for code in codes_in(function.__code__):
@@ -183,46 +181,47 @@ class Gate:
 
     # ---------------------------------------------------------------------------------- branches
 
-    def __call__(self, frame: types.FrameType, event: str, argument: Any) -> Any:
-        """Traces a frame, for ``sys.settrace``."""
-        jumps = self.jumps.get(frame.f_code)
-        if not jumps:
-            return None
-        frame.f_trace_opcodes, before = True, -1
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Sees the sides of jumps that run in the block."""
+        before: dict[types.FrameType, int] = {}
 
-        def step(frame: types.FrameType, event: str, argument: Any) -> Any:
-            nonlocal before
+        def step(frame: types.FrameType, event: str, _: Any) -> Any:
+            code, at = frame.f_code, frame.f_lasti
+            jumps = self.jumps.get(code)
+            if not jumps:
+                return None
+            frame.f_trace_opcodes = True
             if event == "opcode":
-                if before in jumps:
-                    side = frame.f_lasti != jumps[before][0]
-                    self.taken.add((frame.f_code, before, side))
-                before = frame.f_lasti
-                if before in jumps:
-                    _, _, _, options, kinds = jumps[before]
+                last = before.get(frame, -1)
+                if last in jumps:
+                    self.taken.add((code, last, at != jumps[last][0]))
+                before[frame] = at
+                if at in jumps:
+                    _, _, _, options, kinds = jumps[at]
                     values = [frame.f_locals.get(name) for name in options]
                     if values and all(isinstance(x, kinds) for x in values):
-                        self.optional.add((frame.f_code, before))
+                        self.optional.add((code, at))
             return step
 
-        return step
-
-    def __enter__(self) -> None:
-        """Sees the sides that run in the block."""
-        self.before = sys.gettrace()
-        if self.jumps:
-            sys.settrace(self)
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(self.before)
+        outer = sys.gettrace()
+        sys.settrace(step)
+        try:
+            yield
+        finally:
+            sys.settrace(outer)
 
     def unseen(self) -> str:
         """What a jump depends on of which one side has not run, or ''."""
         for code, jumps in self.jumps.items():
+            steps = [x for x in dis.get_instructions(code) if x.opname.startswith(ENDS)]
             for offset, (after, target, names, *_) in jumps.items():
                 ran = [side for side in (0, 1) if (code, offset, side) in self.taken]
-                one = len(ran) == 1 and (code, offset) not in self.optional
-                if one and not _raises(code, (after, target)[1 - ran[0]]):
-                    return f"it branches on {names}"
+                if len(ran) == 1 and (code, offset) not in self.optional:
+                    other = (after, target)[1 - ran[0]]
+                    ends = (x.opname for x in steps if x.offset >= other)
+                    if next(ends, "") != "RAISE_VARARGS":
+                        return f"it branches on {names}"
         return ""
 
 
@@ -271,14 +270,3 @@ def _jumps(code: types.CodeType) -> Iterator[tuple[int, Jump]]:
             options = (bool, str, type(None)) if set(read) <= set(given) else (set, frozenset)
             yield x.offset, (after.offset, x.argval, names, [] if facts else read, options)
         condition = []
-
-
-def _raises(code: types.CodeType, offset: int) -> bool:
-    """Whether the code from an offset on only raises."""
-    for x in dis.get_instructions(code):
-        if x.offset >= offset:
-            if x.opname == "RAISE_VARARGS":
-                return True
-            if x.opname.startswith("RETURN") or "JUMP" in x.opname:
-                return False
-    return False

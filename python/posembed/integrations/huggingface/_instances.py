@@ -17,7 +17,7 @@ import itertools
 import re
 import types
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 import torch
@@ -50,9 +50,12 @@ Where = Literal["stay", "host"]
 Counts = dict[tuple[Any, str], int]
 # What a module does in place of its forward: it takes the module, its own forward, and arguments.
 Forward = Callable[..., Any]
+# A module's table, or None for a rotary module, with what it does; why it stays; or nothing.
+Found = tuple[Any, Any] | str | None
 FORWARD, PROVED, HOME = "posembed_forward", "posembed_proved", "posembed_home"
 ADDED = (FORWARD, PROVED, "on_host", "_mapped")
 META = "its table is not there yet (meta device)"
+ALONE = "its tables are used, without positions: "
 PROBED = 256  # rows
 # What the code of n-grams calls: functions of integers, and those of the cache.
 HASHES = {
@@ -110,17 +113,15 @@ class Instance(Hosted):
             same = expected is not None and torch.equal(found, expected)
             return "" if same else f"other bits for {described([ids])}"
 
-        known: bool | None = True
-        calls, proofs = self.posembed_calls, vars(self).setdefault(PROVED, {})
+        same, calls = True, self.posembed_calls
         if not hasattr(weight, "_local_tensor"):  # a look-up of its own would be a collective
             lengths = (n.bit_length() for n in ids.shape)
             kind = modes(), ids.dtype, weight.dtype, weight.device, *lengths
-            known = proved(proofs, kind, (ids, weight), compare)
-            if known is False:
-                calls.difference = proofs[kind]
-        calls.own += known is False
-        calls.kernel += known is not False
-        return known is not False
+            proofs = vars(self).setdefault(PROVED, {})
+            same = proved(proofs, kind, (ids, weight), compare, calls) is not False
+        calls.own += not same
+        calls.kernel += same
+        return same
 
 
 def original_of(cls: type) -> Any:
@@ -233,14 +234,14 @@ def scaled(module: Any, ids: Tensor, scale: float) -> Tensor:
     return looked_up(ids, weight, padding, scale, module.scale_grad_by_freq, -1, "dense")
 
 
-def place(model: nn.Module, where: Where) -> Counts:
+def place(model: nn.Module, where: Where, exact: bool) -> Counts:
     """Puts tables of layers and of n-grams on the kernels; no input table, which a head may share.
 
-    Returns how many modules have each class, by class and why they were left, or ''.
+    If ``exact``, rotary modules keep positions beside their tables. Returns how many modules have
+    each class, by class and why they were left, or '' for tables on the kernels.
     """
     parameters = (x for module in model.modules() for x in module.parameters(recurse=False))
-    owners = collections.Counter(map(id, parameters))
-    shared = {parameter for parameter, count in owners.items() if count > 1}
+    shared = {x for x, count in collections.Counter(map(id, parameters)).items() if count > 1}
     for module in model.modules():
         with contextlib.suppress(AttributeError, NotImplementedError, TypeError):
             shared.add(id(module.get_input_embeddings().weight))  # type: ignore[operator]
@@ -251,15 +252,22 @@ def place(model: nn.Module, where: Where) -> Counts:
         left = left or issubclass(original, Instance)  # or made from one, by FSDP
         if left or id(module._parameters.get("weight")) in shared:
             continue
-        layers = issubclass(original, nn.Embedding)
-        found = (_layers if layers else _ngrams)(module, original)
+        if module in ATTACHED:
+            restore(module)
+        finders = [_layers if issubclass(original, nn.Embedding) else _ngrams, _rotary]
+        every = (find(module, original) for find in finders[: 1 + exact])
+        found: Any = next(filter(None, every), None)
         if found is None:
             continue
-        counts[original, found if isinstance(found, str) else ""] += 1
         if isinstance(found, str):
+            counts[original, found] += 1
             continue
         table, forward = found
         replace(module, forward)
+        if table is None:
+            ATTACHED.add(module)
+            continue
+        counts[original, ""] += 1
         if table is not module:
             replace(table, _scaling(1.0))
         if where == "host":
@@ -269,7 +277,7 @@ def place(model: nn.Module, where: Where) -> Counts:
     return counts
 
 
-def _layers(module: Any, original: Any) -> tuple[Any, Forward] | str | None:
+def _layers(module: Any, original: Any) -> Found:
     """A table of layers and what it does, or why it stays; None if it has no scale."""
     numbers = [  # any may be the scale
         float(x)
@@ -311,7 +319,7 @@ def _gate(module: Any, original: type, more: Collection[str]) -> Gate:
     return Gate(functions, {*names, "forward", "super", *more}, original, more)
 
 
-def _ngrams(module: Any, original: Any) -> tuple[Any, Forward] | str | None:
+def _ngrams(module: Any, original: Any) -> Found:
     """A module's table and what it does, or why it stays; None if it hashes no n-grams."""
     lists = []
     for x in module._buffers.values():
@@ -325,32 +333,25 @@ def _ngrams(module: Any, original: Any) -> tuple[Any, Forward] | str | None:
     gate = _gate(module, original, HASHES)
     if table.weight.is_meta or gate.reason:
         return META if table.weight.is_meta else gate.reason
-    for spec in _specifications(lists, vars(module).values(), table.num_embeddings):
-        with gate:
+    boundaries = {x for x in vars(module).values() if type(x) is int and x >= 0}
+    orders = itertools.product(itertools.permutations(lists), boundaries)
+    for (multipliers, moduli, offsets), boundary in orders:
+        heads, rest = divmod(len(moduli), max(1, len(multipliers) - 1))
+        if rest or heads == 0 or offsets != [0, *itertools.accumulate(moduli)][:-1]:
+            continue
+        parts = [slice(i, i + heads) for i in range(0, len(moduli), heads)]
+        spec = NgramSpec(
+            multipliers,
+            [moduli[part] for part in parts],
+            offsets=[offsets[part] for part in parts],
+            boundary=boundary,
+            num_embeddings=table.num_embeddings,
+        )
+        with gate.watching():
             called = _hashes_alike(module, original, name, spec)
         if called is not None:
             return gate.unseen() or (table, _joining(name, spec, called))
     return "it computes other rows than those of hashed n-grams"
-
-
-def _specifications(
-    lists: list[list[int]], attributes: Iterable[Any], rows: int
-) -> Iterator[NgramSpec]:
-    """What n-grams three lists may mean: multipliers, moduli and offsets, and any boundary."""
-    for multipliers, moduli, offsets in itertools.permutations(lists):
-        heads, rest = divmod(len(moduli), max(1, len(multipliers) - 1))
-        begins = [0, *itertools.accumulate(moduli)][:-1]
-        if rest or heads == 0 or offsets != begins:
-            continue
-        parts = [slice(i, i + heads) for i in range(0, len(moduli), heads)]
-        for boundary in {x for x in attributes if type(x) is int and x >= 0}:
-            yield NgramSpec(
-                multipliers,
-                [moduli[part] for part in parts],
-                offsets=[offsets[part] for part in parts],
-                boundary=boundary,
-                num_embeddings=rows,
-            )
 
 
 def _recorder(history: Tensor | None = None) -> Any:
@@ -409,11 +410,11 @@ def _keeping(source: Any, specs: dict[str | None, RotarySpec]) -> Forward:
             several = specs[kind].sections is not None
             if several and position_ids.dim() == 3 and position_ids.shape[0] == 1:
                 position_ids = position_ids[0]  # the same for all axes, as the model expands it
-            held, versions = [*map(weakref.ref, tables)], _versions(position_ids, *tables)
+            held = [*map(weakref.ref, tables)]
+            versions = [x._version for x in (position_ids, *tables)]
+            angles = functools.partial(turned, kind, position_ids, held, versions)
             for table in tables:
-                setattr(
-                    table, ANGLES, functools.partial(turned, kind, position_ids, held, versions)
-                )
+                setattr(table, ANGLES, angles)
         return tables
 
     def turned(
@@ -426,7 +427,7 @@ def _keeping(source: Any, specs: dict[str | None, RotarySpec]) -> Forward:
             return None
         if tables[0] is not held[0]() or tables[1] is not held[1]():
             return None
-        if versions != _versions(positions, *tables):
+        if versions != [x._version for x in (positions, *tables)]:
             return None
         dim = given[roles.unsqueeze] if roles.unsqueeze else rule.unsqueeze
         slots: list[Any] = [given.get(name) for name in roles.tensors]
@@ -439,11 +440,6 @@ def _keeping(source: Any, specs: dict[str | None, RotarySpec]) -> Forward:
         return rule.packed(_turned(rule, tensors, positions, texts[key], dim), len(slots))
 
     return forward
-
-
-def _versions(*tensors: Tensor) -> list[int]:
-    """Numbers that change when tensors do."""
-    return [x._version for x in tensors]
 
 
 def _text(
@@ -493,41 +489,40 @@ def _turned(
     """Rotations by exact angles, in the dtype of each tensor."""
     if rule.pairs == "regrouped":
         tensors = [torch.cat((x[..., ::2], x[..., 1::2]), -1) for x in tensors]
-    calls: list[tuple[Tensor, Tensor | None]] = [(x, None) for x in tensors]
+    turn: Any = rotated
+    options = positions, text, LAYOUTS[dim], 0, False, None, None
     if len(tensors) == 2 and tensors[0].dtype == tensors[1].dtype:
-        calls = [(tensors[0], tensors[1])]
-    found: list[Tensor] = []
-    for pair in calls:
-        result = rotated(*pair, positions, text, LAYOUTS[dim], 0, False, None, None)
-        found += result if isinstance(result, tuple) else (result,)
-    return tuple(found)
+        return turn(*tensors, *options)  # type: ignore[no-any-return]
+    return tuple(turn(x, None, *options) for x in tensors)
 
 
-def attach(model: nn.Module) -> Counts:
-    """Makes rotary modules keep positions beside their tables.
-
-    Returns how many modules have each class, by class and why their tables are used alone, or ''.
-    """
-    counts: Counts = collections.Counter()
-    for module in list(model.modules()):
-        original = original_of(type(module))
-        names: list[str] = []
-        with contextlib.suppress(AttributeError, TypeError, ValueError):
-            names = list(inspect.signature(original.forward).parameters)
-        # It looks as if it made tables from positions alone.
-        makes = names[:3] == ["self", "x", "position_ids"] and names[3:] in ([], ["layer_type"])
-        if not makes or issubclass(original, Instance):
-            continue
-        found = _source(module, original)
-        counts[original, found if isinstance(found, str) else ""] += 1
-        if not isinstance(found, str):
-            replace(module, found)
-            ATTACHED.add(module)
-    return counts
-
-
-def _source(module: Any, original: Any) -> Forward | str:
+def _rotary(module: Any, original: Any) -> Found:
     """What keeps the positions of a rotary module's tables, or why these are used alone."""
+    names: list[str] = []
+    with contextlib.suppress(AttributeError, TypeError, ValueError):
+        names = list(inspect.signature(original.forward).parameters)
+    # It looks as if it made tables from positions alone.
+    if names[:3] != ["self", "x", "position_ids"] or names[3:] not in ([], ["layer_type"]):
+        return None
+    source = _source(module, original)
+    if isinstance(source, str):
+        return ALONE + source
+    specs: dict[str | None, RotarySpec] = {}
+    for name, _ in source.named_buffers():
+        match = re.fullmatch(r"(?:(\w+)_)?inv_freq", name)
+        if match is None or (match[1] or "").endswith(("original", "long")):
+            continue
+        try:
+            specs[match[1]] = RotarySpec.from_huggingface(module.config, match[1])
+        except (TypeError, ValueError) as error:
+            return f"{ALONE}its configuration is not understood: {error}"
+        if specs[match[1]].is_dynamic:
+            return ALONE + "its frequencies depend on the length of the sequence"
+    return (None, _keeping(source, specs)) if specs else ALONE + "it has no frequencies"
+
+
+def _source(module: Any, original: Any) -> Any:
+    """A module of the same configuration on the CPU, or why it makes other tables."""
     if next(module.parameters(), None) is not None:
         return "it has parameters"
     try:
@@ -545,15 +540,4 @@ def _source(module: Any, original: Any) -> Forward | str:
             same = torch.equal(value.to(mine.dtype), mine.cpu())
         if not same:
             return f"its {name} differs from that of its configuration"
-    specs: dict[str | None, RotarySpec] = {}
-    for name, _ in fresh.named_buffers():
-        match = re.fullmatch(r"(?:(\w+)_)?inv_freq", name)
-        if match is None or (match[1] or "").endswith(("original", "long")):
-            continue
-        try:
-            specs[match[1]] = RotarySpec.from_huggingface(module.config, match[1])
-        except (TypeError, ValueError) as error:
-            return f"its configuration is not understood: {error}"
-        if specs[match[1]].is_dynamic:
-            return "its frequencies depend on the length of the sequence"
-    return _keeping(fresh, specs) if specs else "it has no frequencies"
+    return fresh

@@ -23,10 +23,6 @@ from posembed.integrations.huggingface._reading import recognise, wrapped
 from posembed.integrations.huggingface._rotation import KERNEL_DEVICES, Rotation
 
 NAME = "rotary_pos_emb"
-MISSING = (
-    "register_kernels needs kernels {versions} for transformers {transformers}, and {installed} is"
-    " installed: pip install 'kernels{versions}'. patch(model) needs no kernels package."
-)
 
 
 def apply_rotary_pos_emb(
@@ -180,7 +176,9 @@ def _kernels() -> Any:
         transformers = importlib.metadata.version("transformers")
         installed = f"kernels {version}" if version else "no kernels package"
         raise ImportError(
-            MISSING.format(versions=versions, transformers=transformers, installed=installed)
+            f"register_kernels needs kernels {versions} for transformers {transformers}, and"
+            f" {installed} is installed: pip install 'kernels{versions}'. patch(model) needs no"
+            " kernels package."
         )
     return importlib.import_module("kernels")
 

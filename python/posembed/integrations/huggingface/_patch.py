@@ -25,7 +25,6 @@ from posembed.integrations.huggingface._rotation import ATTACHED, Calls, Rotatio
 NOTHING = "nothing to replace: no function of the model's code rotates"
 TESTED = {"transformers": ("5.23", "5.24"), "diffusers": ("0.42",), "timm": ("1.0",)}
 PROGRAM = "a traced or exported program, which no longer runs the model's code"
-ALONE = "its tables are used, without positions: "
 TABLE = "one kernel; equal bits"
 WIDTH = 100
 
@@ -276,20 +275,13 @@ def patch(
             reached.add(cls)
             for place, found in _door.reach(part).items():
                 users.setdefault(place, (found, {}))[1][cls] = None
-    others, positions = collections.Counter[Any](), collections.Counter[Any]()
+    others = collections.Counter[Any]()
     for one in models:
         for place, (found, _) in users.items():
             if isinstance(found, Rotation):
                 _door.swap(place, found, one)
-        others.update(_instances.place(one, tables))
-        if numerics == "exact":
-            positions.update(_instances.attach(one))
-            continue
-        for module in one.modules():
-            if module in ATTACHED:
-                _instances.restore(module)
-    exact = any(not reason for _, reason in positions)
-    others |= {(cls, ALONE + why): n for (cls, why), n in positions.items() if why}
+        others.update(_instances.place(one, tables, numerics == "exact"))
+    exact = any(module in ATTACHED for one in models for module in one.modules())
     programs = torch.jit.ScriptModule | torch.fx.GraphModule
     others |= {(cls, PROGRAM): n for cls, n in counts.items() if issubclass(cls, programs)}
     rows = []

@@ -56,14 +56,12 @@ DTYPES = [
 ]
 DOUBLE = [(torch.bfloat16, torch.float64), (torch.float32, torch.float64)]
 PLAIN = (torch.float32, torch.float32)
-# Numerics, whether the dtype stays and whether tables are converted, of complex and real products.
-ROUNDINGS: tuple[list[tuple[Any, bool, bool]], ...] = (
-    [("float32_product", False, False), ("float64", True, False)],
-    [
-        *(("float32", False, False), ("float32_product", False, False), ("float32", True, False)),
-        *(("float64", True, False), ("float32", False, True)),
-    ],
-)
+# How products round, those of complex tables, and others.
+COMPLEX_ROUNDINGS: list[dict[str, Any]] = [{}, {"numerics": "float64", "keeps_dtype": True}]
+ROUNDINGS: list[dict[str, Any]] = [
+    *({}, {"numerics": "float32_product"}, {"keeps_dtype": True}),
+    *(COMPLEX_ROUNDINGS[1], {"casts": True}),
+]
 FORMS: tuple[Form, ...] = ("pair", "complex", "matrices", "stacked", "joint", "angles")
 DIMENSIONS = (-2, -3, 1, 2)  # of heads or tokens, if a function takes one
 OPTIONS = 48  # combinations of options that are tried
@@ -78,6 +76,7 @@ FIRST = 16  # of the numbers in tables; below are the factors 0 and 1
 # One call: leading dimensions of tensors and of tables, the dimension of heads to insert, what is
 # changed ("narrow" tables, "more" tokens than tables, or "fewer" in the first tensor), and dtypes.
 Sample = tuple[str, str, int | None, str, tuple[torch.dtype, torch.dtype]]
+Element = tuple[int, int, int, int]  # of tables: its sign in a sum, and its table, row and column
 
 
 def wrapped(kind: type) -> Any:
@@ -262,6 +261,7 @@ class Trial:
     def __init__(self, function: Callable[..., Any], roles: Roles) -> None:
         self.function, self.roles = function, roles
         self.turns = False  # whether it was read to rotate
+        self.rule: Rule | None = None
         # Columns for each pair, if tables have a value for each component.
         self.wide = 4 if roles.form in ("joint", "stacked", "matrices") else 2
         layouts = list(LAYOUTS)
@@ -318,14 +318,8 @@ class Trial:
 
     # ------------------------------------------------------------------------------------- reading
 
-    def read(
-        self, sample: Sample, wide: bool, gathers: bool
-    ) -> tuple[Rule, list[int | None]] | None:
-        """What unit vectors and numbered tables say of whole heads in a sample.
-
-        Returns:
-            The rule, and the row of the tables that each token takes, if any.
-        """
+    def read(self, sample: Sample, wide: bool, gathers: bool) -> Rule | None:
+        """What unit vectors and numbered tables say of whole heads in a sample."""
         roles, given = self.roles, self.given(sample, wide, gathers, numbered=True)
         tables, names = roles.tables(given), roles.tensors
         if roles.form == "complex":
@@ -334,7 +328,7 @@ class Trial:
         known = {}
         for table, x in enumerate(tables):
             for at, number in enumerate(x.flatten().tolist()):
-                known[round(number, 5)] = table, at // width, at % width
+                known[round(number, 5)] = table, *divmod(at, width)
         columns = []
         for unit in torch.eye(HEAD, dtype=torch.float64, device="cpu"):
             given |= {name: unit.expand(given[name].shape) for name in names}
@@ -346,41 +340,44 @@ class Trial:
             columns.append(found[0].double())
         # [tokens, output, input] of the first sequence and head: what components are multiplied by.
         index = [slice(None) if x == "s" else 0 for x in sample[0]]
-        rows: list[int | None] = []
-        rules: list[Rule] = []
+        untouched = torch.eye(HEAD, dtype=torch.float64, device="cpu")
+        rule, rows = None, list[int | None]()
         for matrix in torch.stack(columns, -1)[tuple(index)]:
-            if torch.equal(matrix, torch.eye(HEAD, dtype=matrix.dtype, device="cpu")):
+            if torch.equal(matrix, untouched):
                 rows.append(None)
                 continue
             read = _rule_of(matrix, known, width, roles.form == "complex")
-            if read is None or read[0] not in (rules or [read[0]]):
+            if read is None or (rule is not None and rule != read[0]):
                 return None
-            rules.append(read[0])
-            rows.append(read[1])
-        order = [row for row in rows if row is not None]
-        if not rules or order != sorted(order, reverse=gathers):
+            rule, row = read
+            rows.append(row)
+        order: list[int] = [row for row in rows if row is not None]
+        tokens: Any = "all"
+        if rule is None or order != sorted(order, reverse=gathers):
             return None
-        return dataclasses.replace(rules[0], roles=roles, gathers=gathers), rows
+        if len(rows) > TOKENS and rows[0] is None and None not in rows[-TOKENS:]:
+            tokens = "last"
+        elif len(order) == len(rows) < TOKENS:
+            tokens = "table's last" if order[0] > 0 else "table's first"
+        return dataclasses.replace(rule, roles=roles, gathers=gathers, tokens=tokens)
 
     def structures(self) -> Iterator[Rule]:
         """Rules that hold up to rounding."""
         plain = [x for x in self.samples if x[-1] == PLAIN]
         for gathers in (False, True) if self.roles.positions else (False,):
             for wide in (False,) if self.roles.form == "complex" else (True, False):
-                whole = (self.read(x, wide, gathers) for x in plain if not x[3])
-                rule, _ = next(filter(None, whole), (None, []))
+                read = (self.read(x, wide, gathers) for x in plain if not x[3])
+                rule = next(filter(None, read), None)
                 if rule is None or rule.window != "all":
                     continue
                 if self.roles.form == "matrices" and rule.ratio != 4:
                     continue  # it views two columns a pair, and takes them in any form
-                for sample in plain:
-                    part = self.read(sample, wide, gathers) if sample[3] else None
-                    if part is not None and sample[3] == "narrow" and rule.window == "all":
-                        rule = dataclasses.replace(rule, window=part[0].window)
-                    elif part is not None and sample[3] != "narrow" and rule.tokens == "all":
-                        rule = dataclasses.replace(rule, tokens=_tokens(sample, part[1]))
+                changed = (self.read(x, wide, gathers) for x in plain if x[3])
+                others = list(filter(None, changed))
+                window = next((x for x in others if x.window != "all"), rule).window
+                tokens = next((x for x in others if x.tokens != "all"), rule).tokens
                 self.turns = True
-                yield rule
+                yield dataclasses.replace(rule, window=window, tokens=tokens)
 
     # ------------------------------------------------------------------------------------ rounding
 
@@ -444,11 +441,10 @@ class Trial:
         """
         names = self.roles.tensors
         for lone in ("alone", "padded"):
-            found, same = dataclasses.replace(rule, lone=lone), []
-            for count in range(1, len(names)):
-                for *_, ours, theirs in self.compared(found, dict.fromkeys(names[count:])):
-                    same.append(not difference(ours, theirs, rule.cos is not None))
-                    break
+            found = dataclasses.replace(rule, lone=lone)
+            each = (self.compared(found, dict.fromkeys(names[n:])) for n in range(1, len(names)))
+            firsts = filter(None, (next(calls, None) for calls in each))
+            same = [not difference(ours, theirs, bool(rule.cos)) for *_, ours, theirs in firsts]
             if same and all(same):
                 rule = found
                 break
@@ -460,8 +456,8 @@ class Trial:
                 return dataclasses.replace(rule, packs=packed)
         return rule
 
-    def rule(self, *, packs: bool) -> Rule | None:
-        """What the function computes in these roles; None if unknown.
+    def search(self, *, packs: bool) -> None:
+        """Finds the rule that the function computes in these roles, if there is any.
 
         If it ``packs``, results get the memory order of the function's.
         """
@@ -469,21 +465,23 @@ class Trial:
         structures = list(self.structures())
         for strict in (True, False):
             held: list[Rule] = []
-            for structure in structures:
-                for numerics, keeps, casts in ROUNDINGS[structure.cos is not None]:
-                    ways = {"numerics": numerics, "keeps_dtype": keeps, "casts": casts}
-                    tried = [dataclasses.replace(structure, unsqueeze=dim, **ways) for dim in dims]
-                    found = list(filter(None, (self.followed(x, strict=strict) for x in tried)))
+            for x in structures:
+                for way in ROUNDINGS if x.cos else COMPLEX_ROUNDINGS:
+                    tried = (dataclasses.replace(x, unsqueeze=dim, **way) for dim in dims)
+                    found = [y for rule in tried if (y := self.followed(rule, strict=strict))]
                     held += found
                     if found:
                         break
             if held:
-                return self.completed(max(held, key=lambda x: len(x.layouts or ())), packs)
-        return None
+                best = max(held, key=lambda x: len(x.layouts or ()))
+                self.rule = self.completed(best, packs)
+                return
 
-    def repeat(self, rule: Rule) -> None:
+    def repeat(self) -> None:
         """Runs the function again in all samples that the rule gives, and without tokens."""
-        empty = False
+        rule, empty = self.rule, False
+        if rule is None:
+            return
         for sample, _, given, found, expected in self.compared(rule):
             if difference(found, expected, False) in ("shapes", "dtypes"):
                 continue
@@ -495,27 +493,16 @@ class Trial:
             empty = True
 
 
-def _tokens(sample: Sample, rows: list[int | None]) -> Any:
-    """The tokens that rotate, by the rows that each takes where lengths differ."""
-    if sample[3] == "more":
-        last = None in rows[:3] and None not in rows[3:]
-        return "last" if last else "all"
-    taken = [row for row in rows if row is not None]
-    if len(taken) != TOKENS - 2 or None in rows:
-        return "all"
-    return "table's last" if taken[0] > 0 else "table's first"
-
-
 def _rule_of(
     matrix: Tensor, known: dict[float, tuple[int, int, int]], width: int, is_complex: bool
 ) -> tuple[Rule, int] | None:
     """The rule that the matrix [output, input] of one token shows, and the row of its tables."""
-    terms: dict[int, dict[int, tuple[int, tuple[int, int, int]]]] = {}
+    terms: dict[int, dict[int, Element]] = {}
     for j, i in matrix.nonzero().tolist():
         value = float(matrix[j, i])
         element = known.get(round(abs(value), 5))
         if element is not None:
-            terms.setdefault(j, {})[i] = (1 if value > 0 else -1), element
+            terms.setdefault(j, {})[i] = (1 if value > 0 else -1), *element
         elif value != 1.0 or i != j:
             return None
     start, count = min(terms, default=0), len(terms)
@@ -535,36 +522,36 @@ def _rule_of(
             break
     else:
         return None
-    cos, sin, signs, rows = [], [], [], set()
-    for k in (0, 1):  # the first and the second component of each pair
-        own = [terms[written[k]][read[k]] for read, written in ends]
-        other = [terms[written[k]][read[1 - k]] for read, written in ends]
-        if {s for s, _ in own} != {1} or len({s for s, _ in other}) != 1:
-            return None
-        signs.append(other[0][0])
-        rows |= {element[1] for _, element in (*own, *other)}
-        cos.append(_columns([element for _, element in own]))
-        sin.append(_columns([element for _, element in other]))
-    window: Any = "all" if count == HEAD else "first" if start == 0 else "last"
-    if len(rows) != 1 or None in (*cos, *sin) or (window == "last" and end != HEAD):
+    # The cosines of the first and of the second component of each pair, and the sines.
+    read_by = [
+        _columns([terms[written[k]][read[k ^ other]] for read, written in ends])
+        for other in (0, 1)
+        for k in (0, 1)
+    ]
+    if None in read_by:
         return None
-    places: Any = {"cos": tuple(cos), "sin": tuple(sin), "signs": tuple(signs)}
-    rule = Rule(pairs=pairs, window=window, ratio=width // half, **places)
+    signs, rows, places = zip(*read_by, strict=True)
+    window: Any = "all" if count == HEAD else "first" if start == 0 else "last"
+    if signs[:2] != (1, 1) or len(set(rows)) != 1 or (window == "last" and end != HEAD):
+        return None
+    given: Any = {"cos": places[:2], "sin": places[2:], "signs": signs[2:]}
+    rule = Rule(pairs=pairs, window=window, ratio=width // half, **given)
     if is_complex:
         if pairs != "adjacent" or not rule.is_plain:
             return None
         rule = Rule(pairs="adjacent", window=window, numerics="float32_product")
-    return rule, rows.pop()
+    return rule, rows[0]
 
 
-def _columns(elements: list[tuple[int, int, int]]) -> Columns | None:
-    """The strided slice that elements of a table form, by pair."""
-    tables, columns = {e[0] for e in elements}, [e[2] for e in elements]
+def _columns(elements: list[Element]) -> tuple[int, int, Columns] | None:
+    """Sign, row and strided slice of a table that its elements form, by pair."""
+    columns = [column for *_, column in elements]
     steps = {y - x for x, y in itertools.pairwise(columns)} or {1}
-    if len(tables) != 1 or len(steps) != 1 or min(steps) < 1:
+    if len({(sign, *place) for sign, *place, _ in elements}) != 1 or len(steps) != 1:
         return None
-    block, offset = divmod(columns[0], len(columns))
-    return (tables.pop(), block, offset, steps.pop()) if offset < 4 else None
+    (sign, table, row, first), step = elements[0], steps.pop()
+    block, offset = divmod(first, len(columns))
+    return (sign, row, (table, block, offset, step)) if step > 0 and offset < 4 else None
 
 
 # ------------------------------------------------------------------------------------- recognition
@@ -596,28 +583,28 @@ def recognise(
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trials = _tried(held)
-        cases = [(trial, rule) for trial, rule in trials.items() if rule is not None]
-        if not cases:
-            if any(trial.turns for trial in trials):
+        rules = tuple(trial.rule for trial in trials if trial.rule is not None)
+        if not rules:
+            if trials:
                 return ROUNDS
             return MAKES if {"cos", "sin"} <= gate.names else UNKNOWN
         if gate.jumps:
-            with gate:
-                for trial, rule in cases:
-                    trial.repeat(rule)
-        return gate.unseen() or Rotation(held, tuple(rule for _, rule in cases))
+            with gate.watching():
+                for trial in trials:
+                    trial.repeat()
+        return gate.unseen() or Rotation(held, rules)
 
 
-def _tried(function: Any) -> dict[Trial, Rule | None]:
-    """What a function computes, by trials; those whose rule is None may show that it rotates."""
-    turning: dict[Trial, Rule | None] = {}
+def _tried(function: Any) -> list[Trial]:
+    """Trials in which a function was read to rotate, the last of them with its rules if known."""
+    turning: list[Trial] = []
     held = hasattr(function, "attributes")
     usual = None if held else roles_of(function)
     for roles in itertools.chain([usual] if usual else [], possible_roles(function)):
-        found: dict[Trial, Rule | None] = {}
+        found: list[Trial] = []
         more = other_options(function, roles) if roles is not usual and not held else ()
         for part in itertools.chain([roles], more):
-            if part is not roles and not any(found.values()):
+            if part is not roles and not any(trial.rule for trial in found):
                 break
             each = [part]  # with and without positions
             if part.positions in part.defaults:
@@ -627,9 +614,9 @@ def _tried(function: Any) -> dict[Trial, Rule | None]:
             # Names tell the form of tables.
             forms = [part.form] if part.sin or part.form != "separate" else FORMS
             for one, form in itertools.product(each, forms):
-                trial = Trial(function, dataclasses.replace(one, form=form))
-                found[trial] = trial.rule(packs=roles is not usual)
-        if any(found.values()):
-            return turning | found
-        turning |= {trial: None for trial in found if trial.turns}
+                found.append(Trial(function, dataclasses.replace(one, form=form)))
+                found[-1].search(packs=roles is not usual)
+        turning += [trial for trial in found if trial.turns]
+        if any(trial.rule for trial in found):
+            break
     return turning

@@ -78,18 +78,19 @@ class Roles:
             once: Whether angles are converted to float32 first.
         """
         table: Any = given.get(self.cos)
-        tables = [table, given.get(self.sin or "")] if self.form == "separate" else [table]
-        if self.form == "pair":
+        tables, inner = [table], INNER.get(self.form, 0)
+        if self.form == "separate":
+            tables.append(given.get(self.sin or ""))
+        elif self.form == "pair":
             tables = list(table) if isinstance(table, tuple | list) and len(table) == 2 else []
-        if not all(isinstance(x, Tensor) for x in tables) or self.form in ("separate", "pair"):
-            return tables if all(isinstance(x, Tensor) and x.dim() for x in tables) else []
-        inner = INNER.get(self.form, 0)
-        if table.dim() <= inner or table.shape[table.dim() - inner :] != (2,) * inner:
+        if not all(isinstance(x, Tensor) and x.dim() > inner for x in tables):
             return []
         if self.form == "angles":
             table = table.float() if once else table
             return [table.cos(), table.sin()]
-        return [table.flatten(-1 - inner)]
+        if inner and table.shape[-inner:] != (2,) * inner:
+            return []
+        return [table.flatten(-1 - inner)] if inner else tables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,13 +172,12 @@ class Rule:
         known = tensors if self.lone else slots  # the others may be None
         if not tensors or not all(isinstance(x, Tensor) for x in slots[: len(known)]):
             return None
-        dim, read = given[roles.unsqueeze] if roles.unsqueeze else self.unsqueeze, []
-        if len(given) <= len(roles.names) and (dim is None or isinstance(dim, int)):
-            read = roles.tables(given)
-        positions = given.get(roles.positions or "")
-        if not read or (self.gathers and (read[0].dim() != 2 or not isinstance(positions, Tensor))):
+        dim = given[roles.unsqueeze] if roles.unsqueeze else self.unsqueeze
+        if len(given) > len(roles.names) or not (dim is None or isinstance(dim, int)):
             return None
         cos, sin = self.tables(given, tensors[0])
+        if cos is None:
+            return None
         dtype, device = tensors[0].dtype, cos.device
         if device.type not in KERNEL_DEVICES or cos.is_complex() != (self.cos is None):
             return None
@@ -281,31 +281,34 @@ class Rule:
         key = tensors[1] if len(tensors) > 1 else None
         return self.packed(rotated_by_tables(tensors[0], key, None, cos, sin, *options), len(slots))
 
-    def tables(self, given: dict[str, Any], query: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Cosines and sines for the kernel, gathered by position if necessary."""
+    def tables(self, given: dict[str, Any], query: Tensor) -> tuple[Any, Tensor | None]:
+        """Cosines and sines for the kernel, gathered by position if necessary.
+
+        None in place of cosines if the arguments have another form.
+        """
         tables = self.roles.tables(given, once=self.numerics == "float32_product")
+        rows = given.get(self.roles.positions or "")
+        if not tables or (self.gathers and (tables[0].dim() != 2 or not isinstance(rows, Tensor))):
+            return None, None
         found: list[Tensor] = tables[:1]
         if self.cos is not None and self.sin is not None:
             signs = (1, 1), (-self.signs[0], self.signs[1])
             found = []
             for read, factors in zip((self.cos, self.sin), signs, strict=True):
-                table, values = tables[read[0][0]], []
-                pairs = table.shape[-1] // self.ratio
-                for (_, block, offset, step), sign in zip(read, factors, strict=True):
-                    start = block * pairs + offset
-                    part = table
-                    if self.reads != "whole":
-                        part = table[..., start : start + (pairs - 1) * step + 1 : step]
-                    values.append(part if sign > 0 else -part)
-                    if self.reads != "apart":  # the same for both components of a pair
-                        break
-                if self.reads == "apart" and self.pairs == "adjacent":
-                    values = [torch.stack(values, -1).flatten(-2)]
-                elif self.reads == "apart":
-                    values = [torch.cat(values, -1)]
-                found.append(values[0])
+                table = tables[read[0][0]]
+                pairs, parts = table.shape[-1] // self.ratio, [table]
+                if self.reads != "whole":
+                    each = (table[..., block * pairs + x :: step] for _, block, x, step in read)
+                    parts = [x[..., :pairs] for x in each]
+                parts = [x if sign > 0 else -x for x, sign in zip(parts, factors, strict=False)]
+                if self.reads != "apart":
+                    found.append(parts[0])  # the same for both components of a pair
+                elif self.pairs == "adjacent":
+                    found.append(torch.stack(parts, -1).flatten(-2))
+                else:
+                    found.append(torch.cat(parts, -1))
         if self.gathers:
-            found = [x[given[self.roles.positions or ""]] for x in found]
+            found = [x[rows] for x in found]
         if self.casts:
             found = [x.to(query.dtype) for x in found]
         return found[0], found[1] if len(found) > 1 else None
@@ -346,31 +349,6 @@ class Rule:
             return (*rotated, *[None] * (slots - len(rotated)))
         return rotated[0] if slots == 1 or (len(rotated) == 1 and self.lone == "alone") else rotated
 
-    def direct(self, plan: Plan, count: int) -> Callable[..., Any] | None:
-        """A function of this number of positional arguments that only calls the operator.
-
-        None if a plan needs more, or if not all tensors and tables are among them.
-        """
-        roles, ((_, _, view, _), options, plain, _) = self.roles, plan
-        first, *others = roles.tensors
-        if not (plain and self.is_plain) or view or len(others) > 1:
-            return None
-        if self.gathers or self.casts or self.packs or roles.form not in ("separate", "complex"):
-            return None
-        places = []
-        for name in (first, *(others or ("",)), roles.cos, roles.sin or ""):
-            if name and name not in roles.names[:count]:
-                return None
-            places.append(roles.names.index(name) if name else -1)
-        q, k, c, s = places
-        if self.cos is not None and self.cos[0][0] == 1:
-            c, s = s, c
-        single = torch.ops.posembed.rotary_tables.default._op
-        pair = torch.ops.posembed.rotary_tables_pair.default._op
-        if k < 0:
-            return lambda *x: single(x[q], x[c], None if s < 0 else x[s], *options)
-        return lambda *x: pair(x[q], x[k], x[c], None if s < 0 else x[s], *options)
-
 
 # --------------------------------------------------------------------------------------- comparing
 
@@ -386,11 +364,8 @@ def difference(first: Any, second: Any, exact: bool) -> str:
     Unless exact, elements may be one rounding apart: PyTorch's complex product rounds differently
     in the remainder of a SIMD vector, so its bits depend on shape and strides.
     """
-    found = ""
-    if isinstance(first, tuple) != isinstance(second, tuple):
-        return "shapes"
-    each = parts_of(first), parts_of(second)
-    if len(each[0]) != len(each[1]):
+    found, each = "", (parts_of(first), parts_of(second))
+    if isinstance(first, tuple) != isinstance(second, tuple) or len(each[0]) != len(each[1]):
         return "shapes"
     for x, y in zip(*each, strict=True):
         if x is None and y is None:
@@ -439,18 +414,32 @@ class Calls:
 
 
 def proved(
-    proofs: dict[Any, str], kind: Any, values: Iterable[Any], compare: Callable[[], str | None]
+    proofs: dict[Any, str],
+    kind: Any,
+    values: Iterable[Any],
+    compare: Callable[[], str | None],
+    calls: Calls,
 ) -> bool | None:
     """Whether bits are those of the model's own code; None if that is not known yet.
 
     ``proofs`` has '' or the difference, by kind of call. ``compare`` runs both; None if the numbers
-    cannot tell.
+    cannot tell. ``calls`` gets the first difference.
     """
     try:
         known = proofs.get(kind)
     except TypeError:  # an argument that cannot be hashed
         return None
-    if known is None and _provable(values):
+    plain, tensors = (Tensor, torch.nn.Parameter), [x for x in values if isinstance(x, Tensor)]
+    # The model's own code may run beside the kernel, and results may be compared.
+    provable = (
+        all(type(x) in plain or hasattr(x, "_local_tensor") for x in tensors)
+        and not any(x.is_meta for x in tensors)
+        and torch._C._functorch.maybe_current_level() is None
+        and torch._C._len_torch_dispatch_stack() == 0
+        and not torch._C._is_tracing()
+        and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+    )
+    if known is None and provable:
         try:
             with torch.no_grad():
                 known = compare()
@@ -458,23 +447,8 @@ def proved(
             return None
         if known is not None:
             proofs[kind] = known
+    calls.difference = calls.difference or known or ""
     return None if known is None else not known
-
-
-def _provable(values: Iterable[Any]) -> bool:
-    """Whether the model's own code may run beside the kernel, and its results may be compared."""
-    plain = (Tensor, torch.nn.Parameter)
-    return (
-        all(
-            (type(x) in plain or hasattr(x, "_local_tensor")) and not x.is_meta
-            for x in values
-            if isinstance(x, Tensor)
-        )
-        and torch._C._functorch.maybe_current_level() is None
-        and torch._C._len_torch_dispatch_stack() == 0
-        and not torch._C._is_tracing()
-        and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
-    )
 
 
 def _copied(value: Any) -> Any:
@@ -536,12 +510,8 @@ class Rotation:
         self.proofs: dict[Any, str] = {}
         self.calls = Calls()
 
-    def function(self, *, bound: bool = False) -> Callable[..., Any]:
-        """A function that calls this, for the code that takes the place of the model's own.
-
-        Args:
-            bound: Whether its first argument is an instance that the rotation does not need.
-        """
+    def function(self) -> Any:
+        """A function that calls this, for the code that takes the place of the model's own."""
         known, calls, attached = self.known, self.calls, ATTACHED
         key_of, is_compiling = signature, torch.compiler.is_compiling
         at = self.rule.roles.names.index(self.rule.roles.cos)
@@ -558,17 +528,7 @@ class Rotation:
             calls.kernel += 1
             return call(*args)
 
-        def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
-            return rotate(*args, **kwargs)
-
-        held: tuple[str, ...] = getattr(self.original, "attributes", ())
-
-        def holder(instance: Any, *args: Any, **kwargs: Any) -> Any:
-            return self(*args, **kwargs, **{name: getattr(instance, name) for name in held})
-
-        made: Any = holder if held else method if bound else rotate
-        made.rule = self.rule
-        return made  # type: ignore[no-any-return]
+        return rotate
 
     def forms(self) -> str:
         """What it computes, by default and with other options; or what calls have used."""
@@ -619,12 +579,29 @@ class Rotation:
                 return
         if len(self.known) >= KNOWN:
             self.known.clear()
+        roles, ((_, _, view, _), options, plain, _) = rule.roles, plan
+        key = roles.tensors[1] if len(roles.tensors) > 1 else None
+        needed = roles.tensors[0], key, roles.cos, roles.sin
+        q, k, c, s = (roles.names.index(name) if name else -1 for name in needed)
+        plain = plain and rule.is_plain and not (view or rule.gathers or rule.casts or rule.packs)
+        plain = plain and len(roles.tensors) < 3 and roles.form in ("separate", "complex")
 
-        def call(*args: Any) -> Any:
-            given = {**self.empty, **dict(zip(rule.roles.names, args, strict=False))}
-            return rule.run(given, plan)
+        if rule.cos is not None and rule.cos[0][0] == 1:
+            c, s = s, c
 
-        self.known[signature(args)] = rule.direct(plan, len(args)) or call
+        def general(*x: Any) -> Any:
+            return rule.run({**self.empty, **dict(zip(roles.names, x, strict=False))}, plan)
+
+        def single(*x: Any) -> Any:
+            return call(x[q], x[c], None if s < 0 else x[s], *options)
+
+        def pair(*x: Any) -> Any:
+            return call(x[q], x[k], x[c], None if s < 0 else x[s], *options)
+
+        operators = torch.ops.posembed
+        call: Any = (operators.rotary_tables if k < 0 else operators.rotary_tables_pair).default._op
+        direct = plain and max(q, k, c, s) < len(args)  # nothing but a call of the operator
+        self.known[signature(args)] = (single if k < 0 else pair) if direct else general
 
     def _prove(self, given: dict[str, Any], plan: Plan) -> bool | None:
         """Whether bits are those of the model's own code; None if that is not known yet."""
@@ -642,10 +619,7 @@ class Rotation:
         def compare() -> str | None:
             return self._difference({name: _copied(x) for name, x in given.items()})
 
-        found = proved(self.proofs, tuple(kind), given.values(), compare)
-        if found is False and not self.calls.difference:
-            self.calls.difference = next(text for text in self.proofs.values() if text)
-        return found
+        return proved(self.proofs, tuple(kind), given.values(), compare, self.calls)
 
     def _difference(self, given: dict[str, Any]) -> str | None:
         """How the kernel's bits differ from those of the model's own code; '' if they do not.
