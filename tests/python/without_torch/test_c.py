@@ -39,11 +39,16 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert printed.stdout.split() == [str(kernels.include_dir()), str(library.parent)]
     options = (f"-L{library.parent}", "-lposembed_kernels", f"-Wl,-rpath,{library.parent}")
     lines = compiled(ROOT / "examples" / "c" / "rotate.c", tmp_path / "rotate", *options)
-    (shown,) = blocks(DOCS / "start/without_torch.md", "c")
+    shown, on_cuda = blocks(DOCS / "start/without_torch.md", "c")
     assert textwrap.indent(shown, "  ") in (ROOT / "examples" / "c" / "rotate.c").read_text()
     assert lines[0].startswith("moved by up to 6.")
     assert float(lines[1].rpartition(" ")[2]) < 1e-6
     assert lines[2] == "refused: offset: expected 0 or more, got -1"
+    source, given = tmp_path / "on_cuda.c", "void* stream = NULL; posembed_gather call = {.size = sizeof call};"
+    source.write_text(
+        f'#include "posembed_kernels.h"\n#include <stdio.h>\nint main(void) {{ {given}\n{on_cuda}return 0; }}\n'
+    )
+    assert compiled(source, tmp_path / "on_cuda", *options) == ["weight: expected a tensor, got NULL"]
 
 
 NAMES = {
