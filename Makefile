@@ -35,7 +35,7 @@ export PATH := $(dir $(python)):$(PATH)
 export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: all build build-tests test test-cpp test-python test-programs test-transformers test-transformers-suite run-transformers-suite test-stacks run-stacks test-stacks-suite run-stacks-suite test-torchrec run-torchrec test-jax fuzz fuzz-readers reliability test-gpu test-packaging check-newest-torch requirements install-locked sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu test-families-cuda-on-cpu build-cuda-on-cpu test-aarch64 lint format docs demo demo-requirements benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels wheel-all test-wheel clean
+.PHONY: all build build-tests test test-cpp test-python test-programs test-transformers test-transformers-suite run-transformers-suite test-stacks run-stacks test-stacks-suite run-stacks-suite test-torchrec run-torchrec test-jax fuzz fuzz-readers reliability test-gpu test-packaging check-newest-torch requirements install-locked sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu test-families-cuda-on-cpu build-cuda-on-cpu test-without-cpp test-aarch64 lint format docs demo demo-requirements benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels wheel-all test-wheel clean
 all: build
 
 # pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
@@ -137,7 +137,8 @@ run-torchrec: $(requirements_torchrec)
 test-jax: private other = $(abspath $(BUILD))/jax
 test-jax: build $(requirements_dev)
 	$(install) --upgrade --target $(other) jax
-	PYTHONPATH=$(PYTHONPATH):$(other) $(python) -m pytest tests/python/without_torch/test_jax.py $(PYTEST_ARGS)
+	PYTHONPATH=$(PYTHONPATH):$(other) $(python) -m pytest tests/python/without_torch/test_jax.py \
+	  "tests/python/test_docstrings.py::test_examples[posembed_kernels.jax]" $(PYTEST_ARGS)
 
 # 20,000 calls of operators with arguments that are partly sane, from a seed of the day; make test makes 1,000.
 fuzz: build
@@ -174,7 +175,7 @@ with_cuda_on_cpu = POSEMBED_CUDA_ON_CPU=1 PYTHONPATH=$(abspath $(cuda_on_cpu)/py
 families := token bag learned sinusoidal fourier rotary rotary_cache rotary_norm alibi relative_logits input
 test-cuda-on-cpu: build-cuda-on-cpu
 	test ! -e $(cuda_on_cpu)/libposembed.so || $(with_cuda_on_cpu) -m pytest --numprocesses 2 -m 'not slow' \
-	  $(addprefix tests/python/test_,operators.py launches.py) $(PYTEST_ARGS)
+	  $(addprefix tests/python/,test_operators.py test_launches.py without_torch/test_c_cuda.py) $(PYTEST_ARGS)
 	test ! -e $(cuda_on_cpu)/libposembed.so || $(with_cuda_on_cpu) tests/gpu/sweep.py --quick
 
 test-families-cuda-on-cpu: build-cuda-on-cpu
@@ -186,6 +187,15 @@ build-cuda-on-cpu: build-tests
 	cmake -E rm -rf $(cuda_on_cpu)/python
 	cmake -E copy_directory python $(cuda_on_cpu)/python
 	test ! -e $(cuda_on_cpu)/libposembed.so || cmake -E copy $(cuda_on_cpu)/libposembed.so $(cuda_on_cpu)/python/posembed/lib
+
+# What the wheel for every torch and Python has: all but posembed.cpp, beside a copy of the Python sources without _C.
+without_cpp := $(BUILD)/without-cpp
+test-without-cpp: build
+	cmake -E rm -rf $(without_cpp)
+	cmake -E copy_directory python $(without_cpp)/python
+	rm $(without_cpp)/python/posembed/_C.*.so
+	PYTHONPATH=$(abspath $(without_cpp)/python) $(python) -m pytest --numprocesses 2 -m 'not slow and not program' \
+	  tests/python $(PYTEST_ARGS)
 
 # Arm, cross-compiled and run under an emulator: tests, and the bits of every operator beside this machine's.
 aarch64 = PYTHON=$(python) TORCH=$(TORCH) PYTEST_ARGS='$(PYTEST_ARGS)' scripts/aarch64.sh

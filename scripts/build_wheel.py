@@ -21,7 +21,7 @@ from pathlib import Path
 from newest_torch import unpacked
 
 ROOT = Path(__file__).resolve().parents[1]
-ARCHITECTURES = "8.0;8.6;8.9;9.0;10.0;12.0+PTX"
+ARCHITECTURES = "8.0;9.0;10.0;12.0+PTX"  # sm_80 serves 8.6 and 8.9 too
 # What the linker reads of torch's wheel, beside headers.
 LIBRARIES = tuple(f"torch/lib/lib{name}.so" for name in ("c10", "c10_cuda", "torch", "torch_cpu"))
 # torch's wheel brings them.

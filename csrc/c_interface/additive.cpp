@@ -75,8 +75,9 @@ void set_stride(const View& rows, int64_t* stride) {
 
 void encode(const posembed_sinusoid& call, const posembed_threads& threads) {
   Encoding encoding;
+  Device device;
   sinusoidal::Arguments& a = encoding.arguments;
-  const View out = view(call.out, "out");
+  const View out = view(call.out, "out", &device);
   a.scalar = scalar_of(out);
   expect(out.rank == 2 || out.rank == 3, "out: expected [batch, seq, embedding_dim] or [seq, ",
          "embedding_dim], got ", out.shape());
@@ -86,7 +87,7 @@ void encode(const posembed_sinusoid& call, const posembed_threads& threads) {
   a.seq = out.size[out.rank - 2];
   set_stride(out, a.out_stride);
   if (call.x != nullptr) {
-    const View x = view(call.x, "x");
+    const View x = view(call.x, "x", &device);
     expect_shape(x, {out.size, out.size + out.rank});
     expect_same_dtype(x, out);
     expect_dense_rows(x);
@@ -98,13 +99,14 @@ void encode(const posembed_sinusoid& call, const posembed_threads& threads) {
   expect_no_overflow(call.offset, a.seq, "offset");
   a.offset = call.offset;
   if (call.positions != nullptr) {
-    const View positions = view(call.positions, "positions");
+    const View positions = view(call.positions, "positions", &device);
     expect(call.offset == 0, "offset: expected 0 beside positions, got ", call.offset);
     const Rows rows = expect_rows(positions, a.batch, a.seq);
     a.positions = position_view(positions);
     a.position_stride[0] = rows.batch;
     a.position_stride[1] = rows.item;
-    for (int64_t i = 0; a.positions.floating && i < rows.count * a.seq; ++i) {
+    const bool checked = a.positions.floating && !device.on_cuda();
+    for (int64_t i = 0; checked && i < rows.count * a.seq; ++i) {
       const int64_t index = i / a.seq * rows.batch + i % a.seq * rows.item;
       if (std::isfinite(core::read_floating<double>(positions.data, a.positions.scalar, index))) {
         continue;
@@ -115,8 +117,10 @@ void encode(const posembed_sinusoid& call, const posembed_threads& threads) {
   }
   if (out.count() == 0) return;
   const int64_t count = sinusoidal::encodings(a), rows = a.batch * a.seq;
-  run(threads, count, 2 * out.last() * core::size_of(a.scalar) * (rows / count),
-      [&a](int64_t begin, int64_t end) { sinusoidal::encode_cpu(a, begin, end); });
+  run(
+      device, threads, count, 2 * out.last() * core::size_of(a.scalar) * (rows / count),
+      [&a](int64_t begin, int64_t end) { sinusoidal::encode_cpu(a, begin, end); },
+      [&a](auto stream, auto*) { return sinusoidal::encode_cuda(a, stream); });
 }
 
 // ------------------------------------------------------------------------------------------- alibi
@@ -128,15 +132,17 @@ struct Range {
   int64_t low, high;
 };
 
-/// Positions of queries or of keys. Without a tensor they are first, first + 1, …
+/// Positions of queries or of keys. Without a tensor they are first, first + 1, … On CUDA the
+/// kernel checks them.
 Range set_positions(const posembed_tensor* tensor, const char* name, int64_t batch, int64_t length,
-                    int64_t first, core::IndexView* index, int64_t* stride) {
+                    int64_t first, Device* device, core::IndexView* index, int64_t* stride) {
   if (tensor == nullptr) return {first, first + length - 1};
-  const View positions = view(tensor, name);
+  const View positions = view(tensor, name, device);
   const Rows rows = expect_rows(positions, batch, length);
   expect_dense_rows(positions);
   *index = index_view(positions);
   *stride = rows.batch;
+  if (device->on_cuda()) return {0, 0};
   Range range{max_distance, -max_distance};
   for (int64_t i = 0; i < rows.count * length; ++i) {
     const int64_t value = core::read(*index, i / length * rows.batch + i % length);
@@ -149,7 +155,7 @@ Range set_positions(const posembed_tensor* tensor, const char* name, int64_t bat
   return range;
 }
 
-void set_distances(const posembed_alibi& call, int64_t batch, alibi::Distances* d) {
+void set_distances(const posembed_alibi& call, int64_t batch, Device* device, alibi::Distances* d) {
   d->causal = call.not_causal == 0;
   d->apply_mask = call.no_mask == 0;
   d->offset = call.query_offset == nullptr ? d->keys - d->queries : *call.query_offset;
@@ -163,21 +169,21 @@ void set_distances(const posembed_alibi& call, int64_t batch, alibi::Distances* 
   expect(d->offset >= -max_distance && d->offset <= max_distance, "query_offset: expected -",
          max_distance, " to ", max_distance, ", got ", d->offset);
   const Range query = set_positions(call.query_positions, "query_positions", batch, d->queries,
-                                    d->offset, &d->query_positions, &d->query_stride);
-  const Range key = set_positions(call.key_positions, "key_positions", batch, d->keys, 0,
+                                    d->offset, device, &d->query_positions, &d->query_stride);
+  const Range key = set_positions(call.key_positions, "key_positions", batch, d->keys, 0, device,
                                   &d->key_positions, &d->key_stride);
   expect(d->queries == 0 || d->keys == 0 ||
              (key.high - query.low <= max_distance && query.high - key.low <= max_distance),
          "positions: expected distances up to ", max_distance, ", got queries from ", query.low,
          " to ", query.high, " and keys from ", key.low, " to ", key.high);
   if (call.attention_mask == nullptr) return;
-  const View mask = view(call.attention_mask, "attention_mask");
+  const View mask = view(call.attention_mask, "attention_mask", device);
   const Rows rows = expect_rows(mask, batch, d->keys);
   if (mask.dtype.bits != 8 || (mask.dtype.code != 6 && mask.dtype.code != 1)) {
     refuse(POSEMBED_TYPE_ERROR, "attention_mask: expected bool or uint8");
   }
   expect_dense_rows(mask);
-  const int64_t count = rows.count * d->keys;
+  const int64_t count = device->on_cuda() ? 0 : rows.count * d->keys;
   for (int64_t i = 0; i < count; ++i) {  // other bytes are no bool
     const auto value = static_cast<uint8_t>(mask.data[i / d->keys * rows.batch + i % d->keys]);
     expect(value <= 1, "attention_mask: expected 0 or 1, got ", int{value}, " at key ",
@@ -188,7 +194,8 @@ void set_distances(const posembed_alibi& call, int64_t batch, alibi::Distances* 
 }
 
 void fill(const posembed_alibi& call, const posembed_threads& threads) {
-  const View slopes = view(call.slopes, "slopes"), out = view(call.out, "out");
+  Device device;
+  const View slopes = view(call.slopes, "slopes", &device), out = view(call.out, "out", &device);
   alibi::FillArguments a;
   a.scalar = scalar_of(out);
   expect(out.rank == 3 || out.rank == 4,
@@ -207,21 +214,27 @@ void fill(const posembed_alibi& call, const posembed_threads& threads) {
   a.slopes = {slopes.data, scalar_of(slopes), heads, sides, slopes.rank == 3 ? sides * heads : 0};
   a.distances.queries = out.size[out.rank - 2];
   a.distances.keys = out.last();
-  set_distances(call, a.batch, &a.distances);
+  set_distances(call, a.batch, &device, &a.distances);
   expect_writable(out);
   expect_apart(out, slopes);
   a.out = {out.data,
            {out.rank == 4 ? out.stride[0] : 0, out.stride[out.rank - 3], out.stride[out.rank - 2]}};
   if (out.count() == 0) return;
-  run(threads, a.batch * heads * a.distances.queries, out.last() * core::size_of(a.scalar),
-      [&a](int64_t begin, int64_t end) { alibi::fill_cpu(a, begin, end); });
+  run(
+      device, threads, a.batch * heads * a.distances.queries, out.last() * core::size_of(a.scalar),
+      [&a](int64_t begin, int64_t end) { alibi::fill_cpu(a, begin, end); },
+      [&a](auto stream, auto* error) {
+        a.distances.error = error;
+        return alibi::fill_cuda(a, stream);
+      });
 }
 
 // ------------------------------------------------------------------------------------------- token
 
 void gather(const posembed_gather& call, const posembed_threads& threads) {
-  const View weight = view(call.weight, "weight"), ids = view(call.ids, "ids"),
-             out = view(call.out, "out");
+  Device device;
+  const View weight = view(call.weight, "weight", &device), ids = view(call.ids, "ids", &device),
+             out = view(call.out, "out", &device);
   token::GatherArguments a;
   a.scalar = scalar_of(weight);
   expect(weight.rank == 2, "weight: expected [rows, embedding_dim], got ", weight.shape());
@@ -242,12 +255,18 @@ void gather(const posembed_gather& call, const posembed_threads& threads) {
   a.ids = index_view(ids);
   a.count = ids.count();
   a.scale = call.scale == 0 ? 1.0 : call.scale;
-  if (const int64_t bad = core::find_outside(a.ids, a.count, 0, a.rows); bad >= 0) {
+  const int64_t bad = device.on_cuda() ? -1 : core::find_outside(a.ids, a.count, 0, a.rows);
+  if (bad >= 0) {
     refuse(POSEMBED_INDEX_ERROR, "ids: expected 0 to ", a.rows - 1, ", a row of weight, got ",
            core::read(a.ids, bad), " at index ", bad);
   }
-  run(threads, a.count, 2 * a.embedding_dim * core::size_of(a.scalar),
-      [&a](int64_t begin, int64_t end) { token::gather_cpu(a, begin, end); });
+  run(
+      device, threads, a.count, 2 * a.embedding_dim * core::size_of(a.scalar),
+      [&a](int64_t begin, int64_t end) { token::gather_cpu(a, begin, end); },
+      [&a](auto stream, auto* error) {
+        a.error = error;
+        return token::gather_cuda(a, stream);
+      });
 }
 
 }  // namespace

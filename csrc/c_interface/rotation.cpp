@@ -94,6 +94,7 @@ struct Rotation {
   posembed_rotation call;
   Dimensions where;
   Arguments arguments;
+  Device device;
   View query;
   std::vector<core::Turn64> turns;
   std::vector<core::Turn128> wide_turns;
@@ -106,12 +107,12 @@ int64_t size_at(const View& view, int64_t dimension) {
 }
 
 /// An input or a result: its shape, but for the heads, is query's.
-View rotated(const posembed_tensor* tensor, const char* name, const Rotation& r) {
-  const View result = view(tensor, name);
+View rotated(const posembed_tensor* tensor, const char* name, Rotation* r) {
+  const View result = view(tensor, name, &r->device);
   scalar_of(result);
-  expect(result.rank == r.where.rank, name, ": expected ", r.where.rank, " dimensions, got ",
+  expect(result.rank == r->where.rank, name, ": expected ", r->where.rank, " dimensions, got ",
          result.shape());
-  const int64_t window = r.call.rotary_dim, head_dim = r.call.head_dim;
+  const int64_t window = r->call.rotary_dim, head_dim = r->call.head_dim;
   expect(head_dim == 0 || result.last() == head_dim || result.last() == window, name,
          ": expected head_dim ", head_dim, " or rotary_dim ", window, ", got ", result.last());
   expect_dense_rows(result);
@@ -122,9 +123,9 @@ View rotated(const posembed_tensor* tensor, const char* name, const Rotation& r)
 void set_view(bool of_key, Rotation* r) {
   const posembed_rotation& call = r->call;
   const char* name = of_key ? "key" : "query";
-  const View in = rotated(of_key ? call.key : call.query, name, *r);
+  const View in = rotated(of_key ? call.key : call.query, name, r);
   const View out =
-      of_key ? rotated(call.key_out, "key_out", *r) : rotated(call.query_out, "query_out", *r);
+      of_key ? rotated(call.key_out, "key_out", r) : rotated(call.query_out, "query_out", r);
   expect_same_dtype(in, r->query);
   expect_same_dtype(out, in);
   expect_shape(out, {in.size, in.size + in.rank});
@@ -155,8 +156,10 @@ void set_tensors(Rotation* r) {
   set_view(false, r);
   if (call.key == nullptr) return;
   set_view(true, r);
-  const View key = view(call.key, "key"), query_out = view(call.query_out, "query_out"),
-             key_out = view(call.key_out, "key_out");
+  Device* device = &r->device;
+  const View key = view(call.key, "key", device),
+             query_out = view(call.query_out, "query_out", device),
+             key_out = view(call.key_out, "key_out", device);
   expect_apart(query_out, key);
   expect_apart(key_out, r->query);
   expect_apart(key_out, query_out);
@@ -190,7 +193,7 @@ void set_positions(Rotation* r) {
     expect(a.frequencies.axis_stride == 0, "positions: expected those of each axis, got NULL");
     return;
   }
-  const View positions = view(r->call.positions, "positions");
+  const View positions = view(r->call.positions, "positions", &r->device);
   const bool mixes = a.frequencies.axis_stride != 0;
   const bool by_axis = (axes > 1 || mixes) && positions.rank == r->where.rank - 1;
   const int64_t needed = mixes ? a.axes : axes;
@@ -207,16 +210,17 @@ void set_positions(Rotation* r) {
   a.positions = position_view(positions);
   expect(r->call.offset == 0 && r->call.cu_seqlens == nullptr,
          "positions: expected no offset and no cu_seqlens beside them");
-  check_positions(a, rows.count);
+  if (!r->device.on_cuda()) check_positions(a, rows.count);  // on CUDA the kernel does
 }
 
 void set_documents(Rotation* r) {
   if (r->call.cu_seqlens == nullptr) return;
   Arguments& a = r->arguments;
-  const View starts = view(r->call.cu_seqlens, "cu_seqlens");
+  const View starts = view(r->call.cu_seqlens, "cu_seqlens", &r->device);
   expect(starts.rank == 1 && starts.last() >= 1 && starts.contiguous() && a.batch == 1,
          "cu_seqlens: expected contiguous [documents + 1] and batch 1, got ", starts.shape());
   a.documents = {index_view(starts), starts.last() - 1};
+  if (r->device.on_cuda()) return;
   for (int64_t i = 0; i < starts.last(); ++i) {
     const int64_t here = core::read(a.documents.starts, i);
     const int64_t before = i == 0 ? 0 : core::read(a.documents.starts, i - 1);
@@ -253,7 +257,7 @@ void expect_heads(int64_t heads, const char* name, const Arguments& a) {
 
 void set_learned(Rotation* r) {
   Arguments& a = r->arguments;
-  const View learned = view(r->call.learned_frequencies, "learned_frequencies");
+  const View learned = view(r->call.learned_frequencies, "learned_frequencies", &r->device);
   expect(
       learned.rank >= 1 && learned.rank <= 3 && learned.last() == a.pairs && learned.contiguous(),
       learned.name, ": expected contiguous [", a.pairs, "], [heads, ", a.pairs,
@@ -276,7 +280,8 @@ void set_learned(Rotation* r) {
 
 void set_tables(Rotation* r) {
   Arguments& a = r->arguments;
-  const View cosines = view(r->call.cosines, "cosines"), sines = view(r->call.sines, "sines");
+  const View cosines = view(r->call.cosines, "cosines", &r->device),
+             sines = view(r->call.sines, "sines", &r->device);
   const bool half = r->call.half_width != 0, by_head = cosines.rank == 4;
   const int64_t row = by_head ? 1 : cosines.rank - 2;
   a.table_scalar = scalar_of(cosines);
@@ -332,7 +337,7 @@ void set_form(Rotation* r) {
   posembed_rotation& call = r->call;
   Arguments& a = r->arguments;
   r->where = dimensions(call.layout);
-  r->query = rotated(call.query, "query", *r);
+  r->query = rotated(call.query, "query", r);
   if (call.head_dim == 0) call.head_dim = r->query.last();
   if (call.rotary_dim == 0) call.rotary_dim = call.head_dim;
   expect_rotary_dim(call.rotary_dim);
@@ -367,7 +372,7 @@ void set_factors(Rotation* r) {
 }
 
 void rotate(const posembed_rotation& call, const posembed_threads& threads) {
-  Rotation r{call, {}, {}, {}, {}, {}, {}, {}};
+  Rotation r{call, {}, {}, {}, {}, {}, {}, {}, {}};
   set_form(&r);
   set_tensors(&r);
   set_factors(&r);
@@ -379,10 +384,15 @@ void rotate(const posembed_rotation& call, const posembed_threads& threads) {
     set_documents(&r);
     set_windows(&r);
   }
-  const Arguments& a = r.arguments;
+  Arguments& a = r.arguments;
   const int64_t heads = a.views[0].heads + (a.count > 1 ? a.views[1].heads : 0);
-  run(threads, a.batch * a.seq, 2 * heads * a.head_dim * core::size_of(a.scalar),
-      [&a](int64_t begin, int64_t end) { rotary::rotate_cpu(a, begin, end); });
+  run(
+      r.device, threads, a.batch * a.seq, 2 * heads * a.head_dim * core::size_of(a.scalar),
+      [&a](int64_t begin, int64_t end) { rotary::rotate_cpu(a, begin, end); },
+      [&a](auto stream, auto* error) {
+        a.error = error;
+        return rotary::rotate_cuda(a, stream);
+      });
 }
 
 }  // namespace

@@ -1,5 +1,8 @@
 #include "c_interface/tensors.h"
 
+#include "core/device.h"
+#include "core/device_errors.h"
+
 namespace posembed::c_interface {
 namespace {
 
@@ -28,6 +31,43 @@ int64_t product(const View& view) {
   return empty ? 0 : result;
 }
 
+/// Pinned memory of CUDA's host (type 3) is memory of the CPU.
+void set_device(const posembed_tensor& tensor, const char* name, Device* device) {
+  constexpr int32_t max_devices = 128;
+  Device own{static_cast<int32_t>(tensor.device.device_type), tensor.device.device_id, name};
+  expect(own.type >= 1 && own.type <= 3, name,
+         ": expected memory of the CPU or of CUDA (device_type 1, 3 or 2), got ", own.type);
+  expect(!own.on_cuda() || core::built_with_cuda, name,
+         ": expected memory of the CPU (device_type 1), got 2; this build has no CUDA kernels");
+  if (!own.on_cuda()) own = {1, 0, name};
+  expect(own.id >= 0 && own.id < max_devices, name, ": expected device_id 0 to ", max_devices - 1,
+         ", got ", own.id);
+  if (device->type == 0) *device = own;
+  expect(own.type == device->type && own.id == device->id, name, ": expected memory of ", *device,
+         ", as ", device->first, ", got ", own);
+}
+
+/// Refuses if a kernel of an earlier call recorded an error.
+void refuse_recorded_error() {
+  const std::string text = core::take_device_error();
+  if (!text.empty()) refuse(POSEMBED_INDEX_ERROR, text);
+}
+
+void expect_no_failure(const char* error) {
+  if (error != nullptr) refuse(POSEMBED_RUNTIME_ERROR, core::cuda_failure(error));
+}
+
+void wait_for_devices() {
+  if constexpr (core::built_with_cuda) {
+    for (int device = 0; device < core::devices_end(); ++device) {
+      if (!core::is_device_used(device)) continue;
+      const core::DeviceScope scope(device);
+      expect_no_failure(scope.error());
+      expect_no_failure(core::wait_for_device());
+    }
+  }
+}
+
 void set_strides(const int64_t* strides, View* result) {
   for (int64_t i = result->rank - 1, next = 1; i >= 0; --i) {
     result->stride[i] = strides == nullptr ? next : strides[i];
@@ -43,15 +83,13 @@ void remember(const char* text) {
   strncpy(last_error, text, sizeof last_error - 1);  // the last byte stays zero
 }
 
-View view(const posembed_tensor* tensor, const char* name) {
+View view(const posembed_tensor* tensor, const char* name, Device* device) {
   expect(tensor != nullptr, name, ": expected a tensor, got NULL");
   View result;
   result.name = name;
   result.dtype = tensor->dtype;
   result.rank = tensor->ndim;
-  const auto device = static_cast<int>(tensor->device.device_type);
-  expect(device == 1 || device == 3, name, ": expected memory of the CPU (device_type 1), got ",
-         device, device == 2 ? "; CUDA is not offered here, posembed's operators have it" : "");
+  set_device(*tensor, name, device);
   expect(result.rank >= 0 && result.rank <= core::max_rank, name, ": expected at most ",
          core::max_rank, " dimensions, got ", result.rank);
   expect(tensor->shape != nullptr || result.rank == 0, name, ".shape: expected sizes, got NULL");
@@ -68,6 +106,10 @@ View view(const posembed_tensor* tensor, const char* name) {
     refuse(POSEMBED_VALUE_ERROR, name, ": expected memory aligned to ", name_of(result.dtype));
   }
   return result;
+}
+
+std::ostream& operator<<(std::ostream& out, const Device& device) {
+  return device.on_cuda() ? out << "cuda:" << device.id : out << "the CPU";
 }
 
 int64_t View::count() const { return product(*this); }
@@ -160,8 +202,29 @@ void expect_no_overflow(int64_t offset, int64_t count, const char* name) {
          ": expected positions in 63 bits, got ", offset);
 }
 
+void launch(const Device& device, void* stream,
+            const std::function<const char*(core::CudaStream, core::DeviceError*)>& kernel) {
+  if constexpr (core::built_with_cuda) {
+    const core::DeviceScope scope(device.id);
+    expect_no_failure(scope.error());
+    refuse_recorded_error();
+    core::DeviceError* error = core::error_record(device.id);
+    if (error == nullptr) expect_no_failure("CUDA gave no pinned memory for errors of kernels");
+    core::mark_device_used(device.id);
+    expect_no_failure(kernel(static_cast<core::CudaStream>(stream), error));
+  }
+}
+
 }  // namespace posembed::c_interface
 
 int32_t posembed_abi_version(void) { return POSEMBED_ABI_VERSION; }
+
+posembed_status posembed_check_errors(int32_t wait) {
+  using namespace posembed::c_interface;
+  return guarded([&] {
+    if (wait != 0) wait_for_devices();
+    refuse_recorded_error();
+  });
+}
 
 const char* posembed_last_error(void) { return posembed::c_interface::last_error; }

@@ -1,14 +1,17 @@
 // What the functions of posembed_kernels.h share: errors as text, the caller's tensors checked, and
-// the caller's threads.
+// the caller's threads or CUDA stream.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "core/cuda_launch.h"
+#include "core/device_error.h"
 #include "core/index_range.h"
 #include "core/instruction_set.h"
 #include "core/memory_overlap.h"
@@ -71,6 +74,16 @@ Struct copied(const Struct* given, const char* name) {
 
 struct View;
 
+/// The device of all tensors of a call: that of the first.
+struct Device {
+  int32_t type = 0, id = 0;     // as in DLPack; type 0: there was no tensor yet
+  const char* first = nullptr;  // the name of that tensor
+
+  /// Whether the call is for CUDA kernels. The host cannot read values of its tensors.
+  bool on_cuda() const { return type == 2; }
+};
+std::ostream& operator<<(std::ostream& out, const Device& device);
+
 /// Prints "[2, 3]"; makes no text where nothing is refused.
 struct Shape {
   const View& view;
@@ -92,7 +105,8 @@ struct View {
   core::StridedMemory memory() const;
 };
 
-View view(const posembed_tensor* tensor, const char* name);
+/// Refuses a tensor that is not on the device of the call's tensors before it.
+View view(const posembed_tensor* tensor, const char* name, Device* device);
 
 /// float32, float64, bfloat16 or float16.
 core::Scalar scalar_of(const View& view);
@@ -119,16 +133,25 @@ Rows expect_rows(const View& view, int64_t batch, int64_t length, int64_t first_
 
 void expect_no_overflow(int64_t offset, int64_t count, const char* name);
 
-// ----------------------------------------------------------------------------------------- threads
+// --------------------------------------------------------------------------------------- execution
 
-/// Calls kernel(begin, end) for parts of [0, count) on the caller's threads.
-template <typename Kernel>
-void run(const posembed_threads& threads, int64_t count, int64_t bytes_per_item,
-         const Kernel& kernel) {
+/// Calls kernel(stream, error), which returns the text of a CUDA error or nullptr, with the call's
+/// device current. Kernels write `error`. Refuses if an earlier one has.
+void launch(const Device& device, void* stream,
+            const std::function<const char*(core::CudaStream, core::DeviceError*)>& kernel);
+
+/// Calls cuda(stream, error) as launch() does, or kernel(begin, end) for parts of [0, count) on the
+/// caller's threads. `cuda` is a generic lambda: without CUDA its kernel does not exist.
+template <typename Kernel, typename Cuda>
+void run(const Device& device, const posembed_threads& threads, int64_t count,
+         int64_t bytes_per_item, const Kernel& kernel, [[maybe_unused]] const Cuda& cuda) {
   constexpr int64_t bytes_per_task = 160 * 1024;  // as the operators
+  if (count == 0) return;
+  if constexpr (core::built_with_cuda) {
+    if (device.on_cuda()) return launch(device, threads.stream, cuda);
+  }
   if (core::instruction_set() == core::InstructionSet::none) core::refuse_processor();
   const int64_t grain = std::max<int64_t>(1, bytes_per_task / std::max<int64_t>(1, bytes_per_item));
-  if (count == 0) return;
   if (threads.parallel_for == nullptr || count <= grain) return kernel(0, count);
   const auto task = [](void* work, int64_t begin, int64_t end) {
     (*static_cast<const Kernel*>(work))(begin, end);

@@ -18,6 +18,9 @@ bool on_cuda(c10::Device device);
 /// tests the CPU replaces the CUDA device.
 inline bool on_cuda(const at::Tensor& tensor) { return on_cuda(tensor.device()); }
 
+/// Waits for all kernels of a CUDA device that is in use.
+void wait_for_device(int device);
+
 /// Makes `tensor`'s device current for the lifetime of this object. Throws c10::IndexError if an
 /// earlier kernel recorded a bad id or position.
 class CudaScope {

@@ -1,5 +1,6 @@
 // posembed's kernels for C and whatever calls C: rotary embeddings (RoPE), sinusoids, ALiBi and
-// rows of token tables, on the CPU, without torch. Results have the bits of posembed's operators.
+// rows of token tables, on the CPU and on CUDA, without torch. Results have the bits of posembed's
+// operators.
 //
 // A call takes one struct: set it to zeros, then `size` to its sizeof, then what differs from the
 // defaults. Everything is checked before anything is written. Functions may be called from any
@@ -22,15 +23,23 @@ POSEMBED_C_API int32_t posembed_abi_version(void);
 
 typedef enum {
   POSEMBED_OK = 0,
-  POSEMBED_VALUE_ERROR = 1,    ///< shapes, strides, options
-  POSEMBED_TYPE_ERROR = 2,     ///< dtypes
-  POSEMBED_INDEX_ERROR = 3,    ///< ids and positions
-  POSEMBED_RUNTIME_ERROR = 4,  ///< memory is short, or the processor is not one of the build's
+  POSEMBED_VALUE_ERROR = 1,  ///< shapes, strides, options
+  POSEMBED_TYPE_ERROR = 2,   ///< dtypes
+  POSEMBED_INDEX_ERROR = 3,  ///< ids and positions
+  /// Memory is short, the processor is not one of the build's, or a CUDA call failed.
+  POSEMBED_RUNTIME_ERROR = 4,
 } posembed_status;
 
 /// What was wrong with the last call of this thread that failed: the argument, what was expected,
 /// and what came. Valid until the thread's next failure.
 POSEMBED_C_API const char* posembed_last_error(void);
+
+/// Of values on CUDA, the host sees none before a call: a kernel that finds an id or a position
+/// outside writes zeros, or leaves the row as it is, and records the first. This returns
+/// POSEMBED_INDEX_ERROR for a recorded one and forgets it; the next call on CUDA does so, too, and
+/// launches nothing. `wait` other than 0 waits for the devices that calls have used. The record is
+/// shared with posembed's operators.
+POSEMBED_C_API posembed_status posembed_check_errors(int32_t wait);
 
 // ----------------------------------------------------------------------------------------- tensors
 
@@ -44,11 +53,12 @@ typedef struct {
   uint16_t lanes;  ///< 1
 } posembed_dtype;
 
-/// DLPack's DLTensor. Include dlpack.h first to make it that type; otherwise a cast does.
+/// DLPack's DLTensor. Include dlpack.h first to make it that type; otherwise a cast does. All
+/// tensors of a call are on one device, on which it runs.
 typedef struct {
   void* data;
   struct {
-    int32_t device_type;  ///< 1 (CPU) or 3 (pinned memory of CUDA's host); others are refused
+    int32_t device_type;  ///< 1 (CPU), 3 (pinned memory of CUDA's host), or 2 (CUDA)
     int32_t device_id;
   } device;
   int32_t ndim;
@@ -59,14 +69,16 @@ typedef struct {
 } posembed_tensor;
 #endif
 
-/// Threads of the caller.
+/// Threads of the caller for calls on the CPU, and the stream for calls on CUDA, which return when
+/// the kernel is launched. The current device is afterwards what it was.
 typedef struct {
   size_t size;
   /// Calls task(work, begin, end) for parts that cover [0, count) once, each of `grain` items or
   /// more where that is possible, and returns when all are done. NULL: the calling thread does all.
   void (*parallel_for)(void* pool, int64_t count, int64_t grain,
                        void (*task)(void* work, int64_t begin, int64_t end), void* work);
-  void* pool;  ///< its first argument
+  void* pool;    ///< its first argument
+  void* stream;  ///< cudaStream_t; NULL: the default stream
 } posembed_threads;
 
 // ------------------------------------------------------------------------------------------ rotary

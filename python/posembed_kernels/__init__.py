@@ -81,6 +81,7 @@ class Threads(ctypes.Structure):
         ("size", ctypes.c_size_t),
         ("parallel_for", PARALLEL_FOR),
         ("pool", ctypes.c_void_p),
+        ("stream", ctypes.c_void_p),
     ]
 
 

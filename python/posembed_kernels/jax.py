@@ -140,9 +140,33 @@ def rotary(
     `positions` and `cu_seqlens` may be traced and have no gradient; the rest is fixed when the
     function is traced. The backward pass is the inverse rotation, on the same kernel.
 
+    Args:
+        query: ``[batch, seq, heads, head_dim]``, or as `layout` says.
+        key: The same with heads of its own.
+        positions: ``[seq]``, ``[batch or 1, seq]`` or, with sections, ``[axes, batch or 1, seq]``.
+            None: `offset`, `offset` + 1, …
+        spec: Fields of ``posembed.RotarySpec``, or the text of its ``to_json()``.
+        layout: "bshd", "bhsd", "sbhd" or "thd" (``[tokens, heads, head_dim]``).
+        offset: The first position.
+        cu_seqlens: ``[documents + 1]``; positions restart in each document.
+        inverse: Undoes the rotation.
+
+    Returns:
+        The rotated query, or the rotated query and key.
+
     Raises:
-        ValueError: The specification or the layout is wrong. What the kernels refuse, such as a
-            position below -1, is an error of XLA when the program runs.
+        ValueError: The specification or the layout is wrong.
+        jax.errors.JaxRuntimeError: The kernels refuse a shape, a dtype or a value, such as a
+            position below -1, when the program runs.
+
+    Examples:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from posembed_kernels.jax import rotary
+        >>> query = jnp.ones((1, 4, 2, 8))
+        >>> turned = jax.jit(lambda q: rotary(q, spec={"base": 500000.0}, offset=7))(query)
+        >>> bool(jnp.allclose((turned**2).sum(-1), 8.0))
+        True
     """
     call = (kernels.text_of(spec), layout, offset, inverse, False)
     rotated = [jnp.asarray(each) for each in (query, key) if each is not None]
@@ -168,13 +192,52 @@ _add.defvjp(
 
 
 def sinusoidal(x: Any, positions: Any = None, *, spec: kernels.Spec = None, offset: int = 0) -> Any:
-    """Adds sinusoidal encodings: ``posembed_kernels.numpy.sinusoidal`` for JAX."""
+    """Adds sinusoidal encodings: ``posembed_kernels.numpy.sinusoidal`` for JAX.
+
+    Args:
+        x: ``[batch, seq, embedding_dim]`` or ``[seq, embedding_dim]``.
+        positions: ``[seq]`` or ``[batch or 1, seq]``, without a gradient. None: `offset`, …
+        spec: Fields of ``posembed.SinusoidalSpec``, or the text of its ``to_json()``.
+        offset: The first position.
+
+    Returns:
+        `x` plus encodings, in its shape and dtype.
+
+    Raises:
+        ValueError: The specification is wrong.
+        jax.errors.JaxRuntimeError: As for ``rotary``.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from posembed_kernels.jax import sinusoidal
+        >>> sinusoidal(jnp.ones((1, 4))).tolist()
+        [[1.0, 2.0, 1.0, 2.0]]
+    """
     rows = None if positions is None else jnp.asarray(positions)
     return _add((kernels.text_of(spec), offset), jnp.asarray(x), rows)
 
 
 def sinusoidal_encode(positions: Any, *, spec: kernels.Spec, dtype: Any = jnp.float32) -> Any:
-    """The encodings of positions: ``posembed_kernels.numpy.sinusoidal_encode`` for JAX."""
+    """The encodings of positions: ``posembed_kernels.numpy.sinusoidal_encode`` for JAX.
+
+    Args:
+        positions: ``[seq]`` or ``[batch, seq]``, integers or fractions.
+        spec: As for ``sinusoidal``, with ``embedding_dim``.
+        dtype: Of the result.
+
+    Returns:
+        ``[*positions.shape, embedding_dim]``
+
+    Raises:
+        ValueError: The specification is wrong.
+        jax.errors.JaxRuntimeError: As for ``rotary``.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from posembed_kernels.jax import sinusoidal_encode
+        >>> sinusoidal_encode(jnp.array([0]), spec={"embedding_dim": 4}).tolist()
+        [[0.0, 1.0, 0.0, 1.0]]
+    """
     dim = json.loads(kernels.text_of(spec)).get("embedding_dim", 0)
     rows = jnp.asarray(positions)
     out = jax.ShapeDtypeStruct((*rows.shape, dim), dtype)
@@ -232,7 +295,20 @@ def alibi_bias(
 ) -> Any:
     """The bias ``-slope * distance``: ``posembed_kernels.numpy.alibi_bias`` for JAX.
 
-    Slopes have a gradient.
+    Slopes ``[heads]``, ``[2, heads]`` or ``[batch, sides, heads]`` have a gradient; other arguments
+    are those of NumPy's function.
+
+    Returns:
+        ``[heads, query_length, key_length]``, after a batch where an argument has one.
+
+    Raises:
+        jax.errors.JaxRuntimeError: As for ``rotary``.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from posembed_kernels.jax import alibi_bias
+        >>> alibi_bias(jnp.array([0.5]), query_length=2, key_length=3).tolist()
+        [[[-0.5, 0.0, -inf], [-1.0, -0.5, 0.0]]]
     """
     slopes = jnp.asarray(slopes)
     mask = None if attention_mask is None else jnp.asarray(attention_mask) != 0
@@ -269,7 +345,24 @@ _gather.defvjp(
 def embedding(ids: Any, weight: Any, *, scale: float = 1.0) -> Any:
     """Rows ``scale * weight[ids]`` of a table: ``posembed_kernels.numpy.embedding`` for JAX.
 
-    An id that is not a row is an error of XLA when the program runs. The gradient of `weight` is
-    summed by XLA, in float32 or wider.
+    The gradient of `weight` is summed by XLA, in float32 or wider.
+
+    Args:
+        ids: int32 or int64 of any shape.
+        weight: ``[rows, embedding_dim]``.
+        scale: Multiplies rows.
+
+    Returns:
+        ``[*ids.shape, embedding_dim]``
+
+    Raises:
+        ValueError: The scale is 0.
+        jax.errors.JaxRuntimeError: An id is not a row, or as for ``rotary``.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from posembed_kernels.jax import embedding
+        >>> embedding(jnp.array([2, 0]), jnp.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])).tolist()
+        [[4.0, 5.0], [0.0, 1.0]]
     """
     return _gather((kernels.nonzero("scale", scale),), jnp.asarray(ids), jnp.asarray(weight))

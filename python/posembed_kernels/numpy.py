@@ -226,6 +226,22 @@ def rotary_tables(
         numerics: "float32", which rounds products to query's dtype, or "float32_product".
         transpose: The backward pass.
         out: As for ``rotary``.
+
+    Returns:
+        The rotated query, or the rotated query and key.
+
+    Raises:
+        ValueError: A shape or an option does not fit.
+        TypeError: A dtype is not offered, or tables are wider than query with numerics "float32".
+
+    Examples:
+        >>> import numpy as np
+        >>> from posembed_kernels.numpy import rotary_tables
+        >>> angles = np.outer(np.arange(3), [1.0, 0.01])  # [seq, head_dim / 2]
+        >>> query = np.ones((1, 8, 3, 4))
+        >>> turned = rotary_tables(query, None, np.cos(angles), np.sin(angles), half_width=True)
+        >>> turned[0, 0, 1].round(2).tolist()
+        [-0.3, 0.99, 1.38, 1.01]
     """
     fields: kernels.Fields = {
         "layout": kernels.layout_number(layout),
@@ -254,6 +270,20 @@ def sinusoidal(x: Any, positions: Any = None, *, spec: Spec = None, offset: int 
         spec: Fields of ``posembed.SinusoidalSpec`` with one axis that differ from its defaults, or
             the text of its ``to_json()``.
         offset: The first position.
+
+    Returns:
+        `x` plus encodings, in its shape and dtype.
+
+    Raises:
+        ValueError: A shape or an option does not fit.
+        TypeError: A dtype is not offered.
+        IndexError: A position is not finite.
+
+    Examples:
+        >>> import numpy as np
+        >>> from posembed_kernels.numpy import sinusoidal
+        >>> sinusoidal(np.zeros((2, 4)), offset=1).round(2).tolist()
+        [[0.84, 0.54, 0.01, 1.0], [0.91, -0.42, 0.02, 1.0]]
     """
     rows = _readable(x)
     if rows.ndim == 0:
@@ -268,13 +298,32 @@ def sinusoidal_encode(positions: Any, *, spec: Spec, dtype: Any = np.float32) ->
         positions: Integers or fractions.
         spec: As for ``sinusoidal``, with ``embedding_dim``.
         dtype: Of the result.
+
+    Raises:
+        ValueError: A shape or an option does not fit.
+        TypeError: A dtype is not offered.
+        IndexError: A position is not finite.
+
+    Examples:
+        >>> from posembed_kernels.numpy import sinusoidal_encode
+        >>> sinusoidal_encode([0, 0.5], spec={"embedding_dim": 2}, dtype=float).round(2).tolist()
+        [[0.0, 1.0], [0.48, 0.88]]
     """
     dim = json.loads(kernels.text_of(spec)).get("embedding_dim", 0)
     return _encode(None, np.empty((*np.shape(positions), dim), dtype), positions, 0, spec)
 
 
 def alibi_slopes(num_heads: int, *, kind: str = "paper", max_bias: float = 8.0) -> Array:
-    """The slopes ``[num_heads]`` of a model, float32; `kind` is "paper" or "geometric"."""
+    """The slopes ``[num_heads]`` of a model, float32; `kind` is "paper" or "geometric".
+
+    Raises:
+        ValueError: There are no heads or too many, or `kind` or `max_bias` is wrong.
+
+    Examples:
+        >>> from posembed_kernels.numpy import alibi_slopes
+        >>> alibi_slopes(4).tolist()
+        [0.25, 0.0625, 0.015625, 0.00390625]
+    """
     slopes = np.empty(max(num_heads, 0), np.float32)
     number = kernels.choice("kind", kind, ("paper", "geometric"))
     call, memory = kernels.library().posembed_alibi_slopes, ctypes.c_void_p(slopes.ctypes.data)
@@ -311,6 +360,16 @@ def alibi_bias(
 
     Returns:
         ``[heads, query_length, key_length]``, after a batch where an argument has one.
+
+    Raises:
+        ValueError: A shape or an option does not fit.
+        TypeError: A dtype is not offered.
+        IndexError: A position is beyond int32.
+
+    Examples:
+        >>> from posembed_kernels.numpy import alibi_bias
+        >>> alibi_bias([0.5], query_length=2, key_length=3).tolist()
+        [[[-0.5, 0.0, -inf], [-1.0, -0.5, 0.0]]]
     """
     slopes = np.asarray(slopes, order="C")
     rows = {"query_positions": query_positions, "key_positions": key_positions}
@@ -342,7 +401,15 @@ def embedding(ids: Any, weight: Any, *, scale: float = 1.0, out: Array | None = 
         ``[*ids.shape, embedding_dim]``
 
     Raises:
+        ValueError: A shape does not fit.
+        TypeError: A dtype is not offered.
         IndexError: An id is not a row; the text names it and its place.
+
+    Examples:
+        >>> import numpy as np
+        >>> from posembed_kernels.numpy import embedding
+        >>> embedding([2, 0], np.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]), scale=10.0).tolist()
+        [[40.0, 50.0], [0.0, 10.0]]
     """
     weight, ids = _readable(weight), np.asarray(ids, order="C")
     out = _result(out, (*ids.shape, weight.shape[-1] if weight.ndim else 0), weight.dtype)

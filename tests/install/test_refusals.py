@@ -33,9 +33,10 @@ def run(*command: object, **environment: object) -> tuple[int, str]:
 # Choosing CUDA: CMake's script mode runs the choice without a compiler.
 
 
-def fake_nvcc(folder: Path, release: str) -> Path:
+def fake_nvcc(folder: Path, release: str, known: str = "") -> Path:
     nvcc = folder / "nvcc"
-    nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.1'\n")
+    version = f"echo 'Cuda compilation tools, release {release}, V{release}.1'"
+    nvcc.write_text(f"#!/bin/sh\nif [ $1 = --list-gpu-arch ]; then echo {known}; else {version}; fi\n")
     nvcc.chmod(0o755)
     return nvcc
 
@@ -164,6 +165,29 @@ def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     status, output = choose_cuda(tmp_path, CMAKE_CUDA_COMPILER=nvcc, TORCH_CUDA_ARCH_LIST="sm_90")
     assert status != 0
     assert "'sm_90' is no architecture; write for example '8.0;9.0;10.0+PTX'" in output
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("8.0;12.0+PTX", "does not know sm_120; CUDA 12.8 is the first that does: set CUDACXX to its nvcc"),
+        ("10.3a", "does not know sm_103; CUDA 12.9 is the first that does"),
+        ("5.0", "does not know sm_50. It knows sm_80 sm_90."),
+    ],
+)
+def test_a_toolkit_without_an_architecture_is_refused(tmp_path: Path, asked: str, words: str) -> None:
+    nvcc = fake_nvcc(tmp_path, "12.6", "compute_80 compute_90")
+    variables = {"CMAKE_CUDA_COMPILER": nvcc, "POSEMBED_TORCH_CUDA_MAJOR": "12"}
+    status, output = choose_cuda(tmp_path, [], TORCH_CUDA_ARCH_LIST=asked, **variables)
+    assert status != 0
+    assert words in output
+
+
+def test_a_toolkit_that_knows_the_architectures_is_used(tmp_path: Path) -> None:
+    nvcc = fake_nvcc(tmp_path, "13.0", "compute_80 compute_90 compute_120")
+    status, output = choose_cuda(tmp_path, [], CMAKE_CUDA_COMPILER=nvcc, TORCH_CUDA_ARCH_LIST="9.0a;12.0+PTX")
+    assert status == 0
+    assert output.endswith("CUDA is ON for [90a-real;120-real;120-virtual]")
 
 
 # Finding torch.

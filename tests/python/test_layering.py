@@ -77,6 +77,14 @@ def test_the_c_interface_knows_no_torch() -> None:
     assert rest == ["stddef.h", "stdint.h"]
 
 
+def test_only_posembed_cpp_needs_the_bindings() -> None:
+    """The wheel for every torch and Python has no _C; make test-without-cpp runs the tests so."""
+    sources = [file for file in tracked("python/posembed") if file.suffix == ".py"]
+    named = re.compile(r"\bposembed\._C\b|\bbindings\(|import _C\b")
+    users = {file.name for file in sources if named.search(file.read_text())}
+    assert users == {"_library.py", "cpp.py"}
+
+
 def test_core_knows_no_family() -> None:
     others = tuple(f"{family}/" for family in FAMILIES)
     assert broken(sources_of("core"), others) == []

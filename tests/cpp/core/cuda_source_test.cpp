@@ -11,9 +11,23 @@
 #define allocate_pinned allocate_pinned_on_cpu
 #define pin pin_on_cpu
 #define unpin unpin_on_cpu
+#define DeviceScope DeviceScopeOnCpu
+#define wait_for_device wait_for_device_on_cpu
+#define missing_driver missing_driver_on_cpu
 #include "core/device_vector.h"
 #include "core/host_floats.cu"
 #include "core/pinned_memory.cu"
+
+// Two devices.
+static int current_device = 0;
+static cudaError_t get_device(int* device) { return *device = current_device, cudaSuccess; }
+static cudaError_t set_device(int device) {
+  if (device > 1) return cudaErrorInvalidDevice;
+  return current_device = device, cudaSuccess;
+}
+#define cudaGetDevice get_device
+#define cudaSetDevice set_device
+#include "core/device.cu"
 
 namespace posembed::core {
 namespace {
@@ -47,6 +61,31 @@ TEST(PinnedMemoryGpuSource, LeavesWhatOthersPinned) {
   EXPECT_EQ(pinned.on_device, &number);
   EXPECT_FALSE(pinned.owned);
   cudaHostUnregister(&number);
+}
+
+TEST(DeviceScopeGpuSource, RestoresTheCurrentDevice) {
+  for (const int before : {0, 1}) {
+    current_device = before;
+    for (const int device : {0, 1}) {
+      const DeviceScope scope(device);
+      EXPECT_EQ(scope.error(), nullptr);
+      EXPECT_EQ(current_device, device);
+    }
+    EXPECT_NE(DeviceScope(2).error(), nullptr);
+    EXPECT_EQ(current_device, before);
+  }
+}
+
+// A newer driver runs all code, and so does an older one of the same major version.
+TEST(DriverGpuSource, IsNamedWhereItIsMissing) {
+  for (const int version : {12080, 0}) {
+    pretended_driver = version;
+    EXPECT_STREQ(missing_driver(), "R580 or newer");
+  }
+  for (const int version : {13000, 13020, 14010}) {
+    pretended_driver = version;
+    EXPECT_EQ(missing_driver(), nullptr);
+  }
 }
 
 void write_last_byte(size_t bytes, unsigned char* out) { *out = dynamic_shared_memory()[bytes - 1] = 7; }

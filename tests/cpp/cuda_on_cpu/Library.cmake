@@ -14,7 +14,9 @@ list(TRANSFORM kernels PREPEND ${PROJECT_SOURCE_DIR}/csrc/)
 set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-include;cuda_runtime.h;-w")
 
 add_library(posembed_cuda_on_cpu SHARED EXCLUDE_FROM_ALL
-  cuda_scope.cpp launches.cpp ${kernels} $<FILTER:$<TARGET_OBJECTS:posembed>,EXCLUDE,dispatcher/cuda_scope\\.cpp>)
+  cuda_scope.cpp launches.cpp ${kernels}
+  $<FILTER:$<TARGET_OBJECTS:posembed_kernels>,INCLUDE,/c_interface/>  # no operator refers to it
+  $<FILTER:$<TARGET_OBJECTS:posembed>,EXCLUDE,dispatcher/cuda_scope\\.cpp>)
 set_target_properties(posembed_cuda_on_cpu PROPERTIES OUTPUT_NAME posembed)
 posembed_set_flags(posembed_cuda_on_cpu)
 target_include_directories(posembed_cuda_on_cpu PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})

@@ -6,6 +6,8 @@ namespace posembed::dispatcher {
 
 bool on_cuda(c10::Device) { return true; }
 
+void wait_for_device(int) {}
+
 CudaScope::CudaScope(const at::Tensor& tensor) : guard_(tensor.device()) { raise_device_error(); }
 
 core::CudaStream CudaScope::stream() const { return nullptr; }

@@ -10,6 +10,7 @@ from threading import Thread
 from typing import Any
 
 import numpy as np
+import posembed as pe
 import posembed_kernels as kernels
 import posembed_kernels.numpy as pn
 import pytest
@@ -38,11 +39,16 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert printed.stdout.split() == [str(kernels.include_dir()), str(library.parent)]
     options = (f"-L{library.parent}", "-lposembed_kernels", f"-Wl,-rpath,{library.parent}")
     lines = compiled(ROOT / "examples" / "c" / "rotate.c", tmp_path / "rotate", *options)
-    (shown,) = blocks(DOCS / "start/without_torch.md", "c")
+    shown, on_cuda = blocks(DOCS / "start/without_torch.md", "c")
     assert textwrap.indent(shown, "  ") in (ROOT / "examples" / "c" / "rotate.c").read_text()
     assert lines[0].startswith("moved by up to 6.")
     assert float(lines[1].rpartition(" ")[2]) < 1e-6
     assert lines[2] == "refused: offset: expected 0 or more, got -1"
+    source, given = tmp_path / "on_cuda.c", "void* stream = NULL; posembed_gather call = {.size = sizeof call};"
+    source.write_text(
+        f'#include "posembed_kernels.h"\n#include <stdio.h>\nint main(void) {{ {given}\n{on_cuda}return 0; }}\n'
+    )
+    assert compiled(source, tmp_path / "on_cuda", *options) == ["weight: expected a tensor, got NULL"]
 
 
 NAMES = {
@@ -126,7 +132,7 @@ BAD: list[tuple[int, str, dict[str, Any]]] = [
     ),
     (1, "weight: expected memory aligned to float32", {"weight": lambda _: tensor(WEIGHT, byte_offset=2)}),
     (1, "weight: its shape has too many elements", {"weight": lambda _: tensor(WEIGHT, shape=SIZES(2**62, 3))}),
-    (1, "CUDA is not offered here", {"weight": lambda _: tensor(WEIGHT, device_type=2)}),
+    (1, "weight: expected memory of the CPU or of CUDA", {"weight": lambda _: tensor(WEIGHT, device_type=4)}),
     (1, "out: shares memory with weight", {"weight": lambda out: tensor(out)}),
     (1, "ids, out: expected contiguous", {"ids": lambda _: tensor(IDS, strides=SIZES(2))}),
     (
@@ -147,6 +153,22 @@ def test_refusals(status: int, words: str, changes: dict[str, Any]) -> None:
     got = gathered(**changes)
     assert got[0] == status
     assert words in got[1]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the memory is the CPU's")
+def test_cuda_is_refused_where_there_is_none() -> None:
+    def on_cuda(array: Any) -> Any:
+        return lambda out: tensor(out if array is None else array, device_type=2)
+
+    status, text = gathered(weight=on_cuda(WEIGHT), ids=on_cuda(IDS), out=on_cuda(None))
+    if pe.build_info()["cuda_version"]:
+        assert status == 4
+        assert "CUDA kernels of posembed need an NVIDIA driver that is R" in text
+    else:
+        assert status == 1
+        assert "weight: expected memory of the CPU" in text
+        assert "this build has no CUDA kernels" in text
+    assert kernels.library().posembed_check_errors(1) == 0
 
 
 def test_threads_have_errors_of_their_own() -> None:
