@@ -117,12 +117,6 @@ def attention(place: Placement, key_heads: int, key_place: Placement, **more: An
     return functional.alibi_attention, arguments, places
 
 
-def scores(function: Callable[..., Tensor], place: Placement, **more: Any) -> Case:
-    slopes = functional.alibi_slopes(6).double()
-    arguments = {"scores": randn(2, 6, 4, 7), "slopes": slopes, "scale": 0.5, **more}
-    return function, arguments, {"scores": place}
-
-
 def table(place: Placement, ids_place: Placement | None = None, **more: Any) -> Case:
     ids = torch.tensor([[0, 4, 3], [4, 6, 1]])
     places = {"weight": place} | ({} if ids_place is None else {"ids": ids_place})
@@ -165,10 +159,10 @@ def latent(layout: str, place: Placement, key_place: Placement, **more: Any) -> 
 
 POSITIONS = torch.tensor([3, 0, 7, -1, 2])
 OF_SAMPLES = torch.stack([POSITIONS, POSITIONS + 1])
+HASH: dict[str, Any] = {"multipliers": (3, 5), "moduli": ((11, 13),), "offsets": ((0, 11),), "boundary": 0}
 MASK = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0]])
 
 CASES: dict[str, Callable[[], Case]] = {
-    "rotary batch": lambda: rotation("bshd", Shard(0), positions=OF_SAMPLES),
     "rotary sequence, uneven": lambda: rotation("bshd", Shard(1), positions=POSITIONS),
     "rotary query by heads, key whole": lambda: rotation("bshd", Shard(2), WHOLE, frequencies=randn(4).abs()),
     "rotary whole": lambda: rotation("bshd", WHOLE, frequencies=randn(4).abs()),
@@ -178,42 +172,38 @@ CASES: dict[str, Callable[[], Case]] = {
     "norm_rotary_packed sequence, groups": lambda: normed_pack(Shard(1), order="groups"),
     "mla_rotary heads, key with one": lambda: latent("BHSD", Shard(1), WHOLE, inverse=True),
     "mla_rotary sequence, key with a head": lambda: latent("SBHD", Shard(0), Shard(0)),
-    "alibi_bias of two sides, with a mask": lambda: (
-        functional.alibi_bias,
-        {
-            "slopes": randn(2, 3).abs(),
-            "query_length": 4,
-            "key_length": 7,
-            "causal": False,
-            "attention_mask": MASK,
-        },
-        {"slopes": Shard(1)},
-    ),
-    "alibi_softmax batch": lambda: scores(functional.alibi_softmax, Shard(0), attention_mask=MASK),
     "alibi_attention heads": lambda: attention(Shard(1), 6, Shard(1)),
     "alibi_attention groups": lambda: attention(Shard(1), 2, Shard(1), attention_mask=MASK),
     "alibi_attention one key head": lambda: attention(Shard(1), 1, WHOLE),
-    "learned_add columns": lambda: (functional.learned_add, {"x": randn(2, 5, 8), "weight": randn(10, 8), "positions": OF_SAMPLES, "first_row": 1}, {"x": Shard(2), "weight": Shard(1)}),
     "embedding columns": lambda: table(Shard(1), scale=3.0, padding_idx=4),
     "token_bag columns": lambda: bags({"weight": Shard(1)}, weights=randn(3, 3), padding_idx=-3),
     "token_bag bags, plain table": lambda: bags({"ids": Shard(0)}, mode="mean", padding_idx=2),
     "token_bag maxima of columns": lambda: bags({"weight": Shard(1)}, mode="max"),
     "token_bag with offsets": lambda: bags({"weight": Shard(1)}, ids=torch.tensor([0, 4, 3, 6]), offsets=torch.tensor([0, 1, 1, 4]), include_last_offset=True),
     "embedding whole": lambda: table(WHOLE, scale_grad_by_freq=True),
+    "ngram_ids batch": lambda: (functional.ngram_ids, {"ids": torch.randint(9, (3, 5)), **HASH, "history": torch.randint(9, (3, 1))}, {"ids": Shard(0)}),
 }  # fmt: skip
+
+
+def shared_cases() -> dict[str, list[OperatorCase]]:
+    """The shared cases of each operator that functional calls with shards."""
+    called = "".join(path.read_text() for path in Path(functional.__file__).parent.glob("*.py"))
+    constants = re.findall(r"\b(?:call|on_scores)\(\s*_?([A-Z_]*[A-Z])\b", called)
+    found: dict[str, list[OperatorCase]] = {name.lower(): [] for name in constants}
+    for family in FAMILIES:
+        for case in importlib.import_module(f"support.{family}").CASES:
+            found.get(case.operator._opname, []).append(case)
+    return found
 
 
 def generated() -> dict[str, Callable[[], Case]]:
     """The shared cases of operators, split along each dimension of the leading tensors."""
-    called = "".join(path.read_text() for path in Path(functional.__file__).parent.glob("*.py"))
-    names = set(re.findall(r'\b(?:call|on_scores)\(\s*"(\w+)"', called)) & set(TABLE)
-    found: dict[str, Callable[[], Case]] = {}
-    for family in FAMILIES:
-        for case in importlib.import_module(f"support.{family}").CASES:
-            if case.operator._opname in names:
-                for letter in letters_to_split(case):
-                    found[f"{case.name} {letter}"] = functools.partial(along, case, letter)
-    return found
+    return {
+        f"{case.name} {letter}": functools.partial(along, case, letter)
+        for cases in shared_cases().values()
+        for case in cases
+        for letter in letters_to_split(case)
+    }
 
 
 def letters_of_leading(case: OperatorCase) -> tuple[dict[str, Any], dict[str, str]]:
@@ -253,6 +243,13 @@ def along(case: OperatorCase, letter: str) -> Case:
 
 
 CASES |= generated()
+
+
+def test_every_operator_has_cases() -> None:
+    """The others are among those above, but for the slopes of longer texts, which a module calls."""
+    named = {name for name, cases in shared_cases().items() if not cases}
+    packed = {"norm_rotary_packed", "rotary_packed"}
+    assert named == {"alibi_attention", "alibi_scaled_slopes", "ngram_ids"} | packed
 
 
 def check_cases(names: list[str]) -> dict[str, str]:
@@ -349,7 +346,7 @@ def test_in_place(two: Processes) -> None:
 
 def check_compiled() -> None:
     """Without a break of the graph, gradients included."""
-    for name in ("rotary sequence, uneven", "alibi_softmax batch", "embedding columns"):
+    for name in ("rotary sequence, uneven", "alibi_softmax-hidden b", "embedding columns"):
         function, arguments, places = CASES[name]()
         compare((torch.compile(function, fullgraph=True, backend="aot_eager"), arguments, places))
 
@@ -447,6 +444,9 @@ def check_refusals() -> None:
         (lambda: f.alibi_attention(seq, heads, heads, slopes=slopes), ValueError, f"key: expected Shard(0) or Shard(1) or Replicate(), got Shard(dim=2){fit}"),
         (lambda: f.alibi_attention(seq, parted(x[:, :2], WHOLE), parted(x[:, :2], WHOLE), slopes=slopes), ValueError, f"key: expected placements (Shard(dim=1),), as other arguments are split, got (Replicate(),){fit}"),
         (lambda: f.alibi_attention(partial, x, x, slopes=slopes, dropout=0.5), ValueError, "dropout: expected 0 for DTensors, got 0.5"),
+        (lambda: f.alibi_attention(*(parted(randn(2, n, 4, 8), Shard(1)) for n in (6, 3, 3)), slopes=f.alibi_slopes(6)), ValueError, "key: expected heads that 2 processes split evenly, got 3 for 6 heads of the query"),
+        (lambda: f.ngram_ids(parted(ids, Shard(1)), **HASH), ValueError, "ids: expected a sequence in one piece, as n-grams reach back, got (Shard(dim=1),)"),
+        (lambda: f.ngram_ids(parted(ids, Shard(0)), **HASH, history=ids[:, :1], cu_seqlens=torch.tensor([0, 3])), ValueError, "history: expected none with cu_seqlens for DTensors"),
         (lambda: f.token_bag(ids, rows), ValueError, f"weight: expected Shard(1) or Replicate(), got Shard(dim=0){fit}"),
         (lambda: f.token_bag(parted(ids[0], Shard(0)), weight, torch.tensor([0, 1])), ValueError, f"ids: expected Replicate(), got Shard(dim=0){fit}"),
         (lambda: f.token_bag(ids, parted(weight, WHOLE).requires_grad_(), gradient="rows"), ValueError, "gradient: expected 'dense', as a DTensor has no sparse parts, got 'rows'"),

@@ -348,31 +348,6 @@ def test_codes_of_torchao(dtype: torch.dtype, groups: int, tmp_path: Path) -> No
         for tensor in (None, "a.b.weight", "a.b"):
             found = pe.TokenEmbedding.from_file(path, tensor=tensor, keep="codes")(IDS)
             torch.testing.assert_close(found.double(), expected[IDS], rtol=2e-7, atol=1e-5)
-    for block, message in ([1, 7], TypeError), ([2, COLUMNS], TypeError), (None, ValueError):
-        save_file(parts, path, {"a.b.weight": json.dumps({"_data": {"block_size": block}})})
-        refused((lambda: pe.QuantizedTable.from_file(path), message, "a.b._weight_qdata"))
-
-
-def test_codes_of_gguf(tmp_path: Path) -> None:
-    gguf = pytest.importorskip("gguf")
-    weight = torch.randn(ROWS, COLUMNS)
-    data = gguf.quantize(weight.numpy(), gguf.GGMLQuantizationType.Q8_0)
-    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
-    writer.add_tensor("token_embd.weight", data, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-    writer.add_tensor("other", weight.numpy())
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file):
-        write()
-    writer.write_tensors_to_file()
-    writer.close()
-    path = tmp_path / "model.gguf"
-    whole = pe.TokenEmbedding.from_file(path)
-    kept = pe.TokenEmbedding.from_file(path, keep="codes")
-    assert kept.table.codes.dtype == torch.int8
-    assert torch.equal(kept(IDS), whole(IDS))
-    refused(
-        (lambda: pe.QuantizedTable.from_file(path, "other"), TypeError, "other: expected a table in Q8_0, Q4_0 or Q4_1 .*, got F32"),
-        (lambda: pe.QuantizedTable.from_file(path, "none"), ValueError, "tensor: expected one of"),
-    )  # fmt: skip
 
 
 def test_cpp_modules_quantise() -> None:
