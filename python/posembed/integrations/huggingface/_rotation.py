@@ -527,7 +527,9 @@ class Rotation:
             calls.kernel += 1
             return call(*args)
 
-        return rotate
+        made: Any = rotate
+        made.rule = self.rule
+        return made
 
     def forms(self) -> str:
         """What it computes, by default and with other options; or what calls have used."""
