@@ -258,6 +258,15 @@ def test_a_model_that_was_compiled_before_follows(backend: str) -> None:
     torch.compiler.reset()
 
 
+def test_a_patched_model_may_be_compiled_before_it_runs() -> None:
+    model, given = Base(), arguments()
+    expected = model(*given)
+    _door._found.pop(Base.rotated, None)
+    patch(model)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(*given), expected)
+
+
 def test_threads_call_while_patch_swaps() -> None:
     model, given = Model(), arguments()
     expected, running = model("outer", *given), True

@@ -361,24 +361,6 @@ class Trial:
             tokens = "table's last" if order[0] > 0 else "table's first"
         return dataclasses.replace(rule, roles=roles, gathers=gathers, tokens=tokens)
 
-    def structures(self) -> Iterator[Rule]:
-        """Rules that hold up to rounding."""
-        plain = [x for x in self.samples if x[-1] == PLAIN]
-        for gathers in (False, True) if self.roles.positions else (False,):
-            for wide in (False,) if self.roles.form == "complex" else (True, False):
-                read = (self.read(x, wide, gathers) for x in plain if not x[3])
-                rule = next(filter(None, read), None)
-                if rule is None or rule.window != "all":
-                    continue
-                if self.roles.form == "matrices" and rule.ratio != 4:
-                    continue  # it views two columns a pair, and takes them in any form
-                changed = (self.read(x, wide, gathers) for x in plain if x[3])
-                others = list(filter(None, changed))
-                window = next((x for x in others if x.window != "all"), rule).window
-                tokens = next((x for x in others if x.tokens != "all"), rule).tokens
-                self.turns = True
-                yield dataclasses.replace(rule, window=window, tokens=tokens)
-
     # ------------------------------------------------------------------------------------ rounding
 
     def compared(
@@ -461,8 +443,22 @@ class Trial:
 
         If it ``packs``, results get the memory order of the function's.
         """
-        dims = [None] if self.roles.unsqueeze else DIMS
-        structures = list(self.structures())
+        roles, structures = self.roles, list[Rule]()  # of rules that hold up to rounding
+        dims = [None] if roles.unsqueeze else DIMS
+        plain = [x for x in self.samples if x[-1] == PLAIN]
+        rows = (False, True) if roles.positions else (False,)
+        for gathers, wide in itertools.product(rows, (True, False)[roles.form == "complex" :]):
+            read = (self.read(x, wide, gathers) for x in plain if not x[3])
+            rule = next(filter(None, read), None)
+            if rule is None or rule.window != "all":
+                continue
+            if roles.form == "matrices" and rule.ratio != 4:
+                continue  # it views two columns a pair, and takes them in any form
+            others = [y for x in plain if x[3] and (y := self.read(x, wide, gathers))]
+            window = next((x for x in others if x.window != "all"), rule).window
+            tokens = next((x for x in others if x.tokens != "all"), rule).tokens
+            structures.append(dataclasses.replace(rule, window=window, tokens=tokens))
+        self.turns = bool(structures)
         for strict in (True, False):
             held: list[Rule] = []
             for x in structures:
@@ -592,7 +588,9 @@ def recognise(
             with gate.watching():
                 for trial in trials:
                     trial.repeat()
-        return gate.unseen() or Rotation(held, rules)
+            if reason := gate.unseen():
+                return reason
+        return Rotation(held, rules)
 
 
 def _tried(function: Any) -> list[Trial]:
