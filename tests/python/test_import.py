@@ -9,6 +9,7 @@ from pathlib import Path
 
 import posembed
 import pytest
+from posembed import _library
 from support.build_folder import BUILD
 
 PROGRAM = """
@@ -164,3 +165,22 @@ def test_integrations_say_what_to_install(integration: str, missing: str) -> Non
     last = result.stderr.splitlines()[-1]
     assert last.startswith(f"ModuleNotFoundError: posembed.integrations.{integration} ")
     assert f"{missing} is missing: python -m pip install {integration}" in last
+
+
+WITHOUT_LIBTORCH_CUDA = """
+import ctypes, importlib.util, sys
+from pathlib import Path
+
+torch = Path(importlib.util.find_spec("torch").origin).parent / "lib"
+for library in (torch / "libc10.so", torch / "libtorch_cpu.so", Path(sys.argv[1])):
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+loaded = Path("/proc/self/maps").read_text()
+print([name for name in ("libtorch_cuda", "libc10_cuda", "libposembed.so") if name in loaded])
+"""
+
+
+def test_one_library_serves_torch_with_and_without_cuda() -> None:
+    """Its operators are registered in a process that has torch's libraries for the CPU alone."""
+    command = [sys.executable, "-c", WITHOUT_LIBTORCH_CUDA, _library.LIBRARY]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed == "['libposembed.so']\n"
