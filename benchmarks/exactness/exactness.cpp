@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "core/turn.h"
-#include "rotary/rotary_frequencies.h"
+#include "rotary/rotary.h"
 
 namespace {
 

@@ -13,7 +13,6 @@
 #include "alibi/alibi.h"
 #include "input/input.h"
 #include "rotary/rotary.h"
-#include "rotary/rotary_frequencies.h"
 #include "rotary_norm/rotary_norm.h"
 #include "sinusoidal/sinusoidal.h"
 #include "token/token.h"

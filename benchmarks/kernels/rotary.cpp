@@ -18,7 +18,7 @@
 #include "kernels/bandwidth_limits.h"
 #include "kernels/cases.h"
 #include "kernels/team.h"
-#include "rotary/rotary_frequencies.h"
+#include "rotary/rotary.h"
 
 namespace posembed::benchmarks {
 namespace {

@@ -9,7 +9,6 @@
 
 #include "alibi/alibi_operator.h"
 #include "dispatcher/autograd.h"
-#include "dispatcher/linear.h"
 
 namespace posembed::alibi {
 namespace {

@@ -15,10 +15,10 @@
 
 #include "bag/bag.h"
 #include "core/brief.h"
+#include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
-#include "dispatcher/linear.h"
 #include "dispatcher/output_memory.h"
 #include "token/token_backward.h"
 #include "token/token_operator.h"

@@ -1,7 +1,6 @@
 // Rotations and their frequencies for posembed_kernels.h.
 #include "c_interface/tensors.h"
 #include "rotary/rotary.h"
-#include "rotary/rotary_frequencies.h"
 
 namespace posembed::c_interface {
 namespace {

@@ -1,8 +1,7 @@
-#include "dispatcher/declaration.h"
-
 #include <algorithm>
 
 #include "dispatcher/checks.h"
+#include "dispatcher/operator.h"
 
 namespace posembed::dispatcher {
 namespace {

@@ -1,12 +1,15 @@
-// Runs a kernel on its tensors' device: on CUDA, or on the CPU's threads. Copies numbers from C++
-// to a tensor on any device.
+// Runs a kernel on its tensors' device: on CUDA, or on the CPU's threads. Names it for profilers.
+// Copies numbers from C++ to a tensor on any device.
 #pragma once
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
+#include <utility>
 
 #include "core/host_floats.h"
 #include "dispatcher/cuda_scope.h"
@@ -35,6 +38,22 @@ void parallel_for(int64_t count, int64_t bytes_per_item, const Kernel& kernel) {
     at::parallel_for(0, count, grain, kernel);
   }
 }
+
+/// While a profiler runs, a range in its record, from here to the end of the scope, for the way
+/// that a kernel takes; `name` gives its name and is not called otherwise.
+class ProfiledRange {
+ public:
+  template <typename Name>
+  explicit ProfiledRange(const Name& name) {
+    auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
+    if (C10_LIKELY(!callbacks.has_value())) return;
+    range_.emplace(std::move(*callbacks));
+    range_->before(name());
+  }
+
+ private:
+  std::optional<at::RecordFunction> range_;
+};
 
 /// Calls `cuda` on the current stream of `tensor`'s device, or `cpu` for all `count` items.
 template <typename Arguments, typename Cpu, typename Cuda>

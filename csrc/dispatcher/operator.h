@@ -5,22 +5,245 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
+#include <sstream>
+#include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 
+#include "core/brief.h"
 #include "core/cuda_launch.h"
 #include "dispatcher/checks.h"
-#include "dispatcher/declaration.h"
 #include "dispatcher/fork.h"
-#include "dispatcher/spread.h"
+#include "posembed/given.h"
+#include "posembed/offset.h"
 
 namespace posembed::dispatcher {
+
+// ------------------------------------------------------------------------------------- declaration
+// What a schema says, looked up once: its handle, the names of its arguments and which of them it
+// writes.
+
+/// The operator posembed::<name>, and a bit for each argument that its schema marks as written.
+class Declaration {
+ public:
+  explicit Declaration(const char* name);
+
+  template <typename Signature>
+  c10::TypedOperatorHandle<Signature> typed() const {
+    return operator_.typed<Signature>();
+  }
+
+  const char* name_of(size_t argument) const {
+    return operator_.schema().arguments()[argument].name().c_str();
+  }
+
+  bool writes(size_t argument) const { return (written_ >> argument & 1) != 0; }
+
+  /// Fails unless the arguments from `first` on have these names: "self.ids, self.offset()".
+  void check_names(std::string_view expressions, size_t first) const;
+
+  /// Throws c10::TypeError for a required tensor that is undefined.
+  [[noreturn]] void raise_missing(size_t argument) const;
+
+  /// Throws c10::ValueError for tensors on two devices: `other` is not on that of `first`.
+  [[noreturn]] void raise_devices(const at::Tensor& first, size_t first_argument,
+                                  const at::Tensor& other, size_t other_argument) const;
+
+  /// Throws c10::ValueError for a tensor whose gradient or tangent would be lost. Refers from
+  /// posembed::f_ and posembed::f_out to posembed::f.
+  [[noreturn]] void raise_history(const at::Tensor& tensor, size_t argument) const;
+
+ private:
+  c10::OperatorHandle operator_;
+  uint64_t written_ = 0;
+};
+
+// ------------------------------------------------------------------------------------ registration
+// Families register schemas with TORCH_LIBRARY_FRAGMENT(posembed, m) in x_operator.cpp. `spec` is
+// the JSON text of a specification: numbers that no dtype cast can change. Lengths and offsets are
+// SymInt, so that a compiled graph serves every length. Operators without tensor arguments take a
+// device, as FakeTensorMode requires. "(a!)" marks a tensor that the operator writes to; such
+// operators return nothing, which functionalization expects.
+
+// torch's conjugate and negative bits: views such as x.conj() and x.conj().imag, whose memory
+// differs from their values. torch's own rule expects that operators return what they write, which
+// posembed's do not.
+
+/// Registers one rule for the operator of a schema: arguments that it reads are resolved; one that
+/// it writes raises c10::ValueError, because a copy would be written instead.
+void define_math_bits(torch::Library& library, const std::string& schema);
+
+/// Defines an operator: its name and its arguments, then its result.
+inline void define(torch::Library& library, const std::string& schema) {
+  library.def(schema.c_str(), {at::Tag::pt2_compliant_tag});
+  define_math_bits(library, schema);
+}
+
+// ---------------------------------------------------------------------------- structs of arguments
+// Derives the C++ signatures of a family's operators from a struct of arguments, which names its
+// fields once, in the order of the schemas: POSEMBED_FIELDS(self.ids, self.offset())
+
+// ------------------------------------------------------------------------------------- schema type
+// How schemas pass the fields of a struct of arguments: an enum as its name, an Offset as a SymInt,
+// a Given<T> as T, everything else unchanged.
+
+/// An enum's argument name and values. Specialise it beside the operators that take the enum:
+///   static constexpr const char* argument = "layout";
+///   static constexpr Layout values[] = {Layout::bshd, …};
+/// name(value) gives each value's text.
+template <typename Enum>
+struct EnumArgument;
+
+/// The value of an enum by its name. Throws c10::ValueError for an unknown one.
+template <typename Enum>
+Enum enum_from(std::string_view text) {
+  using Argument = EnumArgument<Enum>;
+  for (const Enum value : Argument::values) {
+    if (text == name(value)) return value;
+  }
+  std::ostringstream known;
+  for (const Enum value : Argument::values) {
+    const bool last = value == *(std::end(Argument::values) - 1);
+    if (value != Argument::values[0]) known << (last ? " or " : ", ");
+    known << "'" << name(value) << "'";
+  }
+  TORCH_CHECK_VALUE(false, Argument::argument, ": expected ", known.str(), ", got '",
+                    core::brief(text), "'");
+}
+
+/// The type in which a schema passes a field, and the conversions.
+template <typename Field, typename = void>
+struct SchemaType {
+  using Type = Field;
+  static const Field& to(const Field& field) { return field; }
+  static Field from(Type value) { return value; }
+};
+
+template <typename Field>
+struct SchemaType<Field, std::enable_if_t<std::is_same_v<Field, at::Tensor> ||
+                                          std::is_same_v<Field, std::optional<at::Tensor>>>> {
+  using Type = const Field&;
+  static Type to(Type field) { return field; }
+  static Type from(Type value) { return value; }
+};
+
+template <>
+struct SchemaType<std::string> {
+  using Type = std::string_view;
+  static Type to(const std::string& field) { return field; }
+  static std::string from(Type value) { return std::string(value); }
+};
+
+template <typename Enum>
+struct SchemaType<Enum, std::enable_if_t<std::is_enum_v<Enum>>> {
+  using Type = std::string_view;
+  static Type to(Enum field) { return name(field); }
+  static Enum from(Type value) { return enum_from<Enum>(value); }
+};
+
+template <typename T>
+struct SchemaType<Given<T>> : SchemaType<T> {};
+
+template <>
+struct SchemaType<Offset> {
+  using Type = c10::SymInt;
+  static const c10::SymInt& to(const Offset& field) { return field.number(); }
+  static Offset from(Type value) { return Offset(std::move(value)); }
+};
+
+}  // namespace posembed::dispatcher
+
+// ------------------------------------------------------------------------------------------ spread
+
+/// Members of a struct of arguments: a tuple of references to its fields, and their names, which
+/// are compared with the schema's.
+#define POSEMBED_FIELDS(...)                               \
+  static constexpr const char* field_names = #__VA_ARGS__; \
+  template <typename Self>                                 \
+  static auto fields(Self& self) {                         \
+    return std::tie(__VA_ARGS__);                          \
+  }
+
+namespace posembed::dispatcher {
+
+/// std::tuple of references to the fields of `Call`.
+template <typename Call>
+using FieldsOf = decltype(Call::fields(std::declval<Call&>()));
+
+template <typename Field>
+using Schema = SchemaType<std::decay_t<Field>>;
+
+template <typename Call, typename Fields, typename Function, typename... Trailing>
+struct SpreadFields;
+
+template <typename Call, typename... Fields, typename Result, typename... Leading,
+          typename... Trailing>
+struct SpreadFields<Call, std::tuple<Fields...>, Result(Leading...), Trailing...> {
+  /// What kernels and callers see, and what the dispatcher sees.
+  using Function = Result(Leading..., const Call&, Trailing...);
+  using Signature = Result(Leading..., typename Schema<Fields>::Type..., Trailing...);
+
+  static void check(const Declaration& declaration) {
+    declaration.check_names(Call::field_names, sizeof...(Leading));
+  }
+
+  /// The kernel to register: `function` with a parameter for each field.
+  template <typename Kernel>
+  static auto kernel(const Kernel& function) {
+    return [function](Leading... leading, typename Schema<Fields>::Type... fields,
+                      Trailing... trailing) -> Result {
+      Call call;
+      Call::fields(call) = std::forward_as_tuple(
+          Schema<Fields>::from(std::forward<typename Schema<Fields>::Type>(fields))...);
+      return function(leading..., call, trailing...);
+    };
+  }
+
+  /// Calls the operator.
+  static Result call(const c10::TypedOperatorHandle<Signature>& handle, Leading... leading,
+                     const Call& call, Trailing... trailing) {
+    return std::apply(
+        [&](const auto&... fields) -> Result {
+          return handle.call(leading..., Schema<Fields>::to(fields)..., trailing...);
+        },
+        Call::fields(call));
+  }
+};
+
+/// The signature of operators that take the arguments of `Function`, then the fields of `Call`,
+/// then `Trailing`, and return the result of `Function`.
+template <typename Function, typename Call, typename... Trailing>
+struct Spread : SpreadFields<Call, FieldsOf<Call>, Function, Trailing...> {};
+
+/// The same without a struct.
+template <typename Result, typename... Arguments>
+struct Spread<Result(Arguments...), void> {
+  using Function = Result(Arguments...);
+  using Signature = Result(Arguments...);
+
+  static void check(const Declaration&) {}
+
+  template <typename Kernel>
+  static auto kernel(const Kernel& function) {
+    return [function](Arguments... arguments) -> Result {
+      return function(std::forward<Arguments>(arguments)...);
+    };
+  }
+
+  static Result call(const c10::TypedOperatorHandle<Signature>& handle, Arguments... arguments) {
+    return handle.call(std::forward<Arguments>(arguments)...);
+  }
+};
 
 // --------------------------------------------------------------------------------------- arguments
 // Visits an operator's arguments in the order of its schema, for rules that hold for all operators.
@@ -273,7 +496,7 @@ class OperatorOf<Schema, Result(Arguments...)> {
   FirstUse<Found> found_;
 };
 
-/// An operator that takes the arguments of `Function`, then the fields of `Call` (spread.h), if
+/// An operator that takes the arguments of `Function`, then the fields of `Call`, if
 /// there is one, then `Trailing`.
 template <typename Function, typename Call = void, typename... Trailing>
 using Operator = OperatorOf<Spread<Function, Call, Trailing...>>;

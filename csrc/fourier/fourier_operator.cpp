@@ -14,9 +14,9 @@
 
 #include "core/brief.h"
 #include "core/double_double.h"
+#include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/launch.h"
-#include "dispatcher/linear.h"
 #include "dispatcher/output_memory.h"
 #include "dispatcher/tensors.h"
 #include "fourier/fourier.h"

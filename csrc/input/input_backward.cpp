@@ -13,7 +13,6 @@
 #include <tuple>
 
 #include "dispatcher/autograd.h"
-#include "dispatcher/linear.h"
 #include "input/input_operator.h"
 #include "learned/learned_operator.h"
 #include "token/token_operator.h"

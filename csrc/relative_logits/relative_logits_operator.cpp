@@ -23,9 +23,9 @@
 
 #include "core/index_range.h"
 #include "dispatcher/autocast.h"
+#include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/launch.h"
-#include "dispatcher/linear.h"
 #include "dispatcher/output_memory.h"
 #include "dispatcher/tensors.h"
 #include "relative_logits/relative_logits.h"

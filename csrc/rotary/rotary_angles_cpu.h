@@ -103,6 +103,8 @@ struct Turns {
 /// few sets of the L1 cache and evict each other.
 constexpr int64_t array_padding = 64;
 
+}  // namespace
+
 /// Sine and cosine of a token, in the same order.
 template <typename T>
 struct Angles {
@@ -110,6 +112,8 @@ struct Angles {
   alignas(64) Compute<T> sine[max_padded_pairs + array_padding];
   alignas(64) Compute<T> outer[max_padded_pairs];  // xPos: multiplies the rotated pair
 };
+
+namespace {
 
 template <typename T, bool interleaved>
 constexpr int64_t pair_of_slot(int64_t slot) {

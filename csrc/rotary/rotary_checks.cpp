@@ -206,6 +206,13 @@ Tensor empty_on_cpu(const Tensor& input, const at::TensorOptions& options) {
   return dispatcher::empty_strided(input.sizes(), strides, options);
 }
 
+/// "rotary: in order, streamed": the way of tokens [begin, end).
+std::string walk_name(const Arguments& arguments, int64_t begin, int64_t end) {
+  const char* parts[3];
+  name_walk_cpu(arguments, begin, end, parts);
+  return std::string("rotary: ") + parts[0] + parts[1] + parts[2];
+}
+
 }  // namespace
 
 Dimensions dimensions(Layout layout) {
@@ -386,7 +393,11 @@ void launch_rotation(Arguments& call, const Tensor& query) {
   call.error = dispatcher::device_error(query.device());
   const int64_t heads = call.views[0].heads + (call.count > 1 ? call.views[1].heads : 0);
   const int64_t token_bytes = 2 * heads * call.head_dim * core::size_of(call.scalar);
-  dispatcher::launch(call, query, call.batch * call.seq, token_bytes, rotate_cpu,
+  const auto rotate = [](const Arguments& arguments, int64_t begin, int64_t end) {
+    const dispatcher::ProfiledRange range([&] { return walk_name(arguments, begin, end); });
+    rotate_cpu(arguments, begin, end);
+  };
+  dispatcher::launch(call, query, call.batch * call.seq, token_bytes, rotate,
                      POSEMBED_CUDA_LAUNCHER(rotate_cuda));
 }
 

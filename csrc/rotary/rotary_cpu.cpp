@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "core/fma.h"
 #include "core/instruction_set.h"
 #include "rotary/rotary.h"
 #include "rotary/rotary_angles_cpu.h"
@@ -15,9 +17,142 @@
 namespace posembed::rotary::POSEMBED_ISA {
 namespace {
 
+// -------------------------------------------------------------------------------------- rotations
+
+/// `fixed_pairs`: the number of pairs as a constant, or 0.
+template <bool interleaved, bool streaming, int64_t fixed_pairs, typename T>
+void rotate_group(const T* in, T* out, int64_t count, int64_t in_step, int64_t out_step,
+                  const Angles<T>& angles, int64_t pairs, const Margins& margins) {
+  const RowGroup<T> rows{in, out, count, in_step, out_step};
+  if constexpr (fixed_pairs > 0) {
+    rotate_each<interleaved, streaming>(rows, AnglesInRegisters<fixed_pairs>(angles), fixed_pairs,
+                                        margins);
+  } else {
+    rotate_each<interleaved, streaming>(rows, AnglesInMemory(angles), pairs, margins);
+  }
+}
+
+/// The rotation for xPos.
+template <bool interleaved, bool streaming, typename T>
+void rotate_decaying_group(const T* in, T* out, int64_t count, int64_t in_step, int64_t out_step,
+                           const Angles<T>& angles, int64_t pairs, const Margins& margins) {
+  const RowGroup<T> rows{in, out, count, in_step, out_step};
+  if constexpr (std::is_same_v<T, double>) {  // doubles need no outer factor
+    rotate_each<interleaved, streaming>(rows, AnglesInMemory(angles), pairs, margins);
+  } else {
+    rotate_each<interleaved, streaming>(rows, DecayingAngles(angles), pairs, margins);
+  }
+}
+
+/// The rotation by tables.
+template <bool interleaved, bool streaming, ProductRounding rounding, typename T>
+POSEMBED_IN_STEPS void rotate_group_in_steps(const T* in, T* out, int64_t count, int64_t in_step,
+                                             int64_t out_step, const Angles<T>& angles,
+                                             int64_t pairs, const Margins& margins) {
+  rotate_each<interleaved, streaming>(RowGroup<T>{in, out, count, in_step, out_step},
+                                      AnglesInSteps<rounding, T>(angles), pairs, margins);
+}
+
+/// The rotation by tables with a value for each component of a pair.
+template <bool interleaved, ProductRounding rounding, typename T>
+POSEMBED_IN_STEPS void rotate_apart(const RowGroup<T>& rows, const ApartAngles<Compute<T>>& angles,
+                                    int64_t pairs) {
+  rotate_each<interleaved, false>(rows, ApartInSteps<rounding, T>{angles}, pairs, no_margins);
+}
+
 /// The maximum number of tokens in a tile.
 template <typename T>
 constexpr int64_t tile_tokens = 128 / static_cast<int64_t>(sizeof(Compute<T>));
+
+template <typename T, bool interleaved, bool streaming, int64_t... known>
+RotateGroup<T> rotation_of(int64_t pairs, std::integer_sequence<int64_t, known...>) {
+  RotateGroup<T> chosen = rotate_group<interleaved, streaming, 0, T>;
+  ((pairs == known ? void(chosen = rotate_group<interleaved, streaming, known, T>) : void()), ...);
+  return chosen;
+}
+
+template <typename T, bool interleaved, bool streaming>
+RotateGroup<T> rotation_of(const Arguments& arguments) {
+  if (arguments.decay != nullptr) return rotate_decaying_group<interleaved, streaming, T>;
+  if (arguments.cosines != nullptr) {
+    return arguments.product_rounding == ProductRounding::to_data_type
+               ? rotate_group_in_steps<interleaved, streaming, ProductRounding::to_data_type, T>
+               : rotate_group_in_steps<interleaved, streaming, ProductRounding::none, T>;
+  }
+  return choose_rotation<T>(interleaved, streaming, arguments.pairs);
+}
+
+// -------------------------------------------------------------------------------------------- ways
+// The way that a call takes, chosen here and named for profilers: how tokens are walked and, for
+// each tensor, how rows are written and in which order. docs/guide/kernels.md has measurements.
+
+enum class Walk { in_order, shared_tiles, pieces };
+constexpr const char* walk_names[] = {"in order", "shared tiles", "pieces"};
+constexpr const char* store_names[] = {"", ", streamed", ", streamed from a buffer"};
+
+/// heads_first: few, long memory streams in head-major tensors, for the hardware prefetcher.
+/// four_streams: the same where the heads of a token are contiguous.
+enum class Order { by_token, heads_first, four_streams };
+constexpr const char* order_names[] = {"", ", heads first", ", four streams"};
+
+/// Four streams only for Intel processors, data larger than the caches and tokens of a page or
+/// more: elsewhere loading sine and cosine more often costs more than it saves.
+template <typename T>
+Order choose_order(const Arguments& arguments, const HeadView& view, Stores stores) {
+  if (is_head_major(view)) return Order::heads_first;
+  constexpr int64_t cached = int64_t{128} << 20, size = sizeof(T);
+  const bool leaves_caches =
+      stores != Stores::ordinary || elements_of(arguments, view) * size >= cached;
+  const bool long_tokens = view.heads * row_dim(arguments, view) * size >= core::page;
+  return core::is_intel && leaves_caches && long_tokens ? Order::four_streams : Order::by_token;
+}
+
+/// See fetch_behind_token().
+template <typename T>
+bool fetches_behind(const Arguments& arguments, const HeadView& view) {
+  if (!fetches_gaps<T>(arguments)) return false;
+  const Order order = choose_order<T>(arguments, view, choose_stores<T>(arguments, view));
+  if (order != Order::by_token) return false;
+  const int64_t gap = gap_between_heads(view, read_of_head(arguments, view));
+  return gap == fetched_between_heads<T>(arguments, view);
+}
+
+/// Whether the sequences of a batch can share angles: same positions, and no xPos, which gives
+/// query and key different factors.
+inline bool has_common_positions(const Arguments& arguments) {
+  if (arguments.batch == 1 || arguments.decay != nullptr) return false;
+  if (arguments.cosines != nullptr) return arguments.table_stride[0] == 0;
+  return arguments.positions.data == nullptr || arguments.position_stride[0] == 0;
+}
+
+/// The length of tiles of which all sequences share the angles, or 0. Sharing saves most with few
+/// heads. For data larger than the caches each sequence's tile is a separate memory stream, so only
+/// short tiles without gaps share.
+template <typename T>
+int64_t shared_tile(const Arguments& arguments) {
+  if (!has_common_positions(arguments)) return 0;
+  int64_t elements = 0;
+  bool gaps = false;
+  for (int64_t r = 0; r < arguments.count; ++r) {
+    const HeadView& view = arguments.views[r];
+    elements += view.heads * row_dim(arguments, view);
+    gaps = gaps || (view.in_stride[1] != view.heads * view.in_stride[2] &&
+                    fetches_behind<T>(arguments, view));
+  }
+  constexpr int64_t run = 2048, longest_token = run / 8;
+  const int64_t token = elements * static_cast<int64_t>(sizeof(T));
+  if (arguments.batch * arguments.seq * token < uncached_bytes) return tile_tokens<T> / 2;
+  return token <= longest_token && !gaps ? std::min(run / token, tile_tokens<T>) : 0;
+}
+
+/// In pieces where heads or windows have angles of their own; in shared tiles if two sequences or
+/// more can share them.
+template <typename T>
+Walk choose_walk(const Arguments& arguments, int64_t begin, int64_t end) {
+  if (is_by_head(arguments) || arguments.windows != nullptr) return Walk::pieces;
+  if (end - begin < 2 * arguments.seq || TokenOrder(arguments).seq_first) return Walk::in_order;
+  return shared_tile<T>(arguments) > 0 ? Walk::shared_tiles : Walk::in_order;
+}
 
 /// The order of a tile's rows. The outermost loop counts `first` from 0 to `stride` - 1. The next
 /// loop takes `heads` heads at a time; the innermost loop rotates these heads of the tokens
@@ -28,25 +163,17 @@ struct RowOrder {
   int64_t heads;
 };
 
-constexpr RowOrder token_by_token{1, 1, std::numeric_limits<int64_t>::max()};
-
-/// The order for head-major tensors: few, long memory streams, for the hardware prefetcher.
 template <typename T>
-constexpr RowOrder heads_first{tile_tokens<T>, 1, 4};
-
-/// Four long memory streams at a time, if the heads of a token are contiguous. Only for Intel
-/// processors, data larger than the caches and tokens of a page or more: elsewhere loading sine and
-/// cosine more often costs more than it saves.
-template <typename T>
-RowOrder four_streams(int64_t row_bytes) {
+RowOrder rows_in(Order order, int64_t row_bytes) {
   constexpr int64_t bytes_in_turn = 1024;
-  const int64_t heads = std::max<int64_t>(1, bytes_in_turn / row_bytes);
-  return {tile_tokens<T>, tile_tokens<T> / 4, heads};
+  if (order == Order::by_token) return {1, 1, std::numeric_limits<int64_t>::max()};
+  if (order == Order::heads_first) return {tile_tokens<T>, 1, 4};
+  return {tile_tokens<T>, tile_tokens<T> / 4, std::max<int64_t>(1, bytes_in_turn / row_bytes)};
 }
 
-/// The order in which one tensor is walked, and its rotation.
+/// How the rows of one tensor are read, rotated and written.
 template <typename T>
-struct Walk {
+struct Rows {
   const HeadView* view;
   Rotating<T> rotating;
   RowOrder order;
@@ -54,52 +181,18 @@ struct Walk {
   bool fetches_ahead;   // see fetch_ahead()
 };
 
-template <typename T>
-RowOrder choose_order(const Arguments& arguments, const HeadView& view, bool streaming) {
-  if (is_head_major(view)) return heads_first<T>;
-  constexpr int64_t cached = int64_t{128} << 20, size = sizeof(T);
-  const bool leaves_caches = streaming || elements_of(arguments, view) * size >= cached;
-  const int64_t row_bytes = row_dim(arguments, view) * size;
-  const bool long_tokens = view.heads * row_bytes >= core::page;
-  return core::is_intel && leaves_caches && long_tokens ? four_streams<T>(row_bytes)
-                                                        : token_by_token;
-}
-
-template <typename T, bool interleaved, bool streaming>
-RotateGroup<T> choose_rotation(const Arguments& arguments) {
-  if (arguments.decay != nullptr) return rotate_decaying_group<interleaved, streaming, T>;
-  if (arguments.cosines != nullptr) {
-    return arguments.product_rounding == ProductRounding::to_data_type
-               ? rotate_group_in_steps<interleaved, streaming, ProductRounding::to_data_type, T>
-               : rotate_group_in_steps<interleaved, streaming, ProductRounding::none, T>;
-  }
-  return choose_rotation<T, interleaved, streaming>(arguments.pairs);
-}
-
 template <typename T, bool interleaved>
-Walk<T> plan_walk(const Arguments& arguments, const HeadView& view) {
+Rows<T> plan_rows(const Arguments& arguments, const HeadView& view) {
   const Stores stores = choose_stores<T>(arguments, view);
-  const auto rotate = stores == Stores::streaming
-                          ? choose_rotation<T, interleaved, true>(arguments)
-                          : choose_rotation<T, interleaved, false>(arguments);
-  const Margins margins = margins_of<T>(arguments, view, stores);
-  const int64_t gap = gap_between_heads(view, read_of_head(arguments, view));
-  const RowOrder order = choose_order<T>(arguments, view, stores != Stores::ordinary);
-  const bool fetches = fetches_gaps<T>(arguments), by_token = order.tile == 1;
-  const bool fetches_behind = by_token && gap == margins.gap && fetches;
-  return {&view, {rotate, stores, margins}, order, fetches_behind, !by_token && fetches};
-}
-
-/// Prefetches the first lines of a token before its angles are computed, because the hardware
-/// prefetcher does not follow from one tensor to the next. Only for streamed float32; elsewhere it
-/// loses time.
-template <typename T>
-POSEMBED_INLINE void prefetch_token(const Arguments& arguments, const Token& token) {
-  constexpr int64_t elements = 256 / sizeof(T);
-  for (int64_t r = 0; r < arguments.count; ++r) {
-    const T* first = row_of<T>(arguments.views[r], token, 0);
-    fetch(first, first + elements);
-  }
+  const auto rotate = stores == Stores::streaming ? rotation_of<T, interleaved, true>(arguments)
+                                                  : rotation_of<T, interleaved, false>(arguments);
+  const Order order = choose_order<T>(arguments, view, stores);
+  const int64_t row_bytes = row_dim(arguments, view) * static_cast<int64_t>(sizeof(T));
+  return {&view,
+          {rotate, stores, margins_of<T>(arguments, view, stores)},
+          rows_in<T>(order, row_bytes),
+          fetches_behind<T>(arguments, view),
+          order != Order::by_token && fetches_gaps<T>(arguments)};
 }
 
 /// Prefetches 2 KiB ahead of the next rows of a head-major tensor, because the hardware prefetcher
@@ -156,10 +249,10 @@ void rotate_apart(const Arguments& arguments, const HeadView& view, const Token&
 
 /// Rotates the rows of a tile of `count` tokens, except tokens that are not rotated.
 template <typename T, bool interleaved>
-void rotate_tile(const Arguments& arguments, const Walk<T>& walk, const Token* tokens,
+void rotate_tile(const Arguments& arguments, const Rows<T>& rows, const Token* tokens,
                  const Angles<T>* angles, int64_t count) {
-  const HeadView& view = *walk.view;
-  const RowOrder& order = walk.order;
+  const HeadView& view = *rows.view;
+  const RowOrder& order = rows.order;
   const int64_t dim = row_dim(arguments, view);
   for (int64_t first = 0; first < std::min(order.stride, count); ++first) {
     for (int64_t head = 0; head < view.heads; head += order.heads) {
@@ -172,68 +265,38 @@ void rotate_tile(const Arguments& arguments, const Walk<T>& walk, const Token* t
                                        heads_of_token<T>(view, tokens[t], head, view.heads));
           continue;
         }
-        if (walk.fetches_ahead) fetch_ahead(heads, dim);
-        rotate_rows(arguments, view, tokens[t], walk.rotating, angles[t], heads);
+        if (rows.fetches_ahead) fetch_ahead(heads, dim);
+        rotate_rows(arguments, view, tokens[t], rows.rotating, angles[t], heads);
       }
     }
   }
 }
 
-/// The turns of a call and the order in which it walks its tensors.
-template <typename T>
+/// The turns of a call and the rows of its tensors.
+template <typename T, bool interleaved>
 struct Plan {
   Turns<T> turns;
-  Walk<T> walks[2] = {};
+  Rows<T> rows[2] = {};
   bool streams = false;
-  /// The length of tiles of which all sequences share the angles; 0: walk tokens in order.
-  int64_t shared_tile = 0;
+
+  explicit Plan(const Arguments& arguments) {
+    order_turns<T, interleaved>(arguments, &turns);
+    order_decay<T, interleaved>(arguments, &turns);
+    for (int64_t r = 0; r < arguments.count; ++r) {
+      rows[r] = plan_rows<T, interleaved>(arguments, arguments.views[r]);
+      streams = streams || rows[r].rotating.stores != Stores::ordinary;
+    }
+  }
 };
-
-/// Whether the sequences of a batch can share angles: same positions, and no xPos, which gives
-/// query and key different factors.
-inline bool has_common_positions(const Arguments& arguments) {
-  if (arguments.batch == 1 || arguments.decay != nullptr) return false;
-  if (arguments.cosines != nullptr) return arguments.table_stride[0] == 0;
-  return arguments.positions.data == nullptr || arguments.position_stride[0] == 0;
-}
-
-/// Plan::shared_tile. Sharing angles saves most with few heads. For data larger than the caches
-/// each sequence's tile is a separate memory stream, so only short tiles without gaps share.
-template <typename T>
-int64_t shared_tile(const Arguments& arguments, const Walk<T>* walks) {
-  if (!has_common_positions(arguments)) return 0;
-  int64_t elements = 0;
-  bool gaps = false;
-  for (int64_t r = 0; r < arguments.count; ++r) {
-    const HeadView& view = arguments.views[r];
-    elements += view.heads * row_dim(arguments, view);
-    gaps = gaps || (walks[r].fetches_behind && view.in_stride[1] != view.heads * view.in_stride[2]);
-  }
-  constexpr int64_t run = 2048, longest_token = run / 8;
-  const int64_t token = elements * static_cast<int64_t>(sizeof(T));
-  if (arguments.batch * arguments.seq * token < uncached_bytes) return tile_tokens<T> / 2;
-  return token <= longest_token && !gaps ? std::min(run / token, tile_tokens<T>) : 0;
-}
-
-template <typename T, bool interleaved>
-void make_plan(const Arguments& arguments, Plan<T>* plan) {
-  order_turns<T, interleaved>(arguments, &plan->turns);
-  order_decay<T, interleaved>(arguments, &plan->turns);
-  for (int64_t r = 0; r < arguments.count; ++r) {
-    plan->walks[r] = plan_walk<T, interleaved>(arguments, arguments.views[r]);
-    plan->streams = plan->streams || plan->walks[r].rotating.stores != Stores::ordinary;
-  }
-  plan->shared_tile = shared_tile(arguments, plan->walks);
-}
 
 /// Rotates tokens [begin, end) in their order in memory.
 template <typename T, bool interleaved>
-void rotate_in_order(const Arguments& arguments, const Plan<T>& plan, const TokenOrder& order,
-                     int64_t begin, int64_t end) {
+void rotate_in_order(const Arguments& arguments, int64_t begin, int64_t end) {
+  const Plan<T, interleaved> plan(arguments);
+  const TokenOrder order(arguments);
   Angles<T> angles[tile_tokens<T>];
   Token tokens[tile_tokens<T>];
-  const Walk<T>* const walks = plan.walks;
-  const int64_t tile = walks[0].order.tile;
+  const int64_t tile = plan.rows[0].order.tile;
   const bool shares = order.seq_first && tile == 1 && has_common_positions(arguments);
   int64_t batch = order.token(begin).batch, seq = order.token(begin).seq;
   for (int64_t first = begin; first < end; first += tile) {
@@ -242,29 +305,31 @@ void rotate_in_order(const Arguments& arguments, const Plan<T>& plan, const Toke
     const bool has_angles = shares && first > begin && seq == tokens[0].seq;
     if (has_angles) tokens[0].batch = batch;
     for (int64_t t = 0; t < tile; ++t) order.advance(&batch, &seq);
-    if (std::is_same_v<T, float> && walks[0].rotating.stores == Stores::streaming)
-      prefetch_token<T>(arguments, token);
     for (int64_t r = 0; r < arguments.count; ++r) {
       const bool of_both = r == 0 || arguments.decay != nullptr;  // except with xPos
       if (of_both && !has_angles) {
         begin_tile<T, interleaved>(arguments, plan.turns, r, count, order, token, tokens, angles);
       }
-      rotate_tile<T, interleaved>(arguments, walks[r], tokens, angles, count);
-      if (walks[r].fetches_behind) fetch_behind_token<T>(arguments, r, token, {batch, seq, false});
+      rotate_tile<T, interleaved>(arguments, plan.rows[r], tokens, angles, count);
+      if (plan.rows[r].fetches_behind) {
+        fetch_behind_token<T>(arguments, r, token, {batch, seq, false});
+      }
     }
   }
+  if (plan.streams) core::stream_fence();
 }
 
 /// Rotates tokens [begin, end) of at least two sequences: the same tile of each sequence by the
 /// same angles.
 template <typename T, bool interleaved>
-void rotate_shared_tiles(const Arguments& arguments, const Plan<T>& plan, const TokenOrder& order,
-                         int64_t begin, int64_t end) {
+void rotate_shared_tiles(const Arguments& arguments, int64_t begin, int64_t end) {
+  const Plan<T, interleaved> plan(arguments);
+  const TokenOrder order(arguments);
   Angles<T> angles[tile_tokens<T>];
   Token tokens[tile_tokens<T>];
-  const int64_t seq = arguments.seq;
-  for (int64_t tile = 0; tile < seq; tile += plan.shared_tile) {
-    const int64_t count = std::min(plan.shared_tile, seq - tile);
+  const int64_t seq = arguments.seq, length = shared_tile<T>(arguments);
+  for (int64_t tile = 0; tile < seq; tile += length) {
+    const int64_t count = std::min(length, seq - tile);
     begin_tile<T, interleaved>(arguments, plan.turns, 0, count, order, {0, tile, false}, tokens,
                                angles);
     for (int64_t sequence = begin / seq; sequence * seq < end; ++sequence) {
@@ -273,22 +338,10 @@ void rotate_shared_tiles(const Arguments& arguments, const Plan<T>& plan, const 
       const int64_t to = std::clamp<int64_t>(end - first, 0, count);
       for (int64_t t = from; t < to; ++t) tokens[t].batch = sequence;
       for (int64_t r = 0; r < arguments.count; ++r) {
-        rotate_tile<T, interleaved>(arguments, plan.walks[r], tokens + from, angles + from,
+        rotate_tile<T, interleaved>(arguments, plan.rows[r], tokens + from, angles + from,
                                     to - from);
       }
     }
-  }
-}
-
-template <typename T, bool interleaved>
-void rotate_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
-  Plan<T> plan;
-  make_plan<T, interleaved>(arguments, &plan);
-  const TokenOrder order(arguments);
-  if (plan.shared_tile > 0 && !order.seq_first && end - begin >= 2 * arguments.seq) {
-    rotate_shared_tiles<T, interleaved>(arguments, plan, order, begin, end);
-  } else {
-    rotate_in_order<T, interleaved>(arguments, plan, order, begin, end);
   }
   if (plan.streams) core::stream_fence();
 }
@@ -351,25 +404,41 @@ bool begin_piece(const PieceTurns<T>& piece, const Token& token, int64_t r, Angl
   return rotated;
 }
 
+/// A window of the rows of a tensor as a rotation of its own.
+inline Arguments window_of_rows(const Arguments& arguments, const HeadView& view, int64_t w) {
+  Arguments part = Pieces(arguments).part(arguments, w);
+  part.head_dim = row_dim(arguments, view);
+  part.start = window_start(arguments, view) + 2 * first_pair(arguments, w);
+  return part;
+}
+
+/// Whether all windows are streamed.
+template <typename T>
+bool streams_windows(const Arguments& arguments, HeadView view) {
+  bool streams = true;
+  for (int64_t w = 0; w < arguments.window_count; ++w) {
+    const Arguments part = window_of_rows(arguments, view, w);
+    HeadView whole_rows = view;
+    whole_rows.window_only = false;
+    streams = streams && can_stream<T>(part, whole_rows);
+  }
+  return streams;
+}
+
 /// How the windows of the rows of a tensor are rotated and written.
 template <typename T, bool interleaved>
 class PieceRows {
  public:
   PieceRows(const Arguments& arguments, const HeadView& view, const Pieces& pieces)
-      : arguments_(arguments), view_(view), pieces_(pieces) {
-    Arguments parts[max_axes];
+      : arguments_(arguments),
+        view_(view),
+        pieces_(pieces),
+        streams_(streams_windows<T>(arguments, view)) {
     for (int64_t w = 0; w < pieces.windows; ++w) {
-      Arguments& part = parts[w] = pieces.part(arguments, w);
-      part.head_dim = row_dim(arguments, view);
-      part.start = window_start(arguments, view) + 2 * first_pair(arguments, w);
-      HeadView whole_rows = view;
-      whole_rows.window_only = false;
-      streams_ = streams_ && can_stream<T>(part, whole_rows);
-    }
-    for (int64_t w = 0; w < pieces.windows; ++w) {
-      windows_[w] = {streams_ ? choose_rotation<T, interleaved, true>(parts[w])
-                              : choose_rotation<T, interleaved, false>(parts[w]),
-                     parts[w].start, parts[w].pairs};
+      const Arguments part = window_of_rows(arguments, view, w);
+      windows_[w] = {streams_ ? rotation_of<T, interleaved, true>(part)
+                              : rotation_of<T, interleaved, false>(part),
+                     part.start, part.pairs};
     }
   }
 
@@ -411,7 +480,7 @@ class PieceRows {
   const Arguments& arguments_;
   const HeadView& view_;
   const Pieces& pieces_;
-  bool streams_ = true;
+  const bool streams_;
   Window windows_[max_axes];
 };
 
@@ -452,17 +521,188 @@ void rotate_pieces(const Arguments& arguments, int64_t begin, int64_t end) {
   if (rows[0].streams() || rows[1].streams()) core::stream_fence();
 }
 
+// ------------------------------------------------------------------------------ frequency gradient
+// Sums the heads of a token in its compute type, and tokens in double.
+
+/// moments[i] += g1 x0 - g0 x1 for pair i of one head.
+template <typename T, bool interleaved>
+void add_moments(const T* x, const T* g, int64_t pairs, Compute<T>* POSEMBED_RESTRICT moments) {
+  constexpr int64_t step = interleaved ? 2 : 1;
+  const int64_t second = interleaved ? 1 : pairs;
+  for (int64_t i = 0; i < pairs; ++i) {
+    const Compute<T> x0 = core::load(x[step * i]), x1 = core::load(x[step * i + second]);
+    const Compute<T> g0 = core::load(g[step * i]), g1 = core::load(g[step * i + second]);
+    moments[i] = core::fma(g1, x0, core::fma(-g0, x1, moments[i]));
+  }
+}
+
+/// Moments of the tokens of a tile.
+template <typename T>
+using Moments = Compute<T>[std::max<int64_t>(max_pairs, 2048)];
+
+/// Tiles keep the number of memory streams low in head-major tensors.
+template <typename T>
+Tile tile_of_moments(const Arguments& arguments) {
+  constexpr int64_t moments = sizeof(Moments<T>) / sizeof(Compute<T>);
+  const int64_t pairs = std::max<int64_t>(arguments.pairs, 1);
+  return choose_tile<T>(arguments, {std::min<int64_t>(moments / pairs, 16), 4});
+}
+
+/// The window of head `head` of a token in tensor `r`.
+template <typename T>
+const T* window_of(const Arguments& arguments, int64_t r, const Token& token, int64_t head) {
+  const HeadView& view = arguments.views[r];
+  return row_of<T>(view, token, head) + window_start(arguments, view);
+}
+
+/// Adds the moments of heads [begin, end) of a token.
+template <typename T, bool interleaved>
+void add_heads(const Arguments& arguments, const Tile& tile, const Token& token, int64_t begin,
+               int64_t end, Compute<T>* moments) {
+  for (int64_t r = 0; r < 2; ++r) fetch_next_tile<T>(arguments, r, tile, token, begin, end);
+  for (int64_t head = begin; head < end; ++head) {
+    add_moments<T, interleaved>(window_of<T>(arguments, 0, token, head),
+                                window_of<T>(arguments, 1, token, head), arguments.pairs, moments);
+  }
+}
+
+/// The moments of tokens [begin, end), over their heads.
+template <typename T, bool interleaved>
+void tile_moments(const Arguments& arguments, const Tile& tile, int64_t begin, int64_t end,
+                  Compute<T>* moments) {
+  const int64_t heads = arguments.views[0].heads, pairs = arguments.pairs;
+  std::fill_n(moments, (end - begin) * pairs, Compute<T>(0));
+  for (int64_t head = 0; head < heads; head += tile.heads) {
+    const int64_t last = std::min(head + tile.heads, heads);
+    for (int64_t t = begin; t < end; ++t) {
+      const Token token{t / arguments.seq, t % arguments.seq, false};
+      add_heads<T, interleaved>(arguments, tile, token, head, last, moments + (t - begin) * pairs);
+    }
+  }
+}
+
+/// Adds position times the moments of a token; adds nothing for a token that is not rotated. `sums`
+/// are [axes, ...] where angles are summed over axes.
+template <typename C>
+void add_token(const Arguments& arguments, int64_t number, const C* moments, double* sums) {
+  double positions[max_axes];
+  for (int64_t axis = 0; axis < arguments.axes; ++axis) {
+    const int64_t batch = number / arguments.seq, seq = number % arguments.seq;
+    const core::Position position = position_of(arguments, batch, seq, axis);
+    if (leaves_token(arguments, position)) return;
+    positions[axis] = core::to_double(position);
+  }
+  for (int64_t mixed = 0; mixed < mixed_axes(arguments); ++mixed) {
+    for (int64_t i = 0; i < arguments.pairs; ++i) {
+      const double position =
+          positions[arguments.axis_of_pair == nullptr ? mixed : arguments.axis_of_pair[i]];
+      sums[mixed * arguments.frequencies.axis_stride + i] +=
+          (arguments.reverse ? -position : position) * static_cast<double>(moments[i]);
+    }
+  }
+}
+
+template <typename T, bool interleaved>
+void sum_chunk(const Arguments& arguments, int64_t begin, int64_t end, double* sums) {
+  alignas(64) Moments<T> moments;
+  const int64_t pairs = arguments.pairs;
+  const Tile tile = tile_of_moments<T>(arguments);
+  for (int64_t first = begin; first < end; first += tile.tokens) {
+    const int64_t last = std::min(first + tile.tokens, end);
+    tile_moments<T, interleaved>(arguments, tile, first, last, moments);
+    for (int64_t t = first; t < last; ++t) {
+      add_token(arguments, t, moments + (t - first) * pairs, sums);
+    }
+  }
+}
+
+/// The same for each window and each head that has frequencies of its own.
+template <typename T, bool interleaved>
+void sum_parts(const Arguments& arguments, int64_t begin, int64_t end, double* sums) {
+  for_each_window_sum(arguments, [&](const Arguments& part, int64_t first) {
+    if (!is_by_head(part)) return sum_chunk<T, interleaved>(part, begin, end, sums + first);
+    for (int64_t head = 0; head < part.views[0].heads; ++head) {
+      sum_chunk<T, interleaved>(head_of(part, head), begin, end,
+                                sums + first + head * part.frequencies.head_stride);
+    }
+  });
+}
+
+// ------------------------------------------------------------------------------------------
+// kernels
+
+template <typename T, bool interleaved>
+void rotate_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
+  switch (choose_walk<T>(arguments, begin, end)) {
+    case Walk::pieces:
+      return rotate_pieces<T, interleaved>(arguments, begin, end);
+    case Walk::shared_tiles:
+      return rotate_shared_tiles<T, interleaved>(arguments, begin, end);
+    default:
+      return rotate_in_order<T, interleaved>(arguments, begin, end);
+  }
+}
+
+template <typename T>
+void name_way(const Arguments& arguments, Walk walk, const char** parts) {
+  const HeadView& query = arguments.views[0];
+  const bool in_pieces = walk == Walk::pieces;
+  const bool streams = in_pieces && streams_windows<T>(arguments, query);
+  const Stores of_pieces = streams ? Stores::streaming : Stores::ordinary;
+  const Stores stores = in_pieces ? of_pieces : choose_stores<T>(arguments, query);
+  const Order order = in_pieces ? Order::by_token : choose_order<T>(arguments, query, stores);
+  parts[0] = walk_names[static_cast<int>(walk)];
+  parts[1] = store_names[static_cast<int>(stores)];
+  parts[2] = order_names[static_cast<int>(order)];
+}
+
 }  // namespace
+
+/// The window sizes of models in use are compile-time constants.
+template <typename T>
+RotateGroup<T> choose_rotation(bool interleaved, bool streaming, int64_t pairs) {
+  using Known = std::conditional_t<std::is_same_v<T, double>, std::integer_sequence<int64_t>,
+                                   std::integer_sequence<int64_t, 8, 12, 16, 32, 40, 48, 64, 128>>;
+  if (interleaved) {
+    return streaming ? rotation_of<T, true, true>(pairs, Known{})
+                     : rotation_of<T, true, false>(pairs, Known{});
+  }
+  return streaming ? rotation_of<T, false, true>(pairs, Known{})
+                   : rotation_of<T, false, false>(pairs, Known{});
+}
+
+template RotateGroup<float> choose_rotation(bool, bool, int64_t);
+template RotateGroup<double> choose_rotation(bool, bool, int64_t);
+template RotateGroup<core::BFloat16> choose_rotation(bool, bool, int64_t);
+template RotateGroup<core::Float16> choose_rotation(bool, bool, int64_t);
+
+void name_walk(const Arguments& arguments, int64_t begin, int64_t end, const char** parts) {
+  core::visit_scalar(arguments.scalar, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    name_way<T>(arguments, choose_walk<T>(arguments, begin, end), parts);
+  });
+}
 
 void rotate(const Arguments& arguments, int64_t begin, int64_t end) {
   if (begin >= end) return;
   core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const bool in_pieces = is_by_head(arguments) || arguments.windows != nullptr;
-    const auto tokens = arguments.interleaved
-                            ? (in_pieces ? rotate_pieces<T, true> : rotate_tokens<T, true>)
-                            : (in_pieces ? rotate_pieces<T, false> : rotate_tokens<T, false>);
+    const auto tokens = arguments.interleaved ? rotate_tokens<T, true> : rotate_tokens<T, false>;
     tokens(arguments, begin, end);
+  });
+}
+
+void sum_moments(const Arguments& arguments, double* sums, int64_t begin, int64_t end) {
+  const int64_t tokens = arguments.batch * arguments.seq, size = tokens_of_chunk(tokens);
+  core::visit_scalar(arguments.scalar, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const auto sum = arguments.interleaved ? sum_parts<T, true> : sum_parts<T, false>;
+    for (int64_t chunk = begin; chunk < end; ++chunk) {
+      const int64_t first = chunk * size, last = tokens - first < size ? tokens : first + size;
+      double* const own = sums + chunk * frequency_count(arguments);
+      std::fill_n(own, frequency_count(arguments), 0.0);
+      sum(arguments, first, last, own);
+    }
   });
 }
 

@@ -1,7 +1,7 @@
-#include "rotary/rotary_frequencies.h"
-
 #include <algorithm>
 #include <type_traits>
+
+#include "rotary/rotary.h"
 
 namespace posembed::rotary {
 namespace {

@@ -8,8 +8,8 @@
 
 #include "core/brief.h"
 #include "dispatcher/json.h"
+#include "rotary/rotary_checks.h"
 #include "rotary/rotary_operator.h"
-#include "rotary/rotary_specification.h"
 
 namespace posembed {
 

@@ -176,6 +176,20 @@ torch::Tensor functional::rotary_packed_(const torch::Tensor& qkv, const Packing
   return qkv;
 }
 
+torch::Tensor functional::rerotate_(const torch::Tensor& key, const torch::Tensor& old_positions,
+                                    const torch::Tensor& new_positions, const RotarySpec& spec,
+                                    const std::optional<RotarySpec>& new_spec,
+                                    const RotaryCall& call) {
+  TORCH_CHECK_VALUE(!call.positions() && !call.cu_seqlens() && !call.inverse() &&
+                        !call.offset().of_samples() && call.offset().number() == 0,
+                    "call: expected only a layout and frequencies for rerotate_");
+  std::optional<std::string> new_text;
+  if (new_spec.has_value()) new_text = new_spec->to_json();
+  rotary::rotary_rerotate_(key, old_positions, new_positions, spec.to_json(), new_text,
+                           name(call.layout()), call.frequencies());
+  return key;
+}
+
 RotarySpec RotaryOptions::spec() const {
   RotarySpec spec = spec_;
   spec.rotary_dim = rotary_dim_.value_or(spec.head_dim);

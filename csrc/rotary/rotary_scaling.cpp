@@ -12,7 +12,7 @@
 
 #include "dispatcher/launch.h"
 #include "posembed/rotary_specification.h"
-#include "rotary/rotary_specification.h"
+#include "rotary/rotary_checks.h"
 
 namespace posembed::rotary {
 namespace {

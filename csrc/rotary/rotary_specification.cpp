@@ -1,4 +1,3 @@
-#include "rotary/rotary_specification.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/util/ArrayRef.h>

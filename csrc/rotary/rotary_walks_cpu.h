@@ -17,6 +17,25 @@
 #include "rotary/rotary_angles_cpu.h"
 
 namespace posembed::rotary::POSEMBED_ISA {
+
+/// Elements beside the windows of rows that are streamed or fetched.
+struct Margins {
+  int64_t before, behind;  // in a row, streamed with its window
+  int64_t gap;             // before the next row, fetched
+};
+
+/// Rotates rows by the angles of their token. Takes the members of a RowGroup one by one, in
+/// registers: reading a struct just after it was written, with other access widths, would wait for
+/// all earlier stores.
+template <typename T>
+using RotateGroup = void (*)(const T* in, T* out, int64_t count, int64_t in_step, int64_t out_step,
+                             const Angles<T>& angles, int64_t pairs, const Margins& margins);
+
+/// The rotation for `pairs` and angles of any kind but xPos and tables. rotary_cpu.cpp has the only
+/// copy.
+template <typename T>
+RotateGroup<T> choose_rotation(bool interleaved, bool streaming, int64_t pairs);
+
 namespace {
 
 /// Outputs of this size or more would not stay in the caches and use non-temporal stores.
@@ -175,11 +194,13 @@ POSEMBED_INLINE void rotate_pair(Values* first, Values* second, Values cosine, V
   *second = core::fma(y, cosine, x * sine);
 }
 
-/// Prefetches on Intel processors only, because on AMD's it loses time. In-place rotations prefetch
-/// farther ahead than streamed ones.
+/// Prefetches 2 KiB ahead on Intel processors, rows that are not streamed: whole vectors of 16-bit
+/// types, and windows too small for vectors. Elsewhere it loses time.
 template <bool streaming, int64_t bytes, typename T>
 POSEMBED_INLINE void prefetch(const T* in) {
-  if (core::is_intel) core::prefetch_ahead<bytes, streaming ? 1024 : 2048>(in);
+  if (!streaming && (sizeof(T) == 2 || bytes == 1) && core::is_intel) {
+    core::prefetch_ahead<bytes, 2048>(in);
+  }
 }
 
 /// A vector of floats, or one double, whose loops the compiler vectorises.
@@ -437,12 +458,6 @@ POSEMBED_INLINE void rotate_neighbours(const double* in, double* out, const Sour
   }
 }
 
-/// Elements beside the windows of rows that are streamed or fetched.
-struct Margins {
-  int64_t before, behind;  // in a row, streamed with its window
-  int64_t gap;             // before the next row, fetched: see gaps_cpu.h
-};
-
 constexpr Margins no_margins{0, 0, 0};
 
 template <typename T>
@@ -491,13 +506,6 @@ POSEMBED_INLINE void rotate_each(const RowGroup<T>& rows, const Source& angles, 
   }
 }
 
-/// Rotates rows by the angles of their token. Takes the members of a RowGroup one by one, in
-/// registers: reading a struct just after it was written, with other access widths, would wait for
-/// all earlier stores.
-template <typename T>
-using RotateGroup = void (*)(const T* in, T* out, int64_t count, int64_t in_step, int64_t out_step,
-                             const Angles<T>& angles, int64_t pairs, const Margins& margins);
-
 /// The functions that rotate and write rows.
 template <typename T>
 struct Rotating {
@@ -505,47 +513,6 @@ struct Rotating {
   Stores stores;
   Margins margins;
 };
-
-/// `fixed_pairs`: the number of pairs as a constant, or 0.
-template <bool interleaved, bool streaming, int64_t fixed_pairs, typename T>
-void rotate_group(const T* in, T* out, int64_t count, int64_t in_step, int64_t out_step,
-                  const Angles<T>& angles, int64_t pairs, const Margins& margins) {
-  const RowGroup<T> rows{in, out, count, in_step, out_step};
-  if constexpr (fixed_pairs > 0) {
-    rotate_each<interleaved, streaming>(rows, AnglesInRegisters<fixed_pairs>(angles), fixed_pairs,
-                                        margins);
-  } else {
-    rotate_each<interleaved, streaming>(rows, AnglesInMemory(angles), pairs, margins);
-  }
-}
-
-/// The rotation for xPos.
-template <bool interleaved, bool streaming, typename T>
-void rotate_decaying_group(const T* in, T* out, int64_t count, int64_t in_step, int64_t out_step,
-                           const Angles<T>& angles, int64_t pairs, const Margins& margins) {
-  const RowGroup<T> rows{in, out, count, in_step, out_step};
-  if constexpr (std::is_same_v<T, double>) {  // doubles need no outer factor
-    rotate_each<interleaved, streaming>(rows, AnglesInMemory(angles), pairs, margins);
-  } else {
-    rotate_each<interleaved, streaming>(rows, DecayingAngles(angles), pairs, margins);
-  }
-}
-
-/// The rotation by tables.
-template <bool interleaved, bool streaming, ProductRounding rounding, typename T>
-POSEMBED_IN_STEPS void rotate_group_in_steps(const T* in, T* out, int64_t count, int64_t in_step,
-                                             int64_t out_step, const Angles<T>& angles,
-                                             int64_t pairs, const Margins& margins) {
-  rotate_each<interleaved, streaming>(RowGroup<T>{in, out, count, in_step, out_step},
-                                      AnglesInSteps<rounding, T>(angles), pairs, margins);
-}
-
-/// The rotation by tables with a value for each component of a pair.
-template <bool interleaved, ProductRounding rounding, typename T>
-POSEMBED_IN_STEPS void rotate_apart(const RowGroup<T>& rows, const ApartAngles<Compute<T>>& angles,
-                                    int64_t pairs) {
-  rotate_each<interleaved, false>(rows, ApartInSteps<rounding, T>{angles}, pairs, no_margins);
-}
 
 template <typename T>
 void copy(const T* in, T* out, int64_t count) {
@@ -570,21 +537,6 @@ void copy_rows(const RowGroup<T>& rows, int64_t dim, const Copy& copy) {
     copy(rows.out + k * rows.out_step, rows.in + k * rows.in_step,
          elements * static_cast<int64_t>(sizeof(T)));
   }
-}
-
-template <typename T, bool interleaved, bool streaming, int64_t... known>
-RotateGroup<T> choose_rotation(int64_t pairs, std::integer_sequence<int64_t, known...>) {
-  RotateGroup<T> chosen = rotate_group<interleaved, streaming, 0, T>;
-  ((pairs == known ? void(chosen = rotate_group<interleaved, streaming, known, T>) : void()), ...);
-  return chosen;
-}
-
-/// The rotation for `pairs`; the window sizes of models in use are compile-time constants.
-template <typename T, bool interleaved, bool streaming>
-RotateGroup<T> choose_rotation(int64_t pairs) {
-  using Known = std::conditional_t<std::is_same_v<T, double>, std::integer_sequence<int64_t>,
-                                   std::integer_sequence<int64_t, 8, 12, 16, 32, 40, 48, 64, 128>>;
-  return choose_rotation<T, interleaved, streaming>(pairs, Known{});
 }
 
 /// memcpy that prefetches 1 KiB ahead on Intel processors, where prefetching saves time.

@@ -100,10 +100,9 @@ void write_rows(const T* in, int64_t step, int64_t heads, int64_t dim,
 template <typename T, bool interleaved>
 Rotating<T> rotating(const rotary::Arguments& rotary, const HeadView& view, Stores stores) {
   namespace kernel = rotary::POSEMBED_ISA;
-  return {stores == Stores::streaming
-              ? kernel::choose_rotation<T, interleaved, true>(rotary.pairs)
-              : kernel::choose_rotation<T, interleaved, false>(rotary.pairs),
-          stores, kernel::margins_of<T>(rotary, view, stores)};
+  const bool streams = stores == Stores::streaming;
+  return {kernel::choose_rotation<T>(interleaved, streams, rotary.pairs), stores,
+          kernel::margins_of<T>(rotary, view, stores)};
 }
 
 /// The parts of a call that all tokens share.

@@ -10,10 +10,10 @@
 
 #include "core/brief.h"
 #include "core/index_range.h"
+#include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
-#include "dispatcher/tangent.h"
 #include "rotary/rotary_checks.h"
 #include "rotary_cache/rotary_cache.h"
 #include "rotary_norm/rotary_norm_operator.h"

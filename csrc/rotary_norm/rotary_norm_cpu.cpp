@@ -304,7 +304,7 @@ class Backward {
         dim_(rotation_.head_dim),
         columns_(core::round_up_to_blocks(dim_)) {
     kernel::order_turns<AngleType, interleaved>(rotation_, &turns_);
-    rotate_ = kernel::choose_rotation<C, interleaved, false>(rotation_.pairs);
+    rotate_ = kernel::choose_rotation<C>(interleaved, false, rotation_.pairs);
     for (int64_t r = 0; r < 2; ++r) {
       Row<C> row;
       load_weights<T>(arguments.forward, r, row);

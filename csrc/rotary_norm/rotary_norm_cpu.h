@@ -97,7 +97,7 @@ class General {
         dim_(rotation_.head_dim),
         columns_(core::round_up_to_blocks(dim_)) {
     kernel::order_turns<C, interleaved>(rotation_, &turns_);
-    rotate_ = kernel::choose_rotation<C, interleaved, false>(rotation_.pairs);
+    rotate_ = kernel::choose_rotation<C>(interleaved, false, rotation_.pairs);
     for (int64_t r = 0; r < rotation_.count; ++r) {
       const int64_t count = arguments.all_heads ? rotation_.views[r].heads * dim_ : dim_;
       load(arguments.weight[r], count, arguments.weight_offset, &weights_[r]);

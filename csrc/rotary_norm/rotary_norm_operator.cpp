@@ -18,10 +18,10 @@
 #include <vector>
 
 #include "dispatcher/autocast.h"
+#include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
-#include "dispatcher/linear.h"
 #include "dispatcher/tensors.h"
 #include "rotary/rotary_checks.h"
 #include "rotary_norm/rotary_norm.h"
@@ -226,8 +226,13 @@ int64_t token_bytes(const rotary::Arguments& rotation) {
 void launch(Arguments& arguments, const Tensor& query) {
   rotary::Arguments& rotation = arguments.rotation;
   rotation.error = dispatcher::device_error(query.device());
+  const auto run = [](const Arguments& call, int64_t begin, int64_t end) {
+    const dispatcher::ProfiledRange range(
+        [&] { return is_general(call) ? "norm_rotary: general" : "norm_rotary: fused"; });
+    norm_and_rotate_cpu(call, begin, end);
+  };
   dispatcher::launch(arguments, query, rotation.batch * rotation.seq, 4 * token_bytes(rotation),
-                     norm_and_rotate_cpu, POSEMBED_CUDA_LAUNCHER(norm_and_rotate_cuda));
+                     run, POSEMBED_CUDA_LAUNCHER(norm_and_rotate_cuda));
 }
 
 /// The specification of a rotation, and memory for its results.

@@ -12,8 +12,6 @@
 #include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/saved_call.h"
-#include "dispatcher/tangent.h"
 #include "rotary/rotary_checks.h"
 #include "rotary_norm/rotary_norm_operator.h"
 
@@ -123,45 +121,27 @@ void packed_backward(const Tensor& query, const Tensor& key, const Tensor& value
 
 // -------------------------------------------------------------------------------- derivatives
 
-class NormRotaryPackedBackward : public dispatcher::OperatorNode<NormRotaryPackedBackward> {
- public:
-  static constexpr const char* label = "NormRotaryPackedBackward";
-
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    call.members(visit);
-    visit(query_rstd);
-    visit(key_rstd);
-  }
-
-  dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
-    gradients.resize(3);
-    if (!gradients[0].defined() && !gradients[1].defined() && !gradients[2].defined())
-      return gradients;
-    const PackedCall forward = call.unpack();
-    const auto [query, key, value] = rotary::parts_of(forward.qkv, forward);
-    const Tensor* const parts[] = {&query, &key, &value};
-    for (size_t i = 0; i < 3; ++i) {
-      if (!gradients[i].defined()) gradients[i] = at::zeros_like(heads_of(*parts[i], forward));
-    }
-    auto [packed, query_weight, key_weight] = norm_rotary_packed_backward(
-        gradients[0], gradients[1], gradients[2], query_rstd.unpack(), key_rstd.unpack(), forward);
-    if (!forward.call.query_weight.has_value()) query_weight = Tensor();
-    if (!forward.call.key_weight.has_value()) key_weight = Tensor();
-    return {packed, query_weight, key_weight};
-  }
-
-  dispatcher::SavedCall<PackedCall> call;
-  dispatcher::SavedVariable query_rstd, key_rstd;
-};
+dispatcher::variable_list packed_gradient(const dispatcher::Gradients& gradients,
+                                          const PackedCall& forward, const Tensor& query_rstd,
+                                          const Tensor& key_rstd) {
+  const auto or_zeros = [&](size_t i, const Tensor& part) {
+    return gradients[i].defined() ? gradients[i] : at::zeros_like(heads_of(part, forward));
+  };
+  const auto [query, key, value] = rotary::parts_of(forward.qkv, forward);
+  auto [packed, query_weight, key_weight] = norm_rotary_packed_backward(
+      or_zeros(0, query), or_zeros(1, key), or_zeros(2, value), query_rstd, key_rstd, forward);
+  if (!forward.call.query_weight.has_value()) query_weight = Tensor();
+  if (!forward.call.key_weight.has_value()) key_weight = Tensor();
+  return {packed, query_weight, key_weight};
+}
 
 /// General calls and tangents take the way of separate tensors.
 Three packed(const PackedCall& call) {
   check_packed(call);
   const auto value = [&] { return heads_of(std::get<2>(rotary::parts_of(call.qkv, call)), call); };
   const Call views = of_views(call);
-  auto node = dispatcher::node_for<NormRotaryPackedBackward>(call.qkv, call.call.query_weight,
-                                                             call.call.key_weight);
+  using Node = dispatcher::FunctionNode<norm_rotary_packed, packed_gradient>;
+  auto node = dispatcher::node_for<Node>(call.qkv, call.call.query_weight, call.call.key_weight);
   if (!node || is_general(views) || has_tangent(views)) {
     const auto [query, key] = norm_rotary(views);
     return {heads_of(part_of(query, call), call), heads_of(part_of(key, call), call), value()};
@@ -171,9 +151,7 @@ Three packed(const PackedCall& call) {
     return Four{heads_of(part_of(query, call), call), heads_of(part_of(key, call), call),
                 query_rstd, key_rstd};
   });
-  node->call.save(call);
-  node->query_rstd = dispatcher::save(query_rstd);
-  node->key_rstd = dispatcher::save(key_rstd);
+  node->save(call, query_rstd, key_rstd);
   torch::autograd::set_history(query, node);
   torch::autograd::set_history(key, node);
   const at::AutoDispatchBelowAutograd only_tracked_as_view;

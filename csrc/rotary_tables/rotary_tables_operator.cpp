@@ -10,9 +10,9 @@
 #include <tuple>
 #include <utility>
 
+#include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
-#include "dispatcher/linear.h"
 #include "rotary/rotary_checks.h"
 
 namespace posembed::rotary_tables {

@@ -16,10 +16,10 @@
 #include <string>
 #include <vector>
 
+#include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
-#include "dispatcher/linear.h"
 #include "dispatcher/output_memory.h"
 #include "dispatcher/tensors.h"
 #include "sinusoidal/sinusoidal.h"

@@ -8,7 +8,7 @@
 #include <tuple>
 #include <vector>
 
-#include "dispatcher/linear.h"
+#include "dispatcher/autograd.h"
 #include "token/token.h"
 
 namespace posembed::token {

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "rotary/rotary.h"
-#include "rotary/rotary_frequencies.h"
 
 namespace posembed::rotary {
 

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "core/turn.h"
-#include "rotary/rotary_frequencies.h"
+#include "rotary/rotary.h"
 
 namespace posembed::rotary {
 namespace {

@@ -3,6 +3,9 @@
 import copy
 import json
 import pickle
+import re
+from collections.abc import Callable
+from typing import Any
 
 import posembed as pe
 import pytest
@@ -11,6 +14,7 @@ from support.case import FLOATING, TOLERANCE, assert_close
 from support.halves import AT_ONCE
 from support.refusals import refused
 from support.rotary import rotate
+from torch import Tensor
 
 
 def make(dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"):
@@ -277,3 +281,42 @@ def test_in_place_refuses_tangents() -> None:
     with torch.autograd.forward_ad.dual_level(), torch.no_grad():
         dual = torch.autograd.forward_ad.make_dual(query, torch.ones_like(query))
         refused((lambda: pe.RotaryEmbedding(16).rotate_(dual), ValueError, "query: has a forward-mode tangent"))  # fmt: skip
+
+
+def ranges(call: Callable[[], Any]) -> set[str]:
+    """The names of ranges with which a call tells a profiler its way."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call()
+    return {event.name for event in profile.events() if re.match(r"(norm_)?rotary: ", event.name)}
+
+
+# 8 MiB leave the caches; tokens of less than a page have one order on all processors.
+LARGE = torch.zeros(1, 4096, 8, 64)
+SMALL = LARGE[:, :6]
+
+
+@pytest.mark.parametrize(
+    ("name", "query", "options", "call"),
+    [
+        ("in order", SMALL, {}, {}),
+        ("in order, streamed", LARGE, {}, {}),
+        ("in order, streamed from a buffer", LARGE, {"rotary_dim": 20}, {}),
+        ("in order, heads first", SMALL.transpose(1, 2).contiguous(), {}, {"layout": "bhsd"}),
+        ("shared tiles", SMALL.expand(3, -1, -1, -1), {}, {}),
+        ("in order", SMALL.expand(3, -1, -1, -1), {}, {"positions": torch.arange(18).view(3, 6)}),
+        ("pieces", SMALL, {}, {"frequencies": torch.ones(8, 32)}),
+        ("pieces, streamed", LARGE, {}, {"frequencies": torch.ones(8, 32)}),
+    ],
+)
+def test_a_profile_names_the_way_of_a_call(
+    name: str, query: Tensor, options: dict[str, Any], call: dict[str, Any]
+) -> None:
+    spec = pe.RotarySpec(64, **options)
+    assert ranges(lambda: pe.functional.rotary(query, spec=spec, **call)) == {f"rotary: {name}"}
+
+
+@pytest.mark.parametrize(("name", "options"), [("fused", {}), ("general", {"norm": "layer"})])
+def test_a_profile_names_the_kernel_of_a_norm(name: str, options: dict[str, Any]) -> None:
+    spec, weight = pe.RotarySpec(64), torch.ones(64)
+    found = ranges(lambda: pe.functional.norm_rotary(SMALL, SMALL, weight, weight, spec=spec, **options))
+    assert found == {f"norm_rotary: {name}"}
