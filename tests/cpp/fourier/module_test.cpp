@@ -31,17 +31,4 @@ TEST(FourierModule, FunctionTakesOptions) {
   EXPECT_TRUE(torch::allclose(found, angles.cos().flatten(1), 0, 1e-14));
 }
 
-TEST(FourierModule, BadInputRaisesC10Errors) {
-  EXPECT_THROW(FourierFeatures{FourierOptions()}, c10::ValueError);
-  EXPECT_THROW(FourierFeatures{FourierOptions().octaves(0)}, c10::ValueError);
-  EXPECT_THROW(FourierFeatures{FourierOptions().octaves(3).include_input("x")}, c10::ValueError);
-  EXPECT_THROW(FourierFeatures{FourierOptions().octaves(3).order("wf")}, c10::ValueError);
-  EXPECT_THROW(FourierFeatures{FourierOptions().octaves(3).linear(true)}, c10::ValueError);
-  EXPECT_THROW(FourierFeatures{FourierOptions(torch::rand({1, 1, 1}))}, c10::ValueError);
-  EXPECT_THROW(FourierOptions::preset("fourier"), c10::ValueError);
-  FourierFeatures module{FourierOptions::preset("sam")};
-  EXPECT_THROW(module->forward(points().narrow(1, 0, 1)), c10::ValueError);
-  EXPECT_THROW(module->forward(points().to(torch::kHalf)), c10::TypeError);
-}
-
 }  // namespace

@@ -32,28 +32,7 @@ TEST(RotarySpec, TextIsCanonicalAndComplete) {
   EXPECT_NE(series.to_json().find(R"("scaling":{"factor":8.0,"high_freq_factor":4.0)"), std::string::npos);
 }
 
-TEST(RotarySpec, ResolvesForLengths) {
-  RotarySpec spec(64);
-  spec.scaling = DynamicNtkScaling{2.0, 100};
-  EXPECT_TRUE(spec.is_dynamic());
-  EXPECT_EQ(spec.resolve(100), RotarySpec(64));
-  const RotarySpec longer = spec.resolve(300);
-  EXPECT_FALSE(longer.is_dynamic());
-  EXPECT_EQ(longer.base, 10000.0);
-  EXPECT_EQ(std::get<NtkScaling>(longer.scaling).factor, 5.0);
-  EXPECT_EQ(longer.resolve(1000), longer);
-  EXPECT_TRUE(torch::equal(spec.frequencies(300), longer.frequencies()));
-}
-
-TEST(RotarySpec, SaysInWordsWhatItDoes) {
-  RotarySpec spec(128);
-  spec.base = 500000.0;
-  spec.scaling = Llama3Scaling{8, 1, 4, 8192};
-  const std::string text = spec.explain();
-  EXPECT_EQ(text.find("head of 128: component i turns together with i + 64; base 500,000"), 0);
-  EXPECT_NE(text.find("pairs 29 to 63 stretched by up to 8x"), std::string::npos);
-  EXPECT_EQ(spec.diff(spec), "equal");
-  EXPECT_NE(spec.diff(RotarySpec(128)).find("base: 500000.0 against 10000.0"), std::string::npos);
+TEST(RotarySpec, TellsItsWavelengths) {
   EXPECT_DOUBLE_EQ(RotarySpec(8).wavelengths()[0].item<double>(), 2.0 * std::acos(-1.0));
 }
 
