@@ -66,10 +66,13 @@ def test_logits(name: str) -> None:
     assert not any(isinstance(module, _instances.Instance) for module in model.modules())
 
 
-def test_other_models_keep_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While an exact model lives, tables without positions are rotated by one operator call."""
-    exact, model = patched(), small_model("llama")
-    report, expected = patch(model), logits(model)
+def test_other_models_of_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While an exact model lives, their bits stay, and one operator call rotates by their tables."""
+    exact, model = small_model("llama"), small_model("llama")
+    expected, report = logits(model), patch(exact, numerics="exact")
+    logits(exact)
+    assert torch.equal(logits(model), expected)
+    assert exactly(report) == [(2, 4)]
     assert torch.equal(logits(model), expected)  # proved, and planned
 
     def long_way(*_: Any, **__: Any) -> Any:
@@ -79,7 +82,7 @@ def test_other_models_keep_the_short_way(monkeypatch: pytest.MonkeyPatch) -> Non
     assert torch.equal(logits(model), expected)
     with pytest.raises(AssertionError, match="planned again"):
         logits(exact)
-    assert report.calls()[0].kernel > 0
+    assert exactly(report) == [(2, 8)]
 
 
 @pytest.mark.parametrize("name", sorted(TABLES))
@@ -185,15 +188,6 @@ def test_inference_mode_and_compiled_code_use_tables() -> None:
     assert torch.equal(logits(compiled), expected)
     assert exactly(report) == [(0, 2)]
     torch.compiler.reset()
-
-
-def test_two_models_of_one_class() -> None:
-    """One is exact; the other's bits do not change."""
-    model, other = small_model("llama"), small_model("llama")
-    expected, report = logits(other), patch(model, numerics="exact")
-    logits(model)
-    assert torch.equal(logits(other), expected)
-    assert exactly(report) == [(2, 4)]
 
 
 SEVERAL_AXES = {

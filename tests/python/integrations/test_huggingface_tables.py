@@ -54,6 +54,14 @@ class Cache:
 IDS = torch.tensor([[5, 7, 3, 9, 9, 64], [3, 3, 80, 1, 2, 5]])
 
 
+def rows(memory: Any, *parts: tuple[int, int]) -> list[Tensor]:
+    """Of the ids as a whole, and of columns that a cache joins, with what it keeps."""
+    cache, ids = Cache(), IDS.to(next(memory.buffers()).device)
+    found = [memory(ids, None), *(memory(ids[:, begin:end], cache) for begin, end in parts)]
+    assert cache.kept is not None
+    return [*found, cache.kept]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tables", ["stay", "host"])
 def test_layers_of_gemma(tables: Any, dtype: torch.dtype, device: torch.device) -> None:
@@ -90,29 +98,17 @@ def test_layers_of_gemma(tables: Any, dtype: torch.dtype, device: torch.device) 
 @pytest.mark.parametrize("first", [1, 2, 3, 5])
 def test_ngrams_of_qwen(tables: Any, first: int, device: torch.device) -> None:
     model = qwen().to(device)
-    memory, ids = model[0], IDS.to(device)
-
-    def run() -> list[Tensor]:
-        cache = Cache()
-        whole = memory(ids, None)
-        parts = [memory(part, cache) for part in (ids[:, :first], ids[:, first:], ids[:, :1])]
-        assert cache.kept is not None
-        return [whole, *parts, cache.kept]
-
-    expected = run()
-    report = patch(model, tables=tables)
-    assert [row.action for row in report.patched] == ["one kernel; equal bits"]
-    assert isinstance(memory, _tables.Instance)
-    for found, wanted in zip(run(), expected, strict=True):
-        assert torch.equal(found, wanted)
-    assert memory.ngram_embedding.weight.device.type == ("cpu" if tables == "host" else device.type)
-    report = patch(model, tables=tables)  # a second time
-    for found, wanted in zip(run(), expected, strict=True):
-        assert torch.equal(found, wanted)
+    memory, parts = model[0], ((0, first), (first, 6), (0, 1))
+    expected = rows(memory, *parts)
+    for _ in range(2):
+        report = patch(model, tables=tables)
+        assert [row.action for row in report.patched] == ["one kernel; equal bits"]
+        assert isinstance(memory, _tables.Instance)
+        assert all(map(torch.equal, rows(memory, *parts), expected))
+        assert memory.ngram_embedding.weight.device.type == ("cpu" if tables == "host" else device.type)
     unpatch(model)
     assert type(memory.ngram_embedding) is nn.Embedding
-    for found, wanted in zip(run(), expected, strict=True):
-        assert torch.equal(found, wanted)
+    assert all(map(torch.equal, rows(memory, *parts), expected))
 
 
 class Scaled(nn.Embedding):
@@ -220,34 +216,20 @@ class Bigrams(nn.Module):
 
 
 def test_ngrams_of_any_name(device: torch.device) -> None:
-    model, ids = nn.ModuleList([Bigrams()]).to(device), IDS.to(device)
-
-    def run() -> list[Tensor]:
-        cache = Cache()
-        return [model[0](ids, None), *(model[0](ids[:, i : i + 2], cache) for i in range(0, 6, 2))]
-
-    expected = run()
+    model, parts = nn.ModuleList([Bigrams()]).to(device), ((0, 2), (2, 4), (4, 6))
+    expected = rows(model[0], *parts)
     assert [row.action for row in patch(model).patched] == ["one kernel; equal bits"]
     assert isinstance(model[0], _tables.Instance)
     for again in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        model = again
-        for found, wanted in zip(run(), expected, strict=True):
-            assert torch.equal(found, wanted)
+        assert all(map(torch.equal, rows(again[0], *parts), expected))
 
 
 def test_ngrams_that_differ_run_the_models_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first call of each kind is compared, with a cache and without."""
-    model, right = nn.ModuleList([Bigrams()]), _tables.hashed
-
-    def run() -> list[Tensor]:
-        cache = Cache()
-        found = [model[0](IDS, None), *(model[0](IDS[:, i : i + 3], cache) for i in (0, 3))]
-        assert cache.kept is not None
-        return [*found, cache.kept]
-
-    expected, report = run(), patch(model)
+    model, right, parts = nn.ModuleList([Bigrams()]), _tables.hashed, ((0, 3), (3, 6))
+    expected, report = rows(model[0], *parts), patch(model)
     monkeypatch.setattr(_tables, "hashed", lambda *given: right(*given).roll(1, 1))
-    assert all(map(torch.equal, run(), expected))
+    assert all(map(torch.equal, rows(model[0], *parts), expected))
     assert [(each.kernel, each.own) for each in report.calls()] == [(0, 3)]
     assert "other bits for int64 [2, " in report.rows[0].state
 

@@ -261,11 +261,3 @@ def test_memory_that_runs_out_is_no_error(monkeypatch: pytest.MonkeyPatch) -> No
     assert same(model(*given), own(model, *given))
     assert report.patched[0].state == "not proved yet"
     unpatch(model)
-
-
-def test_gradients_flow_while_a_call_is_compared() -> None:
-    model, given = Attention(), arguments(3)
-    given[0].requires_grad_()
-    patch(model)
-    expected = torch.autograd.grad(own(model, *given)[0].sum(), given[0])
-    assert same(torch.autograd.grad(model(*given)[0].sum(), given[0]), expected)
