@@ -194,12 +194,12 @@ POSEMBED_INLINE void rotate_pair(Values* first, Values* second, Values cosine, V
   *second = core::fma(y, cosine, x * sine);
 }
 
-/// Prefetches 2 KiB ahead on Intel processors, rows that are not streamed: whole vectors of 16-bit
-/// types, and windows too small for vectors. Elsewhere it loses time.
-template <bool streaming, int64_t bytes, typename T>
+/// Prefetches on Intel processors what gains there: 16-bit rows that are not streamed, and
+/// `short_rows` of any type, whose halves fill no more than two vectors.
+template <bool streaming, int64_t bytes, bool short_rows, typename T>
 POSEMBED_INLINE void prefetch(const T* in) {
-  if (!streaming && (sizeof(T) == 2 || bytes == 1) && core::is_intel) {
-    core::prefetch_ahead<bytes, 2048>(in);
+  if (((!streaming && sizeof(T) == 2) || short_rows) && core::is_intel) {
+    core::prefetch_ahead<bytes, streaming ? 1024 : 2048>(in);
   }
 }
 
@@ -340,7 +340,7 @@ POSEMBED_INLINE void rotate_half_blocks(const T* in, T* out, const Source& angle
   T* outs[2 * blocks];
   for (int b = 0; b < 2 * blocks; ++b) {
     const int64_t offset = b < blocks ? i + b * block : pairs + i + (b - blocks) * block;
-    prefetch<streaming, block * sizeof(T)>(in + offset);
+    prefetch<streaming, block * sizeof(T), blocks == 1>(in + offset);
     values[b] = core::load_pair(in + offset);
     outs[b] = out + offset;
   }
@@ -372,8 +372,8 @@ POSEMBED_INLINE void rotate_rest(const T* in, T* out, const Source& angles, int6
   const int64_t rest = pairs - i;
   const T *first_in = in + i, *second_in = in + pairs + i;
   T *first_out = out + i, *second_out = out + pairs + i;
-  prefetch<streaming, 1>(first_in);
-  prefetch<streaming, 1>(second_in);
+  prefetch<streaming, 1, true>(first_in);
+  prefetch<streaming, 1, true>(second_in);
   FloatPair x = core::load_pair(first_in, rest), y = core::load_pair(second_in, rest);
   angles.rotate(&x.first, &y.first, i);
   angles.rotate(&x.second, &y.second, i + lanes);
@@ -407,7 +407,7 @@ POSEMBED_INLINE void rotate_neighbour_blocks(const T* in, T* out, const Source& 
   T* outs[blocks];
   for (int b = 0; b < blocks; ++b) {
     const int64_t slot = i + b * lanes;
-    prefetch<streaming, 2 * lanes * sizeof(T)>(in + 2 * slot);
+    prefetch<streaming, 2 * lanes * sizeof(T), false>(in + 2 * slot);
     FloatPair x = core::split_neighbours<T>(core::load_pair(in + 2 * slot));
     angles.rotate(&x.first, &x.second, slot);
     values[b] = core::join_neighbours<T>(x);
@@ -429,7 +429,7 @@ POSEMBED_INLINE void rotate_neighbours(const T* in, T* out, const Source& angles
     rotate_neighbour_blocks<1, streaming>(in, out, angles, i);
   }
   if (const int64_t rest = pairs - i; rest > 0) {
-    prefetch<streaming, 1>(in + 2 * i);
+    prefetch<streaming, 1, true>(in + 2 * i);
     FloatPair x = core::split_neighbours<T>(core::load_pair(in + 2 * i, 2 * rest));
     angles.rotate(&x.first, &x.second, i);
     core::store_pair(core::join_neighbours<T>(x), out + 2 * i, 2 * rest);
