@@ -31,7 +31,7 @@ HOT = (
     "rotary::sum_kernel<{T}, {pack}, false, false>",
     "rotary_norm::norm_kernel<{T}, {pack}, false, 64>",
     "rotary_norm::whole_heads_kernel<{half}, 8, false, 64>",
-    "rotary_norm::backward_kernel<{T}, {pack}, false, 64, {T}>",
+    "rotary_norm::backward_kernel<{T}, {pack}, false, 64>",
     "rotary_cache::cache_kernel<{T}, {pack}, false, false, 64>",
     "rotary_cache::cache_kernel<{T}, {pack}, false, true, 64>",
     "token::gather_kernel<{T}, {pack}, false>",
@@ -95,13 +95,17 @@ class Kernel:
         }
 
     def per_kib(self) -> float:
-        """Instructions for a KiB, in the smallest loop that moves the most vectors."""
+        """Instructions for a KiB, in the smallest of the loops that move the most vectors.
+
+        The whole code if none moves half of its vectors; others are loaded before a loop.
+        """
         spans = [
             [other for other in self.code if one.target <= other.address <= one.address]
             for one in self.code
             if one.target is not None and one.target < one.address
         ]
-        best = max([*spans, self.code], key=lambda span: (vectors(span), -len(span)))
+        loops = [span for span in spans if 2 * vectors(span) >= vectors(self.code)]
+        best = max(loops or [self.code], key=lambda span: (vectors(span), -len(span)))
         return 2 * len(best) / max(1, vectors(best))  # a warp moves half of a KiB
 
 
