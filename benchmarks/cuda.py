@@ -56,6 +56,7 @@ SOURCES = {
     "sinusoidal": "sinusoidal",
     "input_embedding": "input",
     "alibi": "alibi",
+    "ngram_ids": "ngram",
 }
 
 BF16 = {"device": "cuda", "dtype": torch.bfloat16}
@@ -180,6 +181,40 @@ def learned_frequencies(batch: int, seq: int) -> Case:
     moved = 3 * 2 * batch * seq * 40 * 128
     name = f"rotary backward, learned frequencies [{batch},{seq},32+8,128]"
     return Case(name, moved, make, queued=True)
+
+
+def rotate_by_head(query: Tensor, frequencies: Tensor) -> Tensor:
+    angles = torch.arange(query.shape[1], device="cuda")[:, None, None] * frequencies
+    angles = torch.cat((angles, angles), -1)  # [seq, heads, head_dim]
+    first, second = query.chunk(2, -1)
+    turned = torch.cat((-second, first), -1)
+    return query * angles.cos().bfloat16() + turned * angles.sin().bfloat16()
+
+
+def frequencies_by_head(batch: int, seq: int) -> Case:
+    def make() -> dict[str, Call]:
+        query, frequencies = randn(batch, seq, 32, 128), torch.rand(32, 64, device="cuda")
+        spec = pe.RotarySpec(128)
+        return {
+            "posembed": lambda: pe.functional.rotary(query, frequencies=frequencies, spec=spec),
+            "torch.compile": lambda: compiled(rotate_by_head)(query, frequencies),
+        }
+
+    name = f"rotary, frequencies of each head [{batch},{seq},32,128]"
+    return Case(name, 2 * 2 * batch * seq * 32 * 128, make)
+
+
+def ngrams(batch: int, seq: int, heads: int) -> Case:
+    def make() -> dict[str, Call]:
+        ids = torch.randint(131_072, (batch, seq), device="cuda")
+        moduli = ((10_223_617,) * heads,) * 2
+        multipliers = (3, 2**61 + 1, -7)
+        return {
+            "posembed": lambda: pe.functional.ngram_ids(ids, multipliers=multipliers, moduli=moduli)
+        }
+
+    moved = 8 * batch * seq * (1 + 2 * heads)  # bigrams and trigrams
+    return Case(f"ngram_ids [{batch},{seq}], 2 sizes of {heads} heads", moved, make)
 
 
 def norm_rotary(
@@ -541,6 +576,7 @@ def cases() -> Iterator[Case]:
     yield rotary(4, 4096, single)
     yield rotary_backward(4, 8192)
     yield learned_frequencies(4, 4096)
+    yield frequencies_by_head(4, 8192)
     yield norm_rotary(4, 4096)
     yield norm_rotary(4, 4096, dtype=half)
     yield norm_rotary(4, 4096, backward=True)
@@ -555,6 +591,7 @@ def cases() -> Iterator[Case]:
     yield embedding_backward(32_000, 4096, 16_384, "dense")
     yield embedding_backward(128_000, 4096, 16_384, "rows")
     yield embedding_backward(128_000, 300, 65_536, "dense")
+    yield ngrams(4, 8192, 8)
     yield bag(128, torch.float32)
     yield bag(64, torch.bfloat16)
     yield bag(300, torch.bfloat16)

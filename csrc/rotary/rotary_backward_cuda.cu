@@ -23,6 +23,7 @@ struct SumLaunch {
 /// Whether a token is rotated at all. The forward pass has recorded integers below -1.
 __device__ inline bool is_rotated(const Arguments& arguments, int64_t batch, int64_t seq) {
   bool rotated = true;
+#pragma unroll 1
   for (int64_t axis = 0; axis < arguments.axes; ++axis) {
     const core::Position position = position_of(arguments, batch, seq, axis);
     rotated = rotated && (arguments.positions.floating || position.whole >= 0);
@@ -50,6 +51,7 @@ __device__ void add_moments(const Arguments& arguments, int64_t batch, int64_t s
       static_cast<const T*>(g.in) + batch * g.in_stride[0] + seq * g.in_stride[1] + start;
 #pragma unroll 2
   for (int h = head; h < static_cast<int>(x.heads); h += step) {
+    // Counted: rotary::sum_kernel, 8 vectors an iteration
     auto in = read_pairs<T>(x_row + head_offset<size>(h, x.in_stride[2]), columns);
     auto gradient = read_pairs<T>(g_row + head_offset<size>(h, g.in_stride[2]), columns);
 #pragma unroll
@@ -63,7 +65,8 @@ __device__ void add_moments(const Arguments& arguments, int64_t batch, int64_t s
 
 /// With `by_head`, blockIdx.y is the head, and blockIdx.z the axis of a sum over axes.
 template <typename T, int size, bool interleaved, bool by_head>
-__global__ void sum_kernel(const __grid_constant__ SumLaunch launch) {
+__global__ void __launch_bounds__(max_threads<size>, min_blocks<size, 3>)
+    sum_kernel(const __grid_constant__ SumLaunch launch) {
   auto* parts = reinterpret_cast<double*>(core::dynamic_shared_memory());  // [groups, pairs]
   const Arguments& arguments = launch.arguments;
   const int pairs = static_cast<int>(arguments.pairs), threads = static_cast<int>(blockDim.x);
@@ -72,6 +75,9 @@ __global__ void sum_kernel(const __grid_constant__ SumLaunch launch) {
   const auto group = core::divide(at.quotient, launch.head_groups);
   const int64_t begin = blockIdx.x * launch.tokens_of_chunk;
   const int64_t end = min(launch.tokens, begin + launch.tokens_of_chunk);
+  const bool own_axis = by_head && arguments.frequencies.axis_stride != 0;  // the block's
+  const int first_axis = own_axis ? static_cast<int>(blockIdx.z) : 0;
+  const int end_axis = own_axis ? first_axis + 1 : static_cast<int>(arguments.axes);
   double sum[size] = {};
   for (int64_t token = begin + group.quotient; token < end; token += launch.token_groups) {
     const auto indices = core::divide(token, launch.seq);
@@ -82,15 +88,16 @@ __global__ void sum_kernel(const __grid_constant__ SumLaunch launch) {
     const int step =
         by_head ? static_cast<int>(arguments.views[0].heads) : launch.head_groups.value;
     add_moments<T>(arguments, batch, seq, head, step, columns, moments);
-    const int64_t first_axis = by_head ? blockIdx.z : 0;
-    double position = core::to_double(position_of(arguments, batch, seq, first_axis));
+#pragma unroll 1
+    for (int axis = first_axis; axis < end_axis; ++axis) {
+      const double position = core::to_double(position_of(arguments, batch, seq, axis));
 #pragma unroll
-    for (int i = 0; i < size; ++i) {
-      if (arguments.axes > 1 && !(by_head && arguments.frequencies.axis_stride != 0)) {
-        const int axis = core::through_data_cache(launch.axis_of_pair)[columns.pair(i)];
-        position = core::to_double(position_of(arguments, batch, seq, axis));
+      for (int i = 0; i < size; ++i) {
+        if (end_axis - first_axis == 1 ||
+            core::through_data_cache(launch.axis_of_pair)[columns.pair(i)] == axis) {
+          sum[i] = core::fma(position, static_cast<double>(moments[i]), sum[i]);
+        }
       }
-      sum[i] = core::fma(position, static_cast<double>(moments[i]), sum[i]);
     }
   }
 #pragma unroll

@@ -7,7 +7,7 @@
 namespace posembed::rotary {
 namespace {
 
-/// A launch by tables carries no turns: 472 bytes instead of 9,152.
+/// The turns that a launch carries; by tables, none.
 template <int capacity, Form form>
 constexpr int carried = reads_tables<form> ? 1 : capacity;
 
@@ -78,6 +78,15 @@ struct Tables {
   }
 };
 
+struct NoTurns {
+  template <typename... Ignored>
+  __device__ explicit NoTurns(const Ignored&...) {}
+};
+
+/// What a thread keeps from token to token.
+template <typename T, int size, Form form>
+using OwnTurns = std::conditional_t<form == Form::by_head, HeadTurns<T, size>, NoTurns>;
+
 /// Calls rotate(rounding) with the rounding as a constant.
 template <typename Rotate>
 __device__ void visit_rounding(ProductRounding rounding, const Rotate& rotate) {
@@ -141,6 +150,7 @@ template <typename T, int size, bool interleaved, int capacity, Form form>
 __global__ void __launch_bounds__(max_threads<size>, min_blocks<size, 3>)
     rotate_kernel(const __grid_constant__ RotateLaunch<T, capacity, form> launch) {
   using Owned = Pairs<T, size, interleaved>;
+  constexpr int in_flight = form == Form::own || form == Form::by_head ? 1 : heads_in_flight;
   __shared__ Tables<T, capacity, form> tables;
   constexpr bool may_be_apart = reads_tables<form> && form != Form::head_table;
   if constexpr (may_be_apart) {
@@ -153,11 +163,13 @@ __global__ void __launch_bounds__(max_threads<size>, min_blocks<size, 3>)
   const bool owns_heads = launch.pairs > 0 && threads.group < launch.heads_per_pass;
   const int begin = static_cast<int>(blockIdx.y) * launch.heads_of_block;
   const int end = min(launch.heads, begin + launch.heads_of_block);
+  const int own = own_head(launch, min(begin + threads.group, launch.heads - 1));
+  const OwnTurns<T, size, form> turns(launch, own, columns);
 
   for (int64_t number = blockIdx.x; number < launch.tokens; number += gridDim.x) {
     const Token token = token_of(launch, number);
     const TokenHeads<T, size, carried<capacity, form>> heads(launch, token);
-    Owned owned[heads_in_flight];
+    Owned owned[in_flight];
     const auto read_head = [&](int slot, int head) {
       if (head >= end) return;
       const Row<T> row = heads.row(head);
@@ -168,14 +180,16 @@ __global__ void __launch_bounds__(max_threads<size>, min_blocks<size, 3>)
     // when a row is done.
     int head = owns_heads ? begin + threads.group : end;
 #pragma unroll
-    for (int i = 0; i < heads_in_flight; ++i) read_head(i, head + i * launch.heads_per_pass);
+    for (int i = 0; i < in_flight; ++i) read_head(i, head + i * launch.heads_per_pass);
 
     Angles<T, size, form> angles;
     bool rotated;
     if constexpr (form == Form::own) {
       rotated = own_angles(launch, token, columns, &angles);
-    } else if constexpr (has_head_angles<form>) {
-      rotated = is_rotated_on_axes(launch, position_of(launch, token.batch, token.seq, 0), token);
+    } else if constexpr (form == Form::by_head) {
+      rotated = head_angles(launch, token, own, turns, columns, &angles);
+    } else if constexpr (form == Form::head_table) {
+      rotated = visit_axes(launch, token, [](int, const core::Position&) {});
     } else {
       rotated =
           fill_angles(launch, token, [&](const PairAt<T>& at) { tables.fill(launch, token, at); });
@@ -190,13 +204,10 @@ __global__ void __launch_bounds__(max_threads<size>, min_blocks<size, 3>)
 
     while (head < end) {
 #pragma unroll
-      for (int i = 0; i < heads_in_flight; ++i, head += launch.heads_per_pass) {
+      for (int i = 0; i < in_flight; ++i, head += launch.heads_per_pass) {
         if (head >= end) break;
         if constexpr (form == Form::decaying) {
           tables.read(head >= launch.query_heads, columns, &angles);
-        }
-        if constexpr (form == Form::by_head) {
-          head_angles<T, size, interleaved, capacity, form>(launch, token, head, columns, &angles);
         }
         if constexpr (form == Form::head_table) {
           const auto angle = [&](int k) {
@@ -212,7 +223,7 @@ __global__ void __launch_bounds__(max_threads<size>, min_blocks<size, 3>)
           owned[i].first.write(row.out + columns.first);
           owned[i].second.write(row.out + columns.second);
         }
-        read_head(i, head + heads_in_flight * launch.heads_per_pass);
+        read_head(i, head + in_flight * launch.heads_per_pass);
       }
     }
     if (launch.tangent) continue;
@@ -226,8 +237,13 @@ template <typename T, int size, bool interleaved, int capacity, Form form>
 const char* launch_kernel(const Arguments& arguments, core::CudaStream stream) {
   auto launch = make_launch<T, carried<capacity, form>, form>(arguments);
   if (launch.heads == 0) return nullptr;
-  const cudaLaunchConfig_t config =
-      form == Form::own ? spread_heads(&launch, size, stream) : share_heads(&launch, size, stream);
+  cudaLaunchConfig_t config;
+  if constexpr (form == Form::by_head) {
+    config = spread_own_heads(&launch, size, stream);
+  } else {
+    config = form == Form::own ? spread_heads(&launch, size, stream)
+                               : share_heads(&launch, size, stream);
+  }
   cudaLaunchKernelEx(&config, rotate_kernel<T, size, interleaved, capacity, form>, launch);
   return core::launch_error();
 }
@@ -261,7 +277,7 @@ const char* launch_capacity(const Arguments& arguments, core::CudaStream stream)
   if (arguments.decay != nullptr) {
     return launch_kernel<T, size, interleaved, max_pairs, Form::decaying>(arguments, stream);
   }
-  if (is_by_head(arguments)) {
+  if (is_by_head(arguments) && arguments.pairs > 0) {
     return launch_kernel<T, size, interleaved, max_pairs, Form::by_head>(arguments, stream);
   }
   if constexpr (size > 1) {

@@ -70,17 +70,13 @@ enum class Form {
   table,       // memory
   pairs,       // memory in bfloat16, for data in bfloat16 and products that are rounded to it
   own,         // as exact, by each thread for its own pairs: without barriers, for few tokens
-  by_head,     // learned frequencies of each head, by each thread for its own pairs
+  by_head,     // learned frequencies of each head, by each thread for its own pairs of one head
   head_table,  // memory, by each thread for its own pairs: tables of each head
 };
 
 template <Form form>
 constexpr bool reads_tables =
     form == Form::table || form == Form::pairs || form == Form::head_table;
-
-/// Whether each head has angles of its own.
-template <Form form>
-constexpr bool has_head_angles = form == Form::by_head || form == Form::head_table;
 
 /// Arguments of the other forms, which an exact launch need not carry.
 template <typename T, int capacity>
@@ -365,6 +361,25 @@ __device__ void copy_outside(const Launch<T, capacity>& launch,
   }
 }
 
+/// Turns per position of a learned frequency; zeros if it has none.
+template <typename T>
+struct LearnedTurns {
+  TurnOf<T> part;
+  int64_t whole;  // for positions with fractions
+
+  __device__ static LearnedTurns of(double radians) {
+    if (!core::has_turn(radians)) return {};
+    const core::Turn128 wide = core::turn_from_radians(radians);
+    TurnOf<T> part;
+    if constexpr (std::is_same_v<T, double>) {
+      part = wide;
+    } else {
+      part = core::round_to_turn64(wide);
+    }
+    return {part, core::whole_turns(radians, part)};
+  }
+};
+
 /// Sine and cosine at a learned frequency, NaN if it is NaN; for a tangent, the factor that
 /// replaces them.
 template <typename T>
@@ -381,13 +396,8 @@ __device__ void learned_sincos(const Frequencies& frequencies, bool tangent,
     *sine = *cosine = static_cast<Compute<T>>(NAN);
     return;
   }
-  TurnOf<T> turn;
-  if constexpr (std::is_same_v<T, double>) {
-    turn = turn_of(frequencies, pair);
-  } else {
-    turn = core::round_to_turn64(turn_of(frequencies, pair));
-  }
-  core::sincos_turn(core::phase(position, turn, core::whole_turns(radians, turn)), sine, cosine);
+  const auto turns = LearnedTurns<T>::of(radians);
+  core::sincos_turn(core::phase(position, turns.part, turns.whole), sine, cosine);
 }
 
 /// A pair of a token, with the inputs of its angle.
@@ -398,22 +408,30 @@ struct PairAt {
   TurnOf<T> turn;  // unless frequencies are learned
 };
 
-/// Whether the token is rotated by its positions on all axes, the first of which is `first`. A
-/// token that is rotated on some axes only is recorded as an error.
-template <typename T, int capacity>
-__device__ bool is_rotated_on_axes(const Launch<T, capacity>& launch, const core::Position& first,
-                                   const Token& token) {
-  bool rotated = is_rotated(launch, first, token);
-  for (int axis = 1; axis < launch.axes; ++axis) {
+/// Calls visit(axis, position) for each axis. Returns whether the token is rotated: by its
+/// positions on all axes. A token that is rotated on some axes only is recorded as an error.
+template <typename T, int capacity, typename Visit>
+__device__ bool visit_axes(const Launch<T, capacity>& launch, const Token& token,
+                           const Visit& visit) {
+  bool rotated = true, on_first = true;
+#pragma unroll 1
+  for (int axis = 0; axis < launch.axes; ++axis) {
     const core::Position position = position_of(launch, token.batch, token.seq, axis);
     const bool on_axis = is_rotated(launch, position, token);
-    const bool on_first = launch.positions.floating || first.whole >= 0;
+    if (axis == 0) on_first = on_axis;
     if (on_axis != on_first && threadIdx.x == 0) {
       core::record_error(launch.error, core::ErrorKind::position, -1, token.number, /*limit=*/-1);
     }
     rotated = on_axis && rotated;
+    visit(axis, position);
   }
   return rotated;
+}
+
+/// Whether a pair is turned by positions on an axis.
+template <typename T, int capacity>
+__device__ bool turns_on(const Launch<T, capacity>& launch, int axis, int pair) {
+  return launch.axes == 1 || core::through_data_cache(launch.axis_of_pair)[pair] == axis;
 }
 
 /// Calls fill(at) for the pairs of a token and makes its writes visible to the block. Returns
@@ -427,18 +445,14 @@ __device__ bool fill_angles(const Launch<T, capacity>& launch, const Token& toke
   TurnOf<T> turn = {};
   if (has_turns && first < launch.pairs)
     turn = turns[first];  // issued before the position is known
-  const core::Position first_position = position_of(launch, token.batch, token.seq, 0);
-  const bool rotated = is_rotated_on_axes(launch, first_position, token);
-  __syncthreads();  // until the previous token's angles have been read
-  for (int pair = first; pair < launch.pairs; pair += threads) {
-    if (has_turns && pair != first) turn = turns[pair];
-    if (!has_turns || launch.axes == 1) {
-      fill(PairAt<T>{pair, first_position, turn});
-    } else {
-      const int axis = core::through_data_cache(launch.axis_of_pair)[pair];
-      fill(PairAt<T>{pair, position_of(launch, token.batch, token.seq, axis), turn});
+  const bool rotated = visit_axes(launch, token, [&](int axis, const core::Position& position) {
+    if (axis == 0) __syncthreads();  // until the previous token's angles have been read
+    if (!has_turns && axis > 0) return;
+    for (int pair = first; pair < launch.pairs; pair += threads) {
+      if (has_turns && !turns_on(launch, axis, pair)) continue;
+      fill(PairAt<T>{pair, position, !has_turns || pair == first ? turn : turns[pair]});
     }
-  }
+  });
   __syncthreads();
   return rotated;
 }
@@ -479,57 +493,118 @@ __device__ bool own_angles(const Launch<T, capacity>& launch, const Token& token
   TurnOf<T> own_turns[size];  // loaded before the position is known
 #pragma unroll
   for (int i = 0; i < size; ++i) own_turns[i] = turns[columns.pair(i)];
-  const int64_t first = whole_position_of(launch, token.batch, token.seq, 0);
+  const bool rotated = visit_axes(launch, token, [&](int axis, const core::Position& position) {
+#pragma unroll
+    for (int i = 0; i < size; ++i) {
+      if (turns_on(launch, axis, columns.pair(i)))
+        own_turns[i] = core::phase(position.whole, own_turns[i]);
+    }
+  });
 #pragma unroll
   for (int i = 0; i < size; ++i) {
-    int64_t position = first;
-    if (launch.axes > 1) {
-      const int axis = core::through_data_cache(launch.axis_of_pair)[columns.pair(i)];
-      position = whole_position_of(launch, token.batch, token.seq, axis);
-    }
-    core::sincos_turn(core::phase(position, own_turns[i]), &angles->sine[i], &angles->cosine[i]);
+    core::sincos_turn(own_turns[i], &angles->sine[i], &angles->cosine[i]);
     angles->sine[i] *= launch.sine_amplitude;
     angles->cosine[i] *= launch.amplitude;
   }
-  return is_rotated_on_axes(launch, core::Position{first, 0, 1.0}, token);
+  return rotated;
 }
 
-/// Sine and cosine of a pair of a head, where each head has frequencies of its own: as
-/// learned_sincos(), for an angle that may be a sum over axes.
-template <typename T, int capacity>
-__device__ void head_sincos(const Launch<T, capacity>& launch, const Token& token, int head,
-                            int pair, Compute<T>* sine, Compute<T>* cosine) {
+/// The place of a frequency of a head, for a sum over axes also of an axis.
+__device__ inline int64_t place_of(const Frequencies& frequencies, int axis, int head, int pair) {
+  return axis * frequencies.axis_stride + head * frequencies.head_stride + pair;
+}
+
+/// Turns of the pairs that a thread has of its one head, where each head has frequencies of its
+/// own: computed once for all tokens of a block, in shared memory that no other thread uses.
+template <typename T, int size>
+class HeadTurns {
+ public:
+  /// For a sum over axes, turns of each axis.
+  template <bool interleaved, int capacity>
+  __device__ HeadTurns(const Launch<T, capacity>& launch, int head,
+                       const PackColumns<size, interleaved>& columns)
+      : turns_(reinterpret_cast<LearnedTurns<T>*>(core::dynamic_shared_memory()) + threadIdx.x) {
+    const Frequencies& frequencies = launch.frequencies;
+    const int count = size * (frequencies.axis_stride != 0 ? launch.axes : 1);
+#pragma unroll 1
+    for (int k = 0; k < count; ++k) {
+      const int i = k % size;
+      const double radians =
+          read(frequencies, place_of(frequencies, k / size, head, columns.pair(i)));
+      turns_[k * blockDim.x] = LearnedTurns<T>::of(radians);
+      if (!core::has_turn(radians)) without_turn_ |= 1u << i;
+    }
+  }
+
+  __device__ LearnedTurns<T> of(int axis, int i) const {
+    return turns_[(axis * size + i) * blockDim.x];
+  }
+
+  /// A bit for each pair that has none.
+  __device__ uint32_t without_turn() const { return without_turn_; }
+
+ private:
+  LearnedTurns<T>* turns_;
+  uint32_t without_turn_ = 0;
+};
+
+/// Adds to a number that is kept in the place of turns, and returns it.
+template <typename Turn>
+__device__ double add_number(double number, Turn* place) {
+  double total;
+  memcpy(&total, place, sizeof total);
+  total += number;
+  memcpy(place, &total, sizeof total);
+  return total;
+}
+
+/// The angles of the thread's pairs of a head that has frequencies of its own, as
+/// learned_sincos() computes them, but for angles that may be sums over axes. Returns whether the
+/// token is rotated.
+template <typename T, int size, bool interleaved, int capacity, Form form>
+__device__ bool head_angles(const Launch<T, capacity>& launch, const Token& token, int head,
+                            const HeadTurns<T, size>& turns,
+                            const PackColumns<size, interleaved>& columns,
+                            Angles<T, size, form>* angles) {
   const Frequencies& frequencies = launch.frequencies;
   const bool mixed = frequencies.axis_stride != 0;
-  TurnOf<T> total = {};
-  double angle = 0, scale = 1;
-  for (int k = 0; k < (mixed ? launch.axes : 1); ++k) {
-    int axis = k;
-    if (!mixed && launch.axes > 1) axis = core::through_data_cache(launch.axis_of_pair)[pair];
-    const core::Position position = position_of(launch, token.batch, token.seq, axis);
-    const int64_t index = k * frequencies.axis_stride + head * frequencies.head_stride + pair;
-    const double radians = read(frequencies, index);
-    angle += core::to_double(position) * radians;
-    scale *= core::has_turn(radians) ? position.scale : static_cast<double>(NAN);
-    TurnOf<T> turn;
-    if constexpr (std::is_same_v<T, double>) {
-      turn = turn_of(frequencies, index);
-    } else {
-      turn = core::round_to_turn64(turn_of(frequencies, index));
+  TurnOf<T> total[size] = {};  // for a tangent, numbers: position * frequency
+  uint32_t without_angle = turns.without_turn();
+  const bool rotated = visit_axes(launch, token, [&](int axis, const core::Position& position) {
+#pragma unroll
+    for (int i = 0; i < size; ++i) {
+      const int pair = columns.pair(i), own_axis = mixed ? axis : 0;
+      if (!mixed && !turns_on(launch, axis, pair)) continue;
+      const LearnedTurns<T> turn = turns.of(own_axis, i);
+      if (launch.tangent) {
+        const double radians = read(frequencies, place_of(frequencies, own_axis, head, pair));
+        add_number(core::to_double(position) * radians, &total[i]);
+      } else if (launch.positions.floating) {
+        total[i] = sum(total[i], core::phase(position, turn.part, turn.whole));
+        if (!(position.scale == 1)) without_angle |= 1u << i;
+      } else {
+        total[i] = sum(total[i], core::phase(position.whole, turn.part));
+      }
     }
-    const int64_t whole = core::has_turn(radians) ? core::whole_turns(radians, turn) : 0;
-    total = sum(total, core::phase(position, turn, whole));
+  });
+#pragma unroll
+  for (int i = 0; i < size; ++i) {
+    if (launch.tangent) {
+      angles->sine[i] = static_cast<Compute<T>>(add_number(0, &total[i]));
+      angles->cosine[i] = 0;
+    } else {
+      core::sincos_turn(total[i], &angles->sine[i], &angles->cosine[i]);
+    }
+    angles->sine[i] *= launch.sine_amplitude;
+    angles->cosine[i] *= launch.amplitude;
   }
-  if (launch.tangent) {
-    *sine = static_cast<Compute<T>>(angle);
-    *cosine = 0;
-  } else {
-    core::sincos_turn(total, sine, cosine);
-    *sine *= static_cast<Compute<T>>(scale);
-    *cosine *= static_cast<Compute<T>>(scale);
+  if (without_angle != 0 && !launch.tangent) {
+#pragma unroll
+    for (int i = 0; i < size; ++i) {
+      if (without_angle >> i & 1) angles->sine[i] = angles->cosine[i] = Compute<T>(NAN);
+    }
   }
-  *sine *= launch.sine_amplitude;
-  *cosine *= launch.amplitude;
+  return rotated;
 }
 
 /// The angle of a pair from tables, which may be those of a head.
@@ -579,18 +654,6 @@ __device__ void read_table(const TableLaunch<T, capacity>& launch, const Token& 
 template <typename T, int capacity>
 __device__ int own_head(const Launch<T, capacity>& launch, int head) {
   return head < launch.query_heads ? head : head - launch.query_heads;
-}
-
-/// The angles of the thread's pairs of a head that has frequencies of its own.
-template <typename T, int size, bool interleaved, int capacity, Form form>
-__device__ void head_angles(const LaunchOf<T, capacity, form>& launch, const Token& token, int head,
-                            const PackColumns<size, interleaved>& columns,
-                            Angles<T, size, form>* angles) {
-#pragma unroll
-  for (int i = 0; i < size; ++i) {
-    head_sincos(launch, token, own_head(launch, head), columns.pair(i), &angles->sine[i],
-                &angles->cosine[i]);
-  }
 }
 
 /// Whether all rows and their windows begin at multiples of 16 bytes and have such lengths, and
@@ -719,14 +782,27 @@ cudaLaunchConfig_t share_heads(Launch<T, capacity>* launch, int size, core::Cuda
 
 /// Gives every thread the pairs of one head, in blocks of at most 128 threads.
 template <typename T, int capacity>
-cudaLaunchConfig_t spread_heads(Launch<T, capacity>* launch, int size, core::CudaStream stream) {
-  constexpr int max_block_threads = 128;
+cudaLaunchConfig_t spread_heads(Launch<T, capacity>* launch, int size, core::CudaStream stream,
+                                int max_block_threads = 128) {
   cudaLaunchConfig_t config = share_heads(launch, size, stream);
   const int per_head = launch->threads_per_head.value;
   launch->heads_per_pass = std::clamp(max_block_threads / per_head, 1, launch->heads);
   launch->heads_of_block = launch->heads_per_pass;
   config.gridDim.y = static_cast<unsigned>(core::divide_up(launch->heads, launch->heads_of_block));
   config.blockDim = dim3(static_cast<unsigned>(per_head * launch->heads_per_pass));
+  return config;
+}
+
+/// The same for heads with frequencies of their own: few blocks, whose tokens share HeadTurns.
+template <typename T, int capacity>
+cudaLaunchConfig_t spread_own_heads(Launch<T, capacity>* launch, int size,
+                                    core::CudaStream stream) {
+  const int axes = launch->frequencies.axis_stride != 0 ? launch->axes : 1;
+  cudaLaunchConfig_t config = spread_heads(launch, size, stream, 128 / axes);
+  config.dynamicSmemBytes =
+      static_cast<size_t>(axes) * size * config.blockDim.x * sizeof(LearnedTurns<T>);
+  const int64_t wanted = core::divide_up(8 * core::multiprocessors(), config.gridDim.y);
+  config.gridDim.x = static_cast<unsigned>(std::min<int64_t>(config.gridDim.x, wanted));
   return config;
 }
 
