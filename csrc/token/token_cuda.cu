@@ -1,7 +1,8 @@
-// Gather: a warp copies four vectors of up to 16 bytes per lane at a time. Backward: a stable radix
-// sort of the ids, then one kernel, in which a warp sums a span of at most 64 rows of one id. If an
-// id has several spans, the warp that finishes last adds their sums. Every row is written once,
-// zero or not, and every sum has a fixed order, so results are deterministic.
+// Gather: a warp copies four vectors of up to 16 bytes per lane at a time. Backward: ids are
+// grouped by counters, or sorted if there are many; then, in one kernel, a warp sums a span of at
+// most 64 rows of one id. If an id has several spans, the warp that finishes last adds their sums.
+// Every row is written once, zero or not, and every sum has a fixed order, so results are
+// deterministic.
 #include <cub/device/device_radix_sort.cuh>
 
 #include "core/block_reduce.h"
@@ -121,16 +122,31 @@ using IdIndex = uint32_t;
 
 struct Workspace {
   Key *unsorted_keys, *keys;
-  IdIndex *unsorted_indices, *indices;
-  Key* ranks;           // rows form: number of groups up to each entry
-  Key* tile_groups;     // rows form: number of groups that begin in each tile
+  IdIndex *unsorted_indices, *indices;  // grouped: unsorted_indices are slots in the key's list
+  Key* ranks;                           // rows form: number of groups up to each entry
+  Key* tile_groups;                     // rows form: number of groups that begin in each tile
   void *heads, *tails;  // for each window of entries, sums of spans of long groups: first, later
   uint32_t* tickets;    // for each window, by vectors of columns: spans summed of its long group
   int64_t window_tickets;
+  // Grouped, for each key: number of entries, first entry, rank of its row. Rows form: a bit for
+  // each row with entries. One ticket for a block.
+  uint32_t *counts, *firsts, *row_ranks, *touched, *block_ticket;
+  size_t zeros;       // bytes from tickets on that are zero before
   void* sort;         // temporary memory of CUB
   size_t sort_bytes;  // the rest of the workspace
   size_t bytes;       // without them
 };
+
+/// Ids are grouped up to this number of ids and of rows. Each row has counters: 4 MiB of them stay
+/// in the L2 cache of every GPU.
+constexpr int64_t max_grouped_ids = int64_t{1} << 17, max_grouped_rows = int64_t{1} << 20;
+
+bool can_group(const BackwardArguments& a) {
+  return a.count <= max_grouped_ids && a.num_embeddings <= max_grouped_rows;
+}
+
+/// A bit for each of `count` items, in words.
+POSEMBED_INLINE int64_t words_of(int64_t count) { return (count + warp_size - 1) / warp_size; }
 
 int key_bits(int64_t num_embeddings) {
   int bits = 1;
@@ -172,7 +188,7 @@ int64_t pieces_of(const BackwardArguments& a) {
 /// Windows of `span` entries.
 int64_t windows_of(const BackwardArguments& a) { return divide_up(a.count, span); }
 
-Workspace lay_out(const BackwardArguments& a) {
+Workspace lay_out(const BackwardArguments& a, bool grouped) {
   Workspace w{};
   auto* base = static_cast<char*>(a.workspace);
   const auto take = [&](size_t bytes) {
@@ -194,23 +210,37 @@ Workspace lay_out(const BackwardArguments& a) {
   w.heads = take(spans);
   w.tails = take(spans);
   w.window_tickets = pieces_of(a) * warp_size;
-  w.tickets = reinterpret_cast<uint32_t*>(
-      take(windows * static_cast<size_t>(w.window_tickets) * sizeof(uint32_t)));
+  const auto take_words = [&](int64_t count) {
+    return reinterpret_cast<uint32_t*>(take(static_cast<size_t>(count) * sizeof(uint32_t)));
+  };
+  const int64_t keys = grouped ? a.num_embeddings + 1 : 0;
+  w.firsts = take_words(keys);
+  w.row_ranks = take_words(dense ? 0 : keys);
+  w.tickets = take_words(a.count > span ? windows_of(a) * w.window_tickets : 0);
+  if (grouped) {
+    w.counts = take_words(keys);
+    w.touched = take_words(dense ? 0 : words_of(keys));
+    w.block_ticket = take_words(1);
+  }
+  w.zeros = static_cast<size_t>(base + w.bytes - reinterpret_cast<char*>(w.tickets));
   w.sort = base + w.bytes;
   w.sort_bytes = static_cast<size_t>(a.workspace_bytes) - w.bytes;
   return w;
 }
 
-// Padding and ids outside the table get the key num_embeddings, which sorts last and is omitted
-// from every sum.
-__global__ void key_kernel(BackwardArguments a, Workspace w, int64_t tickets) {
-  const int64_t index = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  for (int64_t i = index; i < tickets; i += int64_t{gridDim.x} * blockDim.x) w.tickets[i] = 0;
-  if (index >= a.count) return;
+/// The row of an id. Padding and ids outside the table get the key num_embeddings, which sorts last
+/// and is omitted from every sum.
+__device__ Key key_of(const BackwardArguments& a, int64_t index) {
   const int64_t id = read(a.ids, index);
   const uint64_t row = static_cast<uint64_t>(id) + static_cast<uint64_t>(a.first_row);
   const bool kept = row < static_cast<uint64_t>(a.num_embeddings) && id != a.padding_idx;
-  w.unsorted_keys[index] = static_cast<Key>(kept ? row : static_cast<uint64_t>(a.num_embeddings));
+  return static_cast<Key>(kept ? row : static_cast<uint64_t>(a.num_embeddings));
+}
+
+__global__ void key_kernel(BackwardArguments a, Workspace w) {
+  const int64_t index = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (index >= a.count) return;
+  w.unsorted_keys[index] = key_of(a, index);
   w.unsorted_indices[index] = static_cast<IdIndex>(index);
 }
 
@@ -241,11 +271,31 @@ __global__ void __launch_bounds__(rank_threads) count_kernel(BackwardArguments a
   if (threadIdx.x == 0) w.tile_groups[blockIdx.x] = groups;
 }
 
+/// The sum of `total` and the values of all threads before this one in its block of whole warps.
+/// Adds the values of all threads to `total`. The whole block calls it.
+__device__ uint32_t sum_before(uint32_t value, uint32_t* total) {
+  __shared__ uint32_t warp_sums[1024 / warp_size];
+  const int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
+  uint32_t end = value;
+#pragma unroll
+  for (int step = 1; step < warp_size; step *= 2) {
+    const uint32_t other = __shfl_sync(full_mask, end, (lane - step) & (warp_size - 1));
+    end += lane >= step ? other : 0;
+  }
+  if (lane == warp_size - 1) warp_sums[warp] = end;
+  __syncthreads();
+  uint32_t before = *total + end - value;
+  for (int i = 0; i < static_cast<int>(blockDim.x) / warp_size; ++i) {
+    before += i < warp ? warp_sums[i] : 0;
+    *total += warp_sums[i];
+  }
+  __syncthreads();  // before the next sums
+  return before;
+}
+
 /// Writes ranks and the id of each row.
 __global__ void __launch_bounds__(rank_threads)
     rank_kernel(BackwardArguments a, Workspace w, bool counted) {
-  __shared__ uint32_t warp_heads[rank_threads / warp_size];
-  const int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
   const int64_t first = blockIdx.x * tile_size, end = min(first + tile_size, a.count);
   uint32_t before = 0;
   if (counted) {
@@ -257,19 +307,165 @@ __global__ void __launch_bounds__(rank_threads)
   for (int64_t row = first; row < end; row += rank_threads) {
     const int64_t entry = row + threadIdx.x;
     const bool head = entry < end && is_head(a, w.keys, entry);
-    const unsigned heads = __ballot_sync(full_mask, head);
-    if (lane == 0) warp_heads[warp] = __popc(heads);
-    __syncthreads();
-    uint32_t rank = before + __popc(heads & full_mask >> (warp_size - 1 - lane));
-    for (int i = 0; i < rank_threads / warp_size; ++i) {
-      rank += i < warp ? warp_heads[i] : 0;
-      before += warp_heads[i];
-    }
-    __syncthreads();  // before the next counts
+    const uint32_t rank = sum_before(head, &before) + head;
     if (entry < end) w.ranks[entry] = rank;
     if (head) a.row_ids[rank - 1] = w.keys[entry];
     if (entry == a.count - 1) *a.groups = rank;
   }
+}
+
+// ---- grouping without a sort ----
+
+constexpr int group_threads = 1024;
+constexpr int order_threads = 512;
+constexpr int ids_in_flight = 4;  // of a thread
+
+/// Reads what another multiprocessor has written.
+__device__ inline uint32_t again(const uint32_t* word) {
+  return *static_cast<const volatile uint32_t*>(word);
+}
+
+/// Counts the calling lane's key and returns how many were counted before. Lanes with the same key
+/// take neighbouring slots with one atomic.
+__device__ uint32_t take_slot(uint32_t* counts, Key key, bool counts_key) {
+  const unsigned same = __match_any_sync(full_mask, counts_key ? static_cast<int>(key) : -1);
+  const int lane = threadIdx.x % warp_size, leader = __ffs(same) - 1;
+  uint32_t slot = 0;
+  if (counts_key && lane == leader) slot = atomicAdd(counts + key, uint32_t(__popc(same)));
+  return __shfl_sync(full_mask, slot, leader) + __popc(same & ((1u << lane) - 1));
+}
+
+/// Calls visit(number, bit) for the bits that are set in a number of words, which are numbered from
+/// `number` on. Returns the number of the next. The whole block calls it.
+template <typename Visit>
+__device__ uint32_t number_bits(const uint32_t* words, int64_t count, uint32_t number,
+                                const Visit& visit) {
+  for (int64_t first = 0; first < count; first += blockDim.x) {
+    const int64_t word = first + threadIdx.x;
+    uint32_t bits = word < count ? again(words + word) : 0;
+    uint32_t next = sum_before(__popc(bits), &number);
+    for (; bits != 0; bits &= bits - 1) visit(next++, word * warp_size + __ffs(bits) - 1);
+  }
+  return number;
+}
+
+/// Calls visit(index, keys, slots) for the ids that the calling thread has in flight, of which the
+/// first has that index and the others follow group_threads apart. A block shares all ids.
+template <typename Visit>
+__device__ void for_ids(const BackwardArguments& a, const Workspace& w, const Visit& visit) {
+  for (int64_t first = 0; first < a.count; first += ids_in_flight * group_threads) {
+    Key keys[ids_in_flight];
+    uint32_t slots[ids_in_flight];
+#pragma unroll
+    for (int i = 0; i < ids_in_flight; ++i) {
+      const int64_t index = first + i * group_threads + threadIdx.x;
+      const bool exists = index < a.count;
+      keys[i] = exists ? again(w.unsorted_keys + index) : 0;
+      slots[i] = exists ? again(w.unsorted_indices + index) : 0;
+    }
+    visit(first + threadIdx.x, keys, slots);
+  }
+}
+
+/// Gives each key a list of entries, in any order, and fills the lists by slots. One block calls it
+/// when all ids are counted.
+__device__ void fill_lists(const BackwardArguments& a, const Workspace& w) {
+  const bool dense = a.row_ids == nullptr;
+  if (!dense) {
+    const uint32_t rows =
+        number_bits(w.touched, words_of(a.num_embeddings), 0, [&](uint32_t number, int64_t row) {
+          a.row_ids[number] = row;
+          w.row_ranks[row] = number + 1;
+        });
+    if (threadIdx.x == 0) *a.groups = rows;
+  }
+  uint32_t next = 0;
+  for_ids(a, w, [&](int64_t first, const Key* keys, const uint32_t* slots) {
+    uint32_t lengths[ids_in_flight], total = 0;
+#pragma unroll
+    for (int i = 0; i < ids_in_flight; ++i) {
+      const bool begins = first + i * group_threads < a.count && slots[i] == 0;
+      lengths[i] = begins ? again(w.counts + keys[i]) : 0;
+      total += lengths[i];
+    }
+    uint32_t begin = sum_before(total, &next);
+#pragma unroll
+    for (int i = 0; i < ids_in_flight; ++i) {
+      if (lengths[i] > 0) w.firsts[keys[i]] = begin;
+      begin += lengths[i];
+    }
+  });
+  __syncthreads();
+  for_ids(a, w, [&](int64_t first, const Key* keys, const uint32_t* slots) {
+#pragma unroll
+    for (int i = 0; i < ids_in_flight; ++i) {
+      const int64_t index = first + i * group_threads;
+      if (index >= a.count) continue;
+      const uint32_t entry = w.firsts[keys[i]] + slots[i];
+      w.keys[entry] = keys[i];
+      w.indices[entry] = static_cast<IdIndex>(index);
+      if (!dense && keys[i] < a.num_embeddings) w.ranks[entry] = w.row_ranks[keys[i]];
+    }
+  });
+}
+
+/// Counts ids by key; the block that finishes last fills the lists.
+__global__ void __launch_bounds__(group_threads) group_kernel(BackwardArguments a, Workspace w) {
+  __shared__ bool is_last;
+  const int64_t index = int64_t{blockIdx.x} * group_threads + threadIdx.x;
+  const Key key = index < a.count ? key_of(a, index) : 0;
+  const uint32_t slot = take_slot(w.counts, key, index < a.count);
+  if (index < a.count) {
+    w.unsorted_keys[index] = key;
+    w.unsorted_indices[index] = slot;
+    const bool touches = a.row_ids != nullptr && slot == 0 && key < a.num_embeddings;
+    if (touches) atomicAdd(w.touched + key / warp_size, 1u << key % warp_size);
+  }
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) is_last = atomicAdd(w.block_ticket, 1u) + 1 == gridDim.x;
+  __syncthreads();
+  if (!is_last) return;
+  __threadfence();
+  fill_lists(a, w);
+}
+
+/// Puts the entries of each list in the order of the ids. A block orders the lists that begin in a
+/// window of entries: short ones by ranks, and a long one, of which there is at most one, by a bit
+/// for each id.
+__global__ void __launch_bounds__(order_threads) order_kernel(BackwardArguments a, Workspace w) {
+  __shared__ uint32_t long_begin, long_size;
+  auto* bits = reinterpret_cast<uint32_t*>(core::dynamic_shared_memory());
+  const int64_t entry = int64_t{blockIdx.x} * span + threadIdx.x;
+  if (threadIdx.x == 0) long_size = 0;
+  __syncthreads();
+  uint32_t begin = 0, size = 0, rank = 0;
+  if (threadIdx.x < 2 * span && entry < a.count && w.keys[entry] < a.num_embeddings) {
+    begin = w.firsts[w.keys[entry]];
+    if (begin / span == blockIdx.x) size = w.counts[w.keys[entry]];
+  }
+  if (size > span && entry == begin) {
+    long_begin = begin;
+    long_size = size;
+  }
+  const bool ranked = size > 1 && size <= span;
+  const IdIndex index = ranked ? w.indices[entry] : 0;
+  for (uint32_t i = 0; ranked && i < size; ++i) rank += w.indices[begin + i] < index;
+  __syncthreads();
+  if (ranked) w.indices[begin + rank] = index;
+  if (long_size == 0) return;
+  const int64_t words = words_of(a.count);
+  for (int64_t word = threadIdx.x; word < words; word += order_threads) bits[word] = 0;
+  __syncthreads();
+#pragma unroll 4
+  for (uint32_t i = threadIdx.x; i < long_size; i += order_threads) {
+    const IdIndex found = w.indices[long_begin + i];
+    atomicAdd(bits + found / warp_size, 1u << found % warp_size);
+  }
+  __syncthreads();
+  number_bits(bits, words, long_begin, [&](uint32_t number, int64_t found) {
+    w.indices[number] = static_cast<IdIndex>(found);
+  });
 }
 
 /// The row of the output that an entry belongs to.
@@ -500,7 +696,13 @@ __device__ void sum_group(const BackwardArguments& a, const Workspace& w, const 
 // ---- rows of the table without entries ----
 
 /// A bit for each row of a block that has entries. The whole warp calls it.
-__device__ uint32_t rows_with_entries(const BackwardArguments& a, const Key* keys, int64_t first) {
+__device__ uint32_t rows_with_entries(const BackwardArguments& a, const Workspace& w,
+                                      int64_t first) {
+  if (w.counts != nullptr) {
+    const int64_t row = first + threadIdx.x % warp_size;
+    return __ballot_sync(full_mask, row < a.num_embeddings && w.counts[row] > 0);
+  }
+  const Key* keys = w.keys;
   uint32_t rows = 0;
   const int64_t end = first + block_rows;
   int64_t entry = first_entry(keys, 0, a.count, static_cast<uint64_t>(first));
@@ -520,7 +722,7 @@ __device__ uint32_t rows_with_entries(const BackwardArguments& a, const Key* key
 template <typename T, int width>
 __device__ void write_zeros(const BackwardArguments& a, const Workspace& w, const Share& share) {
   const int64_t first = share.index * block_rows;
-  const uint32_t others = rows_with_entries(a, w.keys, first);
+  const uint32_t others = rows_with_entries(a, w, first);
   for (int row = 0; row < block_rows && first + row < a.num_embeddings; ++row) {
     if (others >> row & 1) continue;
     T* out = static_cast<T*>(a.out) + (first + row) * a.embedding_dim;
@@ -558,10 +760,12 @@ __device__ LongSpan first_span(const BackwardArguments& a, const Key* keys, int6
 
 /// The later span that begins in a window: it belongs to the group of the window's first entry. The
 /// whole warp calls it.
-__device__ LongSpan later_span(const BackwardArguments& a, const Key* keys, int64_t window) {
+__device__ LongSpan later_span(const BackwardArguments& a, const Workspace& w, int64_t window) {
+  const Key* keys = w.keys;
   const int64_t first = window * span;
   if (first == 0 || keys[first] >= a.num_embeddings || keys[first - 1] != keys[first]) return {};
-  const int64_t group = first_entry(keys, 0, first, keys[first]);
+  const int64_t group = w.counts != nullptr ? int64_t{w.firsts[keys[first]]}
+                                            : first_entry(keys, 0, first, keys[first]);
   const int64_t begin = group + (first - group + span - 1) / span * span;
   if (begin >= a.count || keys[begin] != keys[first]) return {};
   return {begin, group};
@@ -587,7 +791,9 @@ __device__ void sum_span(const BackwardArguments& a, const Workspace& w, const L
                          int64_t column) {
   using C = Compute<T>;
   const int64_t group = long_span.group, key = w.keys[group];
-  const int64_t end = first_entry(w.keys, long_span.begin, a.count, static_cast<uint64_t>(key) + 1);
+  const int64_t end = w.counts != nullptr ? group + w.counts[key]
+                                          : first_entry(w.keys, long_span.begin, a.count,
+                                                        static_cast<uint64_t>(key) + 1);
   const auto count = static_cast<int>(min(end - long_span.begin, span));
   C total[1][width] = {};
   add_rows<4>(SpanRows<T>(a, w.indices, long_span.begin), count, column, total);
@@ -618,7 +824,7 @@ __global__ void __launch_bounds__(sum_threads)
     const int64_t column = (window.number * warp_size + threadIdx.x % warp_size) * width;
     for (int which = 0; which < 2; ++which) {
       const LongSpan found =
-          which == 0 ? first_span(a, w.keys, window.index) : later_span(a, w.keys, window.index);
+          which == 0 ? first_span(a, w.keys, window.index) : later_span(a, w, window.index);
       if (found.begin >= 0) sum_span<T, width>(a, w, found, column);
     }
     return;
@@ -654,13 +860,23 @@ void launch_sums(const BackwardArguments& a, const Workspace& w, cudaStream_t st
                a, w, items);
 }
 
+/// Groups ids by counters, in their order.
+const char* group(const BackwardArguments& a, const Workspace& w, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(divide_up(a.count, group_threads));
+  if (const char* error =
+          core::checked_launch(group_kernel, blocks, group_threads, 0, stream, a, w))
+    return error;
+  const auto windows = static_cast<unsigned>(a.count > 1 ? windows_of(a) : 0);
+  const size_t bits =
+      a.count > span ? static_cast<size_t>(words_of(a.count)) * sizeof(uint32_t) : 0;
+  return core::checked_launch(order_kernel, windows, order_threads, bits, stream, a, w);
+}
+
 /// Sorts rows by id, stably, so that sums have a fixed order. CUB reports and clears errors of
 /// earlier launches, so the status is read after each step.
 const char* sort(const BackwardArguments& a, Workspace& w, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(divide_up(a.count, threads));
-  const int64_t tickets = a.count > span ? windows_of(a) * w.window_tickets : 0;
-  if (const char* error =
-          core::checked_launch(key_kernel, blocks, threads, 0, stream, a, w, tickets)) {
+  if (const char* error = core::checked_launch(key_kernel, blocks, threads, 0, stream, a, w)) {
     return error;
   }
   return core::text_of(cub::DeviceRadixSort::SortPairs(
@@ -679,6 +895,26 @@ const char* rank_rows(const BackwardArguments& a, const Workspace& w, cudaStream
   return core::checked_launch(rank_kernel, tiles, rank_threads, 0, stream, a, w, counted);
 }
 
+int64_t workspace_of(const BackwardArguments& a, bool grouped) {
+  return static_cast<int64_t>(lay_out(a, grouped).bytes + (grouped ? 0 : temporary_bytes(a)));
+}
+
+const char* sum_rows(const BackwardArguments& a, bool grouped, cudaStream_t stream) {
+  if (a.count == 0 || a.num_embeddings == 0) return nullptr;
+  Workspace w = lay_out(a, grouped);
+  const cudaError_t cleared = cudaMemsetAsync(w.tickets, 0, w.zeros, stream);
+  if (cleared != cudaSuccess) return core::text_of(cleared);
+  if (const char* error = grouped ? group(a, w, stream) : sort(a, w, stream)) return error;
+  if (a.row_ids != nullptr && !grouped) {
+    if (const char* error = rank_rows(a, w, stream)) return error;
+  }
+  if (a.embedding_dim == 0) return nullptr;
+  visit_vectors(a, [&](auto tag, auto width) {
+    launch_sums<typename decltype(tag)::type, width>(a, w, stream);
+  });
+  return core::launch_error();
+}
+
 }  // namespace
 
 const char* gather_cuda(const GatherArguments& arguments, core::CudaStream stream) {
@@ -694,21 +930,11 @@ const char* gather_cuda(const GatherArguments& arguments, core::CudaStream strea
 }
 
 int64_t backward_workspace_cuda(const BackwardArguments& arguments) {
-  return static_cast<int64_t>(lay_out(arguments).bytes + temporary_bytes(arguments));
+  return workspace_of(arguments, can_group(arguments));
 }
 
 const char* backward_cuda(const BackwardArguments& arguments, core::CudaStream stream) {
-  if (arguments.count == 0 || arguments.num_embeddings == 0) return nullptr;
-  Workspace workspace = lay_out(arguments);
-  if (const char* error = sort(arguments, workspace, stream)) return error;
-  if (arguments.row_ids != nullptr) {
-    if (const char* error = rank_rows(arguments, workspace, stream)) return error;
-  }
-  if (arguments.embedding_dim == 0) return nullptr;
-  visit_vectors(arguments, [&](auto tag, auto width) {
-    launch_sums<typename decltype(tag)::type, width>(arguments, workspace, stream);
-  });
-  return core::launch_error();
+  return sum_rows(arguments, can_group(arguments), stream);
 }
 
 }  // namespace posembed::token

@@ -534,7 +534,7 @@ void check_backward(const std::vector<int64_t>& ids, int64_t dim, size_t shift =
   arguments.scale = -0.5;
   arguments.scale_grad_by_freq = dim % 2 == 0;
   const Groups sorted = group(copies().back(), ids, rows, arguments.padding_idx, -start);
-  for (const bool dense : {true, false}) {
+  for (const auto& [dense, grouped] : {std::pair(true, true), {true, false}, {false, true}, {false, false}}) {
     std::vector<int64_t> row_ids(ids.size() + 1);
     arguments.row_ids = dense ? nullptr : row_ids.data();
     arguments.groups = &row_ids.back();
@@ -542,12 +542,12 @@ void check_backward(const std::vector<int64_t>& ids, int64_t dim, size_t shift =
     std::vector<T> expected(out.data(), out.data() + (dense ? rows : count) * dim);
     sum_on_cpu(arguments, sorted, dense, expected.data());
     arguments.out = out.data();
-    arguments.workspace_bytes = backward_workspace_cuda(arguments);
+    arguments.workspace_bytes = workspace_of(arguments, grouped);
     std::vector<char> workspace(static_cast<size_t>(arguments.workspace_bytes), '\x5a');
     arguments.workspace = workspace.data();
-    ASSERT_EQ(backward_cuda(arguments, nullptr), nullptr);
+    ASSERT_EQ(sum_rows(arguments, grouped, nullptr), nullptr);
     ASSERT_TRUE(same_bits(out.data(), expected) && out.is_clean_outside())
-        << "dim " << dim << (dense ? " dense" : " rows");
+        << "dim " << dim << (dense ? " dense" : " rows") << (grouped ? " grouped" : " sorted");
     if (dense) continue;
     ASSERT_EQ(row_ids.back(), sorted.groups);
     ASSERT_TRUE(std::is_sorted(row_ids.begin(), row_ids.begin() + sorted.groups));
@@ -612,6 +612,33 @@ TEST(TokenGpuSource, BackwardOfMoreTilesThanAreCountedTwice) {
   auto ids = make_ids(max_recounted_tiles * tile_size + 5, 0, /*outside=*/true);
   for (size_t i = 0; i < ids.size(); i += 2) ids[i] = start + static_cast<int64_t>(i) / 3;
   ASSERT_NO_FATAL_FAILURE(check_backward<float>(ids, 1, 0, false, 6000));
+}
+
+/// Words of a text by Zipf's law, one id throughout, and ids that all occur more often than a span.
+TEST(TokenGpuSource, BackwardOfIdsThatOccurOften) {
+  std::mt19937_64 generator(5);
+  std::vector<int64_t> words, same(3000, start + 9), hundreds;
+  for (int i = 0; i < 4000; ++i) {
+    const double share = double(generator() % 4096 + 1) / 4096;
+    words.push_back(start + static_cast<int64_t>(std::pow(1000.0, share)) - 1);
+    hundreds.push_back(start + i % 40);
+  }
+  std::shuffle(hundreds.begin(), hundreds.end(), generator);
+  for (const auto& ids : {words, same, hundreds}) {
+    ASSERT_NO_FATAL_FAILURE(check_backward<float>(ids, 8, 0, false, 1000));  // each order has bits of its own
+  }
+}
+
+TEST(TokenGpuSource, BackwardChoosesBySize) {
+  BackwardArguments arguments;
+  arguments.count = max_grouped_ids;
+  arguments.num_embeddings = max_grouped_rows;
+  EXPECT_TRUE(can_group(arguments));
+  ++arguments.count;
+  EXPECT_FALSE(can_group(arguments));
+  arguments.count = 1;
+  ++arguments.num_embeddings;
+  EXPECT_FALSE(can_group(arguments));
 }
 
 TEST(TokenGpuSource, BackwardOfNothingKept) {
