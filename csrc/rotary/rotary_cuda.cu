@@ -262,8 +262,10 @@ bool owns_angles(const Arguments& arguments) {
 
 template <typename T, int size, bool interleaved>
 const char* launch_capacity(const Arguments& arguments, core::CudaStream stream) {
-  if (arguments.table_head_stride != 0) {
-    return launch_kernel<T, size, interleaved, max_pairs, Form::head_table>(arguments, stream);
+  if constexpr (size == 1) {  // tables of each head are rare
+    if (arguments.table_head_stride != 0) {
+      return launch_kernel<T, size, interleaved, max_pairs, Form::head_table>(arguments, stream);
+    }
   }
   if (arguments.cosines != nullptr) {
     if constexpr (std::is_same_v<T, core::BFloat16> && size > 1) {
@@ -315,7 +317,7 @@ const char* rotate_cuda(const Arguments& arguments, core::CudaStream stream) {
   }
   return core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    return can_use_vectors<T>(arguments)
+    return can_use_vectors<T>(arguments) && arguments.table_head_stride == 0
                ? launch_pairing<T, core::vector_width<T>>(arguments, stream)
                : launch_pairing<T, 1>(arguments, stream);
   });
