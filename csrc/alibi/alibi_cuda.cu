@@ -306,8 +306,7 @@ __device__ PackKeys<C, width> keys_at(const Distances& distances, int64_t batch,
 
 /// A pack of keys whose positions do not follow one another, or are not exact.
 template <typename T, bool adds>
-__device__ __attribute__((noinline)) void bias_one_by_one(const ScoreArguments& arguments,
-                                                          const Row& row, int64_t first) {
+__device__ void bias_one_by_one(const ScoreArguments& arguments, const Row& row, int64_t first) {
   using C = Compute<T>;
   const Distances& distances = arguments.distances;
   const Query query(distances, row);
@@ -330,7 +329,7 @@ __device__ __attribute__((noinline)) KeyRange find_document(const Distances& dis
 
 /// biases, or in * scale + biases if `adds`.
 template <typename T, bool adds>
-__global__ void __launch_bounds__(block_size)
+__global__ void __launch_bounds__(block_size, adds ? 3 : 4)
     bias_kernel(const __grid_constant__ ScoreArguments arguments, Tiles tiles, bool aligned) {
   using C = Compute<T>;
   constexpr int width = core::vector_width<T>;
@@ -349,6 +348,7 @@ __global__ void __launch_bounds__(block_size)
     const auto keys = keys_at<width, C>(distances, tile.batch, key);
     const bool keeps_hidden = adds && !distances.apply_mask;
     KeyRange document = {0, 0};
+    uint32_t one_by_one = 0;  // rows of the tile, which keep the loop of the others short
     for (; row.query < tile.end; ++row.query) {
       const int64_t place = query_position(distances, tile.batch, row.query);
       const C position = is_exact(place) ? static_cast<C>(place) : static_cast<C>(NAN);
@@ -374,10 +374,14 @@ __global__ void __launch_bounds__(block_size)
         apply_biases<adds>(line, first, seen, scale, keeps_hidden, values);
         store_pack(pack_of<T>(values), out, key, distances.keys);
       } else {
-        bias_one_by_one<T, adds>(arguments, row, key);
+        one_by_one |= 1u << (row.query - tile.begin);
       }
       in += arguments.in.stride[2];
       out += arguments.out.stride[2];
+    }
+    for (; one_by_one != 0; one_by_one &= one_by_one - 1) {
+      row.query = tile.begin + __ffs(one_by_one) - 1;
+      bias_one_by_one<T, adds>(arguments, row, key);
     }
   }
 }
