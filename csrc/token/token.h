@@ -101,7 +101,7 @@ struct FillArguments {
 
 POSEMBED_CPU_KERNEL(fill_table, void(const FillArguments& arguments, int64_t begin, int64_t end));
 
-/// The backward pass on a CUDA device: sort, then sums, without a host synchronisation.
+/// The backward pass on a CUDA device: groups ids, sums rows, without a host synchronisation.
 struct BackwardArguments {
   const void* gradient = nullptr;  // [count, embedding_dim], contiguous
   Sources sources;                 // as in SumArguments
