@@ -39,6 +39,11 @@ def pair_of_tables(q: Tensor, k: Tensor, tables: Pair) -> Pair:
     return q * c + half(q) * s, k * c + half(k) * s
 
 
+def key_if_given(q: Tensor, k: Tensor | None, c: Tensor, s: Tensor) -> Any:
+    turned = q * c + half(q) * s
+    return turned if k is None else (turned, k * c + half(k) * s)
+
+
 def side_by_side(x: Tensor, cache: Tensor) -> Tensor:
     c, s = cache.chunk(2, -1)
     return x * c + half(x) * s
@@ -179,7 +184,7 @@ class Model(nn.Module):
             *(angles, angles_of_neighbours, matrices, transposed, first_columns, sums_of_matrices),
             *(complex_numbers, two_products, tables_in_the_dtype_of_data, with_options, one_half),
             *(own_variable, contiguous, second_halves, exchanged, by_position, backwards),
-            *(reads_half, tokens_first, both_orders),
+            *(reads_half, tokens_first, both_orders, key_if_given),
         )
         return {function.__name__: function for function in every}[form](*given, **options)
 
@@ -188,6 +193,7 @@ FORMS = (
     *("short_names", "other_names", "sine_before_cosine", "pair_of_tables", "side_by_side"),
     *("stacked", "angles", "matrices", "sums_of_matrices", "complex_numbers", "two_products"),
     *("tables_in_the_dtype_of_data", "with_options", "own_variable", "backwards", "reads_half"),
+    "key_if_given",
 )
 # Of which both values for a pair count, or one of two.
 APART = (
@@ -225,6 +231,8 @@ def arguments(form: str, dtype: torch.dtype = torch.float32, apart: bool = False
     x, rest = torch.randn(SHAPE, dtype=dtype), tables(form, apart=apart)
     if form == "pair_of_tables":
         return [x, torch.randn(SHAPE, dtype=dtype), *rest]
+    if form == "key_if_given":
+        return [x, None, *rest]
     return [*rest, x] if form == "angles" else [x, *rest]
 
 
@@ -314,7 +322,7 @@ def test_tables_of_other_dtypes(dtype: torch.dtype, model: Model) -> None:
     patch(model)
     for form in FORMS:
         for other in (torch.float32, torch.bfloat16, torch.float64):
-            tensors = {"pair_of_tables": (0, 1), "angles": (1,)}.get(form, (0,))
+            tensors = {"pair_of_tables": (0, 1), "angles": (1,), "key_if_given": (0, 1)}.get(form, (0,))
             given = arguments(form, other)
             given = [x if i in tensors else converted(x) for i, x in enumerate(given)]
             assert equal(model(form, *given), own(model, form, *given))

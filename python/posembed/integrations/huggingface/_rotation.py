@@ -586,7 +586,6 @@ class Rotation:
         q, k, c, s = (roles.names.index(name) if name else -1 for name in needed)
         plain = plain and rule.is_plain and not (view or rule.gathers or rule.casts or rule.packs)
         plain = plain and len(roles.tensors) < 3 and roles.form in ("separate", "complex")
-
         if rule.cos is not None and rule.cos[0][0] == 1:
             c, s = s, c
 
@@ -601,7 +600,8 @@ class Rotation:
 
         operators = torch.ops.posembed
         call: Any = (operators.rotary_tables if k < 0 else operators.rotary_tables_pair).default._op
-        direct = plain and max(q, k, c, s) < len(args)  # nothing but a call of the operator
+        # Nothing but a call of the operator.
+        direct = plain and max(q, k, c, s) < len(args) and (k < 0 or args[k] is not None)
         self.known[signature(args)] = (single if k < 0 else pair) if direct else general
 
     def _prove(self, given: dict[str, Any], plan: Plan) -> bool | None:
