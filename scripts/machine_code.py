@@ -39,7 +39,7 @@ HOT = (
     "rotary::sum_kernel<{T}, {pack}, false, false>",
     "rotary_norm::norm_kernel<{T}, {pack}, false, 64>",
     "rotary_norm::whole_heads_kernel<{half}, 8, false, 64>",
-    "rotary_norm::backward_kernel<{T}, {pack}, false, 64, {T}>",
+    "rotary_norm::backward_kernel<{T}, {pack}, false, 64>",
     "rotary_cache::cache_kernel<{T}, {pack}, false, false, 64>",
     "rotary_cache::cache_kernel<{T}, {pack}, false, true, 64>",
     "token::gather_kernel<{T}, {pack}, false>",

@@ -20,13 +20,6 @@ struct Norms {
   int head_dim;
 };
 
-/// Additional arguments of the backward launch.
-struct Backward {
-  HeadView normed[2];
-  void* partial;
-  int64_t parts;
-};
-
 /// A thread's share of a head's window, in memory order.
 template <typename T, int size>
 struct Window {
@@ -317,103 +310,214 @@ __global__ void __launch_bounds__(rotary::threads_wanted, 3)
 
 // ---- backward ----
 
-/// Shared memory for a block's sums of query and key, for each group of threads.
-constexpr int sums_bytes = 32 * 1024;
+/// The distances from a group's head to its next one, in elements.
+struct Steps {
+  int64_t gradient, row, out, rstd;
+};
 
-/// `W` is the type of the weights.
-template <typename T, int size, bool interleaved, int capacity, typename W>
-__global__ void __launch_bounds__(rotary::max_threads<size>)
+/// Where a group's next head is: in the same token, in the next one, or in the next sample.
+enum Next { next_head, next_token, next_sample };
+
+/// Additional arguments of the backward launch.
+template <typename C>
+struct Backward {
+  HeadView normed[2];
+  Steps steps[2][3];
+  C* partial;  // [parts, 2, head_dim]
+  int64_t parts;
+  int groups[2];         // groups of threads that process heads of query, and of key
+  int passes;            // heads of a token that a group processes
+  bool wide_parameters;  // weights are in the compute type
+};
+
+/// The maximum number of threads of a backward block, at least two heads': three blocks of packs
+/// fit a multiprocessor.
+template <int size>
+constexpr int backward_threads = size == 8   ? 160
+                                 : size == 4 ? 192
+                                             : 2 * int{rotary::max_pairs};
+
+/// The columns of a head that a thread owns: two packs in the window, or two outside it.
+template <int size, bool interleaved>
+struct OwnedColumns {
+  rotary::PackColumns<size, interleaved> window;
+  int first, second;
+  bool in_window, exist, has_second;  // has_second: always in packs
+
+  template <typename T, int capacity>
+  __device__ OwnedColumns(const Launch<T, capacity>& launch, int index)
+      : window(index, launch.pairs, launch.interleaved),
+        first(launch.start[0] + window.first),
+        second(launch.start[0] + window.second),
+        in_window(index < launch.pairs / size),
+        exist(true),
+        has_second(true) {
+    if (in_window) return;
+    const int packs = launch.outside[0] / size, half = (packs + 1) / 2;
+    const int before = launch.start[0] / size, skipped = 2 * launch.pairs / size;
+    const int pack = index - launch.pairs / size, other = pack + half;
+    first = (pack < before ? pack : pack + skipped) * size;
+    second = (other < before ? other : other + skipped) * size;
+    exist = pack < half;
+    has_second = size > 1 || other < packs;
+  }
+};
+
+/// The sum of `value` over the threads of a head, which are a power of two in a warp, or warps.
+template <typename C>
+__device__ C sum_of_head(const HeadThreads& threads, C value) {
+#pragma unroll
+  for (int lanes = core::warp_size / 2; lanes > 0; lanes /= 2) {
+    if (lanes < threads.count) value += __shfl_xor_sync(0xffffffffu, value, lanes);
+  }
+  if (threads.count <= core::warp_size) return value;
+  __shared__ C sums[2 * rotary::max_pairs / core::warp_size];
+  const int warp = static_cast<int>(threadIdx.x) / core::warp_size;
+  __syncthreads();  // the previous sums have been read
+  if (threadIdx.x % core::warp_size == 0) sums[warp] = value;
+  __syncthreads();
+  const int warps = threads.count / core::warp_size;
+  value = 0;
+#pragma unroll 1
+  for (int i = 0; i < warps; ++i) value += sums[threads.group * warps + i];
+  return value;
+}
+
+/// A thread owns the same columns of some heads, of query or of key, for all tokens of its block,
+/// and keeps its part of the weight's gradient in registers. The next head is in flight while one
+/// is processed.
+template <typename T, int size, bool interleaved, int capacity>
+__global__ void __launch_bounds__(backward_threads<size>, rotary::min_blocks<size, 3>)
     backward_kernel(const __grid_constant__ Launch<T, capacity> launch,
                     const __grid_constant__ Norms<Compute<T>> norms,
-                    const __grid_constant__ Backward backward) {
+                    const __grid_constant__ Backward<Compute<T>> backward) {
   using C = Compute<T>;
+  using Owned = rotary::Pairs<C, size, interleaved>;
   __shared__ C sines[capacity], cosines[capacity];
-  alignas(16) __shared__ C sums[sums_bytes / sizeof(C)];  // [groups, 2, head_dim]
+  // Weights [2, head_dim], then sums [groups, head_dim].
+  alignas(16) __shared__ C shared[backward_threads<size> * 2 * size];
   const HeadThreads threads(launch.threads_per_head);
-  const rotary::PackColumns<size, interleaved> columns(threads.index, launch.pairs,
-                                                       launch.interleaved);
-  const int first = launch.start[0] + columns.first, second = launch.start[0] + columns.second;
-  const int dim = norms.head_dim, groups = launch.heads_per_pass;
-  for (int i = threadIdx.x; i < groups * 2 * dim; i += blockDim.x) sums[i] = 0;
-  bool buffer = false;
+  const OwnedColumns<size, interleaved> columns(launch, threads.index);
+  const int dim = norms.head_dim, r = threads.group >= backward.groups[0];
+  for (int i = threadIdx.x; i < 2 * dim; i += blockDim.x) {  // read after begin_token()'s barrier
+    const void* weight = norms.weight[i / dim];
+    C factor = 1;
+    if (weight != nullptr) {
+      factor = norms.weight_offset + (backward.wide_parameters
+                                          ? static_cast<const C*>(weight)[i % dim]
+                                          : core::load(static_cast<const T*>(weight)[i % dim]));
+    }
+    shared[i] = factor;
+  }
+  const C* const weights = shared + r * dim;
+  const C inverse = C(1) / static_cast<C>(dim);
+  const int64_t begin = blockIdx.x * launch.tokens / backward.parts;
+  const int64_t end = (blockIdx.x + 1) * launch.tokens / backward.parts;
+  Token token = token_of(launch, begin);
+  const HeadView& view = launch.views[r];
+  const int first_head = threads.group - (r == 0 ? 0 : backward.groups[0]);
+  const bool exists = columns.exist && threads.group < backward.groups[0] + backward.groups[1];
+  const int heads = exists ? static_cast<int>(view.heads) : 0, step = backward.groups[r];
 
-  const int64_t part = blockIdx.x;
-  const int64_t end = (part + 1) * launch.tokens / backward.parts;
-  for (int64_t number = part * launch.tokens / backward.parts; number < end; ++number) {
-    const Token token = token_of(launch, number);
-    const bool rotated = begin_token(launch, token, sines, cosines) && launch.pairs > 0;
-    const auto angles = launch.pairs > 0 ? rotary::angles_of<C>(columns, sines, cosines)
-                                         : rotary::Angles<C, size>{};
-    for (int pass = 0; pass < launch.heads; pass += groups, buffer = !buffer) {
-      const bool active = pass + threads.group < launch.heads;
-      const Head head(launch, token, active ? pass + threads.group : 0);
-      const HeadView &view = launch.views[head.r], &normed = backward.normed[head.r];
-      const T* in = static_cast<const T*>(view.in) + offset_of(token, head.number, view.in_stride);
-      T* out = static_cast<T*>(view.out) + offset_of(token, head.number, view.out_stride);
-      const T* x =
-          static_cast<const T*>(normed.in) + offset_of(token, head.number, normed.in_stride);
-      const C rstd = active ? norms.rstd[head.r][head.rstd_index] : C(0);
-      C* sum = sums + (threads.group * 2 + head.r) * dim;
-      rotary::Pairs<C, size, interleaved> gradient = {}, row = {};
-      C projection = 0;
-      // Adds to the weight's gradient, and turns `g` into the gradient of the normalised row.
-      const auto through_weight = [&](Pack<C, size>* g, Pack<C, size>* n, int column) {
-        multiply(rstd, n);
-        C total[size];
-        core::load_values<size>(sum + column, total);
+  // The addresses of the head that is in flight, and of the result of the one that is processed.
+  const T* in = static_cast<const T*>(view.in) + offset_of(token, first_head, view.in_stride);
+  const HeadView& normed = backward.normed[r];
+  const T* x = static_cast<const T*>(normed.in) + offset_of(token, first_head, normed.in_stride);
+  T* out = static_cast<T*>(view.out) + offset_of(token, first_head, view.out_stride);
+  const C* rstds = norms.rstd[r] + begin * view.heads + first_head;
+  Window<T, size> next_gradient = {}, next_row = {};
+  C next_rstd = 0;
+  const auto fetch = [&] {
+    next_gradient.first = Pack<T, size>::read(in + columns.first);
+    next_row.first = Pack<T, size>::read(x + columns.first);
+    if (columns.has_second) {
+      next_gradient.second = Pack<T, size>::read(in + columns.second);
+      next_row.second = Pack<T, size>::read(x + columns.second);
+    }
+    next_rstd = *rstds;
+  };
+  int left = static_cast<int>(end - begin);
+  if (left > 0 && first_head < heads) fetch();
+  Owned sums = {};
+  for (; left > 0; --left) {
+    const bool rotated = begin_token(launch, token, sines, cosines) && columns.in_window;
+    int after_last = next_token;
+    ++token.number;
+    if (++token.seq == launch.seq.value) {
+      token.seq = 0;
+      ++token.batch;
+      after_last = next_sample;
+    }
+    // Counted: rotary_norm::backward_kernel, 6 vectors an iteration
+    for (int pass = 0, head = first_head; pass < backward.passes; ++pass) {
+      Owned gradient = {widen(next_gradient.first), widen(next_gradient.second)};
+      const Owned row = {widen(next_row.first), widen(next_row.second)};
+      const C rstd = next_rstd;
+      const bool active = head < heads, last = pass + 1 == backward.passes;
+      const Steps& steps = backward.steps[r][last ? after_last : next_head];
+      head = last ? first_head : head + step;
+      in += steps.gradient;
+      x += steps.row;
+      rstds += steps.rstd;
+      if (head < heads && !(last && left == 1)) fetch();
+      if (rotated) gradient.rotate(rotary::angles_of<C>(columns.window, sines, cosines));
+      // Turns `g` into the gradient of the normalised row times rstd.
+      const auto through_weight = [&](Pack<C, size>* g, const Pack<C, size>& n, int column,
+                                      Pack<C, size>* sum) {
+        C weight[size], projection = 0;
+        core::load_values<size>(weights + column, weight);
 #pragma unroll
-        for (int i = 0; i < size; ++i) total[i] += g->element[i] * n->element[i];
-        core::store_values<size>(total, sum + column);
-        multiply(weights<T, size, W>(norms, head.r, column), g);
-        projection = dot(*g, *n, projection);
-      };
-      if (active) {
-        if (launch.pairs > 0) {
-          gradient.first = load_wide<T, size>(in + first);
-          gradient.second = load_wide<T, size>(in + second);
-          row.first = load_wide<T, size>(x + first);
-          row.second = load_wide<T, size>(x + second);
-          if (rotated) gradient.rotate(angles);
-          through_weight(&gradient.first, &row.first, first);
-          through_weight(&gradient.second, &row.second, second);
+        for (int i = 0; i < size; ++i) {
+          C& scaled = g->element[i];
+          scaled *= rstd;
+          sum->element[i] = core::fma(scaled, n.element[i], sum->element[i]);
+          scaled *= weight[i];
+          projection = core::fma(scaled, n.element[i], projection);
         }
-        for_outside<size>(launch, threads, [&](int column) {
-          auto g = load_wide<T, size>(in + column), n = load_wide<T, size>(x + column);
-          through_weight(&g, &n, column);
-        });
+        return projection;
+      };
+      C projection = 0;
+      if (active) {
+        projection = through_weight(&gradient.first, row.first, columns.first, &sums.first);
+        if (columns.has_second) {
+          projection += through_weight(&gradient.second, row.second, columns.second, &sums.second);
+        }
       }
-      projection = head_sum(threads, projection, buffer) / static_cast<C>(dim);
-      if (!active) continue;
+      projection = sum_of_head(threads, projection);
+      const C factor = -(projection * inverse * rstd * rstd);
       const auto through_norm = [&](Pack<C, size>* g, const Pack<C, size>& n, int column) {
 #pragma unroll
         for (int i = 0; i < size; ++i) {
-          g->element[i] = rstd * (g->element[i] - n.element[i] * projection);
+          g->element[i] = core::fma(n.element[i], factor, g->element[i]);
         }
         narrow<T, size>(*g).write(out + column);
       };
-      if (launch.pairs > 0) {
-        through_norm(&gradient.first, row.first, first);
-        through_norm(&gradient.second, row.second, second);
+      if (active) {
+        through_norm(&gradient.first, row.first, columns.first);
+        if (columns.has_second) through_norm(&gradient.second, row.second, columns.second);
       }
-      for_outside<size>(launch, threads, [&](int column) {
-        auto g = load_wide<T, size>(in + column), n = load_wide<T, size>(x + column);
-        multiply(rstd, &n);
-        multiply(weights<T, size, W>(norms, head.r, column), &g);
-        through_norm(&g, n, column);
-      });
+      out += steps.out;
     }
   }
+  __syncthreads();  // the weights are no longer read
+  if (exists) {
+    C* const to = shared + threads.group * dim;
+    core::store_values<size>(sums.first.element, to + columns.first);
+    if (columns.has_second) core::store_values<size>(sums.second.element, to + columns.second);
+  }
   __syncthreads();
-  C* result = static_cast<C*>(backward.partial) + part * 2 * dim;
-  for (int column = threadIdx.x; column < 2 * dim; column += blockDim.x) {
+  for (int i = threadIdx.x; i < 2 * dim; i += blockDim.x) {
+    const int tensor = i / dim, first = tensor == 0 ? 0 : backward.groups[0];
     C sum = 0;
-    for (int group = 0; group < groups; ++group) sum += sums[group * 2 * dim + column];
-    result[column] = sum;
+    for (int group = first; group < first + backward.groups[tensor]; ++group) {
+      sum += shared[group * dim + i % dim];
+    }
+    backward.partial[blockIdx.x * int64_t{2} * dim + i] = sum;
   }
 }
 
 /// Lanes process neighbouring columns of the weights' gradients; a block's warps share the parts.
-template <typename T, typename W>
+template <typename T>
 __global__ void __launch_bounds__(core::part_threads)
     add_parts_kernel(const __grid_constant__ BackwardArguments b) {
   using C = Compute<T>;
@@ -421,8 +525,13 @@ __global__ void __launch_bounds__(core::part_threads)
   const int64_t column = core::part_column();
   const C sum = core::sum_of_parts(static_cast<const C*>(b.partial), b.parts, columns, columns);
   if (!core::writes_parts() || column >= columns) return;
-  W* const gradient = static_cast<W*>(b.weight_gradient[column / dim]);
-  if (gradient != nullptr) core::store(sum, gradient + column % dim);
+  void* const gradient = b.weight_gradient[column / dim];
+  if (gradient == nullptr) return;
+  if (has_wide_parameters(b.forward)) {
+    static_cast<C*>(gradient)[column % dim] = sum;
+  } else {
+    core::store(sum, static_cast<T*>(gradient) + column % dim);
+  }
 }
 
 // ---- launchers ----
@@ -473,35 +582,50 @@ struct BackwardPass {
 
   template <typename T, int size, bool interleaved, int capacity>
   const char* launch(core::CudaStream stream) const {
+    using C = Compute<T>;
     auto launch = rotary::make_launch<T, capacity>(rotation());
-    const int64_t dim = rotation().head_dim;
-    const int per_head = std::max(1, launch.pairs / size);
+    const int dim = static_cast<int>(rotation().head_dim);
+    // Heads of up to a warp have a power of two of threads, so that shuffles add up their sums.
+    const int64_t owners = launch.pairs / size + core::divide_up(launch.outside[0] / size, 2);
+    int per_head = 1;
+    while (per_head < owners) per_head += std::min<int>(per_head, core::warp_size);
     launch.threads_per_head = core::Divisor<int>::of(per_head);
-    const int64_t groups_that_fit =
-        sums_bytes / (2 * dim * static_cast<int64_t>(sizeof(Compute<T>)));
-    const int64_t max_groups = std::clamp<int64_t>(
-        std::min<int64_t>(launch.heads, rotary::threads_wanted / per_head), 1, groups_that_fit);
-    // Make passes equally large: 40 heads take 20 and 20 at a time, not 32 and 8.
-    const int64_t passes = std::max<int64_t>(1, core::divide_up(launch.heads, max_groups));
-    launch.heads_per_pass =
-        static_cast<int>(std::max<int64_t>(1, core::divide_up(launch.heads, passes)));
-    Backward backward = {};
+    Backward<C> backward = {};
     std::copy(arguments.normed, arguments.normed + 2, backward.normed);
-    backward.partial = arguments.partial;
+    backward.partial = static_cast<C*>(arguments.partial);
     backward.parts = arguments.parts;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned>(arguments.parts));
-    config.blockDim = dim3(static_cast<unsigned>(per_head * launch.heads_per_pass));
-    config.stream = stream;
-    const bool wide = has_wide_parameters(arguments.forward);
-    const auto kernel = wide ? backward_kernel<T, size, interleaved, capacity, Compute<T>>
-                             : backward_kernel<T, size, interleaved, capacity, T>;
-    cudaLaunchKernelEx(&config, kernel, launch, make_norms<Compute<T>>(arguments.forward),
-                       backward);
-    config.gridDim = dim3(static_cast<unsigned>(core::divide_up(2 * dim, core::warp_size)));
-    config.blockDim = dim3(core::part_threads);
-    const auto add_parts = wide ? add_parts_kernel<T, Compute<T>> : add_parts_kernel<T, T>;
-    cudaLaunchKernelEx(&config, add_parts, arguments);
+    backward.wide_parameters = has_wide_parameters(arguments.forward);
+    // The fewest passes, divided evenly: 40 heads are 20 and 20, not 32 and 8.
+    int groups = 0;
+    do {
+      ++backward.passes;
+      for (int r = 0; r < 2; ++r) {
+        backward.groups[r] =
+            static_cast<int>(core::divide_up(launch.views[r].heads, backward.passes));
+      }
+      groups = backward.groups[0] + backward.groups[1];
+    } while (groups * per_head > backward_threads<size>);
+    for (int r = 0; r < 2; ++r) {
+      const int64_t heads = launch.views[r].heads,
+                    rstd_stride[] = {launch.seq.value * heads, heads, 1};
+      const auto distance = [&](const int64_t* stride, int next) {
+        const int64_t head = backward.groups[r] * stride[2], back = (backward.passes - 1) * head;
+        if (next == next_head) return head;
+        return stride[1] - back +
+               (next == next_token ? 0 : stride[0] - launch.seq.value * stride[1]);
+      };
+      for (int next = 0; next < 3; ++next) {
+        backward.steps[r][next] = {
+            distance(launch.views[r].in_stride, next), distance(backward.normed[r].in_stride, next),
+            distance(launch.views[r].out_stride, next), distance(rstd_stride, next)};
+      }
+    }
+    const int64_t warps = std::max<int64_t>(1, core::divide_up(groups * per_head, core::warp_size));
+    core::launch(backward_kernel<T, size, interleaved, capacity>, arguments.parts,
+                 static_cast<int>(warps) * core::warp_size, stream, launch,
+                 make_norms<C>(arguments.forward), backward);
+    core::launch(add_parts_kernel<T>, core::divide_up(2 * dim, core::warp_size), core::part_threads,
+                 stream, arguments);
     return core::launch_error();
   }
 };
@@ -563,6 +687,9 @@ template <typename T>
 bool can_use_vectors(const BackwardArguments& arguments) {
   rotary::Arguments normed = arguments.forward.rotation;  // its views are query and key
   std::copy(arguments.normed, arguments.normed + 2, normed.views);
+  constexpr int64_t size = core::vector_width<T>;
+  const bool in_two_packs = (normed.head_dim - 2 * normed.pairs) % (2 * size) == 0;
+  if (!in_two_packs || normed.head_dim > size * backward_threads<size>) return false;
   return can_use_vectors<T>(arguments.forward) && rotary::can_use_vectors<T>(normed);
 }
 

@@ -89,11 +89,12 @@ __device__ C head_sum(const HeadThreads& threads, C value, bool buffer) {
     }
     return value;
   }
-  __shared__ C values[2][rotary::max_pairs];
+  __shared__ C values[2][2 * rotary::max_pairs];
   values[buffer][threadIdx.x] = value;
   __syncthreads();
+  const int first = static_cast<int>(threadIdx.x) - threads.index;
   C sum = 0;
-  for (int i = 0; i < threads.count; ++i) sum += values[buffer][threads.group * threads.count + i];
+  for (int i = 0; i < threads.count; ++i) sum += values[buffer][first + i];
   return sum;
 }
 
@@ -144,7 +145,7 @@ struct GeneralNorms {
 };
 
 /// Whether weights and biases have the compute type of 16-bit data.
-inline bool has_wide_parameters(const Arguments& arguments) {
+POSEMBED_INLINE bool has_wide_parameters(const Arguments& arguments) {
   return arguments.parameter_scalar != arguments.rotation.scalar;
 }
 

@@ -334,27 +334,12 @@ Four prepare_backward(const Tensor& query_gradient, const Tensor& key_gradient,
           empty_gradient(call.query_weight, call), empty_gradient(call.key_weight, call)};
 }
 
-/// The call with ones for missing weights, which the CUDA kernel of the backward pass needs.
-Call with_weights(Call call) {
-  if (!dispatcher::on_cuda(call.query)) return call;
-  const Tensor* const like = any_parameter(call);
-  const auto ones = [&] {
-    return at::ones({call.query.size(-1)},
-                    like == nullptr ? call.query.options() : like->options());
-  };
-  // Only their data is read: the offset belongs to weights that are given.
-  const double offset = call.options.weight_offset();
-  if (!call.query_weight) call.query_weight = ones() - offset;
-  if (!call.key_weight) call.key_weight = ones() - offset;
-  return call;
-}
-
 }  // namespace
 
 void write_gradients(const Saved& saved, const Call& call, const Four& results) {
   const auto& [query_result, key_result, query_weight, key_weight] = results;
   const KernelCall kernel =
-      kernel_call(with_weights(call), *rotary::specification(call.spec),
+      kernel_call(call, *rotary::specification(call.spec),
                   {saved.query_gradient, saved.key_gradient}, {query_result, key_result}, true);
   const Dimensions where = rotary::dimensions(call.options.layout());
   const Tensor normed[] = {dispatcher::with_contiguous_last_dim(call.query),
