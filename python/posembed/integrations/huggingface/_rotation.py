@@ -269,42 +269,44 @@ class Rule:
 
     def run(self, given: dict[str, Any], plan: Plan) -> Any:
         """The result for arguments that the plan was made for."""
-        (rank, _, view, heads), options, plain, shape = plan
+        _, options, plain, shape = plan
         slots = [given[name] for name in self.roles.tensors]
         tensors = [x for x in slots if x is not None]
         cos, sin = self.tables(given, tensors[0])
         if shape is not None:
             cos, sin = cos.reshape(shape), None if sin is None else sin.reshape(shape)
-        if plain:
-            key = tensors[1] if len(tensors) > 1 else None
-            found = rotated_by_tables(tensors[0], key, None, cos, sin, *options)
-            return self.packed(found, len(slots))
-        if wide := self.numerics == "float64" or cos.dtype == torch.complex128:
-            cos = cos.to(torch.complex128 if cos.is_complex() else torch.float64)
+        if not plain:
+            turned = tuple([self._turned(x, cos, sin, plan) for x in tensors])
+            return self.packed(turned, len(slots))
+        key = tensors[1] if len(tensors) > 1 else None
+        return self.packed(rotated_by_tables(tensors[0], key, None, cos, sin, *options), len(slots))
+
+    def _turned(self, x: Tensor, cos: Tensor, sin: Tensor | None, plan: Plan) -> Tensor:
+        """A rotation that needs more than a call: of other tokens, dtypes, pairs or views."""
+        (rank, _, view, heads), options, _, _ = plan
+        shape, dtype = x.shape, x.dtype
+        if view == "parts":
+            x = x.view(*shape[:-1], cos.shape[-2], -1)
+        elif view == "tokens first":
+            x = x.flatten(1, 2)
+        elif rank == 3 and heads == -3:
+            x = x[None]
+        if self.numerics == "float64" or cos.dtype == torch.complex128:
+            x, cos = x.double(), cos.to(torch.complex128 if cos.is_complex() else torch.float64)
             sin = None if sin is None else sin.double()
+        if self.pairs == "regrouped":
+            x = torch.cat((x[..., ::2], x[..., 1::2]), -1)
         axis, rows = -2 if heads == -3 else -3, cos.shape[1 if cos.dim() == 4 else -2]
-        turned: tuple[Tensor, ...] = ()
-        for own in tensors:
-            x = own.double() if wide else own
-            if view == "parts":
-                x = x.view(*x.shape[:-1], cos.shape[-2], -1)
-            elif view == "tokens first":
-                x = x.flatten(1, 2)
-            elif rank == 3 and heads == -3:
-                x = x[None]
-            if self.pairs == "regrouped":
-                x = torch.cat((x[..., ::2], x[..., 1::2]), -1)
-            more, before, c, s = x.shape[axis] - rows, None, cos, sin
-            if more > 0:
-                before, x = torch.split(x, [more, rows], axis)
-            elif more < 0:
-                rest = -2, -more if self.tokens == "table's last" else 0, rows + more
-                c, s = cos.narrow(*rest), None if sin is None else sin.narrow(*rest)
-            result: Any = rotated_by_tables(x, None, None, c, s, *options)
-            result = result if before is None else torch.cat((before, result), axis)
-            keeps = self.keeps_dtype or cos.is_complex()
-            turned += ((result.to(own.dtype) if keeps else result).reshape(own.shape),)
-        return self.packed(turned, len(slots))
+        more, before = x.shape[axis] - rows, None
+        if more > 0:
+            before, x = torch.split(x, [more, rows], axis)
+        elif more < 0:
+            rest = -2, -more if self.tokens == "table's last" else 0, rows + more
+            cos, sin = cos.narrow(*rest), None if sin is None else sin.narrow(*rest)
+        result: Any = rotated_by_tables(x, None, None, cos, sin, *options)
+        result = result if before is None else torch.cat((before, result), axis)
+        result = result.to(dtype) if self.keeps_dtype or cos.is_complex() else result
+        return result.reshape(shape)  # type: ignore[no-any-return]
 
     def tables(self, given: dict[str, Any], query: Tensor) -> tuple[Any, Tensor | None]:
         """Cosines and sines for the kernel, gathered by position if necessary.
@@ -320,14 +322,18 @@ class Rule:
             signs = (1, 1), (-self.signs[0], self.signs[1])
             found = []
             for read, factors in zip((self.cos, self.sin), signs, strict=True):
-                table = tables[read[0][0]]
-                pairs, parts = table.shape[-1] // self.ratio, [table]
-                if self.reads != "whole":
-                    each = (table[..., block * pairs + x :: step] for _, block, x, step in read)
-                    parts = [x[..., :pairs] for x in each]
-                parts = [x if sign > 0 else -x for x, sign in zip(parts, factors, strict=False)]
+                table, parts = tables[read[0][0]], []
+                pairs = table.shape[-1] // self.ratio
+                for (_, block, offset, step), sign in zip(read, factors, strict=True):
+                    start = block * pairs + offset
+                    part = table
+                    if self.reads != "whole":
+                        part = table[..., start : start + (pairs - 1) * step + 1 : step]
+                    parts.append(part if sign > 0 else -part)
+                    if self.reads != "apart":  # the same for both components of a pair
+                        break
                 if self.reads != "apart":
-                    found.append(parts[0])  # the same for both components of a pair
+                    found.append(parts[0])
                 elif self.pairs == "adjacent":
                     found.append(torch.stack(parts, -1).flatten(-2))
                 else:
