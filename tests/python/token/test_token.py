@@ -120,9 +120,9 @@ def test_optimizers_take_the_rows_form(optimizer: str, device: torch.device) -> 
 def test_large_gradient_in_used_and_in_fresh_memory(rows: int) -> None:
     """Tables of 12 and 37 MB: malloc keeps the former and maps the latter anew each time."""
     ids = torch.randint(rows, (2000,), generator=torch.Generator().manual_seed(0))
-    gradient = torch.randn(2000, 512)
-    expected = torch.zeros(rows, 512, dtype=torch.float64).index_add_(0, ids, gradient.double())
-    for _ in range(2):
+    for _ in range(3):
+        gradient = torch.randn(2000, 512)  # another one: rows of the call before would be wrong
+        expected = torch.zeros(rows, 512, dtype=torch.float64).index_add_(0, ids, gradient.double())
         used = torch.full((rows, 512), float("nan"))
         del used
         found = torch.ops.posembed.embedding_backward(gradient, rows, ids)
