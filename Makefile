@@ -257,10 +257,12 @@ wheels:
 	  $(MAKE) wheel TORCH=$$torch PYTHON=$$python VENV=.venv-$$torch-$$python BUILD=build/wheel-$$torch-$$python; \
 	done; done
 
-# One wheel for every Python, with a library for each torch named. The torches are downloaded, and not installed.
+# One wheel for every Python, with a library for each torch named. The torches are downloaded, and not installed. With
+# ARCH=aarch64 for Arm.
 wheel-all: export POSEMBED_BUILD := $(abspath $(BUILD))/wheel-all$(if $(CUDA),-cuda)
 wheel-all: $(requirements_dev)
-	env -u PIP_NO_INDEX $(python) scripts/build_wheel.py $(if $(CUDA),--cuda) --torches $(TORCHES)
+	env -u PIP_NO_INDEX $(if $(filter aarch64,$(ARCH)),$(aarch64) wheel,$(python) scripts/build_wheel.py $(if $(CUDA),--cuda)) \
+	  --torches $(TORCHES)
 
 # That wheel in new environments of each torch and Python that is there; it downloads some GB for each.
 WHEEL ?= $(wildcard dist/posembed-*-py3-none-*.whl)

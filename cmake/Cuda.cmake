@@ -25,9 +25,11 @@ function(posembed_choose_cuda)
   elseif(NOT nvcc)
     _posembed_without_cuda(NOTICE
       "${torch} has CUDA ${POSEMBED_TORCH_CUDA_MAJOR}, but no CUDA toolkit was found (set CUDACXX to its nvcc)")
-  elseif(NOT major EQUAL POSEMBED_TORCH_CUDA_MAJOR)
+  elseif(major GREATER POSEMBED_TORCH_CUDA_MAJOR)
+    # An older one serves: kernels bring its runtime, and drivers run both. A newer one may ask for a newer driver than
+    # torch does.
     _posembed_without_cuda(WARNING
-      "${torch} has CUDA ${POSEMBED_TORCH_CUDA_MAJOR}, but ${nvcc} is CUDA ${version}; set CUDACXX to the nvcc of a CUDA ${POSEMBED_TORCH_CUDA_MAJOR} toolkit")
+      "${torch} has CUDA ${POSEMBED_TORCH_CUDA_MAJOR}, but ${nvcc} is CUDA ${version}; set CUDACXX to the nvcc of CUDA ${POSEMBED_TORCH_CUDA_MAJOR} or older")
   elseif(version VERSION_LESS 12.1)
     _posembed_without_cuda(WARNING
       "${nvcc} is CUDA ${version}, whose kernels take 4 KiB of arguments at most; CUDA 12.1 and later take more")

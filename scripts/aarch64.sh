@@ -3,7 +3,7 @@
 # (5 GB), lies in build/aarch64. Needs Debian 12, g++-aarch64-linux-gnu, qemu-user and, as PYTHON, a Python 3.11 with
 # requirements-dev.txt; make calls it.
 #   scripts/aarch64.sh test                  C++ and Python tests, and the bits of every operator beside this machine's
-#   scripts/aarch64.sh wheel                 a wheel in dist/, whose operators are checked
+#   scripts/aarch64.sh wheel [OPTIONS]       a wheel in dist/ with build_wheel.py's options, whose operators are checked
 #   scripts/aarch64.sh instructions PROGRAM  instructions of kernels, beside those of this machine's kernel_instructions
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -114,7 +114,7 @@ run_tests() {
 }
 
 make_wheel() {
-  POSEMBED_BUILD="$folder/wheel" CMAKE_ARGS="$options" as_arm "$python" scripts/build_wheel.py
+  POSEMBED_BUILD="$folder/wheel${1:+-all}" CMAKE_ARGS="$options" as_arm "$python" scripts/build_wheel.py "$@"
   rm -rf "$folder/installed"
   "$python" -m zipfile -e "$(ls -t dist/posembed-*_aarch64.whl | head -1)" "$folder/installed"
   emulated_python "$folder/installed" -m posembed check
@@ -131,7 +131,7 @@ count_instructions() {
 make_toolchain
 case "${1:-}" in
   test) run_tests ;;
-  wheel) make_wheel ;;
+  wheel) make_wheel "${@:2}" ;;
   instructions) count_instructions "${2:?a program for x86-64: make benchmark-kernels builds it}" ;;
   *) sed -n 's/^#   //p' "$0" >&2; exit 1 ;;
 esac

@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def torch_folder(version: str) -> Path:
     """The folder of a torch: the installed one, or headers and libraries of a downloaded wheel."""
     if f"{importlib.metadata.version('torch')}.".startswith(f"{version}."):
         return Path(importlib.util.find_spec("torch").submodule_search_locations[0])
-    folder = ROOT / "build" / "torches" / version
+    folder = ROOT / "build" / "torches" / sysconfig.get_platform() / version
     if not (folder / "torch").is_dir():
         pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
         name = f"torch=={version}" + ".*" * (version.count(".") == 1)

@@ -119,18 +119,25 @@ def test_a_missing_toolkit_gives_a_cpu_build(tmp_path: Path) -> None:
     assert output.endswith("CUDA is OFF for []")
 
 
-def test_another_major_version_gives_a_cpu_build_and_a_warning(tmp_path: Path) -> None:
-    nvcc = fake_nvcc(tmp_path, "12.8")
-    status, output = choose_cuda(tmp_path, CMAKE_CUDA_COMPILER=nvcc)
+def test_a_newer_major_version_gives_a_cpu_build_and_a_warning(tmp_path: Path) -> None:
+    nvcc = fake_nvcc(tmp_path, "13.0")
+    status, output = choose_cuda(tmp_path, POSEMBED_TORCH_CUDA_MAJOR="12", CMAKE_CUDA_COMPILER=nvcc)
     assert status == 0
     assert "CMake Warning" in output
-    assert f"torch 2.11.0 in /torch has CUDA 13, but {nvcc} is CUDA 12.8; set CUDACXX" in output
+    assert f"torch 2.11.0 in /torch has CUDA 12, but {nvcc} is CUDA 13.0; set CUDACXX" in output
     assert output.endswith("CUDA is OFF for []")
+
+
+def test_an_older_major_version_serves(tmp_path: Path) -> None:
+    nvcc = fake_nvcc(tmp_path, "12.8")
+    status, output = choose_cuda(tmp_path, POSEMBED_TORCH_CUDA_MAJOR="13", CMAKE_CUDA_COMPILER=nvcc)
+    assert status == 0
+    assert output.endswith("CUDA is ON for [90-real]")
 
 
 @pytest.mark.parametrize(
     ("release", "torch_cuda", "reason"),
-    [("12.8", "13", "is CUDA 12.8"), ("13.0", "", "has no CUDA"), ("", "13", "no CUDA toolkit was found")],
+    [("13.0", "12", "is CUDA 13.0"), ("13.0", "", "has no CUDA"), ("", "13", "no CUDA toolkit was found")],
 )
 def test_cuda_on_insists(tmp_path: Path, release: str, torch_cuda: str, reason: str) -> None:
     status, output = choose_cuda(
