@@ -18,7 +18,7 @@ from posembed.functional import Device
 from posembed.functional._alibi import bias as score_bias
 from posembed.functional._alibi import check_attention, score_options
 from posembed.glue.gate import check_tensors
-from posembed.glue.validation import flag
+from posembed.glue.validation import flag, written
 from posembed.modules import attention
 from posembed.modules.alibi_slopes import AlibiSlopes
 from posembed.specifications.score_positions import ScorePositions
@@ -537,15 +537,8 @@ class ALiBi(AlibiSlopes):
     def extra_repr(self) -> str:
         """The options, in the C++ module's format."""
         given = "given" if self.kind == "given" else f"{self.kind!r}, max_bias={self.max_bias:g}"
-        parts = [f"{self.num_heads}, slopes={given}"]
-        if not self.causal:
-            parts.append("causal=False")
+        usual: dict[str, Any] = {"causal": True}
         if self.total_heads is not None:
-            parts.append(f"total_heads={self.total_heads}, head_start={self.head_start}")
-        if self.factor != 1.0:
-            parts.append(f"factor={self.factor:g}")
-        if self.train_length is not None:
-            parts.append(f"train_length={self.train_length}")
-        if self.learned:
-            parts.append("learned=True")
-        return ", ".join(parts)
+            usual |= {"total_heads": None, "head_start": None}
+        usual |= {"factor": 1.0, "train_length": None, "learned": False}
+        return written(self, f"{self.num_heads}, slopes={given}", **usual)

@@ -15,7 +15,7 @@ from posembed.glue.gate import check_tensors
 from posembed.glue.memory import prefer_huge_pages
 from posembed.glue.sharding import zero_row
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import flag
+from posembed.glue.validation import flag, written
 from posembed.modules.token import (
     Keep,
     TableOptions,
@@ -236,11 +236,6 @@ class TokenBag(Leaf, TableOwner, nn.EmbeddingBag):
 
     def extra_repr(self) -> str:
         """The options, in the C++ module's format."""
-        parts = [f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"]
-        if self.padding_idx is not None:
-            parts.append(f"padding_idx={self.padding_idx}")
-        if self.include_last_offset:
-            parts.append("include_last_offset=True")
-        if self.gradient == "rows":
-            parts.append("gradient='rows'")
-        return ", ".join(parts)
+        first = f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"
+        options = {"padding_idx": None, "include_last_offset": False, "gradient": "dense"}
+        return written(self, first, **options)

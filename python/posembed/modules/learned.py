@@ -21,7 +21,7 @@ from posembed.functional._options import AdditiveLayout
 from posembed.glue.memory import prefer_huge_pages
 from posembed.glue.sharding import zero_row
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import flag, not_negative, whole
+from posembed.glue.validation import flag, not_negative, whole, written
 from posembed.modules.token import COMPUTED, check_sizes
 
 # How programs name tables of positions in their checkpoints.
@@ -403,21 +403,9 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
 
     def extra_repr(self) -> str:
         """The options, in the C++ module's format."""
-        parts = [f"{self.max_positions}, {self.embedding_dim}"]
-        if self.first_row:
-            parts.append(f"first_row={self.first_row}")
+        first = written(self, f"{self.max_positions}, {self.embedding_dim}", first_row=0)
+        usual: dict[str, Any] = {"grid": None, "prefix_tokens": 0}
         if self.grid is not None:
-            parts.append(f"grid=({self.grid[0]}, {self.grid[1]})")
-        if self.prefix_tokens:
-            parts.append(f"prefix_tokens={self.prefix_tokens}")
-        if self.grid is not None and self.resampling != "bicubic":
-            parts.append(f"resampling={self.resampling!r}")
-        if self.grid is not None and self.align_corners:
-            parts.append("align_corners=True")
-        if self.grid is not None and self.antialias:
-            parts.append("antialias=True")
-        if self.grid is not None and self.scale_offset:
-            parts.append(f"scale_offset={self.scale_offset:g}")
-        if self.layout != "bsd":
-            parts.append(f"layout={self.layout!r}")
-        return ", ".join(parts)
+            usual |= {"resampling": "bicubic", "align_corners": False, "antialias": False}
+            usual["scale_offset"] = 0.0
+        return written(self, first, **usual, layout="bsd")

@@ -31,7 +31,7 @@ from posembed.functional._token import looked_up
 from posembed.glue.memory import prefer_huge_pages
 from posembed.glue.sharding import is_sharded, summed_over_processes
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import flag, whole
+from posembed.glue.validation import flag, whole, written
 from posembed.modules.token import (
     Keep,
     TokenEmbedding,
@@ -563,17 +563,11 @@ class NgramEmbedding(Leaf, Prefetching):
     def extra_repr(self) -> str:
         """The options, in the C++ module's format."""
         spec = self.spec
-        parts = [
+        first = (
             f"{spec.num_embeddings}, {self.embedding_dim}, ngram_size={spec.ngram_size}, "
             f"columns={spec.columns}"
-        ]
-        if spec.rule != "xor":
-            parts.append(f"rule={spec.rule!r}")
-        if self.summed:
-            parts.append("summed=True")
-        if self.gradient == "rows":
-            parts.append("gradient='rows'")
-        return ", ".join(parts)
+        )
+        return written(self, written(spec, first, rule="xor"), summed=False, gradient="dense")
 
 
 def _text(ids: Tensor, attention_mask: Tensor | None, lengths: Tensor | None) -> Tensor | None:

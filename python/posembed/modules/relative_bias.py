@@ -19,7 +19,7 @@ from posembed import functional
 from posembed.functional import Device, RelativeBuckets, RelativeMlp, ResamplingMethod
 from posembed.functional._learned import Grid, Window, checked_grid, same_grid
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import flag, whole
+from posembed.glue.validation import flag, whole, written
 from posembed.specifications.score_positions import ScorePositions, check_names
 
 
@@ -368,33 +368,10 @@ class RelativePositionBias(Leaf, nn.Module):
 
     def extra_repr(self) -> str:
         """The options, in the C++ module's format."""
-        if self.window is not None:
-            return self._repr_of_window()
-        parts = [
-            f"{self.num_heads}, num_buckets={self.num_buckets}, max_distance={self.max_distance}"
-        ]
-        if not self.bidirectional:
-            parts.append("bidirectional=False")
-        if self.buckets != "t5":
-            parts.append(f"buckets={self.buckets!r}")
-        return ", ".join(parts)
-
-    def _repr_of_window(self) -> str:
-        assert self.window is not None
-        parts = [f"{self.num_heads}, window={tuple(self.window)}"]
-        if self.class_token:
-            parts.append("class_token=True")
-        if self.mlp_dim:
-            parts.append(f"mlp_dim={self.mlp_dim}")
-        if self.mlp_rule != "swin":
-            parts.append(f"mlp_rule={self.mlp_rule!r}")
-        if self.pretrained_window is not None:
-            rows, columns = self.pretrained_window
-            parts.append(f"pretrained_window=({rows}, {columns})")
-        if self.resampling != "bilinear":
-            parts.append(f"resampling={self.resampling!r}")
-        if self.align_corners:
-            parts.append("align_corners=True")
-        if self.antialias:
-            parts.append("antialias=True")
-        return ", ".join(parts)
+        if self.window is None:
+            first = f"{self.num_heads}, num_buckets={self.num_buckets}"
+            first += f", max_distance={self.max_distance}"
+            return written(self, first, bidirectional=True, buckets="t5")
+        usual = {"class_token": False, "mlp_dim": 0, "mlp_rule": "swin", "pretrained_window": None}
+        usual |= {"resampling": "bilinear", "align_corners": False, "antialias": False}
+        return written(self, f"{self.num_heads}, window={tuple(self.window)}", **usual)

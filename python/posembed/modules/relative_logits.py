@@ -19,7 +19,7 @@ from posembed import functional
 from posembed.functional import By, Device, RelativeBuckets
 from posembed.functional._relative_logits import by_key, logits_of
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import flag, whole
+from posembed.glue.validation import flag, whole, written
 from posembed.specifications.score_positions import ScorePositions
 
 
@@ -226,22 +226,11 @@ class RelativeLogits(Leaf, nn.Module):
     def extra_repr(self) -> str:
         """The options, in the C++ module's format."""
         first = self.num_buckets[0] if len(self.num_buckets) == 1 else self.num_buckets
-        parts = [f"{first}, {self.head_dim}"]
-        if self.num_heads is not None:
-            parts.append(f"num_heads={self.num_heads}")
-        if self.buckets != "clipped":
-            parts.append(f"buckets={self.buckets!r}")
+        usual: dict[str, Any] = {"num_heads": None, "buckets": "clipped"}
         if self.buckets in ("t5", "deberta"):
-            parts.append(f"max_distance={self.max_distance}")
-        if not self.bidirectional:
-            parts.append("bidirectional=False")
-        if self.causal:
-            parts.append("causal=True")
-        if self.by == "key":
-            parts.append("by='key'")
-        if self.scale != 1.0:
-            parts.append(f"scale={self.scale:g}")
-        return ", ".join(parts)
+            usual["max_distance"] = None
+        usual |= {"bidirectional": True, "causal": False, "by": "query", "scale": 1.0}
+        return written(self, f"{first}, {self.head_dim}", **usual)
 
 
 def _batch(rows: Tensor) -> list[Any]:

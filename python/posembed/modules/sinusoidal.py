@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from posembed.functional._offset import additive_layout, positions_from, sequenc
 from posembed.functional._options import AdditiveLayout
 from posembed.functional._sinusoidal import cells, waved
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import flag
+from posembed.glue.validation import flag, written
 from posembed.specifications import SinusoidalSpec
 
 
@@ -208,27 +209,10 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
 
     def extra_repr(self) -> str:
         """The options, in the C++ module's format."""
-        spec = self.spec
-        parts = [f"{spec.embedding_dim}, base={spec.base:g}, preset={spec.preset!r}"]
-        if spec.cos_first is not None:
-            parts.append(f"cos_first={spec.cos_first}")
-        if spec.shift is not None:
-            parts.append(f"shift={spec.shift:g}")
-        if self.initial_scale != 1.0:
-            parts.append(f"scale={self.initial_scale:g}")
-        if spec.position_scale != 1:
-            parts.append(f"position_scale={spec.position_scale}")
-        if spec.padding_idx is not None:
-            parts.append(f"padding_idx={spec.padding_idx}")
-        if self.scale is not None:
-            parts.append("learned_scale=True")
-        for name in ("axes", "widths", "start", "length", "interpolation_scale", "max_size"):
-            value = getattr(spec, name)
-            if isinstance(value, tuple):
-                shown = ", ".join(f"{number:g}" for number in value)
-                parts.append(f"{name}=({shown}{',' if len(value) == 1 else ''})")
-            elif value is not None:
-                parts.append(f"{name}={value:g}")
-        if self.layout != "bsd":
-            parts.append(f"layout={self.layout!r}")
-        return ", ".join(parts)
+        spec = dataclasses.replace(self.spec, scale=self.initial_scale)
+        text = f"{spec.embedding_dim}, base={spec.base:g}, preset={spec.preset!r}"
+        usual: dict[str, Any] = {"cos_first": None, "shift": None, "scale": 1.0}
+        text = written(spec, text, **usual, position_scale=1, padding_idx=None)
+        text += ", learned_scale=True" * (self.scale is not None)
+        grids = ("axes", "widths", "start", "length", "interpolation_scale", "max_size")
+        return written(self, written(spec, text, **dict.fromkeys(grids)), layout="bsd")

@@ -20,7 +20,7 @@ from posembed.glue.gate import check_tensors
 from posembed.glue.memory import prefer_huge_pages
 from posembed.glue.sharding import PLAIN, is_sharded, zero_row
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import finite, flag, whole
+from posembed.glue.validation import finite, flag, whole, written
 from posembed.tables import gguf
 from posembed.tables.file_table import FileTable
 from posembed.tables.owner import Prefetching, TableOwner
@@ -663,20 +663,9 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
 
     def extra_repr(self) -> str:
         """The options, in the C++ module's format."""
-        parts = [f"{self.num_embeddings}, {self.embedding_dim}"]
-        if self.padding_idx is not None:
-            parts.append(f"padding_idx={self.padding_idx}")
-        if self.max_norm is not None:
-            parts.append(f"max_norm={self.max_norm:g}")
-        if self.norm_type != 2:
-            parts.append(f"norm_type={self.norm_type:g}")
-        if self.scale_grad_by_freq:
-            parts.append("scale_grad_by_freq=True")
-        if self.scale != 1:
-            parts.append(f"scale={self.scale:g}")
-        if self.gradient == "rows":
-            parts.append("gradient='rows'")
-        return ", ".join(parts)
+        first = f"{self.num_embeddings}, {self.embedding_dim}"
+        usual = {"padding_idx": None, "max_norm": None, "norm_type": 2, "scale_grad_by_freq": False}
+        return written(self, first, **usual, scale=1, gradient="dense")
 
 
 def check_mask(ids: Tensor, mask: Tensor) -> None:
