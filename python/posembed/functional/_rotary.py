@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, cast, overload
+from typing import Any, TypedDict, cast, overload
 
 import torch
 from torch import Tensor
+from typing_extensions import Required, Unpack
 
 from posembed.functional._offset import of_layout
 from posembed.functional._options import Layout, rotary_text
@@ -22,35 +23,32 @@ ROTARY = gated(torch.ops.posembed.rotary.default)
 ROTARY_PAIR = cast(Pair, gated(torch.ops.posembed.rotary_pair.default))
 
 
+class RotaryCall(TypedDict, total=False):
+    """Options of :func:`rotary_`, for type checkers."""
+
+    spec: Required[RotarySpec]
+    layout: Layout
+    offset: int | Tensor
+    cu_seqlens: Tensor | None
+    frequencies: Tensor | None
+    inverse: bool
+
+
+class RotaryInto(RotaryCall, total=False):
+    """Options of :func:`rotary`."""
+
+    out: Tensor | tuple[Tensor, Tensor] | None
+
+
 @overload
 def rotary(
-    query: Tensor,
-    key: None = None,
-    positions: Tensor | None = None,
-    *,
-    spec: RotarySpec,
-    layout: Layout = "bshd",
-    offset: int | Tensor = 0,
-    cu_seqlens: Tensor | None = None,
-    frequencies: Tensor | None = None,
-    inverse: bool = False,
-    out: Tensor | None = None,
+    query: Tensor, key: None = None, positions: Tensor | None = None, **options: Unpack[RotaryInto]
 ) -> Tensor: ...
 
 
 @overload
 def rotary(
-    query: Tensor,
-    key: Tensor,
-    positions: Tensor | None = None,
-    *,
-    spec: RotarySpec,
-    layout: Layout = "bshd",
-    offset: int | Tensor = 0,
-    cu_seqlens: Tensor | None = None,
-    frequencies: Tensor | None = None,
-    inverse: bool = False,
-    out: tuple[Tensor, Tensor] | None = None,
+    query: Tensor, key: Tensor, positions: Tensor | None = None, **options: Unpack[RotaryInto]
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -240,47 +238,14 @@ def rerotate_(
 
 @overload
 def rotary_(
-    query: Tensor,
-    key: None = None,
-    positions: Tensor | None = None,
-    *,
-    spec: RotarySpec,
-    layout: Layout = "bshd",
-    offset: int | Tensor = 0,
-    cu_seqlens: Tensor | None = None,
-    frequencies: Tensor | None = None,
-    inverse: bool = False,
+    query: Tensor, key: None = None, positions: Tensor | None = None, **options: Unpack[RotaryCall]
 ) -> Tensor: ...
 
 
 @overload
 def rotary_(
-    query: Tensor,
-    key: Tensor,
-    positions: Tensor | None = None,
-    *,
-    spec: RotarySpec,
-    layout: Layout = "bshd",
-    offset: int | Tensor = 0,
-    cu_seqlens: Tensor | None = None,
-    frequencies: Tensor | None = None,
-    inverse: bool = False,
+    query: Tensor, key: Tensor, positions: Tensor | None = None, **options: Unpack[RotaryCall]
 ) -> tuple[Tensor, Tensor]: ...
-
-
-@overload
-def rotary_(
-    query: Tensor,
-    key: Tensor | None = None,
-    positions: Tensor | None = None,
-    *,
-    spec: RotarySpec,
-    layout: Layout = "bshd",
-    offset: int | Tensor = 0,
-    cu_seqlens: Tensor | None = None,
-    frequencies: Tensor | None = None,
-    inverse: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def rotary_(

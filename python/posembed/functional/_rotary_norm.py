@@ -157,10 +157,9 @@ def norm_rotary(
         ... )
     """
     both = key is not None
-    positions, offset = counted(offset, positions, query, layout, cu_seqlens)
-    tensors, options = _given(
-        query, key, query_weight, key_weight, positions, spec, layout, offset, eps, weight_offset,
-        norm, over, query_bias, key_bias, cos, sin, numerics, round_before_weight,
+    tensors, options = _norm_rotary(
+        query, key, query_weight, key_weight, positions, spec, layout, offset, cu_seqlens, eps,
+        weight_offset, norm, over, query_bias, key_bias, cos, sin, numerics, round_before_weight,
     )  # fmt: skip
     if is_sharded(query):
         results = call(_NORM_ROTARY, *tensors, *options)
@@ -203,19 +202,7 @@ def norm_rotary_(
     positions: Tensor | None = None,
     *,
     spec: RotarySpec | None = None,
-    layout: Layout = "bshd",
-    offset: int | Tensor = 0,
-    cu_seqlens: Tensor | None = None,
-    eps: float = 1e-6,
-    weight_offset: float = 0.0,
-    norm: Norm = "rms",
-    over: NormOver = "head",
-    query_bias: Tensor | None = None,
-    key_bias: Tensor | None = None,
-    cos: Tensor | None = None,
-    sin: Tensor | None = None,
-    numerics: TableNumerics = "float32",
-    round_before_weight: bool = True,
+    **options: Unpack[NormRotaryOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """In-place :func:`norm_rotary` for inference; returns query, and key if passed.
 
@@ -241,15 +228,12 @@ def norm_rotary_(
         ... )
     """
     both = key is not None
-    positions, offset = counted(offset, positions, query, layout, cu_seqlens)
-    tensors, options = _given(
-        query, key, query_weight, key_weight, positions, spec, layout, offset, eps, weight_offset,
-        norm, over, query_bias, key_bias, cos, sin, numerics, round_before_weight,
-    )  # fmt: skip
+    given = (query, key, query_weight, key_weight, positions, spec)
+    tensors, others = _norm_rotary(*given, **options)
     if is_sharded(query):
-        call(_NORM_ROTARY_, *tensors, *options)
+        call(_NORM_ROTARY_, *tensors, *others)
     else:
-        _NORM_ROTARY_(*tensors, *options)
+        _NORM_ROTARY_(*tensors, *others)
     return (query, tensors[1]) if both else query
 
 
@@ -363,19 +347,20 @@ def _packed(
     check_tensors(qkv=qkv)
     by_token = "bshd" if layout == "bhsd" else layout
     positions, offset = counted(offset, positions, qkv, by_token, cu_seqlens)
-    _, others = _given(qkv, qkv, *weights, positions, spec, layout, offset, **options)
+    _, others = _norm_rotary(qkv, qkv, *weights, positions, spec, layout, offset, **options)
     return qkv, heads, heads if key_heads is None else key_heads, order, *weights, *others
 
 
-def _given(
+def _norm_rotary(
     query: Tensor,
     key: Tensor | None,
     query_weight: Tensor | None,
     key_weight: Tensor | None,
     positions: Tensor | None,
     spec: RotarySpec | None,
-    layout: str,
-    offset: int,
+    layout: str = "bshd",
+    offset: int | Tensor = 0,
+    cu_seqlens: Tensor | None = None,
     eps: float = 1e-6,
     weight_offset: float = 0.0,
     norm: str = "rms",
@@ -388,6 +373,7 @@ def _given(
     round_before_weight: bool = True,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Tensors and options as the operators take them."""
+    positions, offset = counted(offset, positions, query, layout, cu_seqlens)
     if key is None:
         if key_weight is not None:
             raise ValueError("key_weight: expected None without a key, got a tensor")

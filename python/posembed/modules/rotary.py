@@ -83,6 +83,26 @@ class FromConfig(Reading, ModuleOptions, total=False):
     """Options of :meth:`RotaryEmbedding.from_config`."""
 
 
+class Placed(TypedDict, total=False):
+    """Where the tokens of a call are."""
+
+    offset: int | Tensor
+    cu_seqlens: Tensor | None
+    inverse: bool
+
+
+class At(Placed, total=False):
+    """The same, with one length or that of each sample."""
+
+    seq_len: int | Tensor | None
+
+
+class AtOne(Placed, total=False):
+    """The same, with one length."""
+
+    seq_len: int | None
+
+
 class SizedOptions(ModuleOptions, RotaryFields, total=False):
     """Options of :class:`RotaryEmbedding` beside head_dim."""
 
@@ -402,28 +422,12 @@ class RotaryEmbedding(Leaf, nn.Module):
 
     @overload
     def forward(
-        self,
-        query: Tensor,
-        key: None = None,
-        positions: Tensor | None = None,
-        *,
-        offset: int | Tensor = 0,
-        cu_seqlens: Tensor | None = None,
-        inverse: bool = False,
-        seq_len: int | Tensor | None = None,
+        self, query: Tensor, key: None = None, positions: Tensor | None = None, **at: Unpack[At]
     ) -> Tensor: ...
 
     @overload
     def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        positions: Tensor | None = None,
-        *,
-        offset: int | Tensor = 0,
-        cu_seqlens: Tensor | None = None,
-        inverse: bool = False,
-        seq_len: int | Tensor | None = None,
+        self, query: Tensor, key: Tensor, positions: Tensor | None = None, **at: Unpack[At]
     ) -> tuple[Tensor, Tensor]: ...
 
     def forward(
@@ -527,28 +531,12 @@ class RotaryEmbedding(Leaf, nn.Module):
 
     @overload
     def rotate_(
-        self,
-        query: Tensor,
-        key: None = None,
-        positions: Tensor | None = None,
-        *,
-        offset: int | Tensor = 0,
-        cu_seqlens: Tensor | None = None,
-        inverse: bool = False,
-        seq_len: int | None = None,
+        self, query: Tensor, key: None = None, positions: Tensor | None = None, **at: Unpack[AtOne]
     ) -> Tensor: ...
 
     @overload
     def rotate_(
-        self,
-        query: Tensor,
-        key: Tensor,
-        positions: Tensor | None = None,
-        *,
-        offset: int | Tensor = 0,
-        cu_seqlens: Tensor | None = None,
-        inverse: bool = False,
-        seq_len: int | None = None,
+        self, query: Tensor, key: Tensor, positions: Tensor | None = None, **at: Unpack[AtOne]
     ) -> tuple[Tensor, Tensor]: ...
 
     def rotate_(
