@@ -12,15 +12,15 @@ from torch.compiler import is_compiling
 from posembed.functional._offset import positions_from
 from posembed.functional._options import ResamplingMethod
 from posembed.glue.gate import check_tensors, gated
-from posembed.glue.sharding import any_sharded, call, is_sharded, with_rows
+from posembed.glue.sharding import is_sharded, with_rows
 from posembed.glue.validation import whole
 
-_LEARNED_ENCODE = gated(torch.ops.posembed.learned_encode.default)
+_LEARNED_ENCODE = gated(torch.ops.posembed.learned_encode.default, sharded=True)
 _LEARNED_EXTEND = gated(torch.ops.posembed.learned_extend.default)
 _LEARNED_POSITIONS = gated(torch.ops.posembed.learned_positions.default, past="past_length")
-_LEARNED_ADD = gated(torch.ops.posembed.learned_add.default)
-_LEARNED_PACKED = gated(torch.ops.posembed.learned_packed.default)
-_LEARNED_RESAMPLE = gated(torch.ops.posembed.learned_resample.default)
+_LEARNED_ADD = gated(torch.ops.posembed.learned_add.default, sharded=True)
+_LEARNED_PACKED = gated(torch.ops.posembed.learned_packed.default, sharded=True)
+_LEARNED_RESAMPLE = gated(torch.ops.posembed.learned_resample.default, sharded=True)
 
 Grid = tuple[int, int]  # rows and columns
 Window = Grid | tuple[int, int, int]  # or frames, rows and columns
@@ -71,8 +71,6 @@ def added(
     x: Tensor, weight: Tensor, positions: Tensor | None, offset: int, first_row: int
 ) -> Tensor:
     """:func:`learned_add` without keywords, which are slow for one token."""
-    if any_sharded(x, weight):
-        return call(_LEARNED_ADD, x, weight, positions, offset, first_row)
     return _LEARNED_ADD(x, weight, positions, offset, first_row)
 
 
@@ -88,8 +86,6 @@ def learned_encode(weight: Tensor, positions: Tensor, *, first_row: int = 0) -> 
         tensor([[2., 3.],
                 [0., 1.]])
     """
-    if any_sharded(weight, positions):
-        return call(_LEARNED_ENCODE, weight, positions, first_row)
     return _LEARNED_ENCODE(weight, positions, first_row)
 
 
@@ -191,8 +187,6 @@ def learned_resample(
         tensor([[9., 0., 1., 2.]])
     """
     how = (method, align_corners, antialias, scale_offset)
-    if is_sharded(weight):
-        return call(_LEARNED_RESAMPLE, weight, grid, new_grid, *how)
     return _LEARNED_RESAMPLE(weight, grid, new_grid, *how)
 
 
@@ -243,8 +237,6 @@ def learned_packed(
         tensor([[0., 1., 2., 0., 2., 0., 2.]])
     """
     how = (method, align_corners, antialias, scale_offset)
-    if is_sharded(weight):
-        return call(_LEARNED_PACKED, weight, grid, grids, merge, num_tokens, *how)
     return _LEARNED_PACKED(weight, grid, grids, merge, num_tokens, *how)
 
 

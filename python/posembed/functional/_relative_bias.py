@@ -8,13 +8,12 @@ from torch import Tensor
 from posembed.functional._learned import Grid, Window
 from posembed.functional._options import Device, RelativeBuckets, ResamplingMethod
 from posembed.glue.gate import gated
-from posembed.glue.sharding import call, is_sharded
 
-_RELATIVE_BIAS = gated(torch.ops.posembed.relative_bias.default)
+_RELATIVE_BIAS = gated(torch.ops.posembed.relative_bias.default, sharded=True)
 _RELATIVE_BUCKETS = gated(torch.ops.posembed.relative_buckets.default)
 _RELATIVE_LOG_DISTANCES = gated(torch.ops.posembed.relative_log_distances.default)
-_RELATIVE_WINDOW_BIAS = gated(torch.ops.posembed.relative_window_bias.default)
-_RELATIVE_WINDOW_RESAMPLE = gated(torch.ops.posembed.relative_window_resample.default)
+_RELATIVE_WINDOW_BIAS = gated(torch.ops.posembed.relative_window_bias.default, sharded=True)
+_RELATIVE_WINDOW_RESAMPLE = gated(torch.ops.posembed.relative_window_resample.default, sharded=True)
 
 
 def relative_buckets(
@@ -94,8 +93,6 @@ def relative_bias(
     """
     lengths = (query_length, key_length, query_offset)
     options = (max_distance, bidirectional, kind)
-    if is_sharded(weight):
-        return call(_RELATIVE_BIAS, weight, *lengths, *options)
     return _RELATIVE_BIAS(weight, *lengths, *options)
 
 
@@ -128,8 +125,6 @@ def relative_window_bias(weight: Tensor, window: Window, *, class_token: bool = 
         tensor([[[1., 0.],
                  [2., 1.]]])
     """
-    if is_sharded(weight):
-        return call(_RELATIVE_WINDOW_BIAS, weight, window, class_token)
     return _RELATIVE_WINDOW_BIAS(weight, window, class_token)
 
 
@@ -167,8 +162,6 @@ def relative_window_resample(
         torch.Size([529, 4])
     """
     options = (window, new_window, method, align_corners, antialias)
-    if is_sharded(weight):
-        return call(_RELATIVE_WINDOW_RESAMPLE, weight, *options)
     return _RELATIVE_WINDOW_RESAMPLE(weight, *options)
 
 

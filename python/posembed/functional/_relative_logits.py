@@ -14,7 +14,7 @@ from posembed.glue.gate import check_tensors, gated, wrong_type
 from posembed.glue.sharding import any_sharded, call, is_sharded
 from posembed.specifications.score_positions import ScorePositions, check_names
 
-_RELATIVE_LOGITS = gated(torch.ops.posembed.relative_logits.default)
+_RELATIVE_LOGITS = gated(torch.ops.posembed.relative_logits.default, sharded=True)
 _RELATIVE_LOGITS_ = gated(torch.ops.posembed.relative_logits_.default)
 _RELATIVE_ROWS = gated(torch.ops.posembed.relative_rows.default)
 
@@ -233,8 +233,6 @@ def logits_of(
     query: Tensor, table: Tensor, rows: Tensor, scores: Tensor | None, scale: float, keyed: bool
 ) -> Tensor:
     """The operator."""
-    if any_sharded(query, table):
-        return call(_RELATIVE_LOGITS, query, table, rows, scale, keyed, scores)
     return _RELATIVE_LOGITS(query, table, rows, scale, keyed, scores)
 
 

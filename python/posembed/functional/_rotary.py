@@ -11,14 +11,17 @@ from typing_extensions import Required, Unpack
 from posembed.functional._offset import of_layout
 from posembed.functional._options import Layout, rotary_text
 from posembed.glue.gate import Pair, gated
-from posembed.glue.sharding import call, is_sharded, refuse_sharded
+from posembed.glue.sharding import refuse_sharded
 from posembed.specifications import RotarySpec
 
-_ROTARY_ = gated(torch.ops.posembed.rotary_.default)
+_ROTARY_ = gated(torch.ops.posembed.rotary_.default, sharded=True)
 _ROTARY_OUT = gated(torch.ops.posembed.rotary_out.default)
-_ROTARY_PAIR_ = gated(torch.ops.posembed.rotary_pair_.default)
+_ROTARY_PAIR_ = gated(torch.ops.posembed.rotary_pair_.default, sharded=True)
 _ROTARY_PAIR_OUT = gated(torch.ops.posembed.rotary_pair_out.default)
 _ROTARY_REROTATE_ = gated(torch.ops.posembed.rotary_rerotate_.default)
+_ROTARY = gated(torch.ops.posembed.rotary.default, sharded=True)
+_ROTARY_PAIR = cast(Pair, gated(torch.ops.posembed.rotary_pair.default, sharded=True))
+# For plain tensors.
 ROTARY = gated(torch.ops.posembed.rotary.default)
 ROTARY_PAIR = cast(Pair, gated(torch.ops.posembed.rotary_pair.default))
 
@@ -144,13 +147,9 @@ def rotated(
     options: tuple[Any, ...] = (spec, positions, layout, offset)
     if inverse is not False or cu_seqlens is not None or frequencies is not None:
         options = (*options, inverse, cu_seqlens, frequencies)
-    if type(query) is not Tensor and is_sharded(query):
-        if key is None:
-            return call(ROTARY, query, *options)
-        return call(ROTARY_PAIR, query, key, *options)
     if key is None:
-        return ROTARY(query, *options)
-    return ROTARY_PAIR(query, key, *options)
+        return _ROTARY(query, *options)
+    return _ROTARY_PAIR(query, key, *options)
 
 
 def rotate_into(
@@ -302,11 +301,7 @@ def rotated_in_place(
     options: tuple[Any, ...] = (spec, positions, layout, offset)
     if inverse is not False or cu_seqlens is not None or frequencies is not None:
         options = (*options, inverse, cu_seqlens, frequencies)
-    if type(query) is not Tensor and is_sharded(query):
-        call(_ROTARY_, query, *options) if key is None else call(
-            _ROTARY_PAIR_, query, key, *options
-        )
-    elif key is None:
+    if key is None:
         _ROTARY_(query, *options)
     else:
         _ROTARY_PAIR_(query, key, *options)

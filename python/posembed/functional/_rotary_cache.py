@@ -11,10 +11,10 @@ from posembed.functional._offset import counted
 from posembed.functional._options import CacheLayout, Layout, rotary_text
 from posembed.functional._rotary_norm import Norm, NormOver, norm_flags
 from posembed.glue.gate import Pair, gated
-from posembed.glue.sharding import call, is_sharded, refuse_sharded
+from posembed.glue.sharding import any_sharded, refuse_sharded
 from posembed.specifications import RotarySpec
 
-_MLA_ROTARY = cast(Pair, gated(torch.ops.posembed.mla_rotary.default))
+_MLA_ROTARY = cast(Pair, gated(torch.ops.posembed.mla_rotary.default, sharded=True))
 _MLA_ROTARY_CACHE_ = gated(torch.ops.posembed.mla_rotary_cache_.default)
 _ROTARY_CACHE_ = gated(torch.ops.posembed.rotary_cache_.default)
 
@@ -108,7 +108,7 @@ def rotary_cache_(
         >>> torch.equal(value_cache[2, 0], value[0])
         True
     """
-    if is_sharded(query) or is_sharded(key_cache):
+    if any_sharded(query, key_cache):
         refuse_sharded(query=query, key_cache=key_cache)
     positions, offset = counted(offset, positions, query, layout, cu_seqlens)
     key_number, key_tensor = scale_parts(key_scale)
@@ -184,8 +184,6 @@ def mla_rotary(
     """
     positions, offset = counted(offset, positions, query, layout, cu_seqlens)
     options = (rotary_text(spec), positions, layout, offset, inverse)
-    if is_sharded(query) or is_sharded(key_rope):
-        return call(_MLA_ROTARY, query, key_rope, *options)
     return _MLA_ROTARY(query, key_rope, *options)
 
 
@@ -238,7 +236,7 @@ def mla_rotary_cache_(
         ...     query, latent, key_rope, cache, slots, spec=spec
         ... )
     """
-    if is_sharded(query) or is_sharded(cache):
+    if any_sharded(query, cache):
         refuse_sharded(query=query, cache=cache)
     positions, offset = counted(offset, positions, query, layout, cu_seqlens)
     _MLA_ROTARY_CACHE_(

@@ -14,13 +14,15 @@ from posembed.functional._options import Layout, rotary_text
 from posembed.functional._rotary_packed import PackedOrder, Three
 from posembed.functional._rotary_tables import TableNumerics
 from posembed.glue.gate import Pair, check_tensors, gated
-from posembed.glue.sharding import call, is_sharded
+from posembed.glue.sharding import is_sharded
 from posembed.specifications import RotarySpec
 
-_NORM_ROTARY = cast(Pair, gated(torch.ops.posembed.norm_rotary.default))
-_NORM_ROTARY_ = gated(torch.ops.posembed.norm_rotary_.default)
-_NORM_ROTARY_PACKED = cast(Three, gated(torch.ops.posembed.norm_rotary_packed.default))
-_NORM_ROTARY_PACKED_ = gated(torch.ops.posembed.norm_rotary_packed_.default)
+_NORM_ROTARY = cast(Pair, gated(torch.ops.posembed.norm_rotary.default, sharded=True))
+_NORM_ROTARY_ = gated(torch.ops.posembed.norm_rotary_.default, sharded=True)
+_NORM_ROTARY_PACKED = cast(
+    Three, gated(torch.ops.posembed.norm_rotary_packed.default, sharded=True)
+)
+_NORM_ROTARY_PACKED_ = gated(torch.ops.posembed.norm_rotary_packed_.default, sharded=True)
 
 Norm = Literal["rms", "layer"]
 NormOver = Literal["head", "all_heads"]
@@ -161,10 +163,7 @@ def norm_rotary(
         query, key, query_weight, key_weight, positions, spec, layout, offset, cu_seqlens, eps,
         weight_offset, norm, over, query_bias, key_bias, cos, sin, numerics, round_before_weight,
     )  # fmt: skip
-    if is_sharded(query):
-        results = call(_NORM_ROTARY, *tensors, *options)
-    else:
-        results = _NORM_ROTARY(*tensors, *options)
+    results = _NORM_ROTARY(*tensors, *options)
     return results if both else results[0]
 
 
@@ -230,10 +229,7 @@ def norm_rotary_(
     both = key is not None
     given = (query, key, query_weight, key_weight, positions, spec)
     tensors, others = _norm_rotary(*given, **options)
-    if is_sharded(query):
-        call(_NORM_ROTARY_, *tensors, *others)
-    else:
-        _NORM_ROTARY_(*tensors, *others)
+    _NORM_ROTARY_(*tensors, *others)
     return (query, tensors[1]) if both else query
 
 
@@ -284,10 +280,9 @@ def norm_rotary_packed(
         (torch.Size([1, 10, 8, 64]), torch.Size([1, 10, 2, 64]))
     """
     weights = query_weight, key_weight
-    given = _packed(qkv, heads, key_heads, weights, positions, spec, order, **options)
-    if is_sharded(qkv):
-        return call(_NORM_ROTARY_PACKED, *given)
-    return _NORM_ROTARY_PACKED(*given)
+    return _NORM_ROTARY_PACKED(
+        *_packed(qkv, heads, key_heads, weights, positions, spec, order, **options)
+    )
 
 
 def norm_rotary_packed_(
@@ -322,10 +317,7 @@ def norm_rotary_packed_(
     """
     weights = query_weight, key_weight
     given = _packed(qkv, heads, key_heads, weights, positions, spec, order, **options)
-    if is_sharded(qkv):
-        call(_NORM_ROTARY_PACKED_, *given)
-    else:
-        _NORM_ROTARY_PACKED_(*given)
+    _NORM_ROTARY_PACKED_(*given)
     return qkv
 
 

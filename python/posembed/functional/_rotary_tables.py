@@ -9,14 +9,13 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from posembed.glue.gate import Pair, check_tensors, gated
-from posembed.glue.sharding import call, is_sharded
 
-_ROTARY_TABLES = gated(torch.ops.posembed.rotary_tables.default)
-_ROTARY_TABLES_PAIR = cast(Pair, gated(torch.ops.posembed.rotary_tables_pair.default))
+_ROTARY_TABLES = gated(torch.ops.posembed.rotary_tables.default, sharded=True)
+_ROTARY_TABLES_PAIR = cast(Pair, gated(torch.ops.posembed.rotary_tables_pair.default, sharded=True))
 _ROTARY_TABLES_OUT = gated(torch.ops.posembed.rotary_tables_out.default)
 _ROTARY_TABLES_PAIR_OUT = gated(torch.ops.posembed.rotary_tables_pair_out.default)
-_ROTARY_TABLES_ = gated(torch.ops.posembed.rotary_tables_.default)
-_ROTARY_TABLES_PAIR_ = gated(torch.ops.posembed.rotary_tables_pair_.default)
+_ROTARY_TABLES_ = gated(torch.ops.posembed.rotary_tables_.default, sharded=True)
+_ROTARY_TABLES_PAIR_ = gated(torch.ops.posembed.rotary_tables_pair_.default, sharded=True)
 
 TableNumerics = Literal["float32", "float32_product"]
 Given = TypeVar("Given", Tensor, Tensor | None)
@@ -164,11 +163,7 @@ def rotary_tables_(
     if layout == "htd":
         layout, rows, key_rows = "thd", _swapped(query), _swapped(key)
     options = (cos, sin, layout, interleaved, half_width, start, numerics)
-    if is_sharded(query):
-        call(_ROTARY_TABLES_, rows, *options) if key is None else call(
-            _ROTARY_TABLES_PAIR_, rows, key_rows, *options
-        )
-    elif key is None:
+    if key is None:
         _ROTARY_TABLES_(rows, *options)
     else:
         _ROTARY_TABLES_PAIR_(rows, key_rows, *options)
@@ -206,10 +201,6 @@ def rotated_by_tables(
     out: Tensor | tuple[Tensor, ...] | None,
     *options: Tensor | str | float | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    if is_sharded(query) and out is None:
-        if key is None:
-            return call(_ROTARY_TABLES, query, *options)
-        return call(_ROTARY_TABLES_PAIR, query, key, *options)
     if out is None:
         if key is None:
             return _ROTARY_TABLES(query, *options)
