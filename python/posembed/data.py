@@ -265,13 +265,7 @@ class WindowDataset(Dataset[tuple[Tensor, Tensor]]):
     """Windows and their next-token targets for a ``torch.utils.data.DataLoader``.
 
     Stores a view of the ids. A file is read window by window, and raises FileFormatError if it was
-    shortened meanwhile.
-
-    Args:
-        ids: [ids], a numpy array, or the path of a file for :func:`open_ids`.
-        length: Number of ids in a window.
-        stride: Distance between the starts of windows; default: length.
-        dtype: Dtype of the ids in a file, as in :func:`open_ids`.
+    shortened meanwhile. Arguments are those of :func:`windows`.
 
     Examples:
         >>> import torch, posembed as pe

@@ -331,14 +331,7 @@ class VectorFile:
     ) -> Coverage:
         """The coverage that :meth:`rows` would return; reads only the words.
 
-        Args:
-            vocabulary: As in :meth:`rows`.
-            fallback: As in :meth:`rows`.
-            progress: Show a progress bar; default: for a large file, on a terminal.
-
-        Raises:
-            FileFormatError: The file is malformed.
-            TypeError: ``fallback`` gives something else than a word.
+        Arguments and errors are those of :meth:`rows`.
         """
         words, others = self._words(vocabulary, fallback, progress)
         known = Words(distinct_of(words, others) or words)

@@ -245,18 +245,10 @@ def relative_logits_(
     by: By = "query",
     scale: float = 1.0,
 ) -> Tensor:
-    """Adds :func:`relative_logits` to ``scores`` in place, for inference.
+    """Adds :func:`relative_logits` to ``scores`` in place, for inference; returns ``scores``.
 
-    Args:
-        scores: [batch, heads, queries, keys] with contiguous keys.
-        query: As in :func:`relative_logits`, in the dtype of ``scores``.
-        table: As in :func:`relative_logits`.
-        rows: As :func:`relative_rows` returns.
-        by: As in :func:`relative_logits`.
-        scale: Multiplies the logits.
-
-    Returns:
-        ``scores``.
+    ``scores`` are [batch, heads, queries, keys] with contiguous keys, ``rows`` as
+    :func:`relative_rows` returns them, and the others as in :func:`relative_logits`.
 
     Raises:
         RuntimeError: A gradient would be lost.

@@ -670,11 +670,7 @@ class PerLayerEmbedding(TokenEmbedding):
     ) -> PerLayerEmbedding:
         """A module that shares ``embeddings`` [num_embeddings, num_layers * layer_dim].
 
-        Args:
-            embeddings: The table.
-            freeze: Freeze the table: no gradient.
-            num_layers: Layers that have rows.
-            scale: Multiplies the result.
+        ``freeze``: without gradient. Other options are the class's.
 
         Raises:
             ValueError: ``num_layers`` does not divide a row.

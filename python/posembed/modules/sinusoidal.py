@@ -196,14 +196,7 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
     def shift_matrix(self, distance: float) -> Tensor:
         """The matrix M with ``encode(p + distance) == encode(p) @ M.T``, except for padding.
 
-        Args:
-            distance: Number of positions; may be fractional.
-
-        Returns:
-            float64 [embedding_dim, embedding_dim].
-
-        Raises:
-            ValueError: A sine has no cosine: odd embedding_dim in "vaswani" and "marian".
+        See :func:`posembed.functional.sinusoidal_shift_matrix`.
         """
         return functional.sinusoidal_shift_matrix(distance, spec=self.spec)
 

@@ -249,18 +249,9 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         scale: float | Literal["sqrt_dim"] = 1.0,
         gradient: Gradient | None = None,
     ) -> TokenEmbedding:
-        """A module that shares ``embeddings`` [num_embeddings, embedding_dim].
+        """A module that shares ``embeddings`` [num_embeddings, embedding_dim], by default frozen.
 
-        Args:
-            embeddings: The table.
-            freeze: Freeze the table: no gradient.
-            padding_idx: The row that gets no gradient; its values stay as they are.
-            max_norm: As in ``torch.nn.Embedding``.
-            norm_type: The p of the p-norm for ``max_norm``.
-            scale_grad_by_freq: Divide a row's gradient by its id's count in the batch.
-            sparse: Same as ``gradient="rows"``.
-            scale: Multiplies the result.
-            gradient: "dense" or "rows".
+        Other options are the class's; the values of the row of ``padding_idx`` stay as they are.
 
         Raises:
             ValueError: ``embeddings`` is not a matrix.
