@@ -87,16 +87,9 @@ def alibi_slopes(
         >>> pe.functional.alibi_slopes(4)
         tensor([0.2500, 0.0625, 0.0156, 0.0039])
     """
-    return _ALIBI_SLOPES(
-        num_heads,
-        kind,
-        max_bias,
-        total_heads,
-        head_start,
-        list(values),
-        factor,
-        None if device is None else torch.device(device),
-    )
+    where = None if device is None else torch.device(device)
+    options = (total_heads, head_start, list(values), factor, where)
+    return _ALIBI_SLOPES(num_heads, kind, max_bias, *options)
 
 
 def alibi_scaled_slopes(slopes: Tensor, key_length: int, train_length: int) -> Tensor:

@@ -98,26 +98,14 @@ def _rows(
     positions: ScorePositions,
 ) -> Tensor:
     check_names(positions)
-    offset = positions.get("query_offset")
-    offsets = offset if isinstance(offset, Tensor) else None
+    at = positions.get
+    offset = at("query_offset")
+    number, offsets = (None, offset) if isinstance(offset, Tensor) else (offset, None)
+    places = (at("query_positions"), at("key_positions"), at("cu_seqlens"))
     return _RELATIVE_ROWS(
-        like,
-        query_length,
-        key_length,
-        num_buckets,
-        max_distance,
-        bidirectional,
-        rule,
-        causal,
-        None if offsets is not None else offset,
-        positions.get("attention_mask"),
-        positions_from_mask,
-        positions.get("query_positions"),
-        positions.get("key_positions"),
-        positions.get("cu_seqlens"),
-        positions.get("apply_mask", True),
-        offsets,
-    )
+        like, query_length, key_length, num_buckets, max_distance, bidirectional, rule, causal,
+        number, at("attention_mask"), positions_from_mask, *places, at("apply_mask", True), offsets,
+    )  # fmt: skip
 
 
 def _check_axes(name: str, value: Any) -> None:

@@ -223,15 +223,8 @@ def rerotate_(
         >>> cache = pe.functional.rerotate_(cache, positions, positions - 100, spec=spec)
     """
     refuse_sharded(key=key)
-    _ROTARY_REROTATE_(
-        key,
-        old_positions,
-        new_positions,
-        rotary_text(spec),
-        None if new_spec is None else rotary_text(new_spec, "new_spec"),
-        layout,
-        frequencies,
-    )
+    text = rotary_text(spec), None if new_spec is None else rotary_text(new_spec, "new_spec")
+    _ROTARY_REROTATE_(key, old_positions, new_positions, *text, layout, frequencies)
     return key
 
 

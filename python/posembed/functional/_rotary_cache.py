@@ -121,25 +121,10 @@ def rotary_cache_(
     elif any(x is not None for x in parameters):
         raise ValueError("norm: expected 'rms' or 'layer' with weights and biases, got None")
     _ROTARY_CACHE_(
-        query,
-        key,
-        value,
-        key_cache,
-        value_cache,
-        slot_mapping,
-        rotary_text(spec),
-        positions,
-        layout,
-        cache_layout,
-        offset,
-        query_out,
-        rotate_key,
-        key_number,
-        value_number,
-        key_tensor,
-        value_tensor,
-        *options,
-    )
+        query, key, value, key_cache, value_cache, slot_mapping, rotary_text(spec), positions,
+        layout, cache_layout, offset, query_out, rotate_key, key_number, value_number, key_tensor,
+        value_tensor, *options,
+    )  # fmt: skip
     return query if query_out is None else query_out
 
 
@@ -212,17 +197,6 @@ def mla_rotary_cache_(
     if any_sharded(query, cache):
         refuse_sharded(query=query, cache=cache)
     positions, offset = counted(offset, positions, query, layout, cu_seqlens)
-    _MLA_ROTARY_CACHE_(
-        query,
-        latent,
-        key_rope,
-        cache,
-        slot_mapping,
-        rotary_text(spec),
-        positions,
-        layout,
-        offset,
-        query_out,
-        *scale_parts(scale),
-    )
+    options = (rotary_text(spec), positions, layout, offset, query_out, *scale_parts(scale))
+    _MLA_ROTARY_CACHE_(query, latent, key_rope, cache, slot_mapping, *options)
     return query if query_out is None else query_out

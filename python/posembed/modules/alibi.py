@@ -90,18 +90,8 @@ class ALiBi(AlibiSlopes):
         device: Device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(
-            num_heads,
-            slopes,
-            max_bias,
-            total_heads,
-            head_start,
-            factor,
-            train_length,
-            learned,
-            device,
-            dtype,
-        )
+        of_heads = (num_heads, slopes, max_bias, total_heads, head_start)
+        super().__init__(*of_heads, factor, train_length, learned, device, dtype)
         self.causal = flag("causal", causal)
         if self.causal and self._derived.dim() == 2:
             total = num_heads if total_heads is None else total_heads
@@ -273,13 +263,9 @@ class ALiBi(AlibiSlopes):
             tensor([[-0.1250, -0.0625,  0.0000],
                     [-0.0078, -0.0039,  0.0000]])
         """
+        slopes = self._of_samples(sample_slopes, scores)
         return functional.alibi_add_(
-            scores,
-            self._of_samples(sample_slopes, scores),
-            scale=scale,
-            causal=self.causal,
-            positions_from_mask=True,
-            **positions,
+            scores, slopes, scale=scale, causal=self.causal, positions_from_mask=True, **positions
         )
 
     def softmax(
@@ -301,13 +287,9 @@ class ALiBi(AlibiSlopes):
             tensor([[0.3127, 0.3329, 0.3544],
                     [0.3320, 0.3333, 0.3346]])
         """
+        slopes = self._of_samples(sample_slopes, scores)
         return functional.alibi_softmax(
-            scores,
-            self._of_samples(sample_slopes, scores),
-            scale=scale,
-            causal=self.causal,
-            positions_from_mask=True,
-            **positions,
+            scores, slopes, scale=scale, causal=self.causal, positions_from_mask=True, **positions
         )
 
     def softmax_(
@@ -322,13 +304,9 @@ class ALiBi(AlibiSlopes):
 
         Errors are those of :func:`posembed.functional.alibi_softmax_`.
         """
+        slopes = self._of_samples(sample_slopes, scores)
         return functional.alibi_softmax_(
-            scores,
-            self._of_samples(sample_slopes, scores),
-            scale=scale,
-            causal=self.causal,
-            positions_from_mask=True,
-            **positions,
+            scores, slopes, scale=scale, causal=self.causal, positions_from_mask=True, **positions
         )
 
     def lse_correction(
@@ -343,13 +321,10 @@ class ALiBi(AlibiSlopes):
             >>> pe.ALiBi(8).lse_correction(2, query_start=4, key_start=2)[0]
             tensor([-1., -1.])
         """
+        where: Any = {"query_start": query_start, "key_start": key_start}
+        slopes = self._slopes(None, 0)
         return functional.alibi_lse_correction(
-            self._slopes(None, 0),
-            query_length,
-            query_start=query_start,
-            key_start=key_start,
-            form=form,
-            causal=self.causal,
+            slopes, query_length, **where, form=form, causal=self.causal
         )
 
     def score_mod(
@@ -451,16 +426,10 @@ class ALiBi(AlibiSlopes):
             )
         keys = key.shape[-2] if key.dim() == 4 else 0  # the operators reject other keys
         if backend == "fused":
+            slopes = self._of_samples(sample_slopes, query, keys)
+            options: Any = {"scale": scale, "dropout": dropout, "causal": self.causal, **positions}
             return functional.alibi_attention(
-                query,
-                key,
-                value,
-                self._of_samples(sample_slopes, query, keys),
-                scale=scale,
-                dropout=dropout,
-                causal=self.causal,
-                positions_from_mask=True,
-                **positions,
+                query, key, value, slopes, positions_from_mask=True, **options
             )
         if backend not in ("flash", "flex"):
             raise ValueError(f"backend: expected 'flash', 'flex' or 'fused', got {backend!r}")

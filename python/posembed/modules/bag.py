@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,6 @@ from typing_extensions import Unpack
 from posembed.functional import BagMode, Device, Gradient
 from posembed.functional._bag import pooled
 from posembed.functional._token import padding_row
-from posembed.glue.gate import check_tensors
 from posembed.glue.memory import prefer_huge_pages
 from posembed.glue.sharding import zero_row
 from posembed.glue.tracers import Leaf
@@ -19,6 +19,7 @@ from posembed.glue.validation import flag, written
 from posembed.modules.token import (
     Keep,
     TableOptions,
+    check_matrix,
     check_sizes,
     check_table_options,
     kept_table,
@@ -117,21 +118,10 @@ class TokenBag(Leaf, TableOwner, nn.EmbeddingBag):
         Raises:
             ValueError: ``embeddings`` is not a matrix.
         """
-        check_tensors(embeddings=embeddings)
-        if embeddings.dim() != 2:
-            shape = list(embeddings.shape)
-            raise ValueError(f"embeddings: expected [num_embeddings, embedding_dim], got {shape}")
+        check_matrix(embeddings)
+        options: Any = {"include_last_offset": include_last_offset, "gradient": gradient}
         rows, columns = embeddings.shape
-        return cls(
-            rows,
-            columns,
-            mode,
-            padding_idx,
-            include_last_offset=include_last_offset,
-            gradient=gradient,
-            _weight=embeddings,
-            _freeze=freeze,
-        )
+        return cls(rows, columns, mode, padding_idx, **options, _weight=embeddings, _freeze=freeze)
 
     @classmethod
     def from_file(
@@ -166,14 +156,8 @@ class TokenBag(Leaf, TableOwner, nn.EmbeddingBag):
         """
 
         def made(weight: Tensor) -> TokenBag:
-            return cls.from_pretrained(
-                weight,
-                freeze,
-                mode,
-                padding_idx,
-                include_last_offset=include_last_offset,
-                gradient=gradient,
-            )
+            options: Any = {"include_last_offset": include_last_offset, "gradient": gradient}
+            return cls.from_pretrained(weight, freeze, mode, padding_idx, **options)
 
         others = {name: reading.get(name) for name in ("vocabulary", "words", "fallback")}
         kept = kept_table(path, keep, reading.get("tensor"), reading.get("dtype"), freeze, **others)

@@ -36,6 +36,17 @@ def _checked_window(name: str, window: Any, most_axes: int = 3) -> Window:
     return sizes
 
 
+def check_rule(module: Any, count: int) -> None:
+    """Raises ValueError for options of distances that are inconsistent."""
+    functional.relative_buckets(
+        torch.zeros(0, dtype=torch.int64, device="cpu"),
+        count,
+        max_distance=module.max_distance,
+        bidirectional=module.bidirectional,
+        kind=module.buckets,
+    )
+
+
 class RelativePositionBias(Leaf, nn.Module):
     """A table of attention-score biases, ``weight`` [num_buckets, num_heads].
 
@@ -155,13 +166,7 @@ class RelativePositionBias(Leaf, nn.Module):
                 raise ValueError(
                     "window: expected one beside class_token, mlp_dim or pretrained_window"
                 )
-            functional.relative_buckets(  # checks the options
-                torch.zeros(0, dtype=torch.int64, device="cpu"),
-                self.num_buckets,
-                max_distance=self.max_distance,
-                bidirectional=self.bidirectional,
-                kind=self.buckets,
-            )
+            check_rule(self, self.num_buckets)
             return
         if self.resampling not in ("bicubic", "bilinear"):
             raise ValueError(

@@ -20,6 +20,7 @@ from posembed.functional import By, Device, RelativeBuckets
 from posembed.functional._relative_logits import by_key, logits_of
 from posembed.glue.tracers import Leaf
 from posembed.glue.validation import flag, whole, written
+from posembed.modules.relative_bias import check_rule
 from posembed.specifications.score_positions import ScorePositions
 
 
@@ -97,14 +98,8 @@ class RelativeLogits(Leaf, nn.Module):
         for name, value in (("head_dim", self.head_dim), ("num_heads", self.num_heads)):
             if value is not None and value < 1:
                 raise ValueError(f"{name}: expected 1 or more, got {value}")
-        for count in self.num_buckets:  # checks the options
-            functional.relative_buckets(
-                torch.zeros(0, dtype=torch.int64, device="cpu"),
-                count,
-                max_distance=self.max_distance,
-                bidirectional=self.bidirectional,
-                kind=self.buckets,
-            )
+        for count in self.num_buckets:
+            check_rule(self, count)
 
     def reset_parameters(self) -> None:
         """Draws the table from N(0, 0.02)."""

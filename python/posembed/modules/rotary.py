@@ -482,17 +482,8 @@ class RotaryEmbedding(Leaf, nn.Module):
         if isinstance(offset, Tensor):
             positions = of_layout(offset, positions, query, self.layout, cu_seqlens)
             offset, cu_seqlens = 0, None
-        return rotated(
-            query,
-            key,
-            positions,
-            text,
-            self.layout,
-            offset,
-            inverse,
-            self._frequencies(),
-            cu_seqlens,
-        )
+        given = (query, key, positions, text, self.layout, offset, inverse)
+        return rotated(*given, self._frequencies(), cu_seqlens)
 
     def _by_length(
         self, lengths: Tensor, query: Tensor, key: Tensor | None, *given: Any
@@ -556,17 +547,9 @@ class RotaryEmbedding(Leaf, nn.Module):
         """
         if seq_len is not None:
             self._check_length(seq_len, query, positions, offset, cu_seqlens)
-        return rotated_in_place(
-            query,
-            key,
-            positions,
-            self._with_heads(self.spec_for(seq_len).text),
-            self.layout,
-            offset,
-            inverse,
-            self._frequencies(),
-            cu_seqlens,
-        )
+        text = self._with_heads(self.spec_for(seq_len).text)
+        given = (query, key, positions, text, self.layout, offset, inverse)
+        return rotated_in_place(*given, self._frequencies(), cu_seqlens)
 
     def rotate_packed(
         self,

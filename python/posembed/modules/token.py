@@ -92,14 +92,8 @@ def table_from_file(
     elif vocabulary is None:
         table = file.table(tensor, dtype, progress=progress)
     else:
-        table = file.rows(
-            vocabulary,
-            tensor=tensor,
-            dtype=dtype,
-            missing=missing,
-            fallback=fallback,
-            progress=progress,
-        ).vectors
+        how: Any = {"missing": missing, "fallback": fallback, "progress": progress}
+        table = file.rows(vocabulary, tensor=tensor, dtype=dtype, **how).vectors
     if on_bad_row == "skip":
         warn_of_skipped(file)
     return table
@@ -207,19 +201,9 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         scale_grad_by_freq = flag("scale_grad_by_freq", scale_grad_by_freq)
         self.scale = scale_number(scale, embedding_dim)
         self.gradient: Gradient = gradient
-        super().__init__(
-            num_embeddings,
-            embedding_dim,
-            padding_idx,
-            max_norm,
-            norm_type,
-            scale_grad_by_freq,
-            self.gradient == "rows",
-            _weight,
-            _freeze,
-            device,
-            dtype,
-        )
+        sizes, norm = (num_embeddings, embedding_dim, padding_idx), (max_norm, norm_type)
+        of_rows = (scale_grad_by_freq, self.gradient == "rows")
+        super().__init__(*sizes, *norm, *of_rows, _weight, _freeze, device, dtype)
 
     @property
     def embed_scale(self) -> float:
@@ -257,29 +241,16 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
             ValueError: ``embeddings`` is not a matrix.
             TypeError: Its dtype does not support arithmetic, such as float8.
         """
-        check_tensors(embeddings=embeddings)
-        if embeddings.dim() != 2:
-            shape = list(embeddings.shape)
-            raise ValueError(f"embeddings: expected [num_embeddings, embedding_dim], got {shape}")
+        check_matrix(embeddings)
         if embeddings.dtype not in COMPUTED:
             raise TypeError(
                 f"embeddings: expected float32, float64, bfloat16 or float16, got "
                 f"{embeddings.dtype}; from_file converts to its dtype="
             )
         rows, columns = embeddings.shape
-        return cls(
-            rows,
-            columns,
-            padding_idx,
-            max_norm,
-            norm_type,
-            scale_grad_by_freq,
-            sparse,
-            scale=scale,
-            gradient=gradient,
-            _weight=embeddings,
-            _freeze=freeze,
-        )
+        options = (padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+        given: Any = {"scale": scale, "gradient": gradient}
+        return cls(rows, columns, *options, **given, _weight=embeddings, _freeze=freeze)
 
     def reset_parameters(self) -> None:
         """Draws the table from N(0, 1) and zeroes the row of padding_idx."""
@@ -712,6 +683,14 @@ def product(hidden: Tensor, weight: Tensor) -> Tensor:
     if hidden.dtype != weight.dtype and not torch.is_autocast_enabled(hidden.device.type):
         raise TypeError(f"hidden: expected the dtype of weight, {weight.dtype}, got {hidden.dtype}")
     return nn.functional.linear(hidden, weight)
+
+
+def check_matrix(embeddings: Tensor) -> None:
+    """Raises ValueError for what is no table."""
+    check_tensors(embeddings=embeddings)
+    if embeddings.dim() != 2:
+        shape = list(embeddings.shape)
+        raise ValueError(f"embeddings: expected [num_embeddings, embedding_dim], got {shape}")
 
 
 def check_sizes(**sizes: int) -> None:
