@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from posembed.glue.validation import whole
-from posembed.pretrained import FileFormatError
+from posembed.tables.file_format import FileFormatError, read_at
 
 if TYPE_CHECKING:
     import numpy as np
@@ -113,14 +113,8 @@ class IdFile:
 
     def read(self, begin: int, count: int) -> Tensor:
         """Ids [begin, begin + count); raises FileFormatError if the file is too short."""
-        data = memoryview(bytearray(count * self.dtype.itemsize))
-        offset, done = self._begin + begin * self.dtype.itemsize, 0
-        while done < len(data):
-            got = os.preadv(self._descriptor, [data[done:]], offset + done)
-            if got == 0:
-                reason = "the file was shortened while it was read"
-                raise FileFormatError(self.path, offset + done, reason)
-            done += got
+        size = self.dtype.itemsize
+        data = read_at(self._descriptor, self.path, self._begin + begin * size, count * size)
         return torch.frombuffer(data, dtype=self.dtype)
 
     def __reduce__(self) -> tuple[type[IdFile], tuple[str, torch.dtype]]:

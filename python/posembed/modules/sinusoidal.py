@@ -29,8 +29,8 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
     up to position ``2 ** 31`` and grow beyond it; use float64 data there.
 
     Args:
-        embedding_dim: Components of an encoding.
-        base: Approximately the ratio of the longest to the shortest wavelength.
+        embedding_dim, base, cos_first, shift, scale, position_scale, padding_idx: See
+            :class:`posembed.SinusoidalSpec`.
         preset: For sequences or for grids. ``"vaswani"``: sine and cosine interleaved, frequency
             ``base ** (-2i / dim)``.
             ``"marian"``: the same frequencies, sines in the first half, cosines in the second.
@@ -41,15 +41,6 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
             the rows, positions from 0. ``"sd3"``: the same in the middle of 192 x 192 cells, scaled
             to 64. ``"pixart"``: the same, scaled to 32. Three axes: ``"cogvideox"``: "marian" of
             frames (a quarter of the components), columns and rows, which are divided by 1.875.
-        cos_first: Put cosines before sines; default: False.
-        shift: Frequencies are ``base ** (-i / (dim / 2 - shift))``; default: the preset's.
-        scale: Multiplies the encoding.
-        position_scale: A whole number that multiplies positions, exactly, also fractional ones:
-            diffusers' ``scale`` of a timestep.
-        padding_idx: The padding row of fairseq's table; tokens follow it. Position 0 has the
-            sinusoid of ``padding_idx + 1``. Position -1, which
-            :func:`posembed.functional.fairseq_positions` gives to padding, is zero. Default: 1 for
-            "fairseq", otherwise None: every position has its own sinusoid.
         axes, widths, start, length, interpolation_scale, max_size: Blocks of columns, and the
             positions of a grid's cells; see :class:`posembed.SinusoidalSpec`. Default: the
             preset's.

@@ -52,6 +52,22 @@ def in_dtype(path: str, name: str, numbers: Tensor, dtype: torch.dtype | None) -
     return result
 
 
+def read_at(file: int, path: str, offset: int, count: int) -> bytearray:
+    """Bytes of an open file, by system calls.
+
+    Raises:
+        FileFormatError: The file is too short.
+    """
+    data, done = bytearray(count), 0
+    while done < count:
+        got = os.preadv(file, [memoryview(data)[done:]], offset + done)
+        if got == 0:
+            reason = "the file was shortened while it was read"
+            raise FileFormatError(path, offset + done, reason)
+        done += got
+    return data
+
+
 def json_object(path: str, text: str | bytes, what: str) -> dict[str, Any]:
     """The object that a text of a file is.
 

@@ -26,6 +26,7 @@ from posembed.tables.file_format import (
     PART,
     FileFormatError,
     in_dtype,
+    read_at,
 )
 
 MAGIC = b"GGUF"
@@ -195,14 +196,8 @@ class GgufFile:
 
     def _bytes(self, tensor: GgufTensor, begin: int, end: int) -> Tensor:
         """The bytes of some rows: uint8 [rows, bytes]."""
-        data = bytearray((end - begin) * tensor.row_bytes)
-        offset, at = tensor.begin + begin * tensor.row_bytes, 0
-        while at < len(data):
-            found = os.preadv(self._file, [memoryview(data)[at:]], offset + at)
-            if found == 0:
-                reason = "the file was shortened while it was read"
-                raise FileFormatError(self.path, offset + at, reason)
-            at += found
+        offset, count = tensor.begin + begin * tensor.row_bytes, (end - begin) * tensor.row_bytes
+        data = read_at(self._file, self.path, offset, count)
         return torch.frombuffer(data, dtype=torch.uint8).view(end - begin, tensor.row_bytes)
 
     def _widened(self, tensor: GgufTensor, rows: Tensor) -> Tensor:
