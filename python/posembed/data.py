@@ -51,12 +51,9 @@ class Stored(NamedTuple):
 
 
 def stored(path: str | os.PathLike[str], dtype: torch.dtype | None) -> Stored:
-    """The ids of a file: what an .npy file says, or the caller, or int32.
+    """What the ids of a file are: what an .npy file says, or the caller, or int32.
 
-    Raises:
-        TypeError: The dtype is not supported, or an .npy file has another.
-        ValueError: The size is not that of whole ids, an array has not one dimension, or the ids
-            are int64, although nobody says so.
+    TypeErrors and ValueErrors are those of :func:`open_ids`.
     """
     if dtype is not None:
         check_id_type(dtype)

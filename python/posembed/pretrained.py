@@ -127,11 +127,7 @@ class Skipped:
 
 @contextmanager
 def unpacked(path: str | bytes | os.PathLike[str]) -> Iterator[str | bytes | os.PathLike[str]]:
-    """The path of a file; of a gzip archive, that of a temporary file with what it holds.
-
-    Raises:
-        FileFormatError: The archive is malformed.
-    """
+    """The path of a file; of a gzip archive, that of a temporary file with what it holds."""
     # Other kinds of files, such as pipes, are refused where they are opened.
     if not os.path.isfile(path):
         yield path
@@ -454,14 +450,8 @@ def token_rows(
 ) -> Tensor | None:
     """The rows of a model2vec file by token id, table[mapping] * weights; None for other files.
 
-    Args:
-        file: The file.
-        tensor: The name of its table, if one is named.
-        dtype: Dtype of the result; default: the table's.
-        by_word: Whether rows are wanted by words, which name rows of the table.
-
-    Raises:
-        ValueError: ``by_word``, and the rows have weights by token id; or the mapping does not fit.
+    ``by_word``: rows are wanted by words, which name rows of the table: a ValueError if the rows
+    have weights by token id.
     """
     found = file._file.call("token_rows", tensor or "", dtype, by_word)
     return cast(Tensor | None, found)

@@ -95,11 +95,7 @@ def ngram_ids(
 
 
 def text_mask(ids: Tensor, mask: Tensor | None, lengths: Tensor | None) -> Tensor | None:
-    """Which ids are text; None for all.
-
-    Raises:
-        ValueError: Both are given, or lengths do not fit the ids.
-    """
+    """Which ids are text; None for all. Both arguments, or lengths that do not fit, are errors."""
     if lengths is None:
         return mask
     if mask is not None:

@@ -20,11 +20,7 @@ _RELATIVE_ROWS = gated(torch.ops.posembed.relative_rows.default)
 
 
 def by_key(by: By) -> bool:
-    """Whether the table multiplies keys.
-
-    Raises:
-        ValueError: ``by`` is unknown.
-    """
+    """Whether the table multiplies keys; a ValueError for an unknown ``by``."""
     if by not in ("query", "key"):
         raise ValueError(f"by: expected 'query' or 'key', got {by!r}")
     return by == "key"

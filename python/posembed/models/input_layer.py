@@ -16,11 +16,7 @@ TENSORS = ("model.safetensors", "model.safetensors.index.json")
 
 
 def tensors_of(folder: str | os.PathLike[str]) -> Path:
-    """The path of a model's safetensors in its folder: one file, or the index of several.
-
-    Raises:
-        ValueError: There is neither.
-    """
+    """The path of a model's safetensors in its folder: one file, or the index of several."""
     for name in TENSORS:
         if Path(folder, name).is_file():
             return Path(folder, name)
