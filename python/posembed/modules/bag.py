@@ -12,8 +12,6 @@ from typing_extensions import Unpack
 from posembed.functional import BagMode, Device, Gradient
 from posembed.functional._bag import pooled
 from posembed.functional._token import padding_row
-from posembed.glue.memory import prefer_huge_pages
-from posembed.glue.sharding import zero_row
 from posembed.glue.tracers import Leaf
 from posembed.glue.validation import flag, written
 from posembed.modules.token import (
@@ -91,13 +89,6 @@ class TokenBag(Leaf, TableOwner, nn.EmbeddingBag):
             dtype=dtype,
         )
         self.weight.requires_grad_(not _freeze)
-
-    def reset_parameters(self) -> None:
-        """Draws the table from N(0, 1) and zeroes the row of padding_idx."""
-        prefer_huge_pages(self.weight)
-        nn.init.normal_(self.weight)
-        if self.padding_idx is not None:
-            zero_row(self.weight, self.padding_idx)
 
     @classmethod
     def from_pretrained(  # type: ignore[override]

@@ -28,7 +28,6 @@ from posembed.functional._ngram import (
     text_mask,
 )
 from posembed.functional._token import looked_up
-from posembed.glue.memory import prefer_huge_pages
 from posembed.glue.sharding import is_sharded, summed_over_processes
 from posembed.glue.tracers import Leaf
 from posembed.glue.validation import flag, whole, written
@@ -385,11 +384,6 @@ class NgramEmbedding(Leaf, Prefetching):
     def sparse(self) -> bool:
         """Whether ``gradient`` is "rows"; read by DistributedDataParallel."""
         return self.gradient == "rows"
-
-    def reset_parameters(self) -> None:
-        """Draws the table from N(0, 1)."""
-        prefer_huge_pages(self.weight)
-        nn.init.normal_(self.weight)
 
     @classmethod
     def from_pretrained(

@@ -47,6 +47,16 @@ def check_rule(module: Any, count: int) -> None:
     )
 
 
+def rows_of(module: Any, queries: int, keys: int, **options: Any) -> Tensor:
+    """The row of each query and key by a module's rule of distances."""
+    rule = {"rule": module.buckets, "max_distance": module.max_distance}
+    rule |= {"bidirectional": module.bidirectional, "device": module.weight.device}
+    count = module.num_buckets
+    return functional.relative_rows(
+        queries, keys, count, positions_from_mask=True, **rule, **options
+    )
+
+
 class RelativePositionBias(Leaf, nn.Module):
     """A table of attention-score biases, ``weight`` [num_buckets, num_heads].
 
@@ -242,17 +252,7 @@ class RelativePositionBias(Leaf, nn.Module):
     def _of_positions(
         self, query_length: int, key_length: int, positions: ScorePositions
     ) -> Tensor:
-        rows = functional.relative_rows(
-            query_length,
-            key_length,
-            self.num_buckets,
-            rule=self.buckets,
-            max_distance=self.max_distance,
-            bidirectional=self.bidirectional,
-            positions_from_mask=True,
-            device=self.weight.device,
-            **positions,
-        )
+        rows = rows_of(self, query_length, key_length, **positions)
         bias = functional.embedding(rows.clamp_min(0), self.weight).movedim(-1, -3)
         rows = rows.unsqueeze(-3)
         return bias.masked_fill(rows == -1, 0).masked_fill(rows == -2, -math.inf)

@@ -20,7 +20,7 @@ from posembed.functional import By, Device, RelativeBuckets
 from posembed.functional._relative_logits import by_key, logits_of
 from posembed.glue.tracers import Leaf
 from posembed.glue.validation import flag, whole, written
-from posembed.modules.relative_bias import check_rule
+from posembed.modules.relative_bias import check_rule, rows_of
 from posembed.specifications.score_positions import ScorePositions
 
 
@@ -109,18 +109,7 @@ class RelativeLogits(Leaf, nn.Module):
         self, query_length: int, key_length: int, **positions: Unpack[ScorePositions]
     ) -> Tensor:
         """The row of each query and key; see :func:`posembed.functional.relative_rows`."""
-        return functional.relative_rows(
-            query_length,
-            key_length,
-            self.num_buckets,
-            rule=self.buckets,
-            max_distance=self.max_distance,
-            bidirectional=self.bidirectional,
-            causal=self.causal,
-            positions_from_mask=True,
-            device=self.weight.device,
-            **positions,
-        )
+        return rows_of(self, query_length, key_length, causal=self.causal, **positions)
 
     def _rows_of(
         self, query: Tensor, other_length: int | None, positions: ScorePositions

@@ -17,8 +17,7 @@ from posembed import functional, pretrained
 from posembed.functional import Device, Gradient, Initialization
 from posembed.functional._token import looked_up, padding_row
 from posembed.glue.gate import check_tensors
-from posembed.glue.memory import prefer_huge_pages
-from posembed.glue.sharding import PLAIN, is_sharded, zero_row
+from posembed.glue.sharding import PLAIN, is_sharded
 from posembed.glue.tracers import Leaf
 from posembed.glue.validation import finite, flag, whole, written
 from posembed.tables import gguf
@@ -252,13 +251,6 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         given: Any = {"scale": scale, "gradient": gradient}
         return cls(rows, columns, *options, **given, _weight=embeddings, _freeze=freeze)
 
-    def reset_parameters(self) -> None:
-        """Draws the table from N(0, 1) and zeroes the row of padding_idx."""
-        prefer_huge_pages(self.weight)
-        nn.init.normal_(self.weight)
-        if self.padding_idx is not None:
-            zero_row(self.weight, self.padding_idx)
-
     @classmethod
     def from_file(
         cls,
@@ -327,22 +319,13 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         """
         # Check options before reading a large file.
         inspect.signature(cls.from_pretrained).bind(None, freeze, **options)
-        others = {"vocabulary": vocabulary, "words": words, "fallback": fallback}
+        others: Any = {"vocabulary": vocabulary, "words": words, "fallback": fallback}
         kept = kept_table(path, keep, tensor, dtype, freeze, **others)
         if kept is not None:
             return over_table(lambda weight: cls.from_pretrained(weight, True, **options), kept)
-        table = table_from_file(
-            path,
-            tensor=tensor,
-            vocabulary=vocabulary,
-            words=words,
-            unicode_errors=unicode_errors,
-            on_bad_row=on_bad_row,
-            missing=missing,
-            fallback=fallback,
-            dtype=dtype,
-            progress=progress,
-        )
+        how: Any = {"unicode_errors": unicode_errors, "on_bad_row": on_bad_row, "missing": missing}
+        how |= {"tensor": tensor, "dtype": dtype, "progress": progress}
+        table = table_from_file(path, **how, **others)
         return cls.from_pretrained(table, freeze, **options)
 
     def forward(self, ids: Tensor) -> Tensor:
