@@ -81,11 +81,8 @@ def signature(owner: Any, item: Any, name: str) -> str:
         init = init.final_target if init.is_alias else init
         lines = [call(short.rpartition(".")[2], arguments(init, method=True))]
     elif item.is_function:
-        forms = (owner.overloads.get(item.name) if owner is not None else None) or [item]
         method = owner is not None and owner.is_class and "staticmethod" not in item.labels
-        lines = [
-            call(short.rpartition(".")[2], arguments(form, method), form.returns) for form in forms
-        ]
+        lines = [call(short.rpartition(".")[2], arguments(item, method), item.returns)]
     else:
         return ""
     return "```python\n" + "\n".join(lines) + "\n```\n"

@@ -63,12 +63,7 @@ Sinusoid = SinusoidalSpec | SinusoidalPositionalEmbedding
 
 
 def rotation(spec: Any, argument: str = "spec") -> RotarySpec:
-    """The specification, given as itself or as a module that has it.
-
-    Raises:
-        TypeError: It is neither.
-        ValueError: The module has learned frequencies, which its specification does not know.
-    """
+    """The specification, given as itself or as a module that has it."""
     if isinstance(spec, RotaryEmbedding):
         if spec.frequencies is not None:
             raise ValueError(
@@ -148,12 +143,9 @@ def wavelengths(spec: Rotation | Sinusoid) -> Wavelengths:
 
 
 def places(name: str, numbers: Tensor) -> Tensor:
-    """Distances or positions to compute at: int64 [n].
+    """Distances or positions to compute at: int64 [n], each at least 0.
 
-    Raises:
-        ValueError: The tensor is not [n], or a number is below 0: position -1 means "not rotated"
-            and is not a distance.
-        TypeError: The tensor is not of integers.
+    Position -1 means "not rotated" and is not a distance.
     """
     check_tensors(**{name: numbers})
     if numbers.is_floating_point() or numbers.is_complex():
@@ -168,12 +160,7 @@ def places(name: str, numbers: Tensor) -> Tensor:
 
 
 def distances_to(distances: int | Tensor) -> Tensor:
-    """All distances from 0 to a number inclusive, or the given distances: int64 [n].
-
-    Raises:
-        ValueError: The number is below 0, or the tensor is not [n].
-        TypeError: The tensor is not of integers.
-    """
+    """All distances from 0 to a number inclusive, or the given distances: int64 [n]."""
     if isinstance(distances, Tensor):
         return places("distances", distances)
     farthest = whole("distances", distances)
@@ -245,22 +232,11 @@ def scores_by_distance(
     query: Tensor | None = None,
     key: Tensor | None = None,
 ) -> Tensor:
-    """Query-key attention scores, by how far the key is before the query.
+    """Query-key attention scores [distances], by how far the key is before the query.
 
-    With a query and a key of ones, the curve falls from ``sqrt(head_dim)`` and then oscillates
-    (Su et al., arXiv:2104.09864, section 3.4.3).
-
-    Args:
-        spec: The rotation: a specification, or a module that has one.
-        distances: The largest distance (all from 0 are used), or int [n], each at least 0.
-        query: [head_dim]; default: ones.
-        key: [head_dim]; default: ones.
-
-    Returns:
-        [distances].
-
-    Raises:
-        ValueError: Shapes are incompatible, or a distance is below 0.
+    With a query and a key of ones, the curve falls from ``sqrt(head_dim)`` and then oscillates (Su
+    et al., arXiv:2104.09864, section 3.4.3). Arguments and errors are those of
+    :func:`component_scores`.
 
     Examples:
         >>> import posembed as pe

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from posembed.glue.validation import whole
-from posembed.pretrained import FileFormatError
+from posembed.tables.file_format import FileFormatError, read_at
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,12 +51,9 @@ class Stored(NamedTuple):
 
 
 def stored(path: str | os.PathLike[str], dtype: torch.dtype | None) -> Stored:
-    """The ids of a file: what an .npy file says, or the caller, or int32.
+    """What the ids of a file are: what an .npy file says, or the caller, or int32.
 
-    Raises:
-        TypeError: The dtype is not supported, or an .npy file has another.
-        ValueError: The size is not that of whole ids, an array has not one dimension, or the ids
-            are int64, although nobody says so.
+    TypeErrors and ValueErrors are those of :func:`open_ids`.
     """
     if dtype is not None:
         check_id_type(dtype)
@@ -113,14 +110,8 @@ class IdFile:
 
     def read(self, begin: int, count: int) -> Tensor:
         """Ids [begin, begin + count); raises FileFormatError if the file is too short."""
-        data = memoryview(bytearray(count * self.dtype.itemsize))
-        offset, done = self._begin + begin * self.dtype.itemsize, 0
-        while done < len(data):
-            got = os.preadv(self._descriptor, [data[done:]], offset + done)
-            if got == 0:
-                reason = "the file was shortened while it was read"
-                raise FileFormatError(self.path, offset + done, reason)
-            done += got
+        size = self.dtype.itemsize
+        data = read_at(self._descriptor, self.path, self._begin + begin * size, count * size)
         return torch.frombuffer(data, dtype=self.dtype)
 
     def __reduce__(self) -> tuple[type[IdFile], tuple[str, torch.dtype]]:
@@ -265,13 +256,7 @@ class WindowDataset(Dataset[tuple[Tensor, Tensor]]):
     """Windows and their next-token targets for a ``torch.utils.data.DataLoader``.
 
     Stores a view of the ids. A file is read window by window, and raises FileFormatError if it was
-    shortened meanwhile.
-
-    Args:
-        ids: [ids], a numpy array, or the path of a file for :func:`open_ids`.
-        length: Number of ids in a window.
-        stride: Distance between the starts of windows; default: length.
-        dtype: Dtype of the ids in a file, as in :func:`open_ids`.
+    shortened meanwhile. Arguments are those of :func:`windows`.
 
     Examples:
         >>> import torch, posembed as pe

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import gzip
+import json
 import os
 import shutil
 import tempfile
@@ -126,11 +127,7 @@ class Skipped:
 
 @contextmanager
 def unpacked(path: str | bytes | os.PathLike[str]) -> Iterator[str | bytes | os.PathLike[str]]:
-    """The path of a file; of a gzip archive, that of a temporary file with what it holds.
-
-    Raises:
-        FileFormatError: The archive is malformed.
-    """
+    """The path of a file; of a gzip archive, that of a temporary file with what it holds."""
     # Other kinds of files, such as pipes, are refused where they are opened.
     if not os.path.isfile(path):
         yield path
@@ -194,23 +191,23 @@ class VectorFile:
     @property
     def format(self) -> Format:
         """The file's format; fastText's .vec is "word2vec-text"."""
-        return cast(Format, self._file.format())
+        return cast(Format, self._file.call("format"))
 
     @property
     def names(self) -> list[str]:
         """The names of all tensors, in the file's order."""
-        return self._file.names()
+        return cast(list[str], self._file.call("names"))
 
     def shape(self, name: str = "vectors") -> tuple[int, ...]:
         """A tensor's shape, without reading the tensor; a GloVe file's lines are counted once.
 
         Two 4-bit numbers are one element, as in torch.
         """
-        return tuple(self._file.shape(name))
+        return tuple(self._file.call("shape", name))
 
     def dtype(self, name: str = "vectors") -> torch.dtype:
         """A tensor's dtype in the file; text is read as float32 by default."""
-        return self._file.dtype(name)
+        return cast(torch.dtype, getattr(torch, self._file.call("dtype", name)))
 
     def words(self) -> list[str]:
         """The word of each row; of words that share a row, the first."""
@@ -218,7 +215,7 @@ class VectorFile:
 
     def skipped(self) -> Skipped:
         """The skipped rows of a file that was opened with ``on_bad_row="skip"``."""
-        count, rows = self._file.skipped()
+        count, rows = json.loads(self._file.call("skipped"))
         return Skipped(count, [SkippedRow(*row) for row in rows])
 
     def tensor(
@@ -250,7 +247,7 @@ class VectorFile:
             names = self.names
             name = names[0] if len(names) == 1 else "vectors"
         with self._bar(progress) as advance:
-            return self._file.tensor(name, dtype, advance, copy)
+            return cast(Tensor, self._file.read("tensor", advance, name, dtype, copy))
 
     def table(
         self,
@@ -278,7 +275,7 @@ class VectorFile:
         if codes is not None:
             return codes.numbers(dtype)
         with self._bar(progress) as advance:
-            return self._file.table(tensor or "", dtype, advance)
+            return cast(Tensor, self._file.read("table", advance, tensor or "", dtype))
 
     def rows(
         self,
@@ -315,7 +312,8 @@ class VectorFile:
         if not distinct:
             words.clear()  # they take memory
         with self._bar(progress) as advance:
-            vectors = self._file.rows(known, tensor or "", dtype, missing, advance)
+            given = (known.held, tensor or "", dtype, missing)
+            vectors: Tensor = self._file.read("rows", advance, *given)
         coverage = Coverage(*known.coverage())
         if distinct:
             index = {word: i for i, word in enumerate(distinct)}
@@ -331,21 +329,14 @@ class VectorFile:
     ) -> Coverage:
         """The coverage that :meth:`rows` would return; reads only the words.
 
-        Args:
-            vocabulary: As in :meth:`rows`.
-            fallback: As in :meth:`rows`.
-            progress: Show a progress bar; default: for a large file, on a terminal.
-
-        Raises:
-            FileFormatError: The file is malformed.
-            TypeError: ``fallback`` gives something else than a word.
+        Arguments and errors are those of :meth:`rows`.
         """
         words, others = self._words(vocabulary, fallback, progress)
         known = Words(distinct_of(words, others) or words)
         if not others:
             words.clear()
         with self._bar(progress) as advance:
-            self._file.look_up(known, advance)
+            self._file.read("look_up", advance, known.held)
         return coverage_of(words, others, Coverage(*known.coverage()))
 
     def _words(
@@ -459,16 +450,11 @@ def token_rows(
 ) -> Tensor | None:
     """The rows of a model2vec file by token id, table[mapping] * weights; None for other files.
 
-    Args:
-        file: The file.
-        tensor: The name of its table, if one is named.
-        dtype: Dtype of the result; default: the table's.
-        by_word: Whether rows are wanted by words, which name rows of the table.
-
-    Raises:
-        ValueError: ``by_word``, and the rows have weights by token id; or the mapping does not fit.
+    ``by_word``: rows are wanted by words, which name rows of the table: a ValueError if the rows
+    have weights by token id.
     """
-    return file._file.token_rows(tensor or "", dtype, by_word)
+    found = file._file.call("token_rows", tensor or "", dtype, by_word)
+    return cast(Tensor | None, found)
 
 
 def words_of(vocabulary: Vocabulary, argument: str, may_share: bool = False) -> list[str]:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from posembed import _library, build_info
-from posembed.commands import check, describe, diagnose, diff, explain, golden, info, plot
+from posembed.commands import check, common, describe, diagnose, diff, explain, golden, info, plot
 
 COMMANDS = (info, describe, explain, diff, diagnose, golden, plot, check)
 
@@ -77,4 +77,4 @@ def in_one_line(error: Exception) -> str:
     """The error in one line, starting with the file if it is about a file."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    return " ".join(str(error).split())
+    return common.in_options(" ".join(str(error).split()))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from decimal import Decimal, localcontext
 from math import cos, sin
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd import gradcheck
@@ -17,9 +17,6 @@ from posembed import build_info, functional
 from posembed.commands import common
 from posembed.specifications import RotarySpec
 
-if TYPE_CHECKING:
-    from posembed.commands.common import Commands
-
 PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494")
 POSITIONS = (0, 1, 511, 4096, 131_071, 1_000_003, 2**31 - 1)
 SPEC = RotarySpec(128, base=500000)
@@ -27,7 +24,7 @@ SPEC = RotarySpec(128, base=500000)
 ALLOWED = {torch.float32: 1.5e-7, torch.float64: 1.5e-15}
 
 
-def add(commands: Commands) -> None:
+def add(commands: common.Commands) -> None:
     """Arguments of check."""
     summary = "test angles and gradients on this machine; exit code 1 where one fails"
     parser = common.add_command(commands, "check", run, summary, ["", "--device cuda", "--json"])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from posembed.models import reading
@@ -150,15 +152,22 @@ def read_spec(path: str, arguments: argparse.Namespace, *, compared: bool = Fals
     def read(layer_type: str | None) -> RotarySpec:
         return RotarySpec.from_huggingface(file, layer_type, **options_of(arguments))
 
-    try:
+    with errors_of(file):
         try:
             return read(arguments.layer_type)
         except ValueError as error:
             if not (compared and str(error).startswith("layer_type: expected none:")):
                 raise
             return read(None)
+
+
+@contextlib.contextmanager
+def errors_of(file: Any) -> Iterator[None]:
+    """Errors begin with the path."""
+    try:
+        yield
     except ValueError as error:
-        message = in_options(str(error)).removeprefix(f"{file}: ")
+        message = str(error).removeprefix(f"{file}: ")
         raise ValueError(f"{file}: {message}") from error
 
 
@@ -169,7 +178,7 @@ def read_kinds(
     try:
         return {"": read_spec(path, arguments, compared=compared)}
     except ValueError as error:
-        if arguments.layer_type is not None or ": --layer-type: " not in str(error):
+        if arguments.layer_type is not None or ": layer_type: " not in str(error):
             raise
         try:
             layers = reading.layers(file_of(path), **options_of(arguments))
@@ -185,7 +194,7 @@ def read_kinds(
 def in_options(message: str) -> str:
     """The message with Python argument names replaced by command-line options."""
     for argument, option in ARGUMENTS.items():
-        message = message.replace(argument, option)
+        message = re.sub(rf"(?<!-){argument}", option, message)
     return message
 
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
 
 from posembed.commands import common
 from posembed.models.description import describe
 
-if TYPE_CHECKING:
-    from posembed.commands.common import Commands
 
-
-def add(commands: Commands) -> None:
+def add(commands: common.Commands) -> None:
     """Arguments of describe."""
     parser = common.add_command(
         commands,
@@ -29,10 +25,7 @@ def add(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the document."""
-    try:
+    with common.errors_of(arguments.config):
         found = describe(arguments.config, **common.options_of(arguments))
-    except ValueError as error:
-        message = common.in_options(str(error)).removeprefix(f"{arguments.config}: ")
-        raise ValueError(f"{arguments.config}: {message}") from error
     print(json.dumps(found, indent=1))
     return 0

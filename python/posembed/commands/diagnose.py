@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,13 +10,10 @@ from posembed.commands import common
 from posembed.diagnosis import verdict
 from posembed.models.files import file_of
 
-if TYPE_CHECKING:
-    from posembed.commands.common import Commands
-
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 
 
-def add(commands: Commands) -> None:
+def add(commands: common.Commands) -> None:
     """Arguments of diagnose."""
     parser = common.add_command(
         commands,
@@ -50,20 +46,11 @@ def add(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints the verdict and its evidence."""
     file = file_of(arguments.config)
-    try:
-        found = verdict.diagnose(
-            arguments.program,
-            file,
-            layer_type=arguments.layer_type,
-            layer=arguments.layer,
-            max_position=arguments.max_position,
-            heads=arguments.heads,
-            dtype=DTYPES[arguments.dtype],
-            device=arguments.device,
-            **common.options_of(arguments),
-        )
-    except ValueError as error:
-        raise ValueError(common.in_options(str(error))) from error
+    given = vars(arguments)
+    names = ("layer_type", "layer", "max_position", "heads", "device")
+    options = {**{name: given[name] for name in names}, **common.options_of(arguments)}
+    dtype = DTYPES[arguments.dtype]
+    found = verdict.diagnose(arguments.program, file, dtype=dtype, **options)
     if arguments.json:
         common.print_json(found.to_dict())
     else:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from posembed.commands import common
 from posembed.specifications import RotarySpec
 
-if TYPE_CHECKING:
-    from posembed.commands.common import Commands
 
-
-def add(commands: Commands) -> None:
+def add(commands: common.Commands) -> None:
     """Arguments of explain."""
     parser = common.add_command(
         commands,

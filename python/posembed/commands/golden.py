@@ -5,17 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from posembed.commands import common
 from posembed.diagnosis.golden import golden
 from posembed.models import catalogue
 
-if TYPE_CHECKING:
-    from posembed.commands.common import Commands
 
-
-def add(commands: Commands) -> None:
+def add(commands: common.Commands) -> None:
     """Arguments of golden."""
     parser = common.add_command(
         commands,
@@ -41,10 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.all:
         return _write_all(Path(arguments.output), arguments)
     options = common.options_of(arguments)
-    try:
-        found = golden(arguments.config, max_position=arguments.max_position, **options)
-    except ValueError as error:
-        raise ValueError(common.in_options(str(error))) from error
+    found = golden(arguments.config, max_position=arguments.max_position, **options)
     found.save(arguments.output)
     entries = json.loads(found.metadata["entries"])
     if arguments.json:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import argparse
 import platform
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from posembed import build_info
 from posembed.commands import common
 
-if TYPE_CHECKING:
-    from posembed.commands.common import Commands
 
-
-def add(commands: Commands) -> None:
+def add(commands: common.Commands) -> None:
     """Arguments of info."""
     summary = "print versions, compiler, instruction set, CUDA architectures and device"
     common.add_command(commands, "info", run, summary, ["", "--json"])

@@ -13,13 +13,11 @@ from posembed.specifications import SinusoidalSpec
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from posembed.commands.common import Commands
-
 Numbers = dict[str, Any]
 Drawn = tuple[Callable[[], Numbers], Callable[[], "Axes"]]  # its numbers, and its picture
 
 
-def add(commands: Commands) -> None:
+def add(commands: common.Commands) -> None:
     """Arguments of plot, for each kind."""
     examples = ["wavelengths config.json", "scores --head-dim 256 --log", "heatmap --json"]
     summary = "draw what a model does with positions, or print its numbers"

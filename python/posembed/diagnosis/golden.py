@@ -41,11 +41,7 @@ class Golden(NamedTuple):
     metadata: dict[str, str]
 
     def save(self, path: Any) -> None:
-        """Writes a safetensors file.
-
-        Raises:
-            ImportError: safetensors is not installed.
-        """
+        """Writes a safetensors file; ImportError without safetensors."""
         from safetensors.torch import save_file
 
         save_file(self.tensors, path, self.metadata)

@@ -21,10 +21,8 @@ RANDOM = 2  # random vectors of each head
 class Recorded:
     """Tensors of an engine, from before and after its rotation.
 
-    Args:
-        x: [batch, heads, seq, head_dim], or fewer leading dimensions.
-        positions: [seq], or [axes, seq].
-        output: Like ``x``.
+    ``x`` and ``output`` are [batch, heads, seq, head_dim], or have fewer leading dimensions;
+    ``positions`` [seq], or [axes, seq].
     """
 
     x: Tensor

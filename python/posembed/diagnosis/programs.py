@@ -104,15 +104,8 @@ def of_onnx(path: str | os.PathLike[str], **options: Any) -> Program:
     """The rotation of an ONNX graph with an input for x, one for positions, and one output.
 
     A graph with fixed sizes of batch and sequence is run in parts; the result for a part of a
-    sequence has to be the same as for the whole.
-
-    Args:
-        path: The file.
-        options: For ``onnxruntime.InferenceSession``.
-
-    Raises:
-        ValueError: The graph has other inputs.
-        ImportError: onnxruntime is not installed.
+    sequence has to be the same as for the whole. ``options`` are those of
+    ``onnxruntime.InferenceSession``. A graph with other inputs is a ValueError.
     """
     onnxruntime: Any = importlib.import_module("onnxruntime")
 
@@ -165,10 +158,6 @@ def recorded(path: str | os.PathLike[str], layer_type: str | None = None) -> tup
 
     Several calls have a name each, before a dot: "long.x". If names begin with a kind of layers, as
     in files of :func:`posembed.diagnosis.golden`, ``layer_type`` chooses.
-
-    Raises:
-        ValueError: The file lacks one of them, or has several kinds of layers.
-        ImportError: safetensors is not installed.
     """
     from safetensors.torch import load_file
 
@@ -216,16 +205,10 @@ def load(
 ) -> Program | tuple[Recorded, ...]:
     """The program that a text names.
 
-    Args:
-        program: ``file.py:name`` or ``module:name``, a callable; ``module``, a modeling file of
-            transformers, whose classes are made from the configuration; ``graph.onnx``; or
-            ``tensors.safetensors`` with recorded tensors or a ``cos_sin_cache``.
-        spec: Has the pairing and the window for a ``cos_sin_cache``.
-        config: For modeling files.
-        layer_type: For modeling files and recorded tensors.
-
-    Raises:
-        ValueError: The text names none of these.
+    A text is ``file.py:name`` or ``module:name``, a callable; ``module``, a modeling file of
+    transformers, whose classes are made from ``config``; ``graph.onnx``; or ``tensors.safetensors``
+    with recorded tensors or a ``cos_sin_cache``, whose pairing and window are those of ``spec``.
+    ``layer_type`` is for modeling files and recorded tensors. Any other text is a ValueError.
     """
     text = os.fspath(program)
     if text.endswith(".onnx"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,21 +11,20 @@ from typing_extensions import Unpack
 
 from posembed.functional._options import Device
 from posembed.glue.gate import gated
-from posembed.glue.sharding import any_sharded, call, is_sharded
 from posembed.specifications.score_positions import ScorePositions
 
-_ALIBI_ATTENTION = gated(torch.ops.posembed.alibi_attention.default)
+_ALIBI_ATTENTION = gated(torch.ops.posembed.alibi_attention.default, sharded=True)
 _ALIBI_BIAS_OUT = gated(torch.ops.posembed.alibi_bias_out.default)
 _ALIBI_CHECK_ATTENTION = gated(torch.ops.posembed.alibi_check_attention.default)
-_ALIBI_LSE_CORRECTION = gated(torch.ops.posembed.alibi_lse_correction.default)
+_ALIBI_LSE_CORRECTION = gated(torch.ops.posembed.alibi_lse_correction.default, sharded=True)
 _ALIBI_POSITIONS = gated(torch.ops.posembed.alibi_positions.default)
-_ALIBI_SCALED_SLOPES = gated(torch.ops.posembed.alibi_scaled_slopes.default)
+_ALIBI_SCALED_SLOPES = gated(torch.ops.posembed.alibi_scaled_slopes.default, sharded=True)
 _ALIBI_SLOPES = gated(torch.ops.posembed.alibi_slopes.default)
-_ALIBI_BIAS = gated(torch.ops.posembed.alibi_bias.default)
-_ALIBI_ADD = gated(torch.ops.posembed.alibi_add.default)
-_ALIBI_ADD_ = gated(torch.ops.posembed.alibi_add_.default)
-_ALIBI_SOFTMAX = gated(torch.ops.posembed.alibi_softmax.default)
-_ALIBI_SOFTMAX_ = gated(torch.ops.posembed.alibi_softmax_.default)
+_ALIBI_BIAS = gated(torch.ops.posembed.alibi_bias.default, sharded=True)
+_ALIBI_ADD = gated(torch.ops.posembed.alibi_add.default, sharded=True)
+_ALIBI_ADD_ = gated(torch.ops.posembed.alibi_add_.default, sharded=True)
+_ALIBI_SOFTMAX = gated(torch.ops.posembed.alibi_softmax.default, sharded=True)
+_ALIBI_SOFTMAX_ = gated(torch.ops.posembed.alibi_softmax_.default, sharded=True)
 
 
 def score_options(
@@ -49,19 +48,6 @@ def score_options(
             return causal, query_offset, attention_mask, positions_from_mask
         return () if causal is True and query_offset is None else (causal, query_offset)
     return (causal, query_offset, attention_mask, positions_from_mask, *positions, apply_mask)
-
-
-def on_scores(
-    operator: Callable[..., Tensor],
-    scores: Tensor,
-    slopes: Tensor,
-    scale: float,
-    options: tuple[Any, ...],
-) -> Tensor:
-    """Calls an operator on scores, with the last arguments of :func:`score_options`."""
-    if any_sharded(scores, slopes):
-        return call(operator, scores, slopes, scale, *options)
-    return operator(scores, slopes, scale, *options)
 
 
 def alibi_slopes(
@@ -101,16 +87,9 @@ def alibi_slopes(
         >>> pe.functional.alibi_slopes(4)
         tensor([0.2500, 0.0625, 0.0156, 0.0039])
     """
-    return _ALIBI_SLOPES(
-        num_heads,
-        kind,
-        max_bias,
-        total_heads,
-        head_start,
-        list(values),
-        factor,
-        None if device is None else torch.device(device),
-    )
+    where = None if device is None else torch.device(device)
+    options = (total_heads, head_start, list(values), factor, where)
+    return _ALIBI_SLOPES(num_heads, kind, max_bias, *options)
 
 
 def alibi_scaled_slopes(slopes: Tensor, key_length: int, train_length: int) -> Tensor:
@@ -132,8 +111,6 @@ def alibi_scaled_slopes(slopes: Tensor, key_length: int, train_length: int) -> T
         >>> pe.functional.alibi_scaled_slopes(pe.functional.alibi_slopes(4), 4096, 2048)
         tensor([0.1250, 0.0312, 0.0078, 0.0020])
     """
-    if is_sharded(slopes):
-        return call(_ALIBI_SCALED_SLOPES, slopes, key_length, train_length)
     return _ALIBI_SCALED_SLOPES(slopes, key_length, train_length)
 
 
@@ -216,8 +193,6 @@ def bias(
     options: tuple[Any, ...],
 ) -> Tensor:
     """:func:`alibi_bias` with the last arguments of :func:`score_options`."""
-    if out is None and is_sharded(slopes):
-        return call(_ALIBI_BIAS, slopes, query_length, key_length, dtype, *options)
     if out is None and dtype is None and not options:
         return _ALIBI_BIAS(slopes, query_length, key_length)
     if out is None:
@@ -239,22 +214,11 @@ def alibi_add(
 ) -> Tensor:
     """Computes scores * scale + bias in one pass; gradients flow to scores and slopes.
 
-    Args:
-        scores: Floating-point [batch, heads, query, key] or [heads, query, key].
-        slopes: Floating-point [heads]; without ``causal`` also [2, heads], for keys left and right
-            of the query. For each sample: [batch, 1 or 2, heads].
-        scale: Multiplies the scores, not the bias.
-        causal: The bias is ``-slope * (i - j)``, and keys after the query are masked; otherwise it
-            is ``-slope * abs(i - j)``.
-        positions_from_mask: If an attention_mask but no positions are passed, count only visible
-            keys, as :func:`alibi_positions` does.
-        **positions: See :class:`posembed.specifications.score_positions.ScorePositions`.
+    ``scores`` are floating-point [batch, heads, query, key] or [heads, query, key]; ``scale``
+    multiplies them, not the bias. Other arguments, and errors, are those of :func:`alibi_bias`.
 
     Returns:
         A tensor with the shape and dtype of scores.
-
-    Raises:
-        ValueError, TypeError, IndexError: See :func:`alibi_bias`.
 
     Examples:
         >>> import torch, posembed as pe
@@ -264,7 +228,7 @@ def alibi_add(
                 [-0.5000,  0.0000,  0.5000]])
     """
     options = score_options(causal, positions_from_mask, **positions)
-    return on_scores(_ALIBI_ADD, scores, slopes, scale, options)
+    return _ALIBI_ADD(scores, slopes, scale, *options)
 
 
 def alibi_add_(
@@ -287,7 +251,7 @@ def alibi_add_(
         ValueError: Shapes are incompatible; or grad mode is on and an argument requires grad.
     """
     options = score_options(causal, positions_from_mask, **positions)
-    on_scores(_ALIBI_ADD_, scores, slopes, scale, options)
+    _ALIBI_ADD_(scores, slopes, scale, *options)
     return scores
 
 
@@ -319,7 +283,7 @@ def alibi_softmax(
                 [0.1863, 0.3072, 0.5065]])
     """
     options = score_options(causal, positions_from_mask, **positions)
-    return on_scores(_ALIBI_SOFTMAX, scores, slopes, scale, options)
+    return _ALIBI_SOFTMAX(scores, slopes, scale, *options)
 
 
 def alibi_softmax_(
@@ -342,7 +306,7 @@ def alibi_softmax_(
         ValueError: Shapes are incompatible; or grad mode is on and an argument requires grad.
     """
     options = score_options(causal, positions_from_mask, **positions)
-    on_scores(_ALIBI_SOFTMAX_, scores, slopes, scale, options)
+    _ALIBI_SOFTMAX_(scores, slopes, scale, *options)
     return scores
 
 
@@ -360,21 +324,11 @@ def alibi_attention(
 ) -> Tensor:
     """Computes softmax(query key^T scale + bias) value; gradients flow to all inputs.
 
-    The scores are written to memory; one kernel applies scale, bias, mask and softmax.
-
-    Args:
-        query: [batch, num_heads, seq, head_dim].
-        key: [batch, num_heads or a divisor of it, keys, head_dim].
-        value: [batch, heads of key, keys, value_dim].
-        slopes: Floating-point [num_heads]; without ``causal`` also [2, num_heads], for keys left
-            and right of the query. For each sample: [batch, 1 or 2, num_heads].
-        scale: Default: ``head_dim ** -0.5``.
-        dropout: Probability of zeroing a weight.
-        causal: The bias is ``-slope * (i - j)``, and keys after the query are masked; otherwise it
-            is ``-slope * abs(i - j)``.
-        positions_from_mask: If an attention_mask but no positions are passed, count only visible
-            keys, as :func:`alibi_positions` does.
-        **positions: See :class:`posembed.specifications.score_positions.ScorePositions`.
+    The scores are written to memory; one kernel applies scale, bias, mask and softmax. ``query`` is
+    [batch, num_heads, seq, head_dim], ``key`` [batch, num_heads or a divisor of it, keys, head_dim]
+    and ``value`` [batch, heads of key, keys, value_dim]. ``scale`` is ``head_dim ** -0.5`` by
+    default, ``dropout`` the probability of zeroing a weight. Other arguments are those of
+    :func:`alibi_bias`.
 
     Returns:
         [batch, num_heads, seq, value_dim].
@@ -389,10 +343,8 @@ def alibi_attention(
         >>> pe.functional.alibi_attention(query, key, key, pe.functional.alibi_slopes(8)).shape
         torch.Size([2, 8, 1, 64])
     """
-    options = (scale, dropout, *score_options(causal, positions_from_mask, **positions))
-    if is_sharded(query):
-        return call(_ALIBI_ATTENTION, query, key, value, slopes, *options)
-    return _ALIBI_ATTENTION(query, key, value, slopes, *options)
+    options = score_options(causal, positions_from_mask, **positions)
+    return _ALIBI_ATTENTION(query, key, value, slopes, scale, dropout, *options)
 
 
 def check_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> None:
@@ -439,7 +391,4 @@ def alibi_lse_correction(
         >>> pe.functional.alibi_lse_correction(slopes, 2, query_start=4, key_start=2)[0]
         tensor([-1., -1.])
     """
-    options = (query_length, query_start, key_start, form, causal)
-    if is_sharded(slopes):
-        return call(_ALIBI_LSE_CORRECTION, slopes, *options)
-    return _ALIBI_LSE_CORRECTION(slopes, *options)
+    return _ALIBI_LSE_CORRECTION(slopes, query_length, query_start, key_start, form, causal)

@@ -8,9 +8,8 @@ from torch import Tensor
 from posembed.functional._options import BagMode, Gradient
 from posembed.functional._token import padding_row
 from posembed.glue.gate import check_tensors, gated
-from posembed.glue.sharding import any_sharded, call
 
-_TOKEN_BAG = gated(torch.ops.posembed.token_bag.default)
+_TOKEN_BAG = gated(torch.ops.posembed.token_bag.default, sharded=True)
 _SUM = (-1, False, "sum", None, "dense")  # the defaults of the operator's last options
 
 
@@ -77,8 +76,6 @@ def pooled(
 ) -> Tensor:
     """:func:`token_bag` with the operator's arguments, which are slow to pass for one bag."""
     options = (padding, include_last_offset, mode, weights, gradient)
-    if any_sharded(weight, ids):
-        return call(_TOKEN_BAG, weight, ids, offsets, *options)
     if weights is None and options == _SUM:
         return _TOKEN_BAG(weight, ids, offsets)
     return _TOKEN_BAG(weight, ids, offsets, *options)

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from posembed.functional._options import Device, FourierUnit, FourierWaves
 from posembed.glue.gate import check_tensors, gated
-from posembed.glue.sharding import call, is_sharded
 
-_FOURIER_FEATURES = gated(torch.ops.posembed.fourier_features.default)
+_FOURIER_FEATURES = gated(torch.ops.posembed.fourier_features.default, sharded=True)
 _FOURIER_BANDS = gated(torch.ops.posembed.fourier_bands.default)
 
 
@@ -77,10 +76,7 @@ def features(
     dtype: torch.dtype | None,
 ) -> Tensor:
     """:func:`fourier_features` of frequencies with two dimensions."""
-    arguments = (coordinates, frequencies, phases, x, unit, waves, order, 0, dtype)
-    if is_sharded(coordinates):
-        return call(_FOURIER_FEATURES, *arguments)
-    return _FOURIER_FEATURES(*arguments)
+    return _FOURIER_FEATURES(coordinates, frequencies, phases, x, unit, waves, order, 0, dtype)
 
 
 def fourier_bands(first: float, last: float, count: int, *, device: Device | None = None) -> Tensor:

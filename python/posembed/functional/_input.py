@@ -107,22 +107,9 @@ def input_embedding(
         first_token,
         own_rows,
     )
+    eps, seed = 1e-5 if eps is None else eps, seed if dropout > 0 else None
+    waves = "" if sinusoid is None else sinusoidal_text(sinusoid, "sinusoid")
     return _INPUT_EMBEDDING(
-        token,
-        ids,
-        position,
-        positions,
-        token_type,
-        types,
-        norm_weight,
-        norm_bias,
-        seed if dropout > 0 else None,
-        offset,
-        first_row,
-        "" if sinusoid is None else sinusoidal_text(sinusoid, "sinusoid"),
-        norm or "none",
-        1e-5 if eps is None else eps,
-        scale,
-        dropout,
-        *(() if rare == _PLAIN else rare),
-    )
+        token, ids, position, positions, token_type, types, norm_weight, norm_bias, seed, offset,
+        first_row, waves, norm or "none", eps, scale, dropout, *(() if rare == _PLAIN else rare),
+    )  # fmt: skip

@@ -12,15 +12,15 @@ from torch.compiler import is_compiling
 from posembed.functional._offset import positions_from
 from posembed.functional._options import ResamplingMethod
 from posembed.glue.gate import check_tensors, gated
-from posembed.glue.sharding import any_sharded, call, is_sharded, with_rows
+from posembed.glue.sharding import is_sharded, with_rows
 from posembed.glue.validation import whole
 
-_LEARNED_ENCODE = gated(torch.ops.posembed.learned_encode.default)
+_LEARNED_ENCODE = gated(torch.ops.posembed.learned_encode.default, sharded=True)
 _LEARNED_EXTEND = gated(torch.ops.posembed.learned_extend.default)
 _LEARNED_POSITIONS = gated(torch.ops.posembed.learned_positions.default, past="past_length")
-_LEARNED_ADD = gated(torch.ops.posembed.learned_add.default)
-_LEARNED_PACKED = gated(torch.ops.posembed.learned_packed.default)
-_LEARNED_RESAMPLE = gated(torch.ops.posembed.learned_resample.default)
+_LEARNED_ADD = gated(torch.ops.posembed.learned_add.default, sharded=True)
+_LEARNED_PACKED = gated(torch.ops.posembed.learned_packed.default, sharded=True)
+_LEARNED_RESAMPLE = gated(torch.ops.posembed.learned_resample.default, sharded=True)
 
 Grid = tuple[int, int]  # rows and columns
 Window = Grid | tuple[int, int, int]  # or frames, rows and columns
@@ -71,8 +71,6 @@ def added(
     x: Tensor, weight: Tensor, positions: Tensor | None, offset: int, first_row: int
 ) -> Tensor:
     """:func:`learned_add` without keywords, which are slow for one token."""
-    if any_sharded(x, weight):
-        return call(_LEARNED_ADD, x, weight, positions, offset, first_row)
     return _LEARNED_ADD(x, weight, positions, offset, first_row)
 
 
@@ -88,8 +86,6 @@ def learned_encode(weight: Tensor, positions: Tensor, *, first_row: int = 0) -> 
         tensor([[2., 3.],
                 [0., 1.]])
     """
-    if any_sharded(weight, positions):
-        return call(_LEARNED_ENCODE, weight, positions, first_row)
     return _LEARNED_ENCODE(weight, positions, first_row)
 
 
@@ -191,8 +187,6 @@ def learned_resample(
         tensor([[9., 0., 1., 2.]])
     """
     how = (method, align_corners, antialias, scale_offset)
-    if is_sharded(weight):
-        return call(_LEARNED_RESAMPLE, weight, grid, new_grid, *how)
     return _LEARNED_RESAMPLE(weight, grid, new_grid, *how)
 
 
@@ -211,20 +205,10 @@ def learned_packed(
     """Rows of pictures of any sizes that are packed one after another, with gradients.
 
     Each picture's are those of :func:`learned_resample`, in the order of its tokens, for each of
-    its frames. 16-bit tables are interpolated in float32 and rounded once.
-
-    Args:
-        weight: float32, float64, bfloat16 or float16 [prefix + rows * columns, embedding_dim].
-        grid: Rows and columns of the table.
-        grids: int32 or int64 [pictures, 3]: frames, rows and columns of patches, as
-            ``image_grid_thw`` of processors; or [pictures, 2].
-        merge: The tokens of a frame are ordered by squares of ``merge`` x ``merge``.
-        num_tokens: The number of tokens, if known; otherwise it is read, for which a GPU is waited
-            for and which a compiled program does not know.
-        method: "bicubic" or "bilinear".
-        align_corners: The corners of both grids are the same points.
-        antialias: False; a token is the sum of a fixed number of cells.
-        scale_offset: As in :func:`learned_resample`.
+    its frames. 16-bit tables are interpolated in float32 and rounded once. ``weight``, ``grid`` and
+    how to resample are as there, but for ``antialias``: a token is the sum of a fixed number of
+    cells. ``grids``, ``merge`` and ``num_tokens`` are those of
+    :func:`posembed.positions.packed_grids`.
 
     Returns:
         [tokens, embedding_dim].
@@ -243,8 +227,6 @@ def learned_packed(
         tensor([[0., 1., 2., 0., 2., 0., 2.]])
     """
     how = (method, align_corners, antialias, scale_offset)
-    if is_sharded(weight):
-        return call(_LEARNED_PACKED, weight, grid, grids, merge, num_tokens, *how)
     return _LEARNED_PACKED(weight, grid, grids, merge, num_tokens, *how)
 
 

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from posembed.functional._options import NgramRule
 from posembed.glue.gate import gated
-from posembed.glue.sharding import call, is_sharded
 
-_NGRAM_IDS = gated(torch.ops.posembed.ngram_ids.default)
+_NGRAM_IDS = gated(torch.ops.posembed.ngram_ids.default, sharded=True)
 _NGRAM_MASK = gated(torch.ops.posembed.ngram_mask.default)
 Whole = Callable[..., list[int]]
 _NGRAM_MULTIPLIERS = cast(Whole, gated(torch.ops.posembed.ngram_multipliers.default))
@@ -96,11 +95,7 @@ def ngram_ids(
 
 
 def text_mask(ids: Tensor, mask: Tensor | None, lengths: Tensor | None) -> Tensor | None:
-    """Which ids are text; None for all.
-
-    Raises:
-        ValueError: Both are given, or lengths do not fit the ids.
-    """
+    """Which ids are text; None for all. Both arguments, or lengths that do not fit, are errors."""
     if lengths is None:
         return mask
     if mask is not None:
@@ -110,8 +105,6 @@ def text_mask(ids: Tensor, mask: Tensor | None, lengths: Tensor | None) -> Tenso
 
 def hashed(ids: Tensor, *options: Any) -> Tensor:
     """:func:`ngram_ids` with the operator's arguments, which are slow to make for one token."""
-    if type(ids) is not Tensor and is_sharded(ids):
-        return call(_NGRAM_IDS, ids, *options)
     return _NGRAM_IDS(ids, *options)
 
 

@@ -98,25 +98,9 @@ def step_rows_(
     refuse_sharded(weight=weight, gradient=gradient)
     with torch.no_grad():
         _STEP_ROWS_(
-            weight,
-            gradient,
-            rule,
-            lr,
-            step,
-            ids,
-            first,
-            second,
-            owed,
-            remainder,
-            first_decay,
-            second_decay,
-            eps,
-            weight_decay,
-            gradient_scale,
-            rounding,
-            seed,
-            first_row,
-        )
+            weight, gradient, rule, lr, step, ids, first, second, owed, remainder, first_decay,
+            second_decay, eps, weight_decay, gradient_scale, rounding, seed, first_row,
+        )  # fmt: skip
     return weight
 
 

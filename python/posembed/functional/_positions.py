@@ -111,18 +111,9 @@ def mrope(
     """
     if seconds_per_grid is not None and not isinstance(seconds_per_grid, Tensor):
         seconds_per_grid = torch.tensor(seconds_per_grid, dtype=torch.float64, device=ids.device)
-    return MropePositions(
-        *_MROPE_POSITIONS(
-            ids,
-            rule if isinstance(rule, str) else rule.text,
-            image_grids,
-            video_grids,
-            seconds_per_grid,
-            audio_lengths,
-            attention_mask,
-            token_types,
-        )
-    )
+    grids = (image_grids, video_grids, seconds_per_grid, audio_lengths)
+    text = rule if isinstance(rule, str) else rule.text
+    return MropePositions(*_MROPE_POSITIONS(ids, text, *grids, attention_mask, token_types))
 
 
 def grid(

@@ -8,13 +8,12 @@ from torch import Tensor
 from posembed.functional._learned import Grid, Window
 from posembed.functional._options import Device, RelativeBuckets, ResamplingMethod
 from posembed.glue.gate import gated
-from posembed.glue.sharding import call, is_sharded
 
-_RELATIVE_BIAS = gated(torch.ops.posembed.relative_bias.default)
+_RELATIVE_BIAS = gated(torch.ops.posembed.relative_bias.default, sharded=True)
 _RELATIVE_BUCKETS = gated(torch.ops.posembed.relative_buckets.default)
 _RELATIVE_LOG_DISTANCES = gated(torch.ops.posembed.relative_log_distances.default)
-_RELATIVE_WINDOW_BIAS = gated(torch.ops.posembed.relative_window_bias.default)
-_RELATIVE_WINDOW_RESAMPLE = gated(torch.ops.posembed.relative_window_resample.default)
+_RELATIVE_WINDOW_BIAS = gated(torch.ops.posembed.relative_window_bias.default, sharded=True)
+_RELATIVE_WINDOW_RESAMPLE = gated(torch.ops.posembed.relative_window_resample.default, sharded=True)
 
 
 def relative_buckets(
@@ -68,15 +67,9 @@ def relative_bias(
 ) -> Tensor:
     """The attention-score bias by distance; gradients flow to ``weight``.
 
-    Args:
-        weight: float32, float64, bfloat16 or float16 [num_buckets, num_heads].
-        query_length: Number of queries.
-        key_length: Number of keys.
-        query_offset: Position of the first query among the keys; default: the last query aligns
-            with the last key.
-        max_distance: As in :func:`relative_buckets`.
-        bidirectional: As in :func:`relative_buckets`.
-        kind: As in :func:`relative_buckets`.
+    ``weight`` is float32, float64, bfloat16 or float16 [num_buckets, num_heads]; ``query_offset``
+    the position of the first query among the keys; by default the last query aligns with the last
+    key. Other arguments are as in :func:`relative_buckets`.
 
     Returns:
         [num_heads, query_length, key_length] in the dtype of ``weight``.
@@ -94,8 +87,6 @@ def relative_bias(
     """
     lengths = (query_length, key_length, query_offset)
     options = (max_distance, bidirectional, kind)
-    if is_sharded(weight):
-        return call(_RELATIVE_BIAS, weight, *lengths, *options)
     return _RELATIVE_BIAS(weight, *lengths, *options)
 
 
@@ -128,8 +119,6 @@ def relative_window_bias(weight: Tensor, window: Window, *, class_token: bool = 
         tensor([[[1., 0.],
                  [2., 1.]]])
     """
-    if is_sharded(weight):
-        return call(_RELATIVE_WINDOW_BIAS, weight, window, class_token)
     return _RELATIVE_WINDOW_BIAS(weight, window, class_token)
 
 
@@ -144,13 +133,9 @@ def relative_window_resample(
 ) -> Tensor:
     """The table of a window resampled to that of another one; gradients flow to ``weight``.
 
-    Args:
-        weight: As in :func:`relative_window_bias`; rows of a class token do not change.
-        window: Rows and columns of the window.
-        new_window: Those of the other one.
-        method: As in :func:`learned_resample`, like the other options.
-        align_corners: The corners of both tables are the same points.
-        antialias: Average over all rows that a smaller table merges.
+    ``weight`` is as in :func:`relative_window_bias`; rows of a class token do not change.
+    ``window`` and ``new_window`` are rows and columns; the other options are those of
+    :func:`learned_resample`.
 
     Returns:
         The rows of ``new_window``, [(2 * rows - 1) * (2 * columns - 1), num_heads], and those of
@@ -167,8 +152,6 @@ def relative_window_resample(
         torch.Size([529, 4])
     """
     options = (window, new_window, method, align_corners, antialias)
-    if is_sharded(weight):
-        return call(_RELATIVE_WINDOW_RESAMPLE, weight, *options)
     return _RELATIVE_WINDOW_RESAMPLE(weight, *options)
 
 

@@ -14,17 +14,13 @@ from posembed.glue.gate import check_tensors, gated, wrong_type
 from posembed.glue.sharding import any_sharded, call, is_sharded
 from posembed.specifications.score_positions import ScorePositions, check_names
 
-_RELATIVE_LOGITS = gated(torch.ops.posembed.relative_logits.default)
+_RELATIVE_LOGITS = gated(torch.ops.posembed.relative_logits.default, sharded=True)
 _RELATIVE_LOGITS_ = gated(torch.ops.posembed.relative_logits_.default)
 _RELATIVE_ROWS = gated(torch.ops.posembed.relative_rows.default)
 
 
 def by_key(by: By) -> bool:
-    """Whether the table multiplies keys.
-
-    Raises:
-        ValueError: ``by`` is unknown.
-    """
+    """Whether the table multiplies keys; a ValueError for an unknown ``by``."""
     if by not in ("query", "key"):
         raise ValueError(f"by: expected 'query' or 'key', got {by!r}")
     return by == "key"
@@ -98,26 +94,14 @@ def _rows(
     positions: ScorePositions,
 ) -> Tensor:
     check_names(positions)
-    offset = positions.get("query_offset")
-    offsets = offset if isinstance(offset, Tensor) else None
+    at = positions.get
+    offset = at("query_offset")
+    number, offsets = (None, offset) if isinstance(offset, Tensor) else (offset, None)
+    places = (at("query_positions"), at("key_positions"), at("cu_seqlens"))
     return _RELATIVE_ROWS(
-        like,
-        query_length,
-        key_length,
-        num_buckets,
-        max_distance,
-        bidirectional,
-        rule,
-        causal,
-        None if offsets is not None else offset,
-        positions.get("attention_mask"),
-        positions_from_mask,
-        positions.get("query_positions"),
-        positions.get("key_positions"),
-        positions.get("cu_seqlens"),
-        positions.get("apply_mask", True),
-        offsets,
-    )
+        like, query_length, key_length, num_buckets, max_distance, bidirectional, rule, causal,
+        number, at("attention_mask"), positions_from_mask, *places, at("apply_mask", True), offsets,
+    )  # fmt: skip
 
 
 def _check_axes(name: str, value: Any) -> None:
@@ -233,8 +217,6 @@ def logits_of(
     query: Tensor, table: Tensor, rows: Tensor, scores: Tensor | None, scale: float, keyed: bool
 ) -> Tensor:
     """The operator."""
-    if any_sharded(query, table):
-        return call(_RELATIVE_LOGITS, query, table, rows, scale, keyed, scores)
     return _RELATIVE_LOGITS(query, table, rows, scale, keyed, scores)
 
 
@@ -247,18 +229,10 @@ def relative_logits_(
     by: By = "query",
     scale: float = 1.0,
 ) -> Tensor:
-    """Adds :func:`relative_logits` to ``scores`` in place, for inference.
+    """Adds :func:`relative_logits` to ``scores`` in place, for inference; returns ``scores``.
 
-    Args:
-        scores: [batch, heads, queries, keys] with contiguous keys.
-        query: As in :func:`relative_logits`, in the dtype of ``scores``.
-        table: As in :func:`relative_logits`.
-        rows: As :func:`relative_rows` returns.
-        by: As in :func:`relative_logits`.
-        scale: Multiplies the logits.
-
-    Returns:
-        ``scores``.
+    ``scores`` are [batch, heads, queries, keys] with contiguous keys, ``rows`` as
+    :func:`relative_rows` returns them, and the others as in :func:`relative_logits`.
 
     Raises:
         RuntimeError: A gradient would be lost.

@@ -2,55 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Any, cast, overload
+from typing import Any, TypedDict, cast, overload
 
 import torch
 from torch import Tensor
+from typing_extensions import Required, Unpack
 
 from posembed.functional._offset import of_layout
 from posembed.functional._options import Layout, rotary_text
 from posembed.glue.gate import Pair, gated
-from posembed.glue.sharding import call, is_sharded, refuse_sharded
+from posembed.glue.sharding import refuse_sharded
 from posembed.specifications import RotarySpec
 
-_ROTARY_ = gated(torch.ops.posembed.rotary_.default)
+_ROTARY_ = gated(torch.ops.posembed.rotary_.default, sharded=True)
 _ROTARY_OUT = gated(torch.ops.posembed.rotary_out.default)
-_ROTARY_PAIR_ = gated(torch.ops.posembed.rotary_pair_.default)
+_ROTARY_PAIR_ = gated(torch.ops.posembed.rotary_pair_.default, sharded=True)
 _ROTARY_PAIR_OUT = gated(torch.ops.posembed.rotary_pair_out.default)
 _ROTARY_REROTATE_ = gated(torch.ops.posembed.rotary_rerotate_.default)
+_ROTARY = gated(torch.ops.posembed.rotary.default, sharded=True)
+_ROTARY_PAIR = cast(Pair, gated(torch.ops.posembed.rotary_pair.default, sharded=True))
+# For plain tensors.
 ROTARY = gated(torch.ops.posembed.rotary.default)
 ROTARY_PAIR = cast(Pair, gated(torch.ops.posembed.rotary_pair.default))
 
 
+class RotaryCall(TypedDict, total=False):
+    """Options of :func:`rotary_`, for type checkers."""
+
+    spec: Required[RotarySpec]
+    layout: Layout
+    offset: int | Tensor
+    cu_seqlens: Tensor | None
+    frequencies: Tensor | None
+    inverse: bool
+
+
+class RotaryInto(RotaryCall, total=False):
+    """Options of :func:`rotary`."""
+
+    out: Tensor | tuple[Tensor, Tensor] | None
+
+
 @overload
 def rotary(
-    query: Tensor,
-    key: None = None,
-    positions: Tensor | None = None,
-    *,
-    spec: RotarySpec,
-    layout: Layout = "bshd",
-    offset: int | Tensor = 0,
-    cu_seqlens: Tensor | None = None,
-    frequencies: Tensor | None = None,
-    inverse: bool = False,
-    out: Tensor | None = None,
+    query: Tensor, key: None = None, positions: Tensor | None = None, **options: Unpack[RotaryInto]
 ) -> Tensor: ...
 
 
 @overload
 def rotary(
-    query: Tensor,
-    key: Tensor,
-    positions: Tensor | None = None,
-    *,
-    spec: RotarySpec,
-    layout: Layout = "bshd",
-    offset: int | Tensor = 0,
-    cu_seqlens: Tensor | None = None,
-    frequencies: Tensor | None = None,
-    inverse: bool = False,
-    out: tuple[Tensor, Tensor] | None = None,
+    query: Tensor, key: Tensor, positions: Tensor | None = None, **options: Unpack[RotaryInto]
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -146,13 +147,9 @@ def rotated(
     options: tuple[Any, ...] = (spec, positions, layout, offset)
     if inverse is not False or cu_seqlens is not None or frequencies is not None:
         options = (*options, inverse, cu_seqlens, frequencies)
-    if type(query) is not Tensor and is_sharded(query):
-        if key is None:
-            return call(ROTARY, query, *options)
-        return call(ROTARY_PAIR, query, key, *options)
     if key is None:
-        return ROTARY(query, *options)
-    return ROTARY_PAIR(query, key, *options)
+        return _ROTARY(query, *options)
+    return _ROTARY_PAIR(query, key, *options)
 
 
 def rotate_into(
@@ -226,61 +223,21 @@ def rerotate_(
         >>> cache = pe.functional.rerotate_(cache, positions, positions - 100, spec=spec)
     """
     refuse_sharded(key=key)
-    _ROTARY_REROTATE_(
-        key,
-        old_positions,
-        new_positions,
-        rotary_text(spec),
-        None if new_spec is None else rotary_text(new_spec, "new_spec"),
-        layout,
-        frequencies,
-    )
+    text = rotary_text(spec), None if new_spec is None else rotary_text(new_spec, "new_spec")
+    _ROTARY_REROTATE_(key, old_positions, new_positions, *text, layout, frequencies)
     return key
 
 
 @overload
 def rotary_(
-    query: Tensor,
-    key: None = None,
-    positions: Tensor | None = None,
-    *,
-    spec: RotarySpec,
-    layout: Layout = "bshd",
-    offset: int | Tensor = 0,
-    cu_seqlens: Tensor | None = None,
-    frequencies: Tensor | None = None,
-    inverse: bool = False,
+    query: Tensor, key: None = None, positions: Tensor | None = None, **options: Unpack[RotaryCall]
 ) -> Tensor: ...
 
 
 @overload
 def rotary_(
-    query: Tensor,
-    key: Tensor,
-    positions: Tensor | None = None,
-    *,
-    spec: RotarySpec,
-    layout: Layout = "bshd",
-    offset: int | Tensor = 0,
-    cu_seqlens: Tensor | None = None,
-    frequencies: Tensor | None = None,
-    inverse: bool = False,
+    query: Tensor, key: Tensor, positions: Tensor | None = None, **options: Unpack[RotaryCall]
 ) -> tuple[Tensor, Tensor]: ...
-
-
-@overload
-def rotary_(
-    query: Tensor,
-    key: Tensor | None = None,
-    positions: Tensor | None = None,
-    *,
-    spec: RotarySpec,
-    layout: Layout = "bshd",
-    offset: int | Tensor = 0,
-    cu_seqlens: Tensor | None = None,
-    frequencies: Tensor | None = None,
-    inverse: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def rotary_(
@@ -337,11 +294,7 @@ def rotated_in_place(
     options: tuple[Any, ...] = (spec, positions, layout, offset)
     if inverse is not False or cu_seqlens is not None or frequencies is not None:
         options = (*options, inverse, cu_seqlens, frequencies)
-    if type(query) is not Tensor and is_sharded(query):
-        call(_ROTARY_, query, *options) if key is None else call(
-            _ROTARY_PAIR_, query, key, *options
-        )
-    elif key is None:
+    if key is None:
         _ROTARY_(query, *options)
     else:
         _ROTARY_PAIR_(query, key, *options)

@@ -11,10 +11,10 @@ from posembed.functional._offset import counted
 from posembed.functional._options import CacheLayout, Layout, rotary_text
 from posembed.functional._rotary_norm import Norm, NormOver, norm_flags
 from posembed.glue.gate import Pair, gated
-from posembed.glue.sharding import call, is_sharded, refuse_sharded
+from posembed.glue.sharding import any_sharded, refuse_sharded
 from posembed.specifications import RotarySpec
 
-_MLA_ROTARY = cast(Pair, gated(torch.ops.posembed.mla_rotary.default))
+_MLA_ROTARY = cast(Pair, gated(torch.ops.posembed.mla_rotary.default, sharded=True))
 _MLA_ROTARY_CACHE_ = gated(torch.ops.posembed.mla_rotary_cache_.default)
 _ROTARY_CACHE_ = gated(torch.ops.posembed.rotary_cache_.default)
 
@@ -108,7 +108,7 @@ def rotary_cache_(
         >>> torch.equal(value_cache[2, 0], value[0])
         True
     """
-    if is_sharded(query) or is_sharded(key_cache):
+    if any_sharded(query, key_cache):
         refuse_sharded(query=query, key_cache=key_cache)
     positions, offset = counted(offset, positions, query, layout, cu_seqlens)
     key_number, key_tensor = scale_parts(key_scale)
@@ -121,25 +121,10 @@ def rotary_cache_(
     elif any(x is not None for x in parameters):
         raise ValueError("norm: expected 'rms' or 'layer' with weights and biases, got None")
     _ROTARY_CACHE_(
-        query,
-        key,
-        value,
-        key_cache,
-        value_cache,
-        slot_mapping,
-        rotary_text(spec),
-        positions,
-        layout,
-        cache_layout,
-        offset,
-        query_out,
-        rotate_key,
-        key_number,
-        value_number,
-        key_tensor,
-        value_tensor,
-        *options,
-    )
+        query, key, value, key_cache, value_cache, slot_mapping, rotary_text(spec), positions,
+        layout, cache_layout, offset, query_out, rotate_key, key_number, value_number, key_tensor,
+        value_tensor, *options,
+    )  # fmt: skip
     return query if query_out is None else query_out
 
 
@@ -156,25 +141,14 @@ def mla_rotary(
 ) -> tuple[Tensor, Tensor]:
     """Rotates the query's window and the key's rotated part, which all heads share.
 
-    For multi-head latent attention: DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434. Gradients flow to
-    both.
-
-    Args:
-        query: In ``layout``; the window that ``spec`` defines is rotated.
-        key_rope: ``spec.rotary_dim`` components in ``layout`` with one head, or without the head
-            dimension: [batch, seq, rotary_dim], [tokens, rotary_dim].
-        positions: As in :func:`rotary`.
-        spec: The query's head_dim, with ``rotary_dim`` and ``rotary_start`` of the window.
-        layout: The order of dimensions.
-        offset: As in :func:`rotary`.
-        cu_seqlens: As in :func:`rotary`.
-        inverse: Undo the rotation instead.
+    For multi-head latent attention: DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434. ``spec`` has the
+    query's head_dim, with ``rotary_dim`` and ``rotary_start`` of the window. ``key_rope`` has
+    ``rotary_dim`` components in ``layout`` with one head, or without the head dimension: [batch,
+    seq, rotary_dim], [tokens, rotary_dim]. Other arguments, and errors, are those of
+    :func:`rotary`.
 
     Returns:
-        Rotated query and key_rope, with the shapes and dtypes of the inputs.
-
-    Raises:
-        ValueError, TypeError, IndexError: See :func:`rotary`.
+        Rotated query and key_rope, in their shapes and dtypes; gradients flow to both.
 
     Examples:
         >>> import torch, posembed as pe
@@ -184,8 +158,6 @@ def mla_rotary(
     """
     positions, offset = counted(offset, positions, query, layout, cu_seqlens)
     options = (rotary_text(spec), positions, layout, offset, inverse)
-    if is_sharded(query) or is_sharded(key_rope):
-        return call(_MLA_ROTARY, query, key_rope, *options)
     return _MLA_ROTARY(query, key_rope, *options)
 
 
@@ -206,27 +178,11 @@ def mla_rotary_cache_(
 ) -> Tensor:
     """In-place :func:`mla_rotary` of query; writes [latent, key_rope] to a paged cache.
 
-    Args:
-        query: In ``layout``; by default [tokens, heads, head_dim].
-        latent: The compressed keys and values: [tokens, latent_dim], or with one head.
-        key_rope: ``spec.rotary_dim`` components: [tokens, rotary_dim], or with one head; it
-            is not changed.
-        cache: [pages, page_size, latent_dim + rotary_dim], in the dtype of the data or
-            float8_e4m3fn.
-        slot_mapping: As in :func:`rotary_cache_`.
-        positions: As in :func:`rotary`.
-        spec: As in :func:`mla_rotary`, exact and without xPos.
-        layout: The order of dimensions.
-        offset: As in :func:`rotary`.
-        cu_seqlens: As in :func:`rotary`.
-        query_out: Output tensor for the rotated query, instead of in place.
-        scale: For float8: rows are divided by it. A float, or a float32 tensor of one element.
-
-    Returns:
-        The rotated query: ``query``, or ``query_out``.
-
-    Raises:
-        ValueError, TypeError, IndexError: See :func:`rotary_cache_`.
+    ``latent``, the compressed keys and values, is [tokens, latent_dim], and ``key_rope``, which is
+    not changed, [tokens, rotary_dim]; both may have one head. ``cache`` is [pages, page_size,
+    latent_dim + rotary_dim], in the dtype of the data or float8_e4m3fn; for float8, rows are
+    divided by ``scale``, a float, or a float32 tensor of one element. ``spec`` is exact and without
+    xPos. Other arguments, the result and errors are those of :func:`rotary_cache_`.
 
     Examples:
         >>> import torch, posembed as pe
@@ -238,20 +194,9 @@ def mla_rotary_cache_(
         ...     query, latent, key_rope, cache, slots, spec=spec
         ... )
     """
-    if is_sharded(query) or is_sharded(cache):
+    if any_sharded(query, cache):
         refuse_sharded(query=query, cache=cache)
     positions, offset = counted(offset, positions, query, layout, cu_seqlens)
-    _MLA_ROTARY_CACHE_(
-        query,
-        latent,
-        key_rope,
-        cache,
-        slot_mapping,
-        rotary_text(spec),
-        positions,
-        layout,
-        offset,
-        query_out,
-        *scale_parts(scale),
-    )
+    options = (rotary_text(spec), positions, layout, offset, query_out, *scale_parts(scale))
+    _MLA_ROTARY_CACHE_(query, latent, key_rope, cache, slot_mapping, *options)
     return query if query_out is None else query_out

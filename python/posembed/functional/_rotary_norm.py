@@ -14,13 +14,15 @@ from posembed.functional._options import Layout, rotary_text
 from posembed.functional._rotary_packed import PackedOrder, Three
 from posembed.functional._rotary_tables import TableNumerics
 from posembed.glue.gate import Pair, check_tensors, gated
-from posembed.glue.sharding import call, is_sharded
+from posembed.glue.sharding import is_sharded
 from posembed.specifications import RotarySpec
 
-_NORM_ROTARY = cast(Pair, gated(torch.ops.posembed.norm_rotary.default))
-_NORM_ROTARY_ = gated(torch.ops.posembed.norm_rotary_.default)
-_NORM_ROTARY_PACKED = cast(Three, gated(torch.ops.posembed.norm_rotary_packed.default))
-_NORM_ROTARY_PACKED_ = gated(torch.ops.posembed.norm_rotary_packed_.default)
+_NORM_ROTARY = cast(Pair, gated(torch.ops.posembed.norm_rotary.default, sharded=True))
+_NORM_ROTARY_ = gated(torch.ops.posembed.norm_rotary_.default, sharded=True)
+_NORM_ROTARY_PACKED = cast(
+    Three, gated(torch.ops.posembed.norm_rotary_packed.default, sharded=True)
+)
+_NORM_ROTARY_PACKED_ = gated(torch.ops.posembed.norm_rotary_packed_.default, sharded=True)
 
 Norm = Literal["rms", "layer"]
 NormOver = Literal["head", "all_heads"]
@@ -157,15 +159,11 @@ def norm_rotary(
         ... )
     """
     both = key is not None
-    positions, offset = counted(offset, positions, query, layout, cu_seqlens)
-    tensors, options = _given(
-        query, key, query_weight, key_weight, positions, spec, layout, offset, eps, weight_offset,
-        norm, over, query_bias, key_bias, cos, sin, numerics, round_before_weight,
+    tensors, options = _norm_rotary(
+        query, key, query_weight, key_weight, positions, spec, layout, offset, cu_seqlens, eps,
+        weight_offset, norm, over, query_bias, key_bias, cos, sin, numerics, round_before_weight,
     )  # fmt: skip
-    if is_sharded(query):
-        results = call(_NORM_ROTARY, *tensors, *options)
-    else:
-        results = _NORM_ROTARY(*tensors, *options)
+    results = _NORM_ROTARY(*tensors, *options)
     return results if both else results[0]
 
 
@@ -203,19 +201,7 @@ def norm_rotary_(
     positions: Tensor | None = None,
     *,
     spec: RotarySpec | None = None,
-    layout: Layout = "bshd",
-    offset: int | Tensor = 0,
-    cu_seqlens: Tensor | None = None,
-    eps: float = 1e-6,
-    weight_offset: float = 0.0,
-    norm: Norm = "rms",
-    over: NormOver = "head",
-    query_bias: Tensor | None = None,
-    key_bias: Tensor | None = None,
-    cos: Tensor | None = None,
-    sin: Tensor | None = None,
-    numerics: TableNumerics = "float32",
-    round_before_weight: bool = True,
+    **options: Unpack[NormRotaryOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """In-place :func:`norm_rotary` for inference; returns query, and key if passed.
 
@@ -241,15 +227,9 @@ def norm_rotary_(
         ... )
     """
     both = key is not None
-    positions, offset = counted(offset, positions, query, layout, cu_seqlens)
-    tensors, options = _given(
-        query, key, query_weight, key_weight, positions, spec, layout, offset, eps, weight_offset,
-        norm, over, query_bias, key_bias, cos, sin, numerics, round_before_weight,
-    )  # fmt: skip
-    if is_sharded(query):
-        call(_NORM_ROTARY_, *tensors, *options)
-    else:
-        _NORM_ROTARY_(*tensors, *options)
+    given = (query, key, query_weight, key_weight, positions, spec)
+    tensors, others = _norm_rotary(*given, **options)
+    _NORM_ROTARY_(*tensors, *others)
     return (query, tensors[1]) if both else query
 
 
@@ -270,25 +250,8 @@ def norm_rotary_packed(
     The result is that of :func:`norm_rotary` for views of the projection. The backward pass is
     faster: gradients of query and key are written straight into the one gradient of ``qkv``, where
     torch joins three tensors. Other norms than RMSNorm of each head, tables and forward-mode
-    derivatives take torch's way.
-
-    Args:
-        qkv: As in :func:`rotary_packed`.
-        heads: The number of query heads.
-        key_heads: The number of key heads, a divisor of ``heads``; the value has as many. Default:
-            ``heads``.
-        query_weight: As in :func:`norm_rotary`.
-        key_weight: As in :func:`norm_rotary`.
-        positions: As in :func:`norm_rotary`.
-        spec: The specification of the rotation.
-        order: As in :func:`rotary_packed`.
-        **options: The other options of :func:`norm_rotary`.
-
-    Returns:
-        Query and key, which are new tensors, and the value, a view of ``qkv``.
-
-    Raises:
-        ValueError, TypeError, IndexError: See :func:`norm_rotary`.
+    derivatives take torch's way. ``qkv``, ``heads``, ``key_heads``, ``order`` and the results are
+    as in :func:`rotary_packed`, other arguments and errors as in :func:`norm_rotary`.
 
     Examples:
         >>> import torch, posembed as pe
@@ -300,10 +263,9 @@ def norm_rotary_packed(
         (torch.Size([1, 10, 8, 64]), torch.Size([1, 10, 2, 64]))
     """
     weights = query_weight, key_weight
-    given = _packed(qkv, heads, key_heads, weights, positions, spec, order, **options)
-    if is_sharded(qkv):
-        return call(_NORM_ROTARY_PACKED, *given)
-    return _NORM_ROTARY_PACKED(*given)
+    return _NORM_ROTARY_PACKED(
+        *_packed(qkv, heads, key_heads, weights, positions, spec, order, **options)
+    )
 
 
 def norm_rotary_packed_(
@@ -320,14 +282,10 @@ def norm_rotary_packed_(
 ) -> Tensor:
     """In-place :func:`norm_rotary_packed` for inference; the value stays as it is.
 
-    Arguments are as in :func:`norm_rotary_packed`; the last dimension of ``qkv`` must be
-    contiguous.
+    The last dimension of ``qkv`` must be contiguous. Errors are those of :func:`norm_rotary_`.
 
     Returns:
         ``qkv``.
-
-    Raises:
-        ValueError, TypeError, IndexError: See :func:`norm_rotary_`.
 
     Examples:
         >>> import torch, posembed as pe
@@ -338,10 +296,7 @@ def norm_rotary_packed_(
     """
     weights = query_weight, key_weight
     given = _packed(qkv, heads, key_heads, weights, positions, spec, order, **options)
-    if is_sharded(qkv):
-        call(_NORM_ROTARY_PACKED_, *given)
-    else:
-        _NORM_ROTARY_PACKED_(*given)
+    _NORM_ROTARY_PACKED_(*given)
     return qkv
 
 
@@ -363,19 +318,20 @@ def _packed(
     check_tensors(qkv=qkv)
     by_token = "bshd" if layout == "bhsd" else layout
     positions, offset = counted(offset, positions, qkv, by_token, cu_seqlens)
-    _, others = _given(qkv, qkv, *weights, positions, spec, layout, offset, **options)
+    _, others = _norm_rotary(qkv, qkv, *weights, positions, spec, layout, offset, **options)
     return qkv, heads, heads if key_heads is None else key_heads, order, *weights, *others
 
 
-def _given(
+def _norm_rotary(
     query: Tensor,
     key: Tensor | None,
     query_weight: Tensor | None,
     key_weight: Tensor | None,
     positions: Tensor | None,
     spec: RotarySpec | None,
-    layout: str,
-    offset: int,
+    layout: str = "bshd",
+    offset: int | Tensor = 0,
+    cu_seqlens: Tensor | None = None,
     eps: float = 1e-6,
     weight_offset: float = 0.0,
     norm: str = "rms",
@@ -388,6 +344,7 @@ def _given(
     round_before_weight: bool = True,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Tensors and options as the operators take them."""
+    positions, offset = counted(offset, positions, query, layout, cu_seqlens)
     if key is None:
         if key_weight is not None:
             raise ValueError("key_weight: expected None without a key, got a tensor")

@@ -11,12 +11,11 @@ from torch import Tensor
 from posembed.functional._offset import of_layout
 from posembed.functional._options import Layout, rotary_text
 from posembed.glue.gate import gated
-from posembed.glue.sharding import call, is_sharded
 from posembed.specifications import RotarySpec
 
 Three = Callable[..., tuple[Tensor, Tensor, Tensor]]
-_ROTARY_PACKED = cast(Three, gated(torch.ops.posembed.rotary_packed.default))
-_ROTARY_PACKED_ = gated(torch.ops.posembed.rotary_packed_.default)
+_ROTARY_PACKED = cast(Three, gated(torch.ops.posembed.rotary_packed.default, sharded=True))
+_ROTARY_PACKED_ = gated(torch.ops.posembed.rotary_packed_.default, sharded=True)
 
 PackedOrder = Literal["blocks", "groups"]
 
@@ -93,13 +92,10 @@ def rotary_packed_(
 ) -> Tensor:
     """In-place :func:`rotary_packed` for inference; the value stays as it is.
 
-    Arguments are as in :func:`rotary_packed`; the last dimension of ``qkv`` must be contiguous.
+    The last dimension of ``qkv`` must be contiguous. Errors are those of :func:`rotary_`.
 
     Returns:
         ``qkv``.
-
-    Raises:
-        ValueError, TypeError, IndexError: See :func:`rotary_`.
 
     Examples:
         >>> import torch, posembed as pe
@@ -113,19 +109,12 @@ def rotary_packed_(
 
 def rotated_packed(qkv: Tensor, spec: str, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`rotary_packed` with the text of a specification."""
-    options = _options(qkv, spec, *given)
-    if is_sharded(qkv):
-        return call(_ROTARY_PACKED, qkv, *options)
-    return _ROTARY_PACKED(qkv, *options)
+    return _ROTARY_PACKED(qkv, *_options(qkv, spec, *given))
 
 
 def rotated_packed_in_place(qkv: Tensor, spec: str, *given: Any) -> Tensor:
     """:func:`rotary_packed_` with the text of a specification."""
-    options = _options(qkv, spec, *given)
-    if is_sharded(qkv):
-        call(_ROTARY_PACKED_, qkv, *options)
-    else:
-        _ROTARY_PACKED_(qkv, *options)
+    _ROTARY_PACKED_(qkv, *_options(qkv, spec, *given))
     return qkv
 
 

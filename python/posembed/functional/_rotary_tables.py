@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast, overload
+from typing import Literal, TypedDict, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from posembed.glue.gate import Pair, check_tensors, gated
-from posembed.glue.sharding import call, is_sharded
 
-_ROTARY_TABLES = gated(torch.ops.posembed.rotary_tables.default)
-_ROTARY_TABLES_PAIR = cast(Pair, gated(torch.ops.posembed.rotary_tables_pair.default))
+_ROTARY_TABLES = gated(torch.ops.posembed.rotary_tables.default, sharded=True)
+_ROTARY_TABLES_PAIR = cast(Pair, gated(torch.ops.posembed.rotary_tables_pair.default, sharded=True))
 _ROTARY_TABLES_OUT = gated(torch.ops.posembed.rotary_tables_out.default)
 _ROTARY_TABLES_PAIR_OUT = gated(torch.ops.posembed.rotary_tables_pair_out.default)
-_ROTARY_TABLES_ = gated(torch.ops.posembed.rotary_tables_.default)
-_ROTARY_TABLES_PAIR_ = gated(torch.ops.posembed.rotary_tables_pair_.default)
+_ROTARY_TABLES_ = gated(torch.ops.posembed.rotary_tables_.default, sharded=True)
+_ROTARY_TABLES_PAIR_ = gated(torch.ops.posembed.rotary_tables_pair_.default, sharded=True)
 
 TableNumerics = Literal["float32", "float32_product"]
+Given = TypeVar("Given", Tensor, Tensor | None)
 
 # The layout of a query, by its rank and its head dimension.
 LAYOUTS = {(4, -3): "bhsd", (4, -2): "bshd", (3, -2): "thd", (3, -3): "htd"}
 
 
+class TablesCall(TypedDict, total=False):
+    """Options of :func:`rotary_tables`, for type checkers."""
+
+    interleaved: bool
+    half_width: bool
+    unsqueeze_dim: int
+    start: int
+    numerics: TableNumerics
+    out: Tensor | tuple[Tensor, Tensor] | None
+
+
 @overload
 def rotary_tables(
-    query: Tensor,
-    key: None,
-    cos: Tensor,
-    sin: Tensor | None = None,
-    *,
-    interleaved: bool = False,
-    half_width: bool = False,
-    unsqueeze_dim: int = 1,
-    start: int = 0,
-    numerics: TableNumerics = "float32",
-    out: Tensor | None = None,
+    query: Tensor, key: None, cos: Tensor, sin: Tensor | None = None, **options: Unpack[TablesCall]
 ) -> Tensor: ...
 
 
@@ -45,30 +47,8 @@ def rotary_tables(
     key: Tensor,
     cos: Tensor,
     sin: Tensor | None = None,
-    *,
-    interleaved: bool = False,
-    half_width: bool = False,
-    unsqueeze_dim: int = 1,
-    start: int = 0,
-    numerics: TableNumerics = "float32",
-    out: tuple[Tensor, Tensor] | None = None,
+    **options: Unpack[TablesCall],
 ) -> tuple[Tensor, Tensor]: ...
-
-
-@overload
-def rotary_tables(
-    query: Tensor,
-    key: Tensor | None,
-    cos: Tensor,
-    sin: Tensor | None = None,
-    *,
-    interleaved: bool = False,
-    half_width: bool = False,
-    unsqueeze_dim: int = 1,
-    start: int = 0,
-    numerics: TableNumerics = "float32",
-    out: Tensor | tuple[Tensor, Tensor] | None = None,
-) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def rotary_tables(
@@ -183,11 +163,7 @@ def rotary_tables_(
     if layout == "htd":
         layout, rows, key_rows = "thd", _swapped(query), _swapped(key)
     options = (cos, sin, layout, interleaved, half_width, start, numerics)
-    if is_sharded(query):
-        call(_ROTARY_TABLES_, rows, *options) if key is None else call(
-            _ROTARY_TABLES_PAIR_, rows, key_rows, *options
-        )
-    elif key is None:
+    if key is None:
         _ROTARY_TABLES_(rows, *options)
     else:
         _ROTARY_TABLES_PAIR_(rows, key_rows, *options)
@@ -207,30 +183,14 @@ def _layout(query: Tensor, unsqueeze_dim: int) -> str:
     return layout
 
 
-@overload
-def _heads_last(table: Tensor, layout: str) -> Tensor: ...
-
-
-@overload
-def _heads_last(table: Tensor | None, layout: str) -> Tensor | None: ...
-
-
-def _heads_last(table: Tensor | None, layout: str) -> Tensor | None:
+def _heads_last(table: Given, layout: str) -> Given:
     """A table with heads as [batch, seq, heads, width], for a query in ``layout``."""
     if isinstance(table, Tensor) and table.dim() == 4 and layout in ("bhsd", "htd"):
         return table.transpose(1, 2)
     return table
 
 
-@overload
-def _swapped(tensor: Tensor) -> Tensor: ...
-
-
-@overload
-def _swapped(tensor: Tensor | None) -> Tensor | None: ...
-
-
-def _swapped(tensor: Tensor | None) -> Tensor | None:
+def _swapped(tensor: Given) -> Given:
     """[heads, tokens, head_dim] as [tokens, heads, head_dim], or back."""
     return None if tensor is None else tensor.transpose(0, 1)
 
@@ -241,10 +201,6 @@ def rotated_by_tables(
     out: Tensor | tuple[Tensor, ...] | None,
     *options: Tensor | str | float | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    if is_sharded(query) and out is None:
-        if key is None:
-            return call(_ROTARY_TABLES, query, *options)
-        return call(_ROTARY_TABLES_PAIR, query, key, *options)
     if out is None:
         if key is None:
             return _ROTARY_TABLES(query, *options)

@@ -10,12 +10,11 @@ from torch import Tensor
 from posembed.functional._offset import positions_from
 from posembed.functional._options import Device, sinusoidal_text
 from posembed.glue.gate import check_tensors, gated
-from posembed.glue.sharding import call, is_sharded
 from posembed.specifications import SinusoidalSpec
 
-_SINUSOIDAL_ENCODE = gated(torch.ops.posembed.sinusoidal_encode.default)
+_SINUSOIDAL_ENCODE = gated(torch.ops.posembed.sinusoidal_encode.default, sharded=True)
 _SINUSOIDAL_SHIFT_MATRIX = gated(torch.ops.posembed.sinusoidal_shift_matrix.default)
-_SINUSOIDAL_ADD = gated(torch.ops.posembed.sinusoidal_add.default)
+_SINUSOIDAL_ADD = gated(torch.ops.posembed.sinusoidal_add.default, sharded=True)
 _GRID_POSITIONS = gated(torch.ops.posembed.sinusoidal_grid_positions.default, like="x")
 
 
@@ -114,8 +113,6 @@ def waved(
     x: Tensor, spec: str, positions: Tensor | None, offset: int, scale: Tensor | None
 ) -> Tensor:
     """:func:`sinusoidal` without keywords, which are slow for one token."""
-    if type(x) is not Tensor and is_sharded(x):
-        return call(_SINUSOIDAL_ADD, x, spec, positions, offset, scale)
     if scale is None:
         return _SINUSOIDAL_ADD(x, spec, positions, offset)
     return _SINUSOIDAL_ADD(x, spec, positions, offset, scale)
@@ -153,21 +150,16 @@ def sinusoidal_encode(
     """
     text = sinusoidal_text(spec)
     if not spec.block_texts:
-        return _encoded(positions, text, scale, dtype)
+        return _SINUSOIDAL_ENCODE(positions, text, scale, 0, dtype)
     axes = spec.num_axes
     if positions.dim() == 0 or positions.shape[0] != axes:
         shape = list(positions.shape)
         raise ValueError(f"positions: expected [axes, ...] with {axes} axes, got {shape}")
-    blocks = [_encoded(positions[axis], block, scale, dtype) for axis, block in spec.block_texts]
+    blocks = [
+        _SINUSOIDAL_ENCODE(positions[axis], block, scale, 0, dtype)
+        for axis, block in spec.block_texts
+    ]
     return torch.cat(blocks, -1)
-
-
-def _encoded(
-    positions: Tensor, text: str, scale: Tensor | None, dtype: torch.dtype | None
-) -> Tensor:
-    if is_sharded(positions):
-        return call(_SINUSOIDAL_ENCODE, positions, text, scale, 0, dtype)
-    return _SINUSOIDAL_ENCODE(positions, text, scale, 0, dtype)
 
 
 def sinusoidal_shift_matrix(distance: float, *, spec: SinusoidalSpec) -> Tensor:

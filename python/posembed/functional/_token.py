@@ -199,14 +199,8 @@ def embedding_resize(
         )
     check_tensors(weight=weight)
     given = isinstance(initialization, Tensor)
-    return _EMBEDDING_RESIZE(
-        weight,
-        num_embeddings,
-        initialization if given else None,
-        "mean" if given else initialization,
-        covariance_scale,
-        generator,
-    )
+    rows = (initialization, "mean") if given else (None, initialization)
+    return _EMBEDDING_RESIZE(weight, num_embeddings, *rows, covariance_scale, generator)
 
 
 def _known_id(name: str, value: int | None) -> int:

@@ -34,11 +34,7 @@ class Dimensions(NamedTuple):
     results: tuple[str, ...]
 
     def arranged(self, layout: str | None) -> Dimensions:
-        """The same for tensors in ``layout``.
-
-        Raises:
-            ValueError: The layout is unknown.
-        """
+        """The same for tensors in ``layout``; a ValueError for an unknown one."""
         if layout is None:
             return self
         if layout not in LAYOUTS:

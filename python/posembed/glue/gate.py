@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posembed.glue import sharding
+
 _REFUSED = re.compile(
     r"posembed::\w+\(\) Expected a value of type '(.+?)' for argument '(\w+)' "
     r"but instead found type '(.+?)'"
@@ -53,14 +55,17 @@ def check_tensors(**tensors: Any) -> None:
             raise wrong_type(name, "a Tensor", type(value).__name__)
 
 
-def gated(operator: Any, **names: str) -> Callable[..., Tensor]:
+def gated(operator: Any, *, sharded: bool = False, **names: str) -> Callable[..., Tensor]:
     """The operator; an argument of a wrong type raises TypeError with the argument's name.
 
     ``names`` are those of the function's arguments, where the operator's differ. Where it does
-    not return one Tensor, ``typing.cast`` says what it returns.
+    not return one Tensor, ``typing.cast`` says what it returns. If ``sharded``, one of the first
+    two arguments may be a DTensor: each process then calls the operator with its shards.
     """
 
     def call(*arguments: Any) -> Any:
+        if sharded and sharding.any_sharded(arguments[0], arguments[1]):
+            return sharding.call(call, *arguments)
         try:
             return operator(*arguments)
         except RuntimeError as error:

@@ -23,6 +23,19 @@ def shown(value: Any) -> str:
     return _BRIEF.repr(value)
 
 
+def written(owner: Any, first: str, **usual: Any) -> str:
+    """What stands first, and the options of an object that are not as usual, as C++ prints them."""
+    given = {name: getattr(owner, name) for name in usual}
+    options = (f"{name}={_option(x)}" for name, x in given.items() if x != usual[name])
+    return ", ".join([first, *options])
+
+
+def _option(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_option, value))}{',' * (len(value) == 1)})"
+    return f"{value:g}" if isinstance(value, float) else repr(value)
+
+
 def constant(number: Number) -> Number:
     """Makes torch.compile treat a number as a constant: the graph is for this number only."""
     if not is_compiling():

@@ -186,21 +186,9 @@ class VocabularyParallelInputEmbedding(InputEmbedding):
         position_ids: Tensor | None = None,
         token_type_ids: Tensor | None = None,
     ) -> Tensor:
-        """Like :meth:`posembed.InputEmbedding.forward`; pass the whole batch and sequence.
+        """Like :meth:`posembed.InputEmbedding.forward`, for the whole batch in each process.
 
-        Args:
-            ids: int32 or int64 [batch, seq], the same in each process; None with ``inputs_embeds``.
-            positions: As in InputEmbedding.
-            types: As in InputEmbedding.
-            inputs_embeds: As in InputEmbedding, the same in each process.
-            offset: As in InputEmbedding.
-            attention_mask: As in InputEmbedding.
-            seed: As in InputEmbedding; None: the first process draws one for all.
-            first_token: As in InputEmbedding.
-            cu_seqlens: As in InputEmbedding.
-            input_ids: As in InputEmbedding.
-            position_ids: As in InputEmbedding.
-            token_type_ids: As in InputEmbedding.
+        Without a ``seed`` the first process draws one for all.
 
         Returns:
             [batch, seq, embedding_dim], or this process's shard of the sequence.

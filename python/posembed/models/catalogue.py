@@ -111,8 +111,7 @@ def _renamed(fields: Fields, names: dict[str, str]) -> Fields:
 def completed(fields: Fields) -> Fields:
     """A part's configuration with the values that its class adds.
 
-    Raises:
-        ValueError: The file has a key from which the class alone derives what is missing.
+    A key from which the class alone derives what is missing is a ValueError.
     """
     own = of(fields)
     defaults = own.get("defaults")

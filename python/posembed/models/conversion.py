@@ -49,11 +49,6 @@ def permute_rotary_weight(
     """
     if to not in ("interleaved", "half_split"):
         raise ValueError(f"to: expected 'interleaved' or 'half_split', got {to!r}")
-    return _PERMUTE_WEIGHT(
-        weight,
-        num_heads,
-        to == "interleaved",
-        rotary_dim,
-        rotary_start,
-        None if heads is None else list(heads),
-    )
+    chosen = None if heads is None else list(heads)
+    window = (to == "interleaved", rotary_dim, rotary_start)
+    return _PERMUTE_WEIGHT(weight, num_heads, *window, chosen)

@@ -61,9 +61,7 @@ def _head_dim_of(fields: Fields, row: Fields) -> int:
 def read(fields: Fields, options: Options) -> RotarySpec:
     """The specification of a configuration of diffusers.
 
-    Raises:
-        ValueError: The class is unknown, a key is missing, or an option is given, which has no
-            effect.
+    An unknown class, a missing key or an option, which has no effect, is a ValueError.
     """
     row = _row_of(fields, "classes")
     if "refused" in row:  # its preset says what to do instead

@@ -178,11 +178,7 @@ def check_mapping(value: Any, where: str) -> None:
 
 
 def dict_of(config: Any, where: str) -> Fields:
-    """A copy of a dictionary, or the dictionary of a configuration object.
-
-    Raises:
-        TypeError: It is neither.
-    """
+    """A copy of a dictionary, or the dictionary of a configuration object."""
     if isinstance(config, Mapping):
         return dict(config)
     if isinstance(config, type) or not hasattr(config, "to_dict"):

@@ -6,7 +6,9 @@ read here from its modules, which may differ from its configuration: dropout, re
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 from posembed import pretrained
 from posembed.models import files, input_layer
-from posembed.models.fields import as_fields
+from posembed.models.fields import Fields, as_fields
 
 
 @dataclasses.dataclass
@@ -51,7 +53,7 @@ def is_folder_of_family(path: Path) -> bool:
     """Whether this is a folder with safetensors of a supported family."""
     if not (path / "config.json").is_file() or not any(path.glob("model.safetensors*")):
         return False
-    return files.load(path / "config.json").get("model_type") in FAMILIES
+    return input_layer.family_of(files.load(path / "config.json")) is not None
 
 
 def of_folder(path: str | Path) -> InputLayer:
@@ -74,125 +76,62 @@ def of_model(model: Any) -> InputLayer:
         found = type(model).__name__
         raise TypeError(f"model_or_path: expected a transformers model or its name, got {found}")
     base = model.base_model
-    family = base.config.model_type
-    if family not in FAMILIES:
-        known = ", ".join(FAMILIES)
-        raise ValueError(f"model_or_path: expected a model of {known}, got {family!r}")
-    layer = FAMILIES[family](base)
-    layer.training = base.training
-    return layer
-
-
-@dataclasses.dataclass
-class _Parts:
-    """The modules of a model's input layer."""
-
-    token: nn.Embedding
-    position: nn.Embedding | None = None
-    token_type: nn.Embedding | None = None
-    norm: nn.LayerNorm | None = None
-    projection: nn.Linear | None = None
-
-
-def _layer(parts: _Parts, *, first_row: int = 0, **options: Any) -> InputLayer:
-    """The sizes and values of these modules."""
-    dim = parts.token.embedding_dim
-    if parts.position is not None:
-        rows, dim = parts.position.weight.shape
-        options["max_positions"] = rows - first_row
-    options.update(
-        num_embeddings=parts.token.num_embeddings,
-        embedding_dim=dim,
-        num_types=parts.token_type.num_embeddings if parts.token_type is not None else 0,
-        norm="layer" if parts.norm is not None else None,
-        eps=parts.norm.eps if parts.norm is not None else None,
-        padding_idx=parts.token.padding_idx,
-        device=parts.token.weight.device,
-        dtype=parts.token.weight.dtype,
-    )
+    family = input_layer.family_of({"model_type": base.config.model_type})
+    if family is None:
+        known, got = input_layer.names_of_families(), base.config.model_type
+        raise ValueError(f"model_or_path: expected a model of {known}, got {got!r}")
+    names = {"token": family["token"]}
+    for part in ("position", "token_type", "norm", "projection"):
+        names[part] = [family[part]] if part in family else []
+    every = {part: _attribute(base, *each) for part, each in names.items()}
+    modules = {part: module for part, module in every.items() if module is not None}
     parameters = {
-        f"{field.name}.{key}": value
-        for field in dataclasses.fields(parts)
-        if (module := getattr(parts, field.name)) is not None
+        f"{part}.{key}": value
+        for part, module in modules.items()
         for key, value in module.named_parameters()
     }
-    return InputLayer(options, parameters)
+    return InputLayer(_options(base, family, modules), parameters, base.training)
 
 
-def _bert_parts(layer: Any, projection: nn.Linear | None = None) -> _Parts:
-    return _Parts(
-        layer.word_embeddings,
-        layer.position_embeddings,
-        getattr(layer, "token_type_embeddings", None),  # DistilBERT has none
-        layer.LayerNorm,
-        projection,
-    )
+def _options(model: Any, family: Fields, modules: dict[str, Any]) -> dict[str, Any]:
+    """What the modules say."""
+    token, position, norm = (modules.get(part) for part in ("token", "position", "norm"))
+    weight: Tensor = modules["token"].weight
+    options: dict[str, Any] = {
+        "num_embeddings": len(weight),
+        "embedding_dim": weight.shape[1],
+        "padding_idx": modules["token"].padding_idx,
+        "position_rule": family["rule"],
+        "device": weight.device,
+        "dtype": weight.dtype,
+    }
+    if position is not None:
+        rows, options["embedding_dim"] = position.weight.shape
+        first = input_layer.first_row(family, options["padding_idx"])
+        options["max_positions"] = rows - first
+    else:  # FSMT scales in the stack, the others in the table
+        stack = getattr(model, "encoder", model)
+        holder: Any = stack if hasattr(stack, "embed_scale") else token
+        options |= {"positions": "sinusoidal", "scale": holder.embed_scale}
+    if "token_type" in modules:
+        options["num_types"] = modules["token_type"].num_embeddings
+    if norm is not None:
+        options |= {"norm": "layer", "eps": norm.eps}
+    if "projection" in modules and family["rule"] == "opt":
+        options["token_dim"] = modules["projection"].in_features
+    elif "projection" in modules:
+        options["output_dim"] = modules["projection"].out_features
+    if "dropout" in family:
+        dropout = _attribute(model, family["dropout"][2])
+        options["dropout"] = getattr(dropout, "p", dropout)
+    return options
 
 
-def _bert(model: Any) -> InputLayer:
-    layer = model.embeddings
-    return _layer(_bert_parts(layer), dropout=layer.dropout.p)
-
-
-def _roberta(model: Any) -> InputLayer:
-    layer = model.embeddings
-    return _layer(
-        _bert_parts(layer),
-        first_row=layer.padding_idx + 1,
-        position_rule="roberta",
-        dropout=layer.dropout.p,
-    )
-
-
-def _projected(layer: Any, projection: nn.Linear | None) -> InputLayer:
-    output_dim = None if projection is None else projection.out_features
-    parts = _bert_parts(layer, projection)
-    return _layer(parts, output_dim=output_dim, dropout=layer.dropout.p)
-
-
-def _electra(model: Any) -> InputLayer:
-    return _projected(model.embeddings, getattr(model, "embeddings_project", None))
-
-
-def _albert(model: Any) -> InputLayer:
-    return _projected(model.embeddings, model.encoder.embedding_hidden_mapping_in)
-
-
-def _gpt2(model: Any) -> InputLayer:
-    return _layer(_Parts(model.wte, model.wpe), dropout=model.drop.p)
-
-
-def _opt(model: Any) -> InputLayer:
-    decoder = getattr(model, "decoder", model)  # the model may be the decoder itself
-    token_dim = None if decoder.project_in is None else decoder.project_in.in_features
-    parts = _Parts(decoder.embed_tokens, decoder.embed_positions, projection=decoder.project_in)
-    return _layer(parts, first_row=2, position_rule="opt", token_dim=token_dim)
-
-
-def _fairseq(model: Any) -> InputLayer:
-    stack = getattr(model, "encoder", model)  # the model may be the encoder or the decoder itself
-    token = stack.embed_tokens
-    return _layer(
-        _Parts(token),
-        positions="sinusoidal",
-        position_rule="roberta",
-        # FSMT scales in the stack, the others in the table.
-        scale=stack.embed_scale if hasattr(stack, "embed_scale") else token.embed_scale,
-        dropout=stack.dropout,
-    )
-
-
-FAMILIES = {
-    "bert": _bert,
-    "roberta": _roberta,
-    "xlm-roberta": _roberta,
-    "camembert": _roberta,
-    "distilbert": _bert,
-    "electra": _electra,
-    "albert": _albert,
-    "gpt2": _gpt2,
-    "opt": _opt,
-    "m2m_100": _fairseq,
-    "nllb-moe": _fairseq,
-    "fsmt": _fairseq,
-}
+def _attribute(model: Any, *names: str) -> Any:
+    """The first of these that the model has, which may be the encoder or decoder itself."""
+    for name in names:
+        path = name.removesuffix(".weight")
+        for own in filter(None, (path, path.partition(".")[2])):
+            with contextlib.suppress(AttributeError):
+                return operator.attrgetter(own)(model)
+    return None

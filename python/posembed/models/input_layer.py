@@ -16,11 +16,7 @@ TENSORS = ("model.safetensors", "model.safetensors.index.json")
 
 
 def tensors_of(folder: str | os.PathLike[str]) -> Path:
-    """The path of a model's safetensors in its folder: one file, or the index of several.
-
-    Raises:
-        ValueError: There is neither.
-    """
+    """The path of a model's safetensors in its folder: one file, or the index of several."""
     for name in TENSORS:
         if Path(folder, name).is_file():
             return Path(folder, name)
@@ -69,7 +65,7 @@ def _options_of(config: Fields, family: Fields) -> Fields:
     options |= {"positions": "learned", "scale": 1.0, "eps": None, "dropout": 0.0, "norm": None}
     options |= {"max_positions": None, "num_types": 0, "token_dim": None, "output_dim": None}
     if "dropout" in family:
-        key, otherwise = family["dropout"]
+        key, otherwise, _ = family["dropout"]
         options["dropout"] = real(key, config.get(key, otherwise))
     if "norm" in family:
         options["eps"] = real("layer_norm_eps", config.get("layer_norm_eps", 1e-12))
@@ -132,6 +128,16 @@ def family_of(config: Fields) -> Fields | None:
     return next((family for family in families if name in family["names"]), None)
 
 
+def names_of_families() -> str:
+    """All model types, in words."""
+    return ", ".join(name for each in table("input_layers")["families"] for name in each["names"])
+
+
+def first_row(family: Fields, padding_idx: int | None) -> int:
+    """The row of position 0 in the table of a family."""
+    return {"opt": 2, "roberta": (padding_idx or 0) + 1}.get(family["rule"], 0)
+
+
 def read(config: Fields, path: str) -> dict[str, Any]:
     """The input layer of a file of tensors: "options", and "tensors" by parameter.
 
@@ -140,11 +146,8 @@ def read(config: Fields, path: str) -> dict[str, Any]:
     """
     family = family_of(config)
     if family is None:
-        families = table("input_layers")["families"]
-        known = ", ".join(name for each in families for name in each["names"])
-        raise ValueError(
-            f"model_type: expected one of {known}, got {shown(config.get('model_type'))}"
-        )
+        known, got = names_of_families(), shown(config.get("model_type"))
+        raise ValueError(f"model_type: expected one of {known}, got {got}")
     names = _Names(path, family["prefix"])
     token = names.need(*family["token"])
     rows, width = names.table(token)
@@ -170,7 +173,6 @@ def _add_positions(layer: Fields, names: _Names, family: Fields) -> None:
     """The table of learned positions, whose width is that of the sum."""
     found = names.need(family["position"])
     rows, width = names.table(found)
-    padding = layer["options"]["padding_idx"] or 0
-    first = {"opt": 2, "roberta": padding + 1}.get(family["rule"], 0)
+    first = first_row(family, layer["options"]["padding_idx"])
     layer["tensors"]["position.weight"] = found
     layer["options"] |= {"max_positions": rows - first, "embedding_dim": width}

@@ -145,11 +145,7 @@ def _nested_kinds(fields: Fields) -> list[str]:
 
 
 def every_layer(fields: Fields) -> list[Layer]:
-    """The layers in order.
-
-    Raises:
-        ValueError: The configuration does not list them.
-    """
+    """The layers in order; a ValueError if the configuration does not list them."""
     length = count_of_layers(fields)
     if length is None and has_lists(fields):
         length = len(every_list_place(fields))

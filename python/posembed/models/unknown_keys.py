@@ -70,12 +70,9 @@ def repeated(spec: RotarySpec, bases: list[Any], rope_type: str) -> dict[str, li
 def check_understood(
     keys: Keys, known: Collection[str], read: Mapping[str, Collection[Any]]
 ) -> None:
-    """Raises ValueError for remaining keys about positions.
+    """Raises ValueError for keys about positions that readers left and nobody knows.
 
-    Args:
-        keys: The configuration, after its readers.
-        known: Keys that the model's configuration class, or the caller, knows.
-        read: What was read, by its name in words.json's repeats.
+    ``read`` is what was read, by its name in words.json's repeats.
     """
     rules = catalogue.of(keys.fields)
     said: dict[str, Collection[Any]] = {**table("words")["said"], **rules.get("said", {})}

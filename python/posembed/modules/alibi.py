@@ -18,7 +18,7 @@ from posembed.functional import Device
 from posembed.functional._alibi import bias as score_bias
 from posembed.functional._alibi import check_attention, score_options
 from posembed.glue.gate import check_tensors
-from posembed.glue.validation import flag
+from posembed.glue.validation import flag, written
 from posembed.modules import attention
 from posembed.modules.alibi_slopes import AlibiSlopes
 from posembed.specifications.score_positions import ScorePositions
@@ -90,18 +90,8 @@ class ALiBi(AlibiSlopes):
         device: Device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(
-            num_heads,
-            slopes,
-            max_bias,
-            total_heads,
-            head_start,
-            factor,
-            train_length,
-            learned,
-            device,
-            dtype,
-        )
+        of_heads = (num_heads, slopes, max_bias, total_heads, head_start)
+        super().__init__(*of_heads, factor, train_length, learned, device, dtype)
         self.causal = flag("causal", causal)
         if self.causal and self._derived.dim() == 2:
             total = num_heads if total_heads is None else total_heads
@@ -262,19 +252,10 @@ class ALiBi(AlibiSlopes):
         sample_slopes: Tensor | None = None,
         **positions: Unpack[ScorePositions],
     ) -> Tensor:
-        """Computes scores * scale + bias in place, for inference: [batch, num_heads, query, key].
+        """Computes scores * scale + bias in place, for inference; returns ``scores``.
 
-        Args:
-            scores: Any strides, but the last dimension must be contiguous.
-            scale: Multiplies the scores, not the bias.
-            sample_slopes: As in :meth:`forward`.
-            **positions: See :class:`posembed.specifications.score_positions.ScorePositions`.
-
-        Returns:
-            ``scores``.
-
-        Raises:
-            ValueError, TypeError, IndexError: See :func:`posembed.functional.alibi_add_`.
+        Arguments and errors are those of :func:`posembed.functional.alibi_add_`, and
+        ``sample_slopes`` as in :meth:`forward`.
 
         Examples:
             >>> import torch, posembed as pe
@@ -282,13 +263,9 @@ class ALiBi(AlibiSlopes):
             tensor([[-0.1250, -0.0625,  0.0000],
                     [-0.0078, -0.0039,  0.0000]])
         """
+        slopes = self._of_samples(sample_slopes, scores)
         return functional.alibi_add_(
-            scores,
-            self._of_samples(sample_slopes, scores),
-            scale=scale,
-            causal=self.causal,
-            positions_from_mask=True,
-            **positions,
+            scores, slopes, scale=scale, causal=self.causal, positions_from_mask=True, **positions
         )
 
     def softmax(
@@ -301,17 +278,8 @@ class ALiBi(AlibiSlopes):
     ) -> Tensor:
         """Attention weights: the softmax of scores * scale + bias, in one pass over memory.
 
-        Args:
-            scores: [batch, num_heads, query, key] or [num_heads, query, key].
-            scale: Multiplies the scores, not the bias.
-            sample_slopes: As in :meth:`forward`.
-            **positions: See :class:`posembed.specifications.score_positions.ScorePositions`.
-
-        Returns:
-            Shape and dtype of scores. If all keys of a query are masked, its weights are 0.
-
-        Raises:
-            ValueError, TypeError, IndexError: See :func:`posembed.functional.alibi_softmax`.
+        Arguments and errors are those of :func:`posembed.functional.alibi_softmax`, and
+        ``sample_slopes`` as in :meth:`forward`.
 
         Examples:
             >>> import torch, posembed as pe
@@ -319,13 +287,9 @@ class ALiBi(AlibiSlopes):
             tensor([[0.3127, 0.3329, 0.3544],
                     [0.3320, 0.3333, 0.3346]])
         """
+        slopes = self._of_samples(sample_slopes, scores)
         return functional.alibi_softmax(
-            scores,
-            self._of_samples(sample_slopes, scores),
-            scale=scale,
-            causal=self.causal,
-            positions_from_mask=True,
-            **positions,
+            scores, slopes, scale=scale, causal=self.causal, positions_from_mask=True, **positions
         )
 
     def softmax_(
@@ -336,27 +300,13 @@ class ALiBi(AlibiSlopes):
         sample_slopes: Tensor | None = None,
         **positions: Unpack[ScorePositions],
     ) -> Tensor:
-        """In-place :meth:`softmax` for inference.
+        """In-place :meth:`softmax` for inference; returns ``scores``.
 
-        Args:
-            scores: Any strides, but the last dimension must be contiguous.
-            scale: Multiplies the scores, not the bias.
-            sample_slopes: As in :meth:`forward`.
-            **positions: See :class:`posembed.specifications.score_positions.ScorePositions`.
-
-        Returns:
-            ``scores``.
-
-        Raises:
-            ValueError, TypeError, IndexError: See :func:`posembed.functional.alibi_softmax_`.
+        Errors are those of :func:`posembed.functional.alibi_softmax_`.
         """
+        slopes = self._of_samples(sample_slopes, scores)
         return functional.alibi_softmax_(
-            scores,
-            self._of_samples(sample_slopes, scores),
-            scale=scale,
-            causal=self.causal,
-            positions_from_mask=True,
-            **positions,
+            scores, slopes, scale=scale, causal=self.causal, positions_from_mask=True, **positions
         )
 
     def lse_correction(
@@ -364,30 +314,17 @@ class ALiBi(AlibiSlopes):
     ) -> Tensor:
         """Correction for a block's log-sum-exp whose bias was computed from block-local indices.
 
-        Args:
-            query_length: Number of queries in the block.
-            query_start: Position of the block's first query.
-            key_start: Position of the block's first key.
-            form: See :func:`posembed.functional.alibi_lse_correction`.
-
-        Returns:
-            [num_heads, query_length]; add it before merging blocks.
-
-        Raises:
-            ValueError: An unknown form.
+        Arguments, result and errors are those of :func:`posembed.functional.alibi_lse_correction`.
 
         Examples:
             >>> import posembed as pe
             >>> pe.ALiBi(8).lse_correction(2, query_start=4, key_start=2)[0]
             tensor([-1., -1.])
         """
+        where: Any = {"query_start": query_start, "key_start": key_start}
+        slopes = self._slopes(None, 0)
         return functional.alibi_lse_correction(
-            self._slopes(None, 0),
-            query_length,
-            query_start=query_start,
-            key_start=key_start,
-            form=form,
-            causal=self.causal,
+            slopes, query_length, **where, form=form, causal=self.causal
         )
 
     def score_mod(
@@ -445,13 +382,6 @@ class ALiBi(AlibiSlopes):
     ) -> str:
         """The backend that :meth:`attention` uses for these arguments.
 
-        Args:
-            query: As in :meth:`attention`.
-            key: As in :meth:`attention`.
-            dropout: As in :meth:`attention`.
-            sample_slopes: As in :meth:`forward`.
-            **positions: See :class:`posembed.specifications.score_positions.ScorePositions`.
-
         Returns:
             "flash": FlashAttention-2 with slopes, if that package is installed. "flex": compiled
             flex attention, for head_dim 16 or more. "fused": writes the scores to memory and
@@ -476,19 +406,9 @@ class ALiBi(AlibiSlopes):
     ) -> Tensor:
         """Computes softmax(query key^T scale + bias) value with the fastest available backend.
 
-        Args:
-            query: [batch, num_heads, seq, head_dim].
-            key: [batch, num_heads or a divisor of it, keys, head_dim].
-            value: [batch, heads of key, keys, value_dim].
-            scale: Default: ``head_dim ** -0.5``.
-            dropout: Probability of zeroing a weight. As in torch's SDPA, it applies in eval mode
-                too: pass ``dropout=p if self.training else 0.0``.
-            backend: Default: :meth:`attention_backend`.
-            sample_slopes: As in :meth:`forward`.
-            **positions: See :class:`posembed.specifications.score_positions.ScorePositions`.
-
-        Returns:
-            [batch, num_heads, seq, value_dim].
+        Shapes are those of :func:`posembed.functional.alibi_attention`, and ``sample_slopes`` as in
+        :meth:`forward`. As in torch's SDPA, ``dropout`` applies in eval mode too: pass ``dropout=p
+        if self.training else 0.0``. ``backend`` is that of :meth:`attention_backend` by default.
 
         Raises:
             ValueError: The backend is unknown, or shapes are incompatible.
@@ -506,16 +426,10 @@ class ALiBi(AlibiSlopes):
             )
         keys = key.shape[-2] if key.dim() == 4 else 0  # the operators reject other keys
         if backend == "fused":
+            slopes = self._of_samples(sample_slopes, query, keys)
+            options: Any = {"scale": scale, "dropout": dropout, "causal": self.causal, **positions}
             return functional.alibi_attention(
-                query,
-                key,
-                value,
-                self._of_samples(sample_slopes, query, keys),
-                scale=scale,
-                dropout=dropout,
-                causal=self.causal,
-                positions_from_mask=True,
-                **positions,
+                query, key, value, slopes, positions_from_mask=True, **options
             )
         if backend not in ("flash", "flex"):
             raise ValueError(f"backend: expected 'flash', 'flex' or 'fused', got {backend!r}")
@@ -537,15 +451,8 @@ class ALiBi(AlibiSlopes):
     def extra_repr(self) -> str:
         """The options, in the C++ module's format."""
         given = "given" if self.kind == "given" else f"{self.kind!r}, max_bias={self.max_bias:g}"
-        parts = [f"{self.num_heads}, slopes={given}"]
-        if not self.causal:
-            parts.append("causal=False")
+        usual: dict[str, Any] = {"causal": True}
         if self.total_heads is not None:
-            parts.append(f"total_heads={self.total_heads}, head_start={self.head_start}")
-        if self.factor != 1.0:
-            parts.append(f"factor={self.factor:g}")
-        if self.train_length is not None:
-            parts.append(f"train_length={self.train_length}")
-        if self.learned:
-            parts.append("learned=True")
-        return ", ".join(parts)
+            usual |= {"total_heads": None, "head_start": None}
+        usual |= {"factor": 1.0, "train_length": None, "learned": False}
+        return written(self, f"{self.num_heads}, slopes={given}", **usual)

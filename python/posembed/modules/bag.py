@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,14 +12,12 @@ from typing_extensions import Unpack
 from posembed.functional import BagMode, Device, Gradient
 from posembed.functional._bag import pooled
 from posembed.functional._token import padding_row
-from posembed.glue.gate import check_tensors
-from posembed.glue.memory import prefer_huge_pages
-from posembed.glue.sharding import zero_row
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import flag
+from posembed.glue.validation import flag, written
 from posembed.modules.token import (
     Keep,
     TableOptions,
+    check_matrix,
     check_sizes,
     check_table_options,
     kept_table,
@@ -91,13 +90,6 @@ class TokenBag(Leaf, TableOwner, nn.EmbeddingBag):
         )
         self.weight.requires_grad_(not _freeze)
 
-    def reset_parameters(self) -> None:
-        """Draws the table from N(0, 1) and zeroes the row of padding_idx."""
-        prefer_huge_pages(self.weight)
-        nn.init.normal_(self.weight)
-        if self.padding_idx is not None:
-            zero_row(self.weight, self.padding_idx)
-
     @classmethod
     def from_pretrained(  # type: ignore[override]
         cls,
@@ -109,34 +101,18 @@ class TokenBag(Leaf, TableOwner, nn.EmbeddingBag):
         include_last_offset: bool = False,
         gradient: Gradient = "dense",
     ) -> TokenBag:
-        """A module that shares ``embeddings`` [num_embeddings, embedding_dim].
+        """A module that shares ``embeddings`` [num_embeddings, embedding_dim], by default frozen.
 
-        Args:
-            embeddings: The table, for instance ``token.weight`` of a TokenEmbedding.
-            freeze: Freeze the table: no gradient.
-            mode: "sum", "mean" or "max".
-            padding_idx: The id to skip; the values of its row do not change.
-            include_last_offset: Offsets have one more element: the number of ids.
-            gradient: "dense" or "rows".
+        The table is for instance ``token.weight`` of a TokenEmbedding; other options are the
+        class's.
 
         Raises:
             ValueError: ``embeddings`` is not a matrix.
         """
-        check_tensors(embeddings=embeddings)
-        if embeddings.dim() != 2:
-            shape = list(embeddings.shape)
-            raise ValueError(f"embeddings: expected [num_embeddings, embedding_dim], got {shape}")
+        check_matrix(embeddings)
+        options: Any = {"include_last_offset": include_last_offset, "gradient": gradient}
         rows, columns = embeddings.shape
-        return cls(
-            rows,
-            columns,
-            mode,
-            padding_idx,
-            include_last_offset=include_last_offset,
-            gradient=gradient,
-            _weight=embeddings,
-            _freeze=freeze,
-        )
+        return cls(rows, columns, mode, padding_idx, **options, _weight=embeddings, _freeze=freeze)
 
     @classmethod
     def from_file(
@@ -153,17 +129,8 @@ class TokenBag(Leaf, TableOwner, nn.EmbeddingBag):
     ) -> TokenBag:
         r"""A module with vectors from a file; see :meth:`posembed.TokenEmbedding.from_file`.
 
-        Args:
-            path: safetensors (or their index), word2vec, fastText .vec or GloVe.
-            mode: "sum", "mean" or "max".
-            padding_idx: The id to skip; the values of its row do not change.
-            include_last_offset: Offsets have one more element: the number of ids.
-            gradient: "dense" or "rows".
-            freeze: Freeze the table: no gradient.
-            keep: As in :meth:`posembed.TokenEmbedding.from_file`.
-            **reading: ``tensor``, ``vocabulary``, ``words``, ``unicode_errors``, ``on_bad_row``,
-                ``missing``, ``fallback``, ``dtype`` and ``progress`` of
-                :meth:`posembed.TokenEmbedding.from_file`.
+        The file is safetensors (or their index), word2vec, fastText .vec or GloVe. The first
+        options are the class's, the others those of :meth:`posembed.TokenEmbedding.from_file`.
 
         Raises:
             FileFormatError: The file is broken.
@@ -180,14 +147,8 @@ class TokenBag(Leaf, TableOwner, nn.EmbeddingBag):
         """
 
         def made(weight: Tensor) -> TokenBag:
-            return cls.from_pretrained(
-                weight,
-                freeze,
-                mode,
-                padding_idx,
-                include_last_offset=include_last_offset,
-                gradient=gradient,
-            )
+            options: Any = {"include_last_offset": include_last_offset, "gradient": gradient}
+            return cls.from_pretrained(weight, freeze, mode, padding_idx, **options)
 
         others = {name: reading.get(name) for name in ("vocabulary", "words", "fallback")}
         kept = kept_table(path, keep, reading.get("tensor"), reading.get("dtype"), freeze, **others)
@@ -203,15 +164,8 @@ class TokenBag(Leaf, TableOwner, nn.EmbeddingBag):
     ) -> Tensor:
         """Pools the rows of each bag: [bags, embedding_dim].
 
-        Args:
-            ids: int32 or int64 [bags, size], or [count] with ``offsets``.
-            offsets: int32 or int64 [bags]: the start of each bag.
-            weights: Per-id weights for ``mode="sum"``, in the shape of ``ids``.
-            per_sample_weights: ``weights`` under the name that ``torch.nn.EmbeddingBag`` uses.
-
-        Raises:
-            ValueError: ``weights`` are passed under both names; see :func:`functional.token_bag`.
-            IndexError: An id is outside the table, or an offset is invalid.
+        Arguments and errors are those of :func:`posembed.functional.token_bag`;
+        ``per_sample_weights`` are ``weights`` under the name that ``torch.nn.EmbeddingBag`` uses.
         """
         if per_sample_weights is not None:
             if weights is not None:
@@ -236,11 +190,6 @@ class TokenBag(Leaf, TableOwner, nn.EmbeddingBag):
 
     def extra_repr(self) -> str:
         """The options, in the C++ module's format."""
-        parts = [f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"]
-        if self.padding_idx is not None:
-            parts.append(f"padding_idx={self.padding_idx}")
-        if self.include_last_offset:
-            parts.append("include_last_offset=True")
-        if self.gradient == "rows":
-            parts.append("gradient='rows'")
-        return ", ".join(parts)
+        first = f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"
+        options = {"padding_idx": None, "include_last_offset": False, "gradient": "dense"}
+        return written(self, first, **options)

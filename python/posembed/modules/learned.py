@@ -21,7 +21,7 @@ from posembed.functional._options import AdditiveLayout
 from posembed.glue.memory import prefer_huge_pages
 from posembed.glue.sharding import zero_row
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import flag, not_negative, whole
+from posembed.glue.validation import flag, not_negative, whole, written
 from posembed.modules.token import COMPUTED, check_sizes
 
 # How programs name tables of positions in their checkpoints.
@@ -246,20 +246,12 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
     ) -> Tensor:
         """Adds the rows of the positions to x, which has the module's layout.
 
-        Args:
-            x: The embeddings to add to.
-            positions: int32 or int64 [seq] or [batch, seq]; None: ``offset``, ``offset + 1``, and
-                so on.
-            offset: Position of the first token if ``positions`` is None; int32 or int64 [batch]:
-                one per sample. ``prefix_tokens`` if x has the patches alone.
-            cu_seqlens: int32 or int64 [documents + 1], where the batch is 1: the boundaries of
-                packed documents. Positions restart in each, at ``offset`` or, if that is
-                [documents], at its own.
-            grid: Rows and columns of patches that the table is resampled to; default: its own.
+        Arguments and errors are those of :func:`posembed.functional.learned_add`; ``grid`` are the
+        rows and columns of patches that the table is resampled to, by default its own. Where x has
+        the patches alone, ``offset`` is the number of ``prefix_tokens``.
 
         Raises:
             ValueError: ``grid`` is not a grid, or the table has none.
-            IndexError: A position is out of range; the message names it.
         """
         if self.layout == "sbd" and x.dim() == 3:
             positions, offset = sequence_first(x, positions, offset, cu_seqlens), 0
@@ -295,21 +287,10 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
     def packed(self, grids: Tensor, *, merge: int = 1, num_tokens: int | None = None) -> Tensor:
         """The rows of pictures of any sizes that are packed one after another.
 
-        Args:
-            grids: int32 or int64 [pictures, 3]: frames, rows and columns of patches, as
-                ``image_grid_thw`` of processors; or [pictures, 2].
-            merge: The tokens of a frame are ordered by squares of ``merge`` x ``merge``, which a
-                vision tower merges later.
-            num_tokens: The number of tokens, if known; otherwise it is read, for which a GPU is
-                waited for and which a compiled program does not know.
+        Arguments and errors are those of :func:`posembed.functional.learned_packed`.
 
         Returns:
             [tokens, embedding_dim], without prefix tokens. Gradients flow to ``weight``.
-
-        Raises:
-            ValueError: The table has no grid or averages (``antialias``), or ``grids`` do not fit
-                ``merge`` or ``num_tokens`` (checked on the CPU).
-            IndexError: On CUDA, ``grids`` do not fit.
 
         Examples:
             >>> import torch, posembed as pe
@@ -403,21 +384,9 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
 
     def extra_repr(self) -> str:
         """The options, in the C++ module's format."""
-        parts = [f"{self.max_positions}, {self.embedding_dim}"]
-        if self.first_row:
-            parts.append(f"first_row={self.first_row}")
+        first = written(self, f"{self.max_positions}, {self.embedding_dim}", first_row=0)
+        usual: dict[str, Any] = {"grid": None, "prefix_tokens": 0}
         if self.grid is not None:
-            parts.append(f"grid=({self.grid[0]}, {self.grid[1]})")
-        if self.prefix_tokens:
-            parts.append(f"prefix_tokens={self.prefix_tokens}")
-        if self.grid is not None and self.resampling != "bicubic":
-            parts.append(f"resampling={self.resampling!r}")
-        if self.grid is not None and self.align_corners:
-            parts.append("align_corners=True")
-        if self.grid is not None and self.antialias:
-            parts.append("antialias=True")
-        if self.grid is not None and self.scale_offset:
-            parts.append(f"scale_offset={self.scale_offset:g}")
-        if self.layout != "bsd":
-            parts.append(f"layout={self.layout!r}")
-        return ", ".join(parts)
+            usual |= {"resampling": "bicubic", "align_corners": False, "antialias": False}
+            usual["scale_offset"] = 0.0
+        return written(self, first, **usual, layout="bsd")

@@ -28,10 +28,9 @@ from posembed.functional._ngram import (
     text_mask,
 )
 from posembed.functional._token import looked_up
-from posembed.glue.memory import prefer_huge_pages
 from posembed.glue.sharding import is_sharded, summed_over_processes
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import flag, whole
+from posembed.glue.validation import flag, whole, written
 from posembed.modules.token import (
     Keep,
     TokenEmbedding,
@@ -386,11 +385,6 @@ class NgramEmbedding(Leaf, Prefetching):
         """Whether ``gradient`` is "rows"; read by DistributedDataParallel."""
         return self.gradient == "rows"
 
-    def reset_parameters(self) -> None:
-        """Draws the table from N(0, 1)."""
-        prefer_huge_pages(self.weight)
-        nn.init.normal_(self.weight)
-
     @classmethod
     def from_pretrained(
         cls,
@@ -563,17 +557,11 @@ class NgramEmbedding(Leaf, Prefetching):
     def extra_repr(self) -> str:
         """The options, in the C++ module's format."""
         spec = self.spec
-        parts = [
+        first = (
             f"{spec.num_embeddings}, {self.embedding_dim}, ngram_size={spec.ngram_size}, "
             f"columns={spec.columns}"
-        ]
-        if spec.rule != "xor":
-            parts.append(f"rule={spec.rule!r}")
-        if self.summed:
-            parts.append("summed=True")
-        if self.gradient == "rows":
-            parts.append("gradient='rows'")
-        return ", ".join(parts)
+        )
+        return written(self, written(spec, first, rule="xor"), summed=False, gradient="dense")
 
 
 def _text(ids: Tensor, attention_mask: Tensor | None, lengths: Tensor | None) -> Tensor | None:
@@ -676,11 +664,7 @@ class PerLayerEmbedding(TokenEmbedding):
     ) -> PerLayerEmbedding:
         """A module that shares ``embeddings`` [num_embeddings, num_layers * layer_dim].
 
-        Args:
-            embeddings: The table.
-            freeze: Freeze the table: no gradient.
-            num_layers: Layers that have rows.
-            scale: Multiplies the result.
+        ``freeze``: without gradient. Other options are the class's.
 
         Raises:
             ValueError: ``num_layers`` does not divide a row.

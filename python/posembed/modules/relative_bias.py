@@ -19,7 +19,7 @@ from posembed import functional
 from posembed.functional import Device, RelativeBuckets, RelativeMlp, ResamplingMethod
 from posembed.functional._learned import Grid, Window, checked_grid, same_grid
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import flag, whole
+from posembed.glue.validation import flag, whole, written
 from posembed.specifications.score_positions import ScorePositions, check_names
 
 
@@ -34,6 +34,27 @@ def _checked_window(name: str, window: Any, most_axes: int = 3) -> Window:
             f"got {window!r}"
         )
     return sizes
+
+
+def check_rule(module: Any, count: int) -> None:
+    """Raises ValueError for options of distances that are inconsistent."""
+    functional.relative_buckets(
+        torch.zeros(0, dtype=torch.int64, device="cpu"),
+        count,
+        max_distance=module.max_distance,
+        bidirectional=module.bidirectional,
+        kind=module.buckets,
+    )
+
+
+def rows_of(module: Any, queries: int, keys: int, **options: Any) -> Tensor:
+    """The row of each query and key by a module's rule of distances."""
+    rule = {"rule": module.buckets, "max_distance": module.max_distance}
+    rule |= {"bidirectional": module.bidirectional, "device": module.weight.device}
+    count = module.num_buckets
+    return functional.relative_rows(
+        queries, keys, count, positions_from_mask=True, **rule, **options
+    )
 
 
 class RelativePositionBias(Leaf, nn.Module):
@@ -155,13 +176,7 @@ class RelativePositionBias(Leaf, nn.Module):
                 raise ValueError(
                     "window: expected one beside class_token, mlp_dim or pretrained_window"
                 )
-            functional.relative_buckets(  # checks the options
-                torch.zeros(0, dtype=torch.int64, device="cpu"),
-                self.num_buckets,
-                max_distance=self.max_distance,
-                bidirectional=self.bidirectional,
-                kind=self.buckets,
-            )
+            check_rule(self, self.num_buckets)
             return
         if self.resampling not in ("bicubic", "bilinear"):
             raise ValueError(
@@ -237,17 +252,7 @@ class RelativePositionBias(Leaf, nn.Module):
     def _of_positions(
         self, query_length: int, key_length: int, positions: ScorePositions
     ) -> Tensor:
-        rows = functional.relative_rows(
-            query_length,
-            key_length,
-            self.num_buckets,
-            rule=self.buckets,
-            max_distance=self.max_distance,
-            bidirectional=self.bidirectional,
-            positions_from_mask=True,
-            device=self.weight.device,
-            **positions,
-        )
+        rows = rows_of(self, query_length, key_length, **positions)
         bias = functional.embedding(rows.clamp_min(0), self.weight).movedim(-1, -3)
         rows = rows.unsqueeze(-3)
         return bias.masked_fill(rows == -1, 0).masked_fill(rows == -2, -math.inf)
@@ -368,33 +373,10 @@ class RelativePositionBias(Leaf, nn.Module):
 
     def extra_repr(self) -> str:
         """The options, in the C++ module's format."""
-        if self.window is not None:
-            return self._repr_of_window()
-        parts = [
-            f"{self.num_heads}, num_buckets={self.num_buckets}, max_distance={self.max_distance}"
-        ]
-        if not self.bidirectional:
-            parts.append("bidirectional=False")
-        if self.buckets != "t5":
-            parts.append(f"buckets={self.buckets!r}")
-        return ", ".join(parts)
-
-    def _repr_of_window(self) -> str:
-        assert self.window is not None
-        parts = [f"{self.num_heads}, window={tuple(self.window)}"]
-        if self.class_token:
-            parts.append("class_token=True")
-        if self.mlp_dim:
-            parts.append(f"mlp_dim={self.mlp_dim}")
-        if self.mlp_rule != "swin":
-            parts.append(f"mlp_rule={self.mlp_rule!r}")
-        if self.pretrained_window is not None:
-            rows, columns = self.pretrained_window
-            parts.append(f"pretrained_window=({rows}, {columns})")
-        if self.resampling != "bilinear":
-            parts.append(f"resampling={self.resampling!r}")
-        if self.align_corners:
-            parts.append("align_corners=True")
-        if self.antialias:
-            parts.append("antialias=True")
-        return ", ".join(parts)
+        if self.window is None:
+            first = f"{self.num_heads}, num_buckets={self.num_buckets}"
+            first += f", max_distance={self.max_distance}"
+            return written(self, first, bidirectional=True, buckets="t5")
+        usual = {"class_token": False, "mlp_dim": 0, "mlp_rule": "swin", "pretrained_window": None}
+        usual |= {"resampling": "bilinear", "align_corners": False, "antialias": False}
+        return written(self, f"{self.num_heads}, window={tuple(self.window)}", **usual)

@@ -19,7 +19,8 @@ from posembed import functional
 from posembed.functional import By, Device, RelativeBuckets
 from posembed.functional._relative_logits import by_key, logits_of
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import flag, whole
+from posembed.glue.validation import flag, whole, written
+from posembed.modules.relative_bias import check_rule, rows_of
 from posembed.specifications.score_positions import ScorePositions
 
 
@@ -97,14 +98,8 @@ class RelativeLogits(Leaf, nn.Module):
         for name, value in (("head_dim", self.head_dim), ("num_heads", self.num_heads)):
             if value is not None and value < 1:
                 raise ValueError(f"{name}: expected 1 or more, got {value}")
-        for count in self.num_buckets:  # checks the options
-            functional.relative_buckets(
-                torch.zeros(0, dtype=torch.int64, device="cpu"),
-                count,
-                max_distance=self.max_distance,
-                bidirectional=self.bidirectional,
-                kind=self.buckets,
-            )
+        for count in self.num_buckets:
+            check_rule(self, count)
 
     def reset_parameters(self) -> None:
         """Draws the table from N(0, 0.02)."""
@@ -114,18 +109,7 @@ class RelativeLogits(Leaf, nn.Module):
         self, query_length: int, key_length: int, **positions: Unpack[ScorePositions]
     ) -> Tensor:
         """The row of each query and key; see :func:`posembed.functional.relative_rows`."""
-        return functional.relative_rows(
-            query_length,
-            key_length,
-            self.num_buckets,
-            rule=self.buckets,
-            max_distance=self.max_distance,
-            bidirectional=self.bidirectional,
-            causal=self.causal,
-            positions_from_mask=True,
-            device=self.weight.device,
-            **positions,
-        )
+        return rows_of(self, query_length, key_length, causal=self.causal, **positions)
 
     def _rows_of(
         self, query: Tensor, other_length: int | None, positions: ScorePositions
@@ -147,22 +131,10 @@ class RelativeLogits(Leaf, nn.Module):
         scores: Tensor | None = None,
         **positions: Unpack[ScorePositions],
     ) -> Tensor:
-        """The logits, or their sum with ``scores``.
+        """The logits [batch, heads, queries, keys], or their sum with ``scores``.
 
-        Args:
-            query: [batch, heads, queries, head_dim]; with ``by="key"``, the keys.
-            other_length: Number of keys, or of queries with ``by="key"``; default: that of scores,
-                or of ``query``.
-            scores: [batch, heads, queries, keys].
-            positions: Positions, documents and mask; see
-                :func:`posembed.functional.relative_rows`.
-
-        Returns:
-            [batch, heads, queries, keys] in the dtype of ``query``.
-
-        Raises:
-            ValueError: Shapes are incompatible.
-            TypeError: Dtypes differ.
+        Arguments and errors are those of :func:`posembed.functional.relative_logits`: with
+        ``by="key"``, ``query`` are the keys.
         """
         if other_length is None and scores is not None and scores.dim() == 4:
             other_length = scores.shape[2 if self.by == "key" else 3]
@@ -173,10 +145,7 @@ class RelativeLogits(Leaf, nn.Module):
     def add_(self, scores: Tensor, query: Tensor, **positions: Unpack[ScorePositions]) -> Tensor:
         """Adds the logits to ``scores`` in place, for inference; returns ``scores``.
 
-        Raises:
-            RuntimeError: A gradient would be lost.
-            ValueError: Shapes are incompatible.
-            TypeError: Dtypes differ.
+        Errors are those of :func:`posembed.functional.relative_logits_`.
         """
         if scores.dim() != 4:
             raise ValueError(
@@ -226,22 +195,11 @@ class RelativeLogits(Leaf, nn.Module):
     def extra_repr(self) -> str:
         """The options, in the C++ module's format."""
         first = self.num_buckets[0] if len(self.num_buckets) == 1 else self.num_buckets
-        parts = [f"{first}, {self.head_dim}"]
-        if self.num_heads is not None:
-            parts.append(f"num_heads={self.num_heads}")
-        if self.buckets != "clipped":
-            parts.append(f"buckets={self.buckets!r}")
+        usual: dict[str, Any] = {"num_heads": None, "buckets": "clipped"}
         if self.buckets in ("t5", "deberta"):
-            parts.append(f"max_distance={self.max_distance}")
-        if not self.bidirectional:
-            parts.append("bidirectional=False")
-        if self.causal:
-            parts.append("causal=True")
-        if self.by == "key":
-            parts.append("by='key'")
-        if self.scale != 1.0:
-            parts.append(f"scale={self.scale:g}")
-        return ", ".join(parts)
+            usual["max_distance"] = None
+        usual |= {"bidirectional": True, "causal": False, "by": "query", "scale": 1.0}
+        return written(self, f"{first}, {self.head_dim}", **usual)
 
 
 def _batch(rows: Tensor) -> list[Any]:

@@ -83,6 +83,26 @@ class FromConfig(Reading, ModuleOptions, total=False):
     """Options of :meth:`RotaryEmbedding.from_config`."""
 
 
+class Placed(TypedDict, total=False):
+    """Where the tokens of a call are."""
+
+    offset: int | Tensor
+    cu_seqlens: Tensor | None
+    inverse: bool
+
+
+class At(Placed, total=False):
+    """The same, with one length or that of each sample."""
+
+    seq_len: int | Tensor | None
+
+
+class AtOne(Placed, total=False):
+    """The same, with one length."""
+
+    seq_len: int | None
+
+
 class SizedOptions(ModuleOptions, RotaryFields, total=False):
     """Options of :class:`RotaryEmbedding` beside head_dim."""
 
@@ -402,28 +422,12 @@ class RotaryEmbedding(Leaf, nn.Module):
 
     @overload
     def forward(
-        self,
-        query: Tensor,
-        key: None = None,
-        positions: Tensor | None = None,
-        *,
-        offset: int | Tensor = 0,
-        cu_seqlens: Tensor | None = None,
-        inverse: bool = False,
-        seq_len: int | Tensor | None = None,
+        self, query: Tensor, key: None = None, positions: Tensor | None = None, **at: Unpack[At]
     ) -> Tensor: ...
 
     @overload
     def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        positions: Tensor | None = None,
-        *,
-        offset: int | Tensor = 0,
-        cu_seqlens: Tensor | None = None,
-        inverse: bool = False,
-        seq_len: int | Tensor | None = None,
+        self, query: Tensor, key: Tensor, positions: Tensor | None = None, **at: Unpack[At]
     ) -> tuple[Tensor, Tensor]: ...
 
     def forward(
@@ -478,17 +482,8 @@ class RotaryEmbedding(Leaf, nn.Module):
         if isinstance(offset, Tensor):
             positions = of_layout(offset, positions, query, self.layout, cu_seqlens)
             offset, cu_seqlens = 0, None
-        return rotated(
-            query,
-            key,
-            positions,
-            text,
-            self.layout,
-            offset,
-            inverse,
-            self._frequencies(),
-            cu_seqlens,
-        )
+        given = (query, key, positions, text, self.layout, offset, inverse)
+        return rotated(*given, self._frequencies(), cu_seqlens)
 
     def _by_length(
         self, lengths: Tensor, query: Tensor, key: Tensor | None, *given: Any
@@ -527,28 +522,12 @@ class RotaryEmbedding(Leaf, nn.Module):
 
     @overload
     def rotate_(
-        self,
-        query: Tensor,
-        key: None = None,
-        positions: Tensor | None = None,
-        *,
-        offset: int | Tensor = 0,
-        cu_seqlens: Tensor | None = None,
-        inverse: bool = False,
-        seq_len: int | None = None,
+        self, query: Tensor, key: None = None, positions: Tensor | None = None, **at: Unpack[AtOne]
     ) -> Tensor: ...
 
     @overload
     def rotate_(
-        self,
-        query: Tensor,
-        key: Tensor,
-        positions: Tensor | None = None,
-        *,
-        offset: int | Tensor = 0,
-        cu_seqlens: Tensor | None = None,
-        inverse: bool = False,
-        seq_len: int | None = None,
+        self, query: Tensor, key: Tensor, positions: Tensor | None = None, **at: Unpack[AtOne]
     ) -> tuple[Tensor, Tensor]: ...
 
     def rotate_(
@@ -568,17 +547,9 @@ class RotaryEmbedding(Leaf, nn.Module):
         """
         if seq_len is not None:
             self._check_length(seq_len, query, positions, offset, cu_seqlens)
-        return rotated_in_place(
-            query,
-            key,
-            positions,
-            self._with_heads(self.spec_for(seq_len).text),
-            self.layout,
-            offset,
-            inverse,
-            self._frequencies(),
-            cu_seqlens,
-        )
+        text = self._with_heads(self.spec_for(seq_len).text)
+        given = (query, key, positions, text, self.layout, offset, inverse)
+        return rotated_in_place(*given, self._frequencies(), cu_seqlens)
 
     def rotate_packed(
         self,

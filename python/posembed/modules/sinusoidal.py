@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from posembed.functional._offset import additive_layout, positions_from, sequenc
 from posembed.functional._options import AdditiveLayout
 from posembed.functional._sinusoidal import cells, waved
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import flag
+from posembed.glue.validation import flag, written
 from posembed.specifications import SinusoidalSpec
 
 
@@ -28,8 +29,8 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
     up to position ``2 ** 31`` and grow beyond it; use float64 data there.
 
     Args:
-        embedding_dim: Components of an encoding.
-        base: Approximately the ratio of the longest to the shortest wavelength.
+        embedding_dim, base, cos_first, shift, scale, position_scale, padding_idx: See
+            :class:`posembed.SinusoidalSpec`.
         preset: For sequences or for grids. ``"vaswani"``: sine and cosine interleaved, frequency
             ``base ** (-2i / dim)``.
             ``"marian"``: the same frequencies, sines in the first half, cosines in the second.
@@ -40,15 +41,6 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
             the rows, positions from 0. ``"sd3"``: the same in the middle of 192 x 192 cells, scaled
             to 64. ``"pixart"``: the same, scaled to 32. Three axes: ``"cogvideox"``: "marian" of
             frames (a quarter of the components), columns and rows, which are divided by 1.875.
-        cos_first: Put cosines before sines; default: False.
-        shift: Frequencies are ``base ** (-i / (dim / 2 - shift))``; default: the preset's.
-        scale: Multiplies the encoding.
-        position_scale: A whole number that multiplies positions, exactly, also fractional ones:
-            diffusers' ``scale`` of a timestep.
-        padding_idx: The padding row of fairseq's table; tokens follow it. Position 0 has the
-            sinusoid of ``padding_idx + 1``. Position -1, which
-            :func:`posembed.functional.fairseq_positions` gives to padding, is zero. Default: 1 for
-            "fairseq", otherwise None: every position has its own sinusoid.
         axes, widths, start, length, interpolation_scale, max_size: Blocks of columns, and the
             positions of a grid's cells; see :class:`posembed.SinusoidalSpec`. Default: the
             preset's.
@@ -195,40 +187,16 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
     def shift_matrix(self, distance: float) -> Tensor:
         """The matrix M with ``encode(p + distance) == encode(p) @ M.T``, except for padding.
 
-        Args:
-            distance: Number of positions; may be fractional.
-
-        Returns:
-            float64 [embedding_dim, embedding_dim].
-
-        Raises:
-            ValueError: A sine has no cosine: odd embedding_dim in "vaswani" and "marian".
+        See :func:`posembed.functional.sinusoidal_shift_matrix`.
         """
         return functional.sinusoidal_shift_matrix(distance, spec=self.spec)
 
     def extra_repr(self) -> str:
         """The options, in the C++ module's format."""
-        spec = self.spec
-        parts = [f"{spec.embedding_dim}, base={spec.base:g}, preset={spec.preset!r}"]
-        if spec.cos_first is not None:
-            parts.append(f"cos_first={spec.cos_first}")
-        if spec.shift is not None:
-            parts.append(f"shift={spec.shift:g}")
-        if self.initial_scale != 1.0:
-            parts.append(f"scale={self.initial_scale:g}")
-        if spec.position_scale != 1:
-            parts.append(f"position_scale={spec.position_scale}")
-        if spec.padding_idx is not None:
-            parts.append(f"padding_idx={spec.padding_idx}")
-        if self.scale is not None:
-            parts.append("learned_scale=True")
-        for name in ("axes", "widths", "start", "length", "interpolation_scale", "max_size"):
-            value = getattr(spec, name)
-            if isinstance(value, tuple):
-                shown = ", ".join(f"{number:g}" for number in value)
-                parts.append(f"{name}=({shown}{',' if len(value) == 1 else ''})")
-            elif value is not None:
-                parts.append(f"{name}={value:g}")
-        if self.layout != "bsd":
-            parts.append(f"layout={self.layout!r}")
-        return ", ".join(parts)
+        spec = dataclasses.replace(self.spec, scale=self.initial_scale)
+        text = f"{spec.embedding_dim}, base={spec.base:g}, preset={spec.preset!r}"
+        usual: dict[str, Any] = {"cos_first": None, "shift": None, "scale": 1.0}
+        text = written(spec, text, **usual, position_scale=1, padding_idx=None)
+        text += ", learned_scale=True" * (self.scale is not None)
+        grids = ("axes", "widths", "start", "length", "interpolation_scale", "max_size")
+        return written(self, written(spec, text, **dict.fromkeys(grids)), layout="bsd")

@@ -17,10 +17,9 @@ from posembed import functional, pretrained
 from posembed.functional import Device, Gradient, Initialization
 from posembed.functional._token import looked_up, padding_row
 from posembed.glue.gate import check_tensors
-from posembed.glue.memory import prefer_huge_pages
-from posembed.glue.sharding import PLAIN, is_sharded, zero_row
+from posembed.glue.sharding import PLAIN, is_sharded
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import finite, flag, whole
+from posembed.glue.validation import finite, flag, whole, written
 from posembed.tables import gguf
 from posembed.tables.file_table import FileTable
 from posembed.tables.owner import Prefetching, TableOwner
@@ -92,14 +91,8 @@ def table_from_file(
     elif vocabulary is None:
         table = file.table(tensor, dtype, progress=progress)
     else:
-        table = file.rows(
-            vocabulary,
-            tensor=tensor,
-            dtype=dtype,
-            missing=missing,
-            fallback=fallback,
-            progress=progress,
-        ).vectors
+        how: Any = {"missing": missing, "fallback": fallback, "progress": progress}
+        table = file.rows(vocabulary, tensor=tensor, dtype=dtype, **how).vectors
     if on_bad_row == "skip":
         warn_of_skipped(file)
     return table
@@ -207,19 +200,9 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         scale_grad_by_freq = flag("scale_grad_by_freq", scale_grad_by_freq)
         self.scale = scale_number(scale, embedding_dim)
         self.gradient: Gradient = gradient
-        super().__init__(
-            num_embeddings,
-            embedding_dim,
-            padding_idx,
-            max_norm,
-            norm_type,
-            scale_grad_by_freq,
-            self.gradient == "rows",
-            _weight,
-            _freeze,
-            device,
-            dtype,
-        )
+        sizes, norm = (num_embeddings, embedding_dim, padding_idx), (max_norm, norm_type)
+        of_rows = (scale_grad_by_freq, self.gradient == "rows")
+        super().__init__(*sizes, *norm, *of_rows, _weight, _freeze, device, dtype)
 
     @property
     def embed_scale(self) -> float:
@@ -249,53 +232,24 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         scale: float | Literal["sqrt_dim"] = 1.0,
         gradient: Gradient | None = None,
     ) -> TokenEmbedding:
-        """A module that shares ``embeddings`` [num_embeddings, embedding_dim].
+        """A module that shares ``embeddings`` [num_embeddings, embedding_dim], by default frozen.
 
-        Args:
-            embeddings: The table.
-            freeze: Freeze the table: no gradient.
-            padding_idx: The row that gets no gradient; its values stay as they are.
-            max_norm: As in ``torch.nn.Embedding``.
-            norm_type: The p of the p-norm for ``max_norm``.
-            scale_grad_by_freq: Divide a row's gradient by its id's count in the batch.
-            sparse: Same as ``gradient="rows"``.
-            scale: Multiplies the result.
-            gradient: "dense" or "rows".
+        Other options are the class's; the values of the row of ``padding_idx`` stay as they are.
 
         Raises:
             ValueError: ``embeddings`` is not a matrix.
             TypeError: Its dtype does not support arithmetic, such as float8.
         """
-        check_tensors(embeddings=embeddings)
-        if embeddings.dim() != 2:
-            shape = list(embeddings.shape)
-            raise ValueError(f"embeddings: expected [num_embeddings, embedding_dim], got {shape}")
+        check_matrix(embeddings)
         if embeddings.dtype not in COMPUTED:
             raise TypeError(
                 f"embeddings: expected float32, float64, bfloat16 or float16, got "
                 f"{embeddings.dtype}; from_file converts to its dtype="
             )
         rows, columns = embeddings.shape
-        return cls(
-            rows,
-            columns,
-            padding_idx,
-            max_norm,
-            norm_type,
-            scale_grad_by_freq,
-            sparse,
-            scale=scale,
-            gradient=gradient,
-            _weight=embeddings,
-            _freeze=freeze,
-        )
-
-    def reset_parameters(self) -> None:
-        """Draws the table from N(0, 1) and zeroes the row of padding_idx."""
-        prefer_huge_pages(self.weight)
-        nn.init.normal_(self.weight)
-        if self.padding_idx is not None:
-            zero_row(self.weight, self.padding_idx)
+        options = (padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+        given: Any = {"scale": scale, "gradient": gradient}
+        return cls(rows, columns, *options, **given, _weight=embeddings, _freeze=freeze)
 
     @classmethod
     def from_file(
@@ -365,22 +319,13 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         """
         # Check options before reading a large file.
         inspect.signature(cls.from_pretrained).bind(None, freeze, **options)
-        others = {"vocabulary": vocabulary, "words": words, "fallback": fallback}
+        others: Any = {"vocabulary": vocabulary, "words": words, "fallback": fallback}
         kept = kept_table(path, keep, tensor, dtype, freeze, **others)
         if kept is not None:
             return over_table(lambda weight: cls.from_pretrained(weight, True, **options), kept)
-        table = table_from_file(
-            path,
-            tensor=tensor,
-            vocabulary=vocabulary,
-            words=words,
-            unicode_errors=unicode_errors,
-            on_bad_row=on_bad_row,
-            missing=missing,
-            fallback=fallback,
-            dtype=dtype,
-            progress=progress,
-        )
+        how: Any = {"unicode_errors": unicode_errors, "on_bad_row": on_bad_row, "missing": missing}
+        how |= {"tensor": tensor, "dtype": dtype, "progress": progress}
+        table = table_from_file(path, **how, **others)
         return cls.from_pretrained(table, freeze, **options)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -663,20 +608,9 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
 
     def extra_repr(self) -> str:
         """The options, in the C++ module's format."""
-        parts = [f"{self.num_embeddings}, {self.embedding_dim}"]
-        if self.padding_idx is not None:
-            parts.append(f"padding_idx={self.padding_idx}")
-        if self.max_norm is not None:
-            parts.append(f"max_norm={self.max_norm:g}")
-        if self.norm_type != 2:
-            parts.append(f"norm_type={self.norm_type:g}")
-        if self.scale_grad_by_freq:
-            parts.append("scale_grad_by_freq=True")
-        if self.scale != 1:
-            parts.append(f"scale={self.scale:g}")
-        if self.gradient == "rows":
-            parts.append("gradient='rows'")
-        return ", ".join(parts)
+        first = f"{self.num_embeddings}, {self.embedding_dim}"
+        usual = {"padding_idx": None, "max_norm": None, "norm_type": 2, "scale_grad_by_freq": False}
+        return written(self, first, **usual, scale=1, gradient="dense")
 
 
 def check_mask(ids: Tensor, mask: Tensor) -> None:
@@ -732,6 +666,14 @@ def product(hidden: Tensor, weight: Tensor) -> Tensor:
     if hidden.dtype != weight.dtype and not torch.is_autocast_enabled(hidden.device.type):
         raise TypeError(f"hidden: expected the dtype of weight, {weight.dtype}, got {hidden.dtype}")
     return nn.functional.linear(hidden, weight)
+
+
+def check_matrix(embeddings: Tensor) -> None:
+    """Raises ValueError for what is no table."""
+    check_tensors(embeddings=embeddings)
+    if embeddings.dim() != 2:
+        shape = list(embeddings.shape)
+        raise ValueError(f"embeddings: expected [num_embeddings, embedding_dim], got {shape}")
 
 
 def check_sizes(**sizes: int) -> None:

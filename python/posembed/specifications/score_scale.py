@@ -76,13 +76,7 @@ class ScoreScale:
     ) -> list[ScoreScale | None]:
         """Reads one scale per layer, None for 1; also of layers that do not rotate (Llama 4).
 
-        Args:
-            config: As in :meth:`posembed.RotarySpec.from_huggingface`.
-            **reading: ``part``, ``interleaved``, ``base``, ``ignore``, ``read_module`` and
-                ``trust_remote_code``, as there.
-
-        Raises:
-            ValueError, TypeError: As in :meth:`posembed.RotarySpec.for_layers`.
+        Arguments and errors are those of :meth:`posembed.RotarySpec.for_layers`.
         """
         from posembed.models.reading import score_scales
 

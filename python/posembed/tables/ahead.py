@@ -30,11 +30,7 @@ class Ahead:
             self._take = _gathered(rows, look_up)
 
     def take(self) -> Tensor:
-        """The result, once.
-
-        Raises:
-            RuntimeError: It was taken before.
-        """
+        """The result, once; a RuntimeError if it was taken before."""
         take, self._take = self._take, None
         if take is None:
             raise RuntimeError("take: expected one call for each prefetch, got another")

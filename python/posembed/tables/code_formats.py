@@ -70,11 +70,7 @@ class Codes:
     kept: Kept | None = None
 
     def numbers(self, path: str, name: str, dtype: torch.dtype | None) -> Tensor:
-        """The table as numbers, made of a part of the rows at a time.
-
-        Raises:
-            FileFormatError: A finite number is not finite in ``dtype``.
-        """
+        """The table as numbers, made of a part of the rows at a time."""
         rows = len(self.packed)
         result = torch.empty(rows, self.columns, dtype=dtype or torch.float32)
         prefer_huge_pages(result)
@@ -101,12 +97,7 @@ class Codes:
 
 
 def find(file: VectorFile, tensor: str | None) -> StoredCodes | None:
-    """The codes of a table, if a reader below turns them into numbers; None for all others.
-
-    Args:
-        file: The file.
-        tensor: The table's name; default: the only one.
-    """
+    """The codes of a table, if a reader below turns them into numbers; None for all others."""
     if file.format != "safetensors":
         return None
     found = file._file.codes(tensor or "")
@@ -121,13 +112,9 @@ def find(file: VectorFile, tensor: str | None) -> StoredCodes | None:
 class StoredCodes:
     """The tensors of a table of codes.
 
-    Args:
-        file: The file.
-        format: The name of the format, in table_formats.json.
-        read: Its reader.
-        table: The name of the codes.
-        parts: The names of the other tensors by what they hold.
-        metadata: What safetensors say of the table; empty: nothing.
+    ``format`` is a name in table_formats.json, and ``read`` its reader; ``table`` the name of the
+    codes, ``parts`` those of the other tensors by what they hold; ``metadata`` what safetensors say
+    of the table.
     """
 
     def __init__(
@@ -143,12 +130,7 @@ class StoredCodes:
         self.table, self.parts, self.metadata = table, parts, metadata
 
     def codes(self) -> Codes:
-        """What the file stores, checked.
-
-        Raises:
-            FileFormatError: Tensors do not fit together, or what describes them is malformed.
-            TypeError: The format has a form that is not read.
-        """
+        """What the file stores, checked; a TypeError for a form that is not read."""
         return READERS[self.read](self)
 
     def numbers(self, dtype: torch.dtype | None) -> Tensor:
@@ -156,11 +138,7 @@ class StoredCodes:
         return self.codes().numbers(self.file.path, self.table, dtype)
 
     def kept(self) -> Kept:
-        """What a table of codes takes.
-
-        Raises:
-            TypeError: The kernel has no such codes.
-        """
+        """What a table of codes takes; a TypeError if the kernel has no such codes."""
         kept = self.codes().kept
         if kept is None:
             self.refuse("no table of such codes exists here; keep='numbers' widens them")

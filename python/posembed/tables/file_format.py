@@ -43,8 +43,7 @@ class FileFormatError(ValueError):
 def in_dtype(path: str, name: str, numbers: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Numbers of a file in another dtype.
 
-    Raises:
-        FileFormatError: A finite number is not finite in ``dtype``.
+    A finite number that is not finite in it is a FileFormatError.
     """
     result = numbers if dtype is None else numbers.to(dtype)
     if result is not numbers and not bool(result.isfinite().eq(numbers.isfinite()).all()):
@@ -52,17 +51,20 @@ def in_dtype(path: str, name: str, numbers: Tensor, dtype: torch.dtype | None) -
     return result
 
 
+def read_at(file: int, path: str, offset: int, count: int) -> bytearray:
+    """Bytes of an open file, by system calls; a FileFormatError if it is too short."""
+    data, done = bytearray(count), 0
+    while done < count:
+        got = os.preadv(file, [memoryview(data)[done:]], offset + done)
+        if got == 0:
+            reason = "the file was shortened while it was read"
+            raise FileFormatError(path, offset + done, reason)
+        done += got
+    return data
+
+
 def json_object(path: str, text: str | bytes, what: str) -> dict[str, Any]:
-    """The object that a text of a file is.
-
-    Args:
-        path: The file.
-        text: Its text, or a part of it.
-        what: The part, for messages.
-
-    Raises:
-        FileFormatError: The text is no JSON object.
-    """
+    """The object that a text of a file is; ``what`` is the part of the file, for messages."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -75,12 +77,7 @@ def json_object(path: str, text: str | bytes, what: str) -> dict[str, Any]:
 
 
 def json_file(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        FileFormatError: The file has none, or is too large.
-        OSError: The file cannot be read.
-    """
+    """The object in a JSON file; a FileFormatError if it has none, or is too large."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):  # reading a pipe or a device might never end
         raise FileFormatError(os.fspath(path), 0, "expected a regular file")

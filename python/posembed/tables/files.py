@@ -107,72 +107,27 @@ class OpenFile(_Held):
         given = (_text(path), *_packed(words), check_utf8, on_bad_row)
         self._file = _call(_class("VectorFile"), *given)
 
-    def format(self) -> str:
-        """The name of the format."""
-        return cast(str, self._file.format())
-
-    def names(self) -> list[str]:
-        """The names of all tensors."""
-        return cast(list[str], self._file.names())
-
-    def shape(self, name: str) -> list[int]:
-        """A tensor's shape."""
-        return cast(list[int], _call(self._file.shape, name))
-
-    def dtype(self, name: str) -> torch.dtype:
-        """A tensor's dtype."""
-        return cast(torch.dtype, getattr(torch, _call(self._file.dtype, name)))
+    def call(self, method: str, *arguments: Any) -> Any:
+        """The result of a method of the class."""
+        return _call(getattr(self._file, method), *arguments)
 
     def words(self) -> list[str]:
         """The word of each row."""
         return _unpacked(*self._file.words())
 
-    def skipped(self) -> tuple[int, list[list[Any]]]:
-        """The number of rows left out, and row, offset, word and reason of the first of them."""
-        count, rows = json.loads(self._file.skipped())
-        return count, rows
-
-    def tensor(self, name: str, dtype: torch.dtype | None, told: Progress, copy: bool) -> Tensor:
-        """A whole tensor."""
-        return cast(Tensor, self._told(told, self._file.tensor, name, dtype, copy))
-
-    def table(self, tensor: str, dtype: torch.dtype | None, told: Progress) -> Tensor:
-        """A copy of a whole table."""
-        return cast(Tensor, self._told(told, self._file.table, tensor, dtype))
-
-    def token_rows(self, tensor: str, dtype: torch.dtype | None, by_word: bool) -> Tensor | None:
-        """The rows of a model2vec file by token id."""
-        return cast(Tensor | None, _call(self._file.token_rows, tensor, dtype, by_word))
-
-    def rows(
-        self,
-        words: Words,
-        tensor: str,
-        dtype: torch.dtype | None,
-        missing: str,
-        told: Progress,
-    ) -> Tensor:
-        """The rows of words."""
-        return cast(Tensor, self._told(told, self._file.rows, words.held, tensor, dtype, missing))
-
-    def look_up(self, words: Words, told: Progress) -> None:
-        """Marks the words that the file has."""
-        self._told(told, self._file.look_up, words.held)
-
     def codes(self, tensor: str) -> tuple[str, str, str, dict[str, str], str] | None:
         """Format, reader, table, parts and metadata of a table of codes."""
-        found = _call(self._file.codes, tensor)
+        found = self.call("codes", tensor)
         return tuple(json.loads(found)) if found else None
 
-    @staticmethod
-    def _told(progress: Progress, read: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls a reader, whose last argument is the number of a bar; 0: none."""
+    def read(self, method: str, progress: Progress, *arguments: Any) -> Any:
+        """The same of a reader, whose last argument is the number of a bar; 0: none."""
         if progress is None:
-            return _call(read, *arguments, 0)
+            return self.call(method, *arguments, 0)
         bar = id(progress)
         _bars[bar] = progress
         try:
-            return _call(read, *arguments, bar)
+            return self.call(method, *arguments, bar)
         finally:
             del _bars[bar]
 

@@ -26,6 +26,7 @@ from posembed.tables.file_format import (
     PART,
     FileFormatError,
     in_dtype,
+    read_at,
 )
 
 MAGIC = b"GGUF"
@@ -72,16 +73,10 @@ def is_gguf(path: str | bytes | os.PathLike[str]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class GgufTensor:
-    """A tensor of a file.
+    """A tensor of a file, with its shape in torch's order.
 
-    Args:
-        name: Its name.
-        shape: In torch's order.
-        kind: The name of its type.
-        block: Numbers of a block.
-        block_bytes: Bytes of a block.
-        number: The number of its type.
-        begin: Where its data begin in the file.
+    ``kind`` is the name of its type, and ``number`` its number; ``block`` are the numbers of a
+    block, in ``block_bytes`` bytes; its data ``begin`` there in the file.
     """
 
     name: str
@@ -104,15 +99,7 @@ class GgufTensor:
 
 
 class GgufFile:
-    """An open GGUF file.
-
-    Args:
-        path: The file.
-
-    Raises:
-        FileFormatError: The file is malformed.
-        OSError: The file cannot be read.
-    """
+    """An open GGUF file; a FileFormatError if it is malformed."""
 
     def __init__(self, path: str | bytes | os.PathLike[str]) -> None:
         self.path = os.fsdecode(path)
@@ -130,27 +117,16 @@ class GgufFile:
     def table(self, name: str | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """The token table, or another one by name: [rows, dim].
 
-        Args:
-            name: Name of the table.
-            dtype: Dtype of the result; default: the file's, float32 for codes.
-
-        Raises:
-            ValueError: The file has no such table.
-            TypeError: The table's type is none that is read.
-            FileFormatError: A finite number is not finite in ``dtype``, or the file is shortened.
-            ImportError: The table has codes, and the gguf package is not installed.
+        ``dtype`` is that of the result; default: the file's, float32 for codes, which need the gguf
+        package. Errors are a ValueError if there is no such table, a TypeError for a type that is
+        not read, and FileFormatErrors of the file.
         """
         return self._numbers(self._table(name), dtype)
 
     def codes(self, name: str | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         """The codes of a table in Q8_0, Q4_0 or Q4_1, and scales and biases [rows, dim / 32].
 
-        Args:
-            name: As in :meth:`table`.
-
-        Raises:
-            ValueError: The file has no such table.
-            TypeError: The table's type is another.
+        A table of another type is a TypeError.
         """
         tensor = self._table(name)
         heads = {"Q8_0": 1, "Q4_0": 1, "Q4_1": 2}  # float16 numbers before the codes of a block
@@ -195,14 +171,8 @@ class GgufFile:
 
     def _bytes(self, tensor: GgufTensor, begin: int, end: int) -> Tensor:
         """The bytes of some rows: uint8 [rows, bytes]."""
-        data = bytearray((end - begin) * tensor.row_bytes)
-        offset, at = tensor.begin + begin * tensor.row_bytes, 0
-        while at < len(data):
-            found = os.preadv(self._file, [memoryview(data)[at:]], offset + at)
-            if found == 0:
-                reason = "the file was shortened while it was read"
-                raise FileFormatError(self.path, offset + at, reason)
-            at += found
+        offset, count = tensor.begin + begin * tensor.row_bytes, (end - begin) * tensor.row_bytes
+        data = read_at(self._file, self.path, offset, count)
         return torch.frombuffer(data, dtype=torch.uint8).view(end - begin, tensor.row_bytes)
 
     def _widened(self, tensor: GgufTensor, rows: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from posembed.functional import CodeFormat
+from posembed.glue.memory import prefer_huge_pages
+from posembed.glue.sharding import zero_row
 from posembed.tables.ahead import Ahead
 from posembed.tables.quantized import QuantizedTable
 from posembed.tables.table import Hosted, Table, bytes_of
@@ -20,6 +22,14 @@ class TableOwner(Hosted):
     """A module whose table ``weight`` can become a :class:`Table`, ``table``."""
 
     table: Table
+
+    def reset_parameters(self) -> None:
+        """Draws the table from N(0, 1) and zeroes the row of ``padding_idx``, if there is one."""
+        weight: torch.nn.Parameter = self.weight  # type: ignore[assignment]
+        prefer_huge_pages(weight)
+        torch.nn.init.normal_(weight)
+        if (padding := getattr(self, "padding_idx", None)) is not None:
+            zero_row(weight, padding)
 
     def use_table(self, table: Table) -> None:
         """Replaces ``weight`` by ``table``.

@@ -16,13 +16,7 @@ Rows = Tensor | Iterable[int]
 
 
 def row_ids(rows: Rows, count: int) -> Tensor:
-    """Ids of rows of a table of ``count`` rows: int64 [...], on the CPU.
-
-    Raises:
-        TypeError: They are not integers.
-        ValueError: They are not a list.
-        IndexError: One is not a row of the table.
-    """
+    """Ids of rows of a table of ``count`` rows: int64 [...], on the CPU; errors say why not."""
     if isinstance(rows, Tensor):
         if rows.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"rows: expected int32 or int64, got {rows.dtype}")
@@ -67,13 +61,9 @@ def change_rows(
 ) -> None:
     """Gives a module, its output layer and its optimizer other rows, all or none of them.
 
-    Args:
-        token: A module with a table.
-        table: Makes the new table of the old one.
-        others: Makes the other parameters: the head's weight, unless it is the table, and bias.
-        sources: The old row of each new one; -1: there is none.
-        head: The output layer, or None.
-        optimizer: What holds the parameters, or None.
+    ``table`` makes the new table of the old one, and ``others`` the other parameters: the head's
+    weight, unless it is the table, and bias. ``sources`` has the old row of each new one; -1: there
+    is none.
     """
 
     def changed(values: Tensor, change: Callable[[Tensor], Tensor]) -> nn.Parameter:

@@ -188,8 +188,8 @@ CASES: dict[str, Callable[[], Case]] = {
 def shared_cases() -> dict[str, list[OperatorCase]]:
     """The shared cases of each operator that functional calls with shards."""
     called = "".join(path.read_text() for path in Path(functional.__file__).parent.glob("*.py"))
-    constants = re.findall(r"\b(?:call|on_scores)\(\s*_?([A-Z_]*[A-Z])\b", called)
-    found: dict[str, list[OperatorCase]] = {name.lower(): [] for name in constants}
+    names = ["embedding", *re.findall(r"\.(\w+[a-z])\.default, sharded=True", called)]
+    found: dict[str, list[OperatorCase]] = {name: [] for name in names}
     for family in FAMILIES:
         for case in importlib.import_module(f"support.{family}").CASES:
             found.get(case.operator._opname, []).append(case)

@@ -283,3 +283,20 @@ def rotary_packed_pair(
     if given[2] == "bhsd":
         query, key = query.transpose(1, 2), key.transpose(1, 2)
     return rotary_pair(query, key, *given)
+
+
+def mla_rotary(
+    query: Tensor,
+    key_rope: Tensor,
+    spec: str,
+    positions: Tensor | None,
+    layout: str,
+    offset: Any,
+    inverse: bool,
+) -> tuple[Tensor, Tensor]:
+    given = (spec, positions, layout, offset, inverse, None, None, False)
+    heads = {"bhsd": 1}.get(layout, -2)
+    lacks_heads = key_rope.dim() < query.dim()
+    key = key_rope.unsqueeze(heads) if lacks_heads else key_rope
+    key = rotate(key, True, *given)
+    return rotate(query, False, *given), key.squeeze(heads) if lacks_heads else key

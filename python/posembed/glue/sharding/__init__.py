@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 Result = TypeVar("Result")
 PLAIN = (Tensor, nn.Parameter)
+WHOLE = (*PLAIN, str, int, tuple)
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -20,9 +21,9 @@ def is_sharded(tensor: Tensor) -> bool:
     return type(tensor) not in PLAIN and hasattr(tensor, "device_mesh")
 
 
-def any_sharded(first: Tensor, second: Tensor) -> bool:
-    """Whether one of two tensors is a DTensor, in one look."""
-    plain = type(first) in PLAIN and type(second) in PLAIN
+def any_sharded(first: Any, second: Any) -> bool:
+    """Whether one of two arguments is a DTensor, in one look."""
+    plain = type(first) in PLAIN and type(second) in WHOLE
     return not plain and (is_sharded(first) or is_sharded(second))
 
 

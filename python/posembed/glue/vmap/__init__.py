@@ -14,8 +14,7 @@ import torch
 
 from posembed.glue.dimensions import TABLE
 from posembed.glue.vmap.copies import in_place_rule, loop_rule, some_or_no_copies
-from posembed.glue.vmap.merging import merged_rule
-from posembed.glue.vmap.ngram import ngram_ids_rule
+from posembed.glue.vmap.merging import merged_rule, ngram_ids_rule
 from posembed.glue.vmap.token import embedding_backward_rule, embedding_rule
 
 # Rules by hand, which also join the rows of mapped tables.

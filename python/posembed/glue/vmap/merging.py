@@ -133,3 +133,17 @@ def merged_rule(
         return call.split(call.results[0], results)
     parts = (call.split(*each) for each in zip(call.results, results, strict=True))
     return tuple(zip(*parts, strict=True))
+
+
+def ngram_ids_rule(
+    info: Any, in_dims: tuple[int | None, ...], ids: Tensor, *given: Any, **options: Any
+) -> Any:
+    """ngram_ids: mapped sequences become more sequences.
+
+    A history of packed documents has rows of batch and documents together.
+    """
+    operator = torch.ops.posembed.ngram_ids.default
+    history_of_documents = len(given) > 8 and given[7] is not None and given[8] is not None
+    if history_of_documents:
+        return loop_rule(operator, info, in_dims, ids, *given, **options)
+    return merged_rule("ngram_ids", operator, info, in_dims, ids, *given, **options)

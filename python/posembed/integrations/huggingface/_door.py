@@ -55,9 +55,7 @@ _found: weakref.WeakKeyDictionary[Any, dict[Path, Any]] = weakref.WeakKeyDiction
 class Place(NamedTuple):
     """Code of a model: that of a function, or of a function that its code defines.
 
-    Args:
-        function: The function.
-        path: Where the code is among the constants of the function's code; () is the whole.
+    ``path`` is where the code is among the constants of the function's code; () is the whole.
     """
 
     function: Any

@@ -279,11 +279,8 @@ class Trial:
     ) -> dict[str, Any]:
         """The arguments in a sample: random numbers, the same each time.
 
-        Args:
-            sample: The sample.
-            wide: Whether tables have a value for each component, not for each pair.
-            gathers: Whether positions say which rows of the tables count.
-            numbered: Whether all numbers in the tables are different.
+        ``wide``: tables have a value for each component, not for each pair. ``gathers``: positions
+        say which rows of the tables count. ``numbered``: all numbers in the tables are different.
         """
         roles, (letters, rows, dim, change, dtypes) = self.roles, sample
         sizes = {"b": BATCH, "h": HEADS, "s": TOKENS, "1": 1}
@@ -556,12 +553,10 @@ def _columns(elements: list[Element]) -> tuple[int, int, Columns] | None:
 def recognise(
     function: Callable[..., Any], *, owner: type | None = None, attributes: bool = False
 ) -> Rotation | str:
-    """The rotation that computes the same as a function, or why none does.
+    """The rotation that computes the same as a function of tensors, or why none does.
 
-    Args:
-        function: A function of tensors, or a method that is bound to an instance.
-        owner: The class of a static method, or of one bound to an instance without attributes.
-        attributes: Whether it is a method that may rotate by tables of its instance.
+    ``owner`` is the class of a static method, or of one bound to an instance without attributes;
+    ``attributes``: it is a method that may rotate by tables of its instance.
     """
     function = wrapped(type(function)) or function
     key: Any = getattr(function, "__func__", function)

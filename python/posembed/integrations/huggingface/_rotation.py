@@ -73,9 +73,7 @@ class Roles:
     def tables(self, given: dict[str, Any], *, once: bool = False) -> list[Tensor]:
         """The tables, with all that belongs to a token in one dimension; none in another form.
 
-        Args:
-            given: All arguments.
-            once: Whether angles are converted to float32 first.
+        ``once``: angles are converted to float32 first.
         """
         table: Any = given.get(self.cos)
         tables, inner = [table], INNER.get(self.form, 0)
@@ -494,15 +492,12 @@ def signature(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class Rotation:
-    """Calls the operator in place of a model's function, or the function itself.
+    """Calls the operator in place of a model's function, ``original``, or the function itself.
 
     The function runs for arguments that the operator does not support: other devices, dtypes,
     broadcasts and options. The first call of each kind whose numbers can tell rotations apart runs
-    it, too: if its bits differ, the function stays for calls of that kind.
-
-    Args:
-        original: The function, which runs the model's own code.
-        cases: What it computes, for different layouts of tables and for different options.
+    it, too: if its bits differ, the function stays for calls of that kind. ``cases`` say what it
+    computes, for different layouts of tables and for different options.
     """
 
     def __init__(self, original: Callable[..., Any], cases: tuple[Rule, ...]) -> None:
