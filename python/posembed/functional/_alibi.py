@@ -214,11 +214,22 @@ def alibi_add(
 ) -> Tensor:
     """Computes scores * scale + bias in one pass; gradients flow to scores and slopes.
 
-    ``scores`` are floating-point [batch, heads, query, key] or [heads, query, key]; ``scale``
-    multiplies them, not the bias. Other arguments, and errors, are those of :func:`alibi_bias`.
+    Args:
+        scores: Floating-point [batch, heads, query, key] or [heads, query, key].
+        slopes: Floating-point [heads]; without ``causal`` also [2, heads], for keys left and right
+            of the query. For each sample: [batch, 1 or 2, heads].
+        scale: Multiplies the scores, not the bias.
+        causal: The bias is ``-slope * (i - j)``, and keys after the query are masked; otherwise it
+            is ``-slope * abs(i - j)``.
+        positions_from_mask: If an attention_mask but no positions are passed, count only visible
+            keys, as :func:`alibi_positions` does.
+        **positions: See :class:`posembed.specifications.score_positions.ScorePositions`.
 
     Returns:
         A tensor with the shape and dtype of scores.
+
+    Raises:
+        ValueError, TypeError, IndexError: See :func:`alibi_bias`.
 
     Examples:
         >>> import torch, posembed as pe
@@ -324,11 +335,21 @@ def alibi_attention(
 ) -> Tensor:
     """Computes softmax(query key^T scale + bias) value; gradients flow to all inputs.
 
-    The scores are written to memory; one kernel applies scale, bias, mask and softmax. ``query`` is
-    [batch, num_heads, seq, head_dim], ``key`` [batch, num_heads or a divisor of it, keys, head_dim]
-    and ``value`` [batch, heads of key, keys, value_dim]. ``scale`` is ``head_dim ** -0.5`` by
-    default, ``dropout`` the probability of zeroing a weight. Other arguments are those of
-    :func:`alibi_bias`.
+    The scores are written to memory; one kernel applies scale, bias, mask and softmax.
+
+    Args:
+        query: [batch, num_heads, seq, head_dim].
+        key: [batch, num_heads or a divisor of it, keys, head_dim].
+        value: [batch, heads of key, keys, value_dim].
+        slopes: Floating-point [num_heads]; without ``causal`` also [2, num_heads], for keys left
+            and right of the query. For each sample: [batch, 1 or 2, num_heads].
+        scale: Default: ``head_dim ** -0.5``.
+        dropout: Probability of zeroing a weight.
+        causal: The bias is ``-slope * (i - j)``, and keys after the query are masked; otherwise it
+            is ``-slope * abs(i - j)``.
+        positions_from_mask: If an attention_mask but no positions are passed, count only visible
+            keys, as :func:`alibi_positions` does.
+        **positions: See :class:`posembed.specifications.score_positions.ScorePositions`.
 
     Returns:
         [batch, num_heads, seq, value_dim].

@@ -205,10 +205,20 @@ def learned_packed(
     """Rows of pictures of any sizes that are packed one after another, with gradients.
 
     Each picture's are those of :func:`learned_resample`, in the order of its tokens, for each of
-    its frames. 16-bit tables are interpolated in float32 and rounded once. ``weight``, ``grid`` and
-    how to resample are as there, but for ``antialias``: a token is the sum of a fixed number of
-    cells. ``grids``, ``merge`` and ``num_tokens`` are those of
-    :func:`posembed.positions.packed_grids`.
+    its frames. 16-bit tables are interpolated in float32 and rounded once.
+
+    Args:
+        weight: float32, float64, bfloat16 or float16 [prefix + rows * columns, embedding_dim].
+        grid: Rows and columns of the table.
+        grids: int32 or int64 [pictures, 3]: frames, rows and columns of patches, as
+            ``image_grid_thw`` of processors; or [pictures, 2].
+        merge: The tokens of a frame are ordered by squares of ``merge`` x ``merge``.
+        num_tokens: The number of tokens, if known; otherwise it is read, for which a GPU is waited
+            for and which a compiled program does not know.
+        method: "bicubic" or "bilinear".
+        align_corners: The corners of both grids are the same points.
+        antialias: False; a token is the sum of a fixed number of cells.
+        scale_offset: As in :func:`learned_resample`.
 
     Returns:
         [tokens, embedding_dim].

@@ -67,9 +67,15 @@ def relative_bias(
 ) -> Tensor:
     """The attention-score bias by distance; gradients flow to ``weight``.
 
-    ``weight`` is float32, float64, bfloat16 or float16 [num_buckets, num_heads]; ``query_offset``
-    the position of the first query among the keys; by default the last query aligns with the last
-    key. Other arguments are as in :func:`relative_buckets`.
+    Args:
+        weight: float32, float64, bfloat16 or float16 [num_buckets, num_heads].
+        query_length: Number of queries.
+        key_length: Number of keys.
+        query_offset: Position of the first query among the keys; default: the last query aligns
+            with the last key.
+        max_distance: As in :func:`relative_buckets`.
+        bidirectional: As in :func:`relative_buckets`.
+        kind: As in :func:`relative_buckets`.
 
     Returns:
         [num_heads, query_length, key_length] in the dtype of ``weight``.
@@ -133,9 +139,13 @@ def relative_window_resample(
 ) -> Tensor:
     """The table of a window resampled to that of another one; gradients flow to ``weight``.
 
-    ``weight`` is as in :func:`relative_window_bias`; rows of a class token do not change.
-    ``window`` and ``new_window`` are rows and columns; the other options are those of
-    :func:`learned_resample`.
+    Args:
+        weight: As in :func:`relative_window_bias`; rows of a class token do not change.
+        window: Rows and columns of the window.
+        new_window: Those of the other one.
+        method: As in :func:`learned_resample`, like the other options.
+        align_corners: The corners of both tables are the same points.
+        antialias: Average over all rows that a smaller table merges.
 
     Returns:
         The rows of ``new_window``, [(2 * rows - 1) * (2 * columns - 1), num_heads], and those of

@@ -229,10 +229,18 @@ def relative_logits_(
     by: By = "query",
     scale: float = 1.0,
 ) -> Tensor:
-    """Adds :func:`relative_logits` to ``scores`` in place, for inference; returns ``scores``.
+    """Adds :func:`relative_logits` to ``scores`` in place, for inference.
 
-    ``scores`` are [batch, heads, queries, keys] with contiguous keys, ``rows`` as
-    :func:`relative_rows` returns them, and the others as in :func:`relative_logits`.
+    Args:
+        scores: [batch, heads, queries, keys] with contiguous keys.
+        query: As in :func:`relative_logits`, in the dtype of ``scores``.
+        table: As in :func:`relative_logits`.
+        rows: As :func:`relative_rows` returns.
+        by: As in :func:`relative_logits`.
+        scale: Multiplies the logits.
+
+    Returns:
+        ``scores``.
 
     Raises:
         RuntimeError: A gradient would be lost.

@@ -141,14 +141,25 @@ def mla_rotary(
 ) -> tuple[Tensor, Tensor]:
     """Rotates the query's window and the key's rotated part, which all heads share.
 
-    For multi-head latent attention: DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434. ``spec`` has the
-    query's head_dim, with ``rotary_dim`` and ``rotary_start`` of the window. ``key_rope`` has
-    ``rotary_dim`` components in ``layout`` with one head, or without the head dimension: [batch,
-    seq, rotary_dim], [tokens, rotary_dim]. Other arguments, and errors, are those of
-    :func:`rotary`.
+    For multi-head latent attention: DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434. Gradients flow to
+    both.
+
+    Args:
+        query: In ``layout``; the window that ``spec`` defines is rotated.
+        key_rope: ``spec.rotary_dim`` components in ``layout`` with one head, or without the head
+            dimension: [batch, seq, rotary_dim], [tokens, rotary_dim].
+        positions: As in :func:`rotary`.
+        spec: The query's head_dim, with ``rotary_dim`` and ``rotary_start`` of the window.
+        layout: The order of dimensions.
+        offset: As in :func:`rotary`.
+        cu_seqlens: As in :func:`rotary`.
+        inverse: Undo the rotation instead.
 
     Returns:
-        Rotated query and key_rope, in their shapes and dtypes; gradients flow to both.
+        Rotated query and key_rope, with the shapes and dtypes of the inputs.
+
+    Raises:
+        ValueError, TypeError, IndexError: See :func:`rotary`.
 
     Examples:
         >>> import torch, posembed as pe
@@ -178,11 +189,27 @@ def mla_rotary_cache_(
 ) -> Tensor:
     """In-place :func:`mla_rotary` of query; writes [latent, key_rope] to a paged cache.
 
-    ``latent``, the compressed keys and values, is [tokens, latent_dim], and ``key_rope``, which is
-    not changed, [tokens, rotary_dim]; both may have one head. ``cache`` is [pages, page_size,
-    latent_dim + rotary_dim], in the dtype of the data or float8_e4m3fn; for float8, rows are
-    divided by ``scale``, a float, or a float32 tensor of one element. ``spec`` is exact and without
-    xPos. Other arguments, the result and errors are those of :func:`rotary_cache_`.
+    Args:
+        query: In ``layout``; by default [tokens, heads, head_dim].
+        latent: The compressed keys and values: [tokens, latent_dim], or with one head.
+        key_rope: ``spec.rotary_dim`` components: [tokens, rotary_dim], or with one head; it
+            is not changed.
+        cache: [pages, page_size, latent_dim + rotary_dim], in the dtype of the data or
+            float8_e4m3fn.
+        slot_mapping: As in :func:`rotary_cache_`.
+        positions: As in :func:`rotary`.
+        spec: As in :func:`mla_rotary`, exact and without xPos.
+        layout: The order of dimensions.
+        offset: As in :func:`rotary`.
+        cu_seqlens: As in :func:`rotary`.
+        query_out: Output tensor for the rotated query, instead of in place.
+        scale: For float8: rows are divided by it. A float, or a float32 tensor of one element.
+
+    Returns:
+        The rotated query: ``query``, or ``query_out``.
+
+    Raises:
+        ValueError, TypeError, IndexError: See :func:`rotary_cache_`.
 
     Examples:
         >>> import torch, posembed as pe

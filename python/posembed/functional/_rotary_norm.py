@@ -250,8 +250,25 @@ def norm_rotary_packed(
     The result is that of :func:`norm_rotary` for views of the projection. The backward pass is
     faster: gradients of query and key are written straight into the one gradient of ``qkv``, where
     torch joins three tensors. Other norms than RMSNorm of each head, tables and forward-mode
-    derivatives take torch's way. ``qkv``, ``heads``, ``key_heads``, ``order`` and the results are
-    as in :func:`rotary_packed`, other arguments and errors as in :func:`norm_rotary`.
+    derivatives take torch's way.
+
+    Args:
+        qkv: As in :func:`rotary_packed`.
+        heads: The number of query heads.
+        key_heads: The number of key heads, a divisor of ``heads``; the value has as many. Default:
+            ``heads``.
+        query_weight: As in :func:`norm_rotary`.
+        key_weight: As in :func:`norm_rotary`.
+        positions: As in :func:`norm_rotary`.
+        spec: The specification of the rotation.
+        order: As in :func:`rotary_packed`.
+        **options: The other options of :func:`norm_rotary`.
+
+    Returns:
+        Query and key, which are new tensors, and the value, a view of ``qkv``.
+
+    Raises:
+        ValueError, TypeError, IndexError: See :func:`norm_rotary`.
 
     Examples:
         >>> import torch, posembed as pe
@@ -282,10 +299,14 @@ def norm_rotary_packed_(
 ) -> Tensor:
     """In-place :func:`norm_rotary_packed` for inference; the value stays as it is.
 
-    The last dimension of ``qkv`` must be contiguous. Errors are those of :func:`norm_rotary_`.
+    Arguments are as in :func:`norm_rotary_packed`; the last dimension of ``qkv`` must be
+    contiguous.
 
     Returns:
         ``qkv``.
+
+    Raises:
+        ValueError, TypeError, IndexError: See :func:`norm_rotary_`.
 
     Examples:
         >>> import torch, posembed as pe

@@ -92,10 +92,13 @@ def rotary_packed_(
 ) -> Tensor:
     """In-place :func:`rotary_packed` for inference; the value stays as it is.
 
-    The last dimension of ``qkv`` must be contiguous. Errors are those of :func:`rotary_`.
+    Arguments are as in :func:`rotary_packed`; the last dimension of ``qkv`` must be contiguous.
 
     Returns:
         ``qkv``.
+
+    Raises:
+        ValueError, TypeError, IndexError: See :func:`rotary_`.
 
     Examples:
         >>> import torch, posembed as pe

@@ -252,10 +252,19 @@ class ALiBi(AlibiSlopes):
         sample_slopes: Tensor | None = None,
         **positions: Unpack[ScorePositions],
     ) -> Tensor:
-        """Computes scores * scale + bias in place, for inference; returns ``scores``.
+        """Computes scores * scale + bias in place, for inference: [batch, num_heads, query, key].
 
-        Arguments and errors are those of :func:`posembed.functional.alibi_add_`, and
-        ``sample_slopes`` as in :meth:`forward`.
+        Args:
+            scores: Any strides, but the last dimension must be contiguous.
+            scale: Multiplies the scores, not the bias.
+            sample_slopes: As in :meth:`forward`.
+            **positions: See :class:`posembed.specifications.score_positions.ScorePositions`.
+
+        Returns:
+            ``scores``.
+
+        Raises:
+            ValueError, TypeError, IndexError: See :func:`posembed.functional.alibi_add_`.
 
         Examples:
             >>> import torch, posembed as pe
@@ -278,8 +287,17 @@ class ALiBi(AlibiSlopes):
     ) -> Tensor:
         """Attention weights: the softmax of scores * scale + bias, in one pass over memory.
 
-        Arguments and errors are those of :func:`posembed.functional.alibi_softmax`, and
-        ``sample_slopes`` as in :meth:`forward`.
+        Args:
+            scores: [batch, num_heads, query, key] or [num_heads, query, key].
+            scale: Multiplies the scores, not the bias.
+            sample_slopes: As in :meth:`forward`.
+            **positions: See :class:`posembed.specifications.score_positions.ScorePositions`.
+
+        Returns:
+            Shape and dtype of scores. If all keys of a query are masked, its weights are 0.
+
+        Raises:
+            ValueError, TypeError, IndexError: See :func:`posembed.functional.alibi_softmax`.
 
         Examples:
             >>> import torch, posembed as pe
@@ -314,7 +332,17 @@ class ALiBi(AlibiSlopes):
     ) -> Tensor:
         """Correction for a block's log-sum-exp whose bias was computed from block-local indices.
 
-        Arguments, result and errors are those of :func:`posembed.functional.alibi_lse_correction`.
+        Args:
+            query_length: Number of queries in the block.
+            query_start: Position of the block's first query.
+            key_start: Position of the block's first key.
+            form: See :func:`posembed.functional.alibi_lse_correction`.
+
+        Returns:
+            [num_heads, query_length]; add it before merging blocks.
+
+        Raises:
+            ValueError: An unknown form.
 
         Examples:
             >>> import posembed as pe
@@ -382,6 +410,13 @@ class ALiBi(AlibiSlopes):
     ) -> str:
         """The backend that :meth:`attention` uses for these arguments.
 
+        Args:
+            query: As in :meth:`attention`.
+            key: As in :meth:`attention`.
+            dropout: As in :meth:`attention`.
+            sample_slopes: As in :meth:`forward`.
+            **positions: See :class:`posembed.specifications.score_positions.ScorePositions`.
+
         Returns:
             "flash": FlashAttention-2 with slopes, if that package is installed. "flex": compiled
             flex attention, for head_dim 16 or more. "fused": writes the scores to memory and
@@ -406,9 +441,19 @@ class ALiBi(AlibiSlopes):
     ) -> Tensor:
         """Computes softmax(query key^T scale + bias) value with the fastest available backend.
 
-        Shapes are those of :func:`posembed.functional.alibi_attention`, and ``sample_slopes`` as in
-        :meth:`forward`. As in torch's SDPA, ``dropout`` applies in eval mode too: pass ``dropout=p
-        if self.training else 0.0``. ``backend`` is that of :meth:`attention_backend` by default.
+        Args:
+            query: [batch, num_heads, seq, head_dim].
+            key: [batch, num_heads or a divisor of it, keys, head_dim].
+            value: [batch, heads of key, keys, value_dim].
+            scale: Default: ``head_dim ** -0.5``.
+            dropout: Probability of zeroing a weight. As in torch's SDPA, it applies in eval mode
+                too: pass ``dropout=p if self.training else 0.0``.
+            backend: Default: :meth:`attention_backend`.
+            sample_slopes: As in :meth:`forward`.
+            **positions: See :class:`posembed.specifications.score_positions.ScorePositions`.
+
+        Returns:
+            [batch, num_heads, seq, value_dim].
 
         Raises:
             ValueError: The backend is unknown, or shapes are incompatible.

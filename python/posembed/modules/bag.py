@@ -101,10 +101,15 @@ class TokenBag(Leaf, TableOwner, nn.EmbeddingBag):
         include_last_offset: bool = False,
         gradient: Gradient = "dense",
     ) -> TokenBag:
-        """A module that shares ``embeddings`` [num_embeddings, embedding_dim], by default frozen.
+        """A module that shares ``embeddings`` [num_embeddings, embedding_dim].
 
-        The table is for instance ``token.weight`` of a TokenEmbedding; other options are the
-        class's.
+        Args:
+            embeddings: The table, for instance ``token.weight`` of a TokenEmbedding.
+            freeze: Freeze the table: no gradient.
+            mode: "sum", "mean" or "max".
+            padding_idx: The id to skip; the values of its row do not change.
+            include_last_offset: Offsets have one more element: the number of ids.
+            gradient: "dense" or "rows".
 
         Raises:
             ValueError: ``embeddings`` is not a matrix.
@@ -129,8 +134,17 @@ class TokenBag(Leaf, TableOwner, nn.EmbeddingBag):
     ) -> TokenBag:
         r"""A module with vectors from a file; see :meth:`posembed.TokenEmbedding.from_file`.
 
-        The file is safetensors (or their index), word2vec, fastText .vec or GloVe. The first
-        options are the class's, the others those of :meth:`posembed.TokenEmbedding.from_file`.
+        Args:
+            path: safetensors (or their index), word2vec, fastText .vec or GloVe.
+            mode: "sum", "mean" or "max".
+            padding_idx: The id to skip; the values of its row do not change.
+            include_last_offset: Offsets have one more element: the number of ids.
+            gradient: "dense" or "rows".
+            freeze: Freeze the table: no gradient.
+            keep: As in :meth:`posembed.TokenEmbedding.from_file`.
+            **reading: ``tensor``, ``vocabulary``, ``words``, ``unicode_errors``, ``on_bad_row``,
+                ``missing``, ``fallback``, ``dtype`` and ``progress`` of
+                :meth:`posembed.TokenEmbedding.from_file`.
 
         Raises:
             FileFormatError: The file is broken.
@@ -164,8 +178,15 @@ class TokenBag(Leaf, TableOwner, nn.EmbeddingBag):
     ) -> Tensor:
         """Pools the rows of each bag: [bags, embedding_dim].
 
-        Arguments and errors are those of :func:`posembed.functional.token_bag`;
-        ``per_sample_weights`` are ``weights`` under the name that ``torch.nn.EmbeddingBag`` uses.
+        Args:
+            ids: int32 or int64 [bags, size], or [count] with ``offsets``.
+            offsets: int32 or int64 [bags]: the start of each bag.
+            weights: Per-id weights for ``mode="sum"``, in the shape of ``ids``.
+            per_sample_weights: ``weights`` under the name that ``torch.nn.EmbeddingBag`` uses.
+
+        Raises:
+            ValueError: ``weights`` are passed under both names; see :func:`functional.token_bag`.
+            IndexError: An id is outside the table, or an offset is invalid.
         """
         if per_sample_weights is not None:
             if weights is not None:

@@ -246,12 +246,20 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
     ) -> Tensor:
         """Adds the rows of the positions to x, which has the module's layout.
 
-        Arguments and errors are those of :func:`posembed.functional.learned_add`; ``grid`` are the
-        rows and columns of patches that the table is resampled to, by default its own. Where x has
-        the patches alone, ``offset`` is the number of ``prefix_tokens``.
+        Args:
+            x: The embeddings to add to.
+            positions: int32 or int64 [seq] or [batch, seq]; None: ``offset``, ``offset + 1``, and
+                so on.
+            offset: Position of the first token if ``positions`` is None; int32 or int64 [batch]:
+                one per sample. ``prefix_tokens`` if x has the patches alone.
+            cu_seqlens: int32 or int64 [documents + 1], where the batch is 1: the boundaries of
+                packed documents. Positions restart in each, at ``offset`` or, if that is
+                [documents], at its own.
+            grid: Rows and columns of patches that the table is resampled to; default: its own.
 
         Raises:
             ValueError: ``grid`` is not a grid, or the table has none.
+            IndexError: A position is out of range; the message names it.
         """
         if self.layout == "sbd" and x.dim() == 3:
             positions, offset = sequence_first(x, positions, offset, cu_seqlens), 0
@@ -287,10 +295,21 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
     def packed(self, grids: Tensor, *, merge: int = 1, num_tokens: int | None = None) -> Tensor:
         """The rows of pictures of any sizes that are packed one after another.
 
-        Arguments and errors are those of :func:`posembed.functional.learned_packed`.
+        Args:
+            grids: int32 or int64 [pictures, 3]: frames, rows and columns of patches, as
+                ``image_grid_thw`` of processors; or [pictures, 2].
+            merge: The tokens of a frame are ordered by squares of ``merge`` x ``merge``, which a
+                vision tower merges later.
+            num_tokens: The number of tokens, if known; otherwise it is read, for which a GPU is
+                waited for and which a compiled program does not know.
 
         Returns:
             [tokens, embedding_dim], without prefix tokens. Gradients flow to ``weight``.
+
+        Raises:
+            ValueError: The table has no grid or averages (``antialias``), or ``grids`` do not fit
+                ``merge`` or ``num_tokens`` (checked on the CPU).
+            IndexError: On CUDA, ``grids`` do not fit.
 
         Examples:
             >>> import torch, posembed as pe

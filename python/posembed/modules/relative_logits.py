@@ -131,10 +131,22 @@ class RelativeLogits(Leaf, nn.Module):
         scores: Tensor | None = None,
         **positions: Unpack[ScorePositions],
     ) -> Tensor:
-        """The logits [batch, heads, queries, keys], or their sum with ``scores``.
+        """The logits, or their sum with ``scores``.
 
-        Arguments and errors are those of :func:`posembed.functional.relative_logits`: with
-        ``by="key"``, ``query`` are the keys.
+        Args:
+            query: [batch, heads, queries, head_dim]; with ``by="key"``, the keys.
+            other_length: Number of keys, or of queries with ``by="key"``; default: that of scores,
+                or of ``query``.
+            scores: [batch, heads, queries, keys].
+            positions: Positions, documents and mask; see
+                :func:`posembed.functional.relative_rows`.
+
+        Returns:
+            [batch, heads, queries, keys] in the dtype of ``query``.
+
+        Raises:
+            ValueError: Shapes are incompatible.
+            TypeError: Dtypes differ.
         """
         if other_length is None and scores is not None and scores.dim() == 4:
             other_length = scores.shape[2 if self.by == "key" else 3]
@@ -145,7 +157,10 @@ class RelativeLogits(Leaf, nn.Module):
     def add_(self, scores: Tensor, query: Tensor, **positions: Unpack[ScorePositions]) -> Tensor:
         """Adds the logits to ``scores`` in place, for inference; returns ``scores``.
 
-        Errors are those of :func:`posembed.functional.relative_logits_`.
+        Raises:
+            RuntimeError: A gradient would be lost.
+            ValueError: Shapes are incompatible.
+            TypeError: Dtypes differ.
         """
         if scores.dim() != 4:
             raise ValueError(

@@ -232,9 +232,18 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         scale: float | Literal["sqrt_dim"] = 1.0,
         gradient: Gradient | None = None,
     ) -> TokenEmbedding:
-        """A module that shares ``embeddings`` [num_embeddings, embedding_dim], by default frozen.
+        """A module that shares ``embeddings`` [num_embeddings, embedding_dim].
 
-        Other options are the class's; the values of the row of ``padding_idx`` stay as they are.
+        Args:
+            embeddings: The table.
+            freeze: Freeze the table: no gradient.
+            padding_idx: The row that gets no gradient; its values stay as they are.
+            max_norm: As in ``torch.nn.Embedding``.
+            norm_type: The p of the p-norm for ``max_norm``.
+            scale_grad_by_freq: Divide a row's gradient by its id's count in the batch.
+            sparse: Same as ``gradient="rows"``.
+            scale: Multiplies the result.
+            gradient: "dense" or "rows".
 
         Raises:
             ValueError: ``embeddings`` is not a matrix.
