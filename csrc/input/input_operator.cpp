@@ -17,7 +17,6 @@
 #include "dispatcher/tensors.h"
 #include "input/input.h"
 #include "learned/learned_operator.h"
-#include "sinusoidal/sinusoidal_operator.h"
 #include "token/token_backward.h"
 #include "token/token_operator.h"
 

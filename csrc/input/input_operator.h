@@ -14,7 +14,7 @@
 #include "dispatcher/tensors.h"
 #include "input/input.h"
 #include "posembed/input.h"
-#include "sinusoidal/sinusoidal_specification.h"
+#include "sinusoidal/sinusoidal_operator.h"
 #include "token/token_operator.h"
 
 namespace posembed::dispatcher {

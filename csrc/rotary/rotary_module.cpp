@@ -3,27 +3,21 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <ostream>
+#include <sstream>
 
 #include "core/double_double.h"
+#include "dispatcher/tensors.h"
 #include "posembed/rotary.h"
-#include "rotary/rotary_checks.h"
 #include "rotary/rotary_operator.h"
 
 namespace posembed {
 
 const char* name(Layout layout) {
-  switch (layout) {
-    case Layout::bhsd:
-      return "bhsd";
-    case Layout::sbhd:
-      return "sbhd";
-    case Layout::thd:
-      return "thd";
-    default:
-      return "bshd";
-  }
+  constexpr const char* names[] = {"bshd", "bhsd", "sbhd", "thd"};
+  return names[static_cast<int>(layout)];
 }
 
 const char* name(PackedOrder order) { return order == PackedOrder::blocks ? "blocks" : "groups"; }
@@ -68,13 +62,8 @@ Tensor choose(const Tensor& condition, const Tensor& a, const Tensor& b) {
   return torch::where(condition, a, b);
 }
 
-/// Refuses lengths without effect, and those that memory of the CPU shows to be too small.
-void check_lengths(const Tensor& lengths, const Tensor& query, const RotarySpec& spec,
-                   const RotaryCall& call) {
-  TORCH_CHECK_VALUE(spec.is_dynamic(),
-                    "seq_len: expected none, because the frequencies do not depend on the length "
-                    "of the sequence, got ",
-                    lengths.sizes());
+/// Refuses lengths that memory of the CPU shows to be too small.
+void check_lengths(const Tensor& lengths, const Tensor& query, const RotaryCall& call) {
   const Dimensions where = dimensions(call.layout());
   // Documents are shorter than all tokens, and tokens may skip positions.
   if (where.batch < 0 || call.positions().has_value() || call.cu_seqlens().has_value()) return;
@@ -96,13 +85,16 @@ auto by_length(const Tensor& query, const RotarySpec& spec, RotaryCall call, Rot
   TORCH_CHECK_VALUE(
       query.dim() > batch && lengths.dim() == 1 && lengths.size(0) == query.size(batch),
       "seq_len: expected a length for each sample, got ", lengths.sizes());
-  TORCH_CHECK_VALUE(spec.is_dynamic(),
-                    "seq_len: expected none, because the frequencies do not depend on the length");
+  TORCH_CHECK_VALUE(
+      spec.is_dynamic(),
+      "seq_len: expected none, because the frequencies do not depend on the length of "
+      "the sequence, got ",
+      lengths.sizes());
   TORCH_CHECK_VALUE(
       get_if<DynamicNtkScaling>(&spec.scaling) == nullptr,
       "seq_len: expected RotarySpec::resolve for each length, because dynamic NTK has "
       "other frequencies for every one");
-  check_lengths(lengths, query, spec, call);
+  check_lengths(lengths, query, call);
   call.seq_len(std::nullopt);
   const int64_t original = std::get<LongRopeScaling>(spec.scaling).original_max_positions;
   std::vector<int64_t> shape(static_cast<size_t>(query.dim()), 1);
@@ -336,6 +328,50 @@ RotaryEmbedding RotaryEmbeddingImpl::resolve(int64_t seq_len) const {
     module->frequencies = module->register_parameter("frequencies", frequencies);
   }
   return module;
+}
+
+// ------------------------------------------------------------------------------------- score scale
+
+torch::Tensor ScoreScale::at(const torch::Tensor& positions) const {
+  TORCH_CHECK_TYPE(at::isIntegralType(positions.scalar_type(), /*includeBool=*/false),
+                   "positions: expected integers, got ",
+                   dispatcher::dtype_name(positions.scalar_type()));
+  const torch::Tensor position = positions.to(torch::kDouble).clamp_min(0.0);  // -1 is padding
+  if (logn) return ((position + 1.0).log() / std::log(length)).clamp_min(1.0) * factor;
+  return (((position + offset) / length).floor().log1p() * growth + 1.0) * factor;
+}
+
+std::string ScoreScale::describe() const {
+  std::ostringstream line;
+  if (is_constant() || factor != 1.0) line << factor;
+  if (!is_constant() && factor != 1.0) line << " times ";
+  if (logn) {
+    line << "max(1, log(position + 1) / log(" << length << "))";
+  } else if (growth != 0.0) {
+    const std::string shift = offset == 0 ? "" : " + " + std::to_string(offset);
+    const std::string place = shift.empty() ? "position" : "(position" + shift + ")";
+    line << "1 + " << growth << " log(1 + floor(" << place << " / " << length << "))";
+  }
+  if (!source.empty()) line << " (" << source << ")";
+  return line.str();
+}
+
+void ScoreScale::check() const {
+  TORCH_CHECK_VALUE(std::isfinite(factor) && factor > 0.0,
+                    "score_scale: expected a positive factor, got ", factor);
+  TORCH_CHECK_VALUE(std::isfinite(growth), "score_scale: expected a finite growth, got ", growth);
+  TORCH_CHECK_VALUE(std::isfinite(length) && (logn ? length > 1.0 : length > 0.0),
+                    "score_scale: expected a positive length, with logn above 1, got ", length);
+  TORCH_CHECK_VALUE(offset >= 0, "score_scale: expected an offset of 0 or more, got ", offset);
+  TORCH_CHECK_VALUE(!logn || growth == 0.0, "score_scale: expected no growth beside logn, got ",
+                    growth);
+}
+
+TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) {
+  m.impl("score_scale", [](const torch::Tensor& positions, double factor, double growth,
+                           double length, int64_t offset, bool logn) {
+    return ScoreScale{factor, growth, length, offset, logn, ""}.at(positions);
+  });
 }
 
 namespace {

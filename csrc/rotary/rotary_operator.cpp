@@ -18,15 +18,11 @@
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
-#include "posembed/rotary.h"
-#include "rotary/rotary.h"
-#include "rotary/rotary_checks.h"
 
 namespace posembed::rotary {
 
 void rotate(const Job& job, const Rotation& rotation, const Specification& spec) {
-  const int64_t tokens = job.in[0]->size(dimensions(rotation.call.layout()).seq);
-  const Inputs inputs = checked_inputs(rotation.call, tokens);
+  const Inputs inputs = checked_inputs(rotation.call, *job.in[0]);
   Arguments call = arguments(job, inputs, rotation, spec);
   AngleTables tables;
   if (spec.spec.numerics != Numerics::exact) tables = use_tables(spec, *job.in[0], inputs, &call);
@@ -132,8 +128,7 @@ void fill_tangent(const Tensor& rotated, const Rotation& rotation,
                   const PreparedDerivative& prepared) {
   const Tensor in = dispatcher::with_contiguous_last_dim(rotated);
   const Tensor& out = prepared.result.zero_();
-  const Inputs inputs =
-      checked_inputs(rotation.call, in.size(dimensions(rotation.call.layout()).seq));
+  const Inputs inputs = checked_inputs(rotation.call, in);
   Arguments call =
       arguments({{&in, nullptr}, {&out, nullptr}, 1}, inputs, rotation, *prepared.spec);
   call.tangent = true;
@@ -179,8 +174,7 @@ void sum_gradient(const Tensor& gradient, const Tensor& query, const Rotation& r
                   const PreparedDerivative& prepared) {
   const Tensor in = dispatcher::with_contiguous_last_dim(query),
                dense = dispatcher::with_contiguous_last_dim(gradient);
-  const Inputs inputs =
-      checked_inputs(rotation.call, in.size(dimensions(rotation.call.layout()).seq));
+  const Inputs inputs = checked_inputs(rotation.call, in);
   const Arguments call = arguments({{&in, &dense}, {}, 2}, inputs, rotation, *prepared.spec);
   const Tensor& out = prepared.result;
   const Tensor sums = at::empty({chunks_of(call.batch * call.seq), frequency_count(call)},

@@ -1,4 +1,5 @@
-
+// Specifications: their fields, checks, JSON and text, the operators that give them to Python, and
+// those of several axes and of named models.
 #include <ATen/ops/empty.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/Exception.h>
@@ -6,142 +7,447 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
 #include <set>
 #include <sstream>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "core/brief.h"
+#include "dispatcher/fields.h"
 #include "dispatcher/fork.h"
-#include "dispatcher/tensors.h"
 #include "dispatcher/text_cache.h"
-#include "posembed/score_scale.h"
-#include "rotary/rotary.h"
-#include "rotary/rotary_checks.h"
 #include "rotary/rotary_operator.h"
 
 namespace posembed {
-namespace {
 
-/// The first pair of each run of pairs of one axis, then the number of pairs.
-std::vector<int64_t> runs_of(const std::vector<int64_t>& axis_of_pair) {
-  std::vector<int64_t> result;
-  for (size_t pair = 0; pair < axis_of_pair.size(); ++pair) {
-    const bool begins = pair == 0 || axis_of_pair[pair] != axis_of_pair[pair - 1];
-    if (begins) result.push_back(static_cast<int64_t>(pair));
+using nlohmann::json;
+
+const char* name(Numerics numerics) {
+  constexpr const char* names[] = {"exact", "float32", "float32_product", "float32_rounded_table",
+                                   "float32_polar"};
+  return names[static_cast<int>(numerics)];
+}
+
+// ------------------------------------------------------------------------------------------ fields
+
+/// What a number of a scaling must be.
+struct Rule {
+  const char* expected;
+  bool (*holds)(double number);
+};
+
+constexpr Rule must_be_finite{"a finite number", [](double x) { return std::isfinite(x); }};
+constexpr Rule must_be_positive{"a finite positive number",
+                                [](double x) { return std::isfinite(x) && x > 0.0; }};
+constexpr Rule must_be_one_or_more{"a finite number of at least 1",
+                                   [](double x) { return std::isfinite(x) && x >= 1.0; }};
+constexpr Rule must_not_be_zero{"a finite number other than 0",
+                                [](double x) { return std::isfinite(x) && x != 0.0; }};
+constexpr Rule must_be_part{"0 to 1", [](double x) { return x >= 0.0 && x <= 1.0; }};
+constexpr Rule must_be_length{"more than 1", [](double x) { return x > 1.0; }};
+
+/// The scalings in the order of RotaryScaling: the type in JSON, and the struct.
+struct ScalingName {
+  const char *type, *name;
+};
+
+constexpr ScalingName scaling_names[] = {{"", ""},
+                                         {"linear", "LinearScaling"},
+                                         {"ntk", "NtkScaling"},
+                                         {"dynamic_ntk", "DynamicNtkScaling"},
+                                         {"yarn", "YarnScaling"},
+                                         {"llama3", "Llama3Scaling"},
+                                         {"proportional", "ProportionalScaling"},
+                                         {"longrope", "LongRopeScaling"},
+                                         {"xpos", "XPosScaling"}};
+static_assert(std::size(scaling_names) == std::variant_size_v<RotaryScaling>);
+
+template <typename Visitor>
+static void fields(Visitor& visit, LinearScaling& scaling) {
+  visit("factor", scaling.factor, must_be_positive);
+}
+
+template <typename Visitor>
+static void fields(Visitor& visit, NtkScaling& scaling) {
+  visit("factor", scaling.factor, must_be_positive);
+}
+
+template <typename Visitor>
+static void fields(Visitor& visit, DynamicNtkScaling& scaling) {
+  visit("factor", scaling.factor, must_be_one_or_more);
+  visit("original_max_positions", scaling.original_max_positions, must_be_length);
+}
+
+template <typename Visitor>
+static void fields(Visitor& visit, YarnScaling& scaling) {
+  visit("factor", scaling.factor, must_be_positive);
+  visit("original_max_positions", scaling.original_max_positions, must_be_length);
+  visit("beta_fast", scaling.beta_fast, must_be_finite);
+  visit("beta_slow", scaling.beta_slow, must_be_positive);
+  visit("mscale", scaling.mscale);
+  visit("mscale_all_dim", scaling.mscale_all_dim);
+  visit("truncate", scaling.truncate);
+  visit("attention_factor", scaling.attention_factor, must_be_positive);
+}
+
+template <typename Visitor>
+static void fields(Visitor& visit, Llama3Scaling& scaling) {
+  visit("factor", scaling.factor, must_be_positive);
+  visit("low_freq_factor", scaling.low_freq_factor, must_be_positive);
+  visit("high_freq_factor", scaling.high_freq_factor, must_be_finite);
+  visit("original_max_positions", scaling.original_max_positions, must_be_length);
+}
+
+template <typename Visitor>
+static void fields(Visitor& visit, ProportionalScaling& scaling) {
+  visit("proportion", scaling.proportion, must_be_part);
+  visit("factor", scaling.factor, must_be_positive);
+}
+
+template <typename Visitor>
+static void fields(Visitor& visit, LongRopeScaling& scaling) {
+  visit("short_factor", scaling.short_factor, must_be_positive);
+  visit("long_factor", scaling.long_factor, must_be_positive);
+  visit("original_max_positions", scaling.original_max_positions, must_be_length);
+  visit("factor", scaling.factor, must_be_positive);
+  visit("attention_factor", scaling.attention_factor, must_be_positive);
+  visit("long_attention_factor", scaling.long_attention_factor, must_be_positive);
+}
+
+template <typename Visitor>
+static void fields(Visitor& visit, XPosScaling& scaling) {
+  visit("scale_base", scaling.scale_base, must_not_be_zero);
+  visit("center", scaling.center, must_be_finite);
+}
+
+template <typename Visitor>
+static void fields(Visitor& visit, Sections& sections) {
+  visit("axis_of_pair", sections.axis_of_pair);
+  visit("restart", sections.restart);
+  visit("axes", sections.axes);
+  visit("within_axes", sections.within_axes);
+}
+
+template <typename Visitor>
+static void fields(Visitor& visit, ScoreScale& scale) {
+  visit("factor", scale.factor);
+  visit("growth", scale.growth);
+  visit("length", scale.length);
+  visit("offset", scale.offset);
+  visit("logn", scale.logn);
+  visit("source", scale.source);
+}
+
+template <typename Visitor>
+static void fields(Visitor& visit, RotarySpec& spec) {
+  visit("head_dim", spec.head_dim);
+  visit("base", spec.base);
+  visit("rotary_dim", spec.rotary_dim);
+  visit("rotary_start", spec.rotary_start);
+  visit("interleaved", spec.interleaved);
+  visit("reverse", spec.reverse);
+  visit("scaling", spec.scaling);
+  visit("sections", spec.sections);
+  visit("custom_frequencies", spec.custom_frequencies);
+  visit("custom_attention_factor", spec.custom_attention_factor);
+  visit("numerics", spec.numerics);
+  visit("score_scale", spec.score_scale);
+}
+
+// -------------------------------------------------------------------------------------------- json
+
+static json json_of(const ScoreScale& scale) { return dispatcher::written(scale); }
+
+static json json_of(const Sections& sections) {
+  json object = dispatcher::written(sections);
+  if (sections.position_axes() == sections.used_axes()) object.erase("axes");
+  if (!sections.within_axes) object.erase("within_axes");
+  return object;
+}
+
+static json json_of(const RotaryScaling& scaling) {
+  const auto write = [&](const auto& kind) -> json {
+    if constexpr (std::is_same_v<std::decay_t<decltype(kind)>, std::monostate>) {
+      return {};
+    } else {
+      json object = dispatcher::written(kind);
+      object["type"] = scaling_names[scaling.index()].type;
+      return object;
+    }
+  };
+  return std::visit(write, scaling);
+}
+
+static void read_json(const json& from, ScoreScale& scale) {
+  dispatcher::read_fields("score_scale", from, scale);
+}
+
+static void read_json(const json& from, Sections& sections) {
+  dispatcher::read_fields("sections", from, sections);
+}
+
+/// Reads a scaling of the kind with this index; returns whether it is of that type.
+template <size_t index>
+static bool read_as(const std::string& type, const json& from, RotaryScaling& result) {
+  constexpr const char* own = scaling_names[index].type;
+  if (type != own) return false;
+  dispatcher::FieldReader reader(own, from);
+  std::string same;
+  reader("type", same);
+  fields(reader, result.emplace<index>());
+  reader.done();
+  return true;
+}
+
+template <size_t... before>
+static bool read_any(const std::string& type, const json& from, RotaryScaling& result,
+                     std::index_sequence<before...>) {
+  return (read_as<before + 1>(type, from, result) || ...);
+}
+
+static void read_json(const json& from, RotaryScaling& result) {
+  if (from.is_null()) return;
+  TORCH_CHECK_VALUE(from.is_object() && from.contains("type"),
+                    "scaling: expected an object with a type, got ", core::brief(from.dump()));
+  const auto type = from["type"].get<std::string>();
+  constexpr size_t count = std::size(scaling_names) - 1;
+  if (read_any(type, from, result, std::make_index_sequence<count>())) return;
+  std::string known;
+  for (size_t i = 1; i <= count; ++i) known += std::string(scaling_names[i].type) + "', '";
+  TORCH_CHECK_VALUE(false, "scaling.type: expected '", known.substr(0, known.size() - 3), ", got '",
+                    core::brief(type), "'");
+}
+
+// nlohmann::json keeps keys sorted, so equal specifications have equal text.
+std::string RotarySpec::to_json() const {
+  json object = dispatcher::written(*this);
+  // The text of former versions, unless they are set.
+  for (const char* newer : {"custom_attention_factor", "score_scale"}) {
+    if (object[newer].is_null()) object.erase(newer);
   }
-  result.push_back(static_cast<int64_t>(axis_of_pair.size()));
-  return result;
+  return object.dump();
 }
 
-void check_within_axes(const RotarySpec& spec) {
-  if (!spec.sections->within_axes) return;
-  TORCH_CHECK_VALUE(!spec.interleaved,
-                    "sections: expected within_axes=False for interleaved pairs, which always are");
-  const std::vector<int64_t>& axes = spec.sections->axis_of_pair;
-  const std::set<int64_t> distinct(axes.begin(), axes.end());
-  TORCH_CHECK_VALUE(runs_of(axes).size() == distinct.size() + 1,
-                    "sections: expected the pairs of each axis side by side for within_axes");
-}
-
-void check_sections(const RotarySpec& spec) {
-  if (!spec.sections.has_value()) return;
-  const std::vector<int64_t>& axes = spec.sections->axis_of_pair;
-  TORCH_CHECK_VALUE(static_cast<int64_t>(axes.size()) == spec.rotary_dim / 2,
-                    "sections: expected an axis for each of rotary_dim / 2 = ", spec.rotary_dim / 2,
-                    " pairs, got ", axes.size());
-  for (const int64_t axis : axes) {
-    TORCH_CHECK_VALUE(axis >= 0 && axis < rotary::max_axes, "sections: expected axes 0 to ",
-                      rotary::max_axes - 1, ", got ", axis);
-  }
-  check_within_axes(spec);
-  const int64_t used = spec.sections->used_axes(), declared = spec.sections->position_axes();
-  TORCH_CHECK_VALUE(declared >= used && declared <= rotary::max_axes,
-                    "sections: expected axes of positions, ", used, " to ", rotary::max_axes,
-                    ", got ", declared);
-}
-
-void check_custom_frequencies(const RotarySpec& spec) {
-  if (!spec.custom_frequencies.has_value()) return;
-  const std::vector<double>& frequencies = *spec.custom_frequencies;
-  TORCH_CHECK_VALUE(static_cast<int64_t>(frequencies.size()) == spec.rotary_dim / 2,
-                    "custom_frequencies: expected rotary_dim / 2 = ", spec.rotary_dim / 2,
-                    " numbers, got ", frequencies.size());
-  for (const double frequency : frequencies) {
-    TORCH_CHECK_VALUE(std::isfinite(frequency), "custom_frequencies: expected finite numbers, got ",
-                      frequency);
-  }
-  TORCH_CHECK_VALUE(std::holds_alternative<std::monostate>(spec.scaling),
-                    "scaling: expected none beside custom_frequencies");
-}
-
-void check_custom_attention_factor(const RotarySpec& spec) {
-  if (!spec.custom_attention_factor.has_value()) return;
-  const double factor = *spec.custom_attention_factor;
-  TORCH_CHECK_VALUE(spec.custom_frequencies.has_value(),
-                    "custom_attention_factor: expected None without custom_frequencies, got ",
-                    factor);
-  TORCH_CHECK_VALUE(std::isfinite(factor) && factor > 0.0,
-                    "custom_attention_factor: expected a finite positive number, got ", factor);
-}
-
-void check_numerics(const RotarySpec& spec) {
-  TORCH_CHECK_VALUE(
-      spec.numerics == Numerics::exact || !std::holds_alternative<XPosScaling>(spec.scaling),
-      "numerics: expected 'exact' for XPosScaling, which no common program computes ",
-      "in one way, got '", name(spec.numerics), "'");
-}
-
-/// Checks the results, because they may overflow even if each number is valid.
-void check_results(const rotary::Scaled& numbers) {
-  for (const core::DoubleDouble& frequency : numbers.frequencies) {
-    TORCH_CHECK_VALUE(std::isfinite(frequency.high), "scaling: expected finite frequencies, got ",
-                      frequency.high);
-  }
-  TORCH_CHECK_VALUE(std::isfinite(numbers.attention_factor) && numbers.attention_factor > 0.0,
-                    "attention_factor: expected a finite positive number, got ",
-                    numbers.attention_factor);
-}
-
-}  // namespace
-
-RotarySpec::RotarySpec(int64_t head_dim) : head_dim(head_dim), rotary_dim(head_dim) {}
-
-void RotarySpec::check() const {
-  check_fields();
-  check_results(rotary::scaled(*this));
-}
-
-void RotarySpec::check_fields() const {
-  TORCH_CHECK_VALUE(head_dim > 0, "head_dim: expected a positive number, got ", head_dim);
-  TORCH_CHECK_VALUE(rotary_dim >= 0 && rotary_dim % 2 == 0,
-                    "rotary_dim: expected an even number, got ", rotary_dim);
-  TORCH_CHECK_VALUE(rotary_start >= 0, "rotary_start: expected 0 or more, got ", rotary_start);
-  TORCH_CHECK_VALUE(rotary_dim <= head_dim && rotary_start <= head_dim - rotary_dim,
-                    "rotary_start + rotary_dim: expected at most head_dim, ", head_dim, ", got ",
-                    rotary_start, " + ", rotary_dim);
-  TORCH_CHECK_VALUE(rotary_dim <= 2 * rotary::max_pairs, "rotary_dim: expected at most ",
-                    2 * rotary::max_pairs, ", got ", rotary_dim);
-  TORCH_CHECK_VALUE(std::isfinite(base) && base >= 1.0,
-                    "base: expected a finite number of at least 1, got ", base);
-  rotary::check_scaling(*this);
-  check_sections(*this);
-  check_custom_frequencies(*this);
-  check_custom_attention_factor(*this);
-  check_numerics(*this);
-  if (score_scale.has_value()) score_scale->check();
-}
+std::string ScoreScale::to_json() const { return json_of(*this).dump(); }
 
 RotarySpec RotarySpec::from_json(const std::string& text) {
   const RotarySpec spec = rotary::parse(text);
   spec.check();
   return spec;
 }
+
+namespace rotary {
+
+RotarySpec parse(const std::string& text) {
+  return dispatcher::read_text("RotarySpec", text, [](json object) {
+    if (object.contains("head_dim")) object.emplace("rotary_dim", object["head_dim"]);
+    RotarySpec spec(0);
+    dispatcher::read_fields("RotarySpec", std::move(object), spec);
+    return spec;
+  });
+}
+
+std::string complete_text(const RotarySpec& spec) { return dispatcher::written(spec).dump(); }
+
+namespace {
+
+// ---------------------------------------------------------------------------------------- printing
+
+template <typename T>
+void print(std::ostream& stream, const T& field) {
+  stream << field;
+}
+
+void print(std::ostream& stream, bool field) { stream << (field ? "True" : "False"); }
+
+template <typename T>
+void print(std::ostream& stream, const std::vector<T>& field) {
+  stream << '[' << field.size() << " numbers]";
+}
+
+void print(std::ostream& stream, Numerics field) {
+  stream << '\'' << posembed::name(field) << '\'';
+}
+
+/// The number of pairs of each axis; empty where an axis is out of range.
+std::vector<int64_t> sizes_of(const Sections& sections) {
+  const int64_t axes = sections.position_axes();
+  const auto pairs = static_cast<int64_t>(sections.axis_of_pair.size());
+  if (axes < sections.used_axes() || axes > max_axes || pairs > max_pairs) return {};
+  std::vector<int64_t> sizes(axes);
+  for (const int64_t axis : sections.axis_of_pair) {
+    if (axis < 0) return {};
+    ++sizes[axis];
+  }
+  return sizes;
+}
+
+/// By sizes where these give the axes of all pairs: "Sections([16, 24, 24], interleaved=True)".
+void print(std::ostream& stream, const Sections& field) {
+  const std::vector<int64_t> sizes = sizes_of(field);
+  const auto is = [&](bool interleaved) {
+    return field.axis_of_pair == Sections::of(sizes, interleaved).axis_of_pair;
+  };
+  stream << "Sections(";
+  if (is(false) || is(true)) {
+    stream << json(sizes) << (is(false) ? "" : ", interleaved=True");
+  } else {
+    stream << "axis_of_pair=[" << field.axis_of_pair.size() << " numbers]";
+  }
+  stream << (field.restart ? ", restart=True" : "")
+         << (field.within_axes ? ", within_axes=True" : "") << ')';
+}
+
+void print(std::ostream& stream, const ScoreScale& field) { stream << field.describe(); }
+
+void print(std::ostream& stream, const RotaryScaling& field);
+
+template <typename T>
+void print(std::ostream& stream, const std::optional<T>& field) {
+  if (field.has_value()) print(stream, *field);
+}
+
+/// Prints the fields that differ from their defaults.
+struct Printer {
+  std::ostream& stream;
+  const json defaults;
+  const char* separator = "";
+
+  template <typename T, typename... Rules>
+  void operator()(const char* key, const T& field, const Rules&...) {
+    using dispatcher::json_of;
+    if (defaults.value(key, json()) == json_of(field)) return;
+    stream << separator << key << '=';
+    print(stream, field);
+    separator = ", ";
+  }
+};
+
+void print(std::ostream& stream, const RotaryScaling& field) {
+  const auto print_kind = [&](auto scaling) {
+    if constexpr (!std::is_same_v<decltype(scaling), std::monostate>) {
+      stream << scaling_names[field.index()].type << '(';
+      Printer printer{stream, dispatcher::written(decltype(scaling)())};
+      fields(printer, scaling);
+      stream << ')';
+    }
+  };
+  std::visit(print_kind, field);
+}
+
+}  // namespace
+}  // namespace rotary
+
+std::string RotarySpec::describe() const {
+  std::ostringstream stream;
+  stream << head_dim << ", base=" << base;
+  RotarySpec spec = *this, defaults(head_dim);
+  defaults.base = base;
+  rotary::Printer printer{stream, dispatcher::written(defaults), ", "};
+  fields(printer, spec);
+  return stream.str();
+}
+
+namespace {
+
+// ------------------------------------------------------------------------------------------ checks
+
+/// Checks each number of a scaling by its rule.
+struct Checker {
+  const char* scaling;
+
+  template <typename T>
+  void operator()(const char*, const T&) const {}
+
+  template <typename T>
+  void operator()(const char* key, const T& number, const Rule& rule) const {
+    TORCH_CHECK_VALUE(rule.holds(static_cast<double>(number)), scaling, ".", key, ": expected ",
+                      rule.expected, ", got ", number);
+  }
+
+  template <typename T>
+  void operator()(const char* key, const std::optional<T>& number, const Rule& rule) const {
+    if (number.has_value()) (*this)(key, *number, rule);
+  }
+
+  template <typename T>
+  void operator()(const char* key, const std::vector<T>& numbers, const Rule& rule) const {
+    for (const T& number : numbers) (*this)(key, number, rule);
+  }
+};
+
+/// A factor that large beside a length that short is a length: the arguments are swapped. Short
+/// sequences have short lengths: 16 codebooks, beside a factor of 32 (CSM).
+void check_not_swapped(const char* name, int64_t length, double factor) {
+  TORCH_CHECK_VALUE(length >= 256 || factor < 256, name,
+                    ".factor: expected at most original_max_positions, ", length, ", got ", factor,
+                    "; the factor comes first");
+}
+
+void check_dim(const char* name, const RotarySpec& spec) {
+  TORCH_CHECK_VALUE(spec.rotary_dim > 2, name, ": expected rotary_dim over 2, got ",
+                    spec.rotary_dim);
+}
+
+// What the numbers of a scaling must be together.
+
+template <typename Scaling>
+void check_together(const char*, const RotarySpec&, const Scaling&) {}
+
+void check_together(const char* name, const RotarySpec& spec, const NtkScaling&) {
+  check_dim(name, spec);
+}
+
+void check_together(const char* name, const RotarySpec& spec, const DynamicNtkScaling& scaling) {
+  check_not_swapped(name, scaling.original_max_positions, scaling.factor);
+  check_dim(name, spec);
+}
+
+void check_together(const char* name, const RotarySpec& spec, const YarnScaling& scaling) {
+  check_not_swapped(name, scaling.original_max_positions, scaling.factor);
+  TORCH_CHECK_VALUE(scaling.beta_fast >= scaling.beta_slow, name,
+                    ".beta_fast: expected at least beta_slow, ", scaling.beta_slow, ", got ",
+                    scaling.beta_fast);
+  TORCH_CHECK_VALUE(spec.base > 1.0, "base: expected more than 1 for YarnScaling, got ", spec.base);
+}
+
+void check_together(const char* name, const RotarySpec&, const Llama3Scaling& scaling) {
+  check_not_swapped(name, scaling.original_max_positions, scaling.factor);
+  TORCH_CHECK_VALUE(scaling.high_freq_factor >= scaling.low_freq_factor, name,
+                    ".high_freq_factor: expected at least low_freq_factor, ",
+                    scaling.low_freq_factor, ", got ", scaling.high_freq_factor);
+}
+
+void check_together(const char* name, const RotarySpec& spec, const LongRopeScaling& scaling) {
+  const auto check_count = [&](const char* field, const std::vector<double>& factors) {
+    TORCH_CHECK_VALUE(static_cast<int64_t>(factors.size()) == spec.rotary_dim / 2, name, ".", field,
+                      ": expected rotary_dim / 2 = ", spec.rotary_dim / 2, " numbers, got ",
+                      factors.size());
+  };
+  check_count("short_factor", scaling.short_factor);
+  check_count("long_factor", scaling.long_factor);
+  check_not_swapped(name, scaling.original_max_positions, scaling.factor.value_or(1.0));
+}
+
+}  // namespace
+
+void rotary::check_scaling(const RotarySpec& spec) {
+  const auto check = [&](auto scaling) {
+    if constexpr (!std::is_same_v<decltype(scaling), std::monostate>) {
+      const Checker checker{scaling_names[spec.scaling.index()].name};
+      fields(checker, scaling);
+      check_together(checker.scaling, spec, scaling);
+    }
+  };
+  std::visit(check, spec.scaling);
+}
+
+RotarySpec::RotarySpec(int64_t head_dim) : head_dim(head_dim), rotary_dim(head_dim) {}
 
 bool RotarySpec::operator==(const RotarySpec& other) const {
   RotarySpec ours = *this, theirs = other;
@@ -183,110 +489,31 @@ Sections Sections::of(const std::vector<int64_t>& sizes, bool interleaved, bool 
 }
 
 namespace rotary {
-namespace {
-
-auto& specifications = *new dispatcher::TextCache<Specification>;
-
-constexpr std::string_view heads_mark = "heads ";
-
-/// The text of a specification without the heads in front.
-std::string without_heads(std::string_view text) {
-  const bool marked = text.substr(0, heads_mark.size()) == heads_mark;
-  return std::string(marked ? text.substr(std::min(text.find('{'), text.size())) : text);
-}
-
-}  // namespace
-
-Specification::Specification(std::string_view text) : spec(parse(without_heads(text))) {
-  spec.check_fields();
-  if (text.substr(0, heads_mark.size()) == heads_mark) {
-    std::istringstream(std::string(text.substr(heads_mark.size()))) >> heads >> key_heads;
-  }
-  Scaled numbers = scaled(spec);
-  check_results(numbers);
-  for (const core::DoubleDouble& frequency : numbers.frequencies) {
-    wide_turns.push_back(core::turn_from_radians(frequency));
-    turns.push_back(core::round_to_turn64(wide_turns.back()));
-  }
-  frequencies = std::move(numbers.frequencies);
-  attention_factor = numbers.attention_factor;
-  decay = std::move(numbers.decay);
-  decay_center = numbers.decay_center;
-  for_keys = spec.for_keys().to_json();
-  if (spec.sections.has_value()) {
-    for (const int64_t axis : spec.sections->axis_of_pair) {
-      axis_of_pair.push_back(static_cast<uint8_t>(axis));
-    }
-    if (spec.sections->within_axes) windows = runs_of(spec.sections->axis_of_pair);
-    axes = spec.sections->position_axes();
-    used_axes = spec.sections->used_axes();
-  }
-}
-
-SpecificationPointer specification(std::string_view text) { return specifications.find(text); }
-
-}  // namespace rotary
-}  // namespace posembed
-
-namespace posembed::rotary {
-namespace {
-
 // ------------------------------------------------------------------------- specification operators
-// Operators that give Python a specification's canonical text, its numbers and its explanations.
+
+namespace {
+
+Tensor on(std::optional<at::Device> device, const Tensor& numbers) {
+  return numbers.to(device.value_or(at::kCPU));
+}
 
 Tensor frequencies_of(Text text, std::optional<at::Device> device) {
   const SpecificationPointer spec = specification(text);
   Tensor result = at::empty({static_cast<int64_t>(spec->frequencies.size())}, at::kDouble);
   double* value = result.mutable_data_ptr<double>();
   for (const core::DoubleDouble& frequency : spec->frequencies) *value++ = frequency.high;
-  return result.to(device.value_or(at::kCPU));
+  return on(device, result);
 }
 
-double rotary_attention_factor(Text text) { return specification(text)->attention_factor; }
-
-std::string rotary_specification(Text text) { return specification(text)->spec.to_json(); }
-
-std::string rotary_resolve(Text text, int64_t seq_len) {
-  return specification(text)->spec.resolve(seq_len).to_json();
-}
-
-std::string rotary_for_keys(Text text) { return specification(text)->for_keys; }
-
-std::string rotary_description(Text text) { return specification(text)->spec.describe(); }
-
-std::string rotary_explanation(Text text, std::optional<int64_t> seq_len,
-                               std::optional<int64_t> max_positions) {
-  return specification(text)->spec.explain(seq_len, max_positions);
-}
-
-std::tuple<double, int64_t> rotary_float32_error(Text text, int64_t length) {
-  const AngleError error = specification(text)->spec.float32_error(length);
-  return {error.radians, error.position};
-}
-
-std::string rotary_difference(Text text, Text other) {
-  return specification(text)->spec.diff(specification(other)->spec);
-}
-
-Tensor rotary_wavelengths(Text text, std::optional<at::Device> device) {
-  return specification(text)->spec.wavelengths().to(device.value_or(at::kCPU));
-}
-
-std::vector<int64_t> rotary_sections(at::IntArrayRef sizes, bool interleaved) {
-  return Sections::of(sizes.vec(), interleaved).axis_of_pair;
-}
-
-std::string rotary_axial(const c10::List<std::string>& axes, bool within_axes) {
+std::string axial(const c10::List<std::string>& axes, bool within_axes) {
   std::vector<RotarySpec> specs;
   for (const std::string& text : axes) specs.push_back(specification(text)->spec);
   return RotarySpec::axial(specs, within_axes).to_json();
 }
 
-std::string rotary_preset(Text name, std::optional<int64_t> head_dim, at::OptionalIntArrayRef axes,
-                          std::optional<double> base, std::optional<at::ArrayRef<double>> ntk) {
-  PresetNumbers stated;
-  stated.head_dim = head_dim;
-  stated.base = base;
+std::string preset_text(Text name, std::optional<int64_t> head_dim, at::OptionalIntArrayRef axes,
+                        std::optional<double> base, std::optional<at::ArrayRef<double>> ntk) {
+  PresetNumbers stated{head_dim, std::nullopt, base, std::nullopt};
   if (axes.has_value()) stated.axes = axes->vec();
   if (ntk.has_value()) stated.ntk = ntk->vec();
   return preset(std::string(name), stated).to_json();
@@ -296,23 +523,37 @@ std::string rotary_preset(Text name, std::optional<int64_t> head_dim, at::Option
 
 TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
   m.impl("rotary_frequencies", frequencies_of);
-  m.impl("rotary_attention_factor", rotary_attention_factor);
-  m.impl("rotary_specification", rotary_specification);
-  m.impl("rotary_resolve", rotary_resolve);
-  m.impl("rotary_for_keys", rotary_for_keys);
-  m.impl("rotary_description", rotary_description);
-  m.impl("rotary_explanation", rotary_explanation);
-  m.impl("rotary_float32_error", rotary_float32_error);
-  m.impl("rotary_difference", rotary_difference);
-  m.impl("rotary_wavelengths", rotary_wavelengths);
-  m.impl("rotary_axial", rotary_axial);
-  m.impl("rotary_preset", rotary_preset);
-  m.impl("rotary_sections", rotary_sections);
+  m.impl("rotary_axial", axial);
+  m.impl("rotary_preset", preset_text);
+  m.impl("rotary_wavelengths", [](Text text, std::optional<at::Device> device) {
+    return on(device, specification(text)->spec.wavelengths());
+  });
+  m.impl("rotary_attention_factor",
+         [](Text text) { return specification(text)->attention_factor; });
+  m.impl("rotary_specification", [](Text text) { return specification(text)->spec.to_json(); });
+  m.impl("rotary_resolve", [](Text text, int64_t seq_len) {
+    return specification(text)->spec.resolve(seq_len).to_json();
+  });
+  m.impl("rotary_for_keys", [](Text text) { return specification(text)->for_keys; });
+  m.impl("rotary_description", [](Text text) { return specification(text)->spec.describe(); });
+  m.impl("rotary_explanation",
+         [](Text text, std::optional<int64_t> seq_len, std::optional<int64_t> max_positions) {
+           return specification(text)->spec.explain(seq_len, max_positions);
+         });
+  m.impl("rotary_float32_error", [](Text text, int64_t length) {
+    const AngleError error = specification(text)->spec.float32_error(length);
+    return std::tuple(error.radians, error.position);
+  });
+  m.impl("rotary_difference", [](Text text, Text other) {
+    return specification(text)->spec.diff(specification(other)->spec);
+  });
+  m.impl("rotary_sections", [](at::IntArrayRef sizes, bool interleaved) {
+    return Sections::of(sizes.vec(), interleaved).axis_of_pair;
+  });
 }
 
-}  // namespace posembed::rotary
+}  // namespace rotary
 
-namespace posembed {
 namespace {
 
 // ------------------------------------------------------------------------------------------- axial
@@ -396,107 +637,10 @@ RotarySpec RotarySpec::axial(const std::vector<RotarySpec>& axes, bool within_ax
   return result;
 }
 
-// -------------------------------------------------------------------------------------- resolution
-// Resolves specifications whose frequencies depend on the sequence's length to those of one length.
-
-bool RotarySpec::is_dynamic() const {
-  if (const auto* scaling = std::get_if<LongRopeScaling>(&this->scaling)) {
-    return scaling->short_factor != scaling->long_factor ||
-           scaling->long_attention_factor.has_value();
-  }
-  return std::holds_alternative<DynamicNtkScaling>(scaling);
-}
-
-RotarySpec RotarySpec::resolve(int64_t seq_len) const {
-  TORCH_CHECK_VALUE(seq_len >= 0, "seq_len: expected 0 or more, got ", seq_len);
-  check_fields();
-  RotarySpec result = *this;
-  if (const auto* dynamic = std::get_if<DynamicNtkScaling>(&scaling)) {
-    result.scaling = std::monostate();
-    if (seq_len > dynamic->original_max_positions) {
-      const double stretch =
-          static_cast<double>(seq_len) / static_cast<double>(dynamic->original_max_positions);
-      // Keep the base, because a double cannot hold the new one exactly.
-      result.scaling = NtkScaling{dynamic->factor * stretch - (dynamic->factor - 1.0)};
-    }
-  }
-  if (auto* longrope = std::get_if<LongRopeScaling>(&result.scaling)) {
-    if (seq_len > longrope->original_max_positions) {
-      longrope->short_factor = longrope->long_factor;
-      if (longrope->long_attention_factor.has_value()) {
-        longrope->attention_factor = longrope->long_attention_factor;
-      }
-    } else {
-      longrope->long_factor = longrope->short_factor;
-    }
-    longrope->long_attention_factor = std::nullopt;
-  }
-  return result;
-}
-
-double RotarySpec::attention_factor(std::optional<int64_t> seq_len) const {
-  if (seq_len.has_value()) return resolve(*seq_len).attention_factor();
-  check();
-  return rotary::scaled(*this).attention_factor;
-}
-
-// ------------------------------------------------------------------------------------- score scale
-
-torch::Tensor ScoreScale::at(const torch::Tensor& positions) const {
-  TORCH_CHECK_TYPE(at::isIntegralType(positions.scalar_type(), /*includeBool=*/false),
-                   "positions: expected integers, got ",
-                   dispatcher::dtype_name(positions.scalar_type()));
-  const torch::Tensor position = positions.to(torch::kDouble).clamp_min(0.0);  // -1 is padding
-  if (logn) return ((position + 1.0).log() / std::log(length)).clamp_min(1.0) * factor;
-  return (((position + offset) / length).floor().log1p() * growth + 1.0) * factor;
-}
-
-std::string ScoreScale::describe() const {
-  std::ostringstream line;
-  if (is_constant() || factor != 1.0) line << factor;
-  if (!is_constant() && factor != 1.0) line << " times ";
-  if (logn) {
-    line << "max(1, log(position + 1) / log(" << length << "))";
-  } else if (growth != 0.0) {
-    const std::string shift = offset == 0 ? "" : " + " + std::to_string(offset);
-    const std::string place = shift.empty() ? "position" : "(position" + shift + ")";
-    line << "1 + " << growth << " log(1 + floor(" << place << " / " << length << "))";
-  }
-  if (!source.empty()) line << " (" << source << ")";
-  return line.str();
-}
-
-void ScoreScale::check() const {
-  TORCH_CHECK_VALUE(std::isfinite(factor) && factor > 0.0,
-                    "score_scale: expected a positive factor, got ", factor);
-  TORCH_CHECK_VALUE(std::isfinite(growth), "score_scale: expected a finite growth, got ", growth);
-  TORCH_CHECK_VALUE(std::isfinite(length) && (logn ? length > 1.0 : length > 0.0),
-                    "score_scale: expected a positive length, with logn above 1, got ", length);
-  TORCH_CHECK_VALUE(offset >= 0, "score_scale: expected an offset of 0 or more, got ", offset);
-  TORCH_CHECK_VALUE(!logn || growth == 0.0, "score_scale: expected no growth beside logn, got ",
-                    growth);
-}
-
-namespace rotary {
-namespace {
-
-torch::Tensor score_scale(const torch::Tensor& positions, double factor, double growth,
-                          double length, int64_t offset, bool logn) {
-  return ScoreScale{factor, growth, length, offset, logn, ""}.at(positions);
-}
-
-}  // namespace
-
-TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) { m.impl("score_scale", score_scale); }
-
-}  // namespace rotary
-
 // ----------------------------------------------------------------------------------------- presets
 
 namespace rotary {
 namespace {
-
-using nlohmann::json;
 
 constexpr const char* table_text =
 #include "rotary/rotary_presets.inc"

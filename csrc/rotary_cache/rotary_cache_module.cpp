@@ -1,6 +1,6 @@
 // The functional interface of the cache: thin wrappers around the operators.
 #include "posembed/rotary_cache.h"
-#include "rotary/rotary_checks.h"
+#include "rotary/rotary_operator.h"
 #include "rotary_cache/rotary_cache_operator.h"
 
 namespace posembed {

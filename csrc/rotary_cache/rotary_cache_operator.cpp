@@ -14,7 +14,7 @@
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
-#include "rotary/rotary_checks.h"
+#include "rotary/rotary_operator.h"
 #include "rotary_cache/rotary_cache.h"
 #include "rotary_norm/rotary_norm_operator.h"
 
@@ -129,6 +129,16 @@ void check_norm(const Call& call) {
   rotary_norm::check_parameters(norm_of(call));
 }
 
+/// Calls visit(tensor, its name) for the tensors that a call writes.
+template <typename Visit>
+void for_each_written(const Call& call, const Visit& visit) {
+  const Names names = names_of(call);
+  visit(call.rotated_query(), call.query_out ? "query_out" : "query");
+  if (call.rotate_key) visit(call.key, names.key);
+  visit(call.key_cache, names.key_cache);
+  visit(call.value_cache, names.value_cache);
+}
+
 /// The checks that need no values.
 rotary::SpecificationPointer check(const Call& call) {
   const Names names = names_of(call);
@@ -146,10 +156,7 @@ rotary::SpecificationPointer check(const Call& call) {
   if (call.query_out.has_value()) {
     dispatcher::check_like(*call.query_out, "query_out", call.query, "query");
   }
-  dispatcher::check_writable(call.rotated_query(), call.query_out ? "query_out" : "query");
-  dispatcher::check_writable(call.key_cache, names.key_cache);
-  dispatcher::check_writable(call.value_cache, names.value_cache);
-  if (call.rotate_key) dispatcher::check_writable(call.key, names.key);
+  for_each_written(call, dispatcher::check_writable);
   return spec;
 }
 
@@ -234,7 +241,7 @@ void rotate_and_cache(const Call& call, const rotary::SpecificationPointer& spec
   arguments.page_size = std::max<int64_t>(1, page_size);
   arguments.slot_count = call.key_cache.size(0) * page_size;
   const rotary::Rotation rotation = rotation_of(call);
-  const rotary::Inputs inputs = rotary::checked_inputs(rotation.call, call.query.size(where.seq));
+  const rotary::Inputs inputs = rotary::checked_inputs(rotation.call, call.query);
   const Tensor slots = checked_slots(call, arguments.slot_count);
   const Tensor query = dispatcher::with_contiguous_last_dim(call.query);
   const Tensor key = dispatcher::with_contiguous_last_dim(call.key);
@@ -328,35 +335,19 @@ void rotate_and_cache_latent(const LatentCall& latent_call) {
 // A cache has no gradient: rotary_cache_ is for inference and throws if a gradient would be lost.
 // Which tensors it writes depends on its arguments, so it has a kernel of its own for that.
 
-void check_inference_only(const Call& call) {
-  constexpr const char* alternative = "posembed::rotary_pair";
-  const Names names = names_of(call);
-  dispatcher::check_inference_only(call.query, "query", alternative);
-  dispatcher::check_inference_only(call.key, names.key, alternative);
-  dispatcher::check_inference_only(call.value, names.value, alternative);
-  dispatcher::check_inference_only(call.key_cache, names.key_cache, alternative);
-  dispatcher::check_inference_only(call.value_cache, names.value_cache, alternative);
-  if (!call.query_out.has_value()) return;
-  dispatcher::check_inference_only(*call.query_out, "query_out", alternative);
-}
-
-/// Checks tensors that are written.
-void check_versioned(const Call& call) {
-  const Names names = names_of(call);
-  dispatcher::check_versioned(call.rotated_query(), call.query_out ? "query_out" : "query");
-  if (call.rotate_key) dispatcher::check_versioned(call.key, names.key);
-  dispatcher::check_versioned(call.key_cache, names.key_cache);
-  dispatcher::check_versioned(call.value_cache, names.value_cache);
-}
-
 void rotary_cache_autograd(const Call& call) {
-  check_inference_only(call);
-  check_versioned(call);
+  const auto refuse = [](const Tensor& tensor, const char* name) {
+    dispatcher::check_inference_only(tensor, name, "posembed::rotary_pair");
+  };
+  const Names names = names_of(call);
+  refuse(call.query, "query");
+  refuse(call.key, names.key);
+  refuse(call.value, names.value);
+  for_each_written(call, refuse);
+  for_each_written(call, dispatcher::check_versioned);
   dispatcher::below_autograd([&] { rotary_cache_(call); });
-  torch::autograd::impl::bump_version(call.rotated_query());
-  if (call.rotate_key) torch::autograd::impl::bump_version(call.key);
-  torch::autograd::impl::bump_version(call.key_cache);
-  torch::autograd::impl::bump_version(call.value_cache);
+  for_each_written(
+      call, [](const Tensor& tensor, const char*) { torch::autograd::impl::bump_version(tensor); });
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // The functional interface of QK-norm: thin wrappers around the operators.
 #include "dispatcher/checks.h"
 #include "posembed/rotary_norm.h"
-#include "rotary/rotary_checks.h"
+#include "rotary/rotary_operator.h"
 #include "rotary_norm/rotary_norm_operator.h"
 
 namespace posembed {

@@ -3,9 +3,12 @@
 #include "rotary_norm/rotary_norm_operator.h"
 
 #include <ATen/ops/add.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/repeat_interleave.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
@@ -22,9 +25,8 @@
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
+#include "dispatcher/output_memory.h"
 #include "dispatcher/tensors.h"
-#include "rotary/rotary_checks.h"
-#include "rotary_norm/rotary_norm.h"
 #include "rotary_tables/rotary_tables_operator.h"
 
 namespace posembed::rotary_norm {
@@ -45,6 +47,14 @@ std::array<Parameter, 4> parameters_of(const Call& call) {
            {call.key_weight, "key_weight", call.key},
            {options.query_bias(), "query_bias", call.query},
            {options.key_bias(), "key_bias", call.key}}};
+}
+
+/// The first parameter that is given; nullptr: none is.
+const Tensor* any_parameter(const Call& call) {
+  for (const Parameter& parameter : parameters_of(call)) {
+    if (parameter.tensor.has_value()) return &*parameter.tensor;
+  }
+  return nullptr;
 }
 
 void check_parameter(const Parameter& parameter, const Call& call) {
@@ -70,13 +80,6 @@ void check_parameter(const Parameter& parameter, const Call& call) {
 }
 
 }  // namespace
-
-const Tensor* any_parameter(const Call& call) {
-  for (const Parameter& parameter : parameters_of(call)) {
-    if (parameter.tensor.has_value()) return &*parameter.tensor;
-  }
-  return nullptr;
-}
 
 void check_parameters(const Call& call) {
   const NormRotaryCall& options = call.options;
@@ -117,6 +120,17 @@ namespace {
 using rotary::Dimensions;
 
 // ------------------------------------------------------------------------------------- checks
+
+/// The tables of a call that has them.
+RotaryTables tables_of(const Call& call) {
+  const rotary::SpecificationPointer found = rotary::specification(call.spec);
+  const RotarySpec& spec = found->spec;
+  RotaryTables tables;
+  tables.cos(*call.options.cos()).sin(call.options.sin()).layout(call.options.layout());
+  tables.interleaved(spec.interleaved).start(spec.rotary_start);
+  tables.half_width(call.options.cos()->sym_size(-1) == spec.rotary_dim / 2);
+  return tables.numerics(call.options.numerics());
+}
 
 void check_given_tables(const Call& call, const RotarySpec& spec) {
   const NormRotaryCall& options = call.options;
@@ -204,8 +218,7 @@ KernelCall kernel_call(const Call& call, const rotary::Specification& spec, cons
                        const Two& out, bool transpose) {
   KernelCall prepared;
   const rotary::Rotation rotation = rotation_of(call, transpose);
-  prepared.inputs = rotary::checked_inputs(
-      rotation.call, call.query.size(rotary::dimensions(rotation.call.layout()).seq));
+  prepared.inputs = rotary::checked_inputs(rotation.call, call.query);
   prepared.query = dispatcher::with_contiguous_last_dim(std::get<0>(in));
   prepared.key = dispatcher::with_contiguous_last_dim(std::get<1>(in));
   Arguments& arguments = prepared.arguments;
@@ -309,8 +322,12 @@ void launch(BackwardArguments& arguments, const Tensor& query) {
       [&arguments](int64_t begin, int64_t end) { add_parts_cpu(arguments, begin, end); });
 }
 
-}  // namespace
+/// The gradients of query and key, and the rstd of both.
+struct Saved {
+  const Tensor &query_gradient, &key_gradient, &query_rstd, &key_rstd;
+};
 
+/// The checks of norm_rotary_backward.
 rotary::SpecificationPointer check_backward(const Saved& saved, const Call& call) {
   rotary::SpecificationPointer spec = check_fused(call);
   dispatcher::check_like(saved.query_gradient, "query_gradient", call.query, "query");
@@ -320,12 +337,11 @@ rotary::SpecificationPointer check_backward(const Saved& saved, const Call& call
   return spec;
 }
 
+/// Memory for the gradient of a weight, empty if there is none.
 Tensor empty_gradient(const MaybeTensor& weight, const Call& call) {
   if (!weight.has_value()) return at::empty({0}, call.query.options());
   return at::empty_symint(weight->sym_sizes(), weight->options());
 }
-
-namespace {
 
 Four prepare_backward(const Tensor& query_gradient, const Tensor& key_gradient,
                       const Tensor& query_rstd, const Tensor& key_rstd, const Call& call) {
@@ -334,8 +350,7 @@ Four prepare_backward(const Tensor& query_gradient, const Tensor& key_gradient,
           empty_gradient(call.query_weight, call), empty_gradient(call.key_weight, call)};
 }
 
-}  // namespace
-
+/// Writes the gradients of query, key and weights.
 void write_gradients(const Saved& saved, const Call& call, const Four& results) {
   const auto& [query_result, key_result, query_weight, key_weight] = results;
   const KernelCall kernel =
@@ -365,6 +380,7 @@ void write_gradients(const Saved& saved, const Call& call, const Four& results) 
 
 // ----------------------------------------------------------------------------------- autocast
 
+/// Weights and biases as autocast gives them.
 Call with_weights_like_data(Call call) {
   call.query_weight = dispatcher::follow(call.query_weight, call.query);
   call.key_weight = dispatcher::follow(call.key_weight, call.key);
@@ -372,8 +388,6 @@ Call with_weights_like_data(Call call) {
   call.options.key_bias(dispatcher::follow(call.options.key_bias(), call.key));
   return call;
 }
-
-namespace {
 
 void backward(const Tensor& query_gradient, const Tensor& key_gradient, const Tensor& query_rstd,
               const Tensor& key_rstd, const Call& call, const Four& results) {
@@ -383,20 +397,6 @@ void backward(const Tensor& query_gradient, const Tensor& key_gradient, const Te
 Two autocast(const Call& call) { return norm_rotary(with_weights_like_data(call)); }
 
 void autocast_in_place(const Call& call) { norm_rotary_(with_weights_like_data(call)); }
-
-}  // namespace
-
-RotaryTables tables_of(const Call& call) {
-  const rotary::SpecificationPointer found = rotary::specification(call.spec);
-  const RotarySpec& spec = found->spec;
-  RotaryTables tables;
-  tables.cos(*call.options.cos()).sin(call.options.sin()).layout(call.options.layout());
-  tables.interleaved(spec.interleaved).start(spec.rotary_start);
-  tables.half_width(call.options.cos()->sym_size(-1) == spec.rotary_dim / 2);
-  return tables.numerics(call.options.numerics());
-}
-
-namespace {
 
 // ---------------------------------------------------------------------------------------- gradient
 // Derivatives of the QK-norm operators. The usual backward pass, of RMSNorm by head, is one kernel.
@@ -524,15 +524,11 @@ bool have_tangent(const Tensors&... tensors) {
   return (is_tangent(tensors) || ...);
 }
 
-}  // namespace
-
 bool has_tangent(const Call& call) {
   const NormRotaryCall& options = call.options;
   return have_tangent(call.query, call.key, call.query_weight, call.key_weight,
                       options.query_bias(), options.key_bias(), options.cos(), options.sin());
 }
-
-namespace {
 
 /// Whether tables need a gradient, which only the chain has.
 bool tables_require_grad(const Call& call) {
@@ -626,6 +622,175 @@ Four backward_autograd(const Tensor& query_gradient, const Tensor& key_gradient,
   });
 }
 
+// ------------------------------------------------------------------------------ packed projections
+// Query and key of a packed projection: normalised and rotated out of its memory and, in the
+// backward pass, into its one gradient, as rotary_packed does.
+
+/// Whether each group of a token is a token of its own: where a group has several query heads, no
+/// stride leads from head to head. General calls take a copy of the queries instead.
+bool groups_are_tokens(const PackedCall& call) {
+  return call.groups() > 1 && call.heads > call.key_heads && !is_general(call.call);
+}
+
+/// A part of the projection, [.., groups, heads of a group, head_dim], as norm_rotary takes it.
+Tensor rows_of(const Tensor& part, const PackedCall& call) {
+  return groups_are_tokens(call) ? part.flatten(-4, -3) : part.flatten(-3, -2);
+}
+
+/// The inverse of rows_of().
+Tensor part_of(const Tensor& rows, const PackedCall& call) {
+  return groups_are_tokens(call) ? rows.unflatten(-3, {-1, call.groups()})
+                                 : rows.unflatten(-2, {call.groups(), -1});
+}
+
+/// From a part of the projection to heads in the call's layout, and back.
+Tensor heads_of(const Tensor& part, const PackedCall& call) {
+  return rotary::exchanged(part.flatten(-3, -2), call.call.options.layout());
+}
+
+Tensor by_group(const Tensor& heads, const PackedCall& call) {
+  return rotary::by_group(heads, call, call.call.options.layout());
+}
+
+/// The positions of tokens that are groups.
+void repeat_positions(NormRotaryCall& options, const PackedCall& call) {
+  MaybeTensor positions = options.positions();
+  const bool batch_last = options.layout() == Layout::sbhd;  // groups are then samples
+  if (!positions.has_value() && !batch_last) {
+    const int64_t seq = rotary::dimensions(options.layout()).seq;
+    const c10::SymInt first = options.offset().number();
+    positions =
+        at::arange(first, first + call.qkv.sym_size(seq), call.qkv.options().dtype(at::kLong));
+    options.offset(0);
+  }
+  if (!positions.has_value()) return;
+  const bool shared = batch_last && (positions->dim() < 2 || positions->sym_size(-2) == 1);
+  if (!shared) positions = positions->repeat_interleave(call.groups(), batch_last ? -2 : -1);
+  options.positions(positions);
+}
+
+/// The call of norm_rotary for views of the projection.
+Call of_views(const PackedCall& call) {
+  const auto [query, key, value] = rotary::parts_of(call.qkv, call);
+  Call views = call.call;
+  views.query = rows_of(query, call);
+  views.key = rows_of(key, call);
+  if (views.options.layout() == Layout::bhsd) views.options.layout(Layout::bshd);
+  if (groups_are_tokens(call)) repeat_positions(views.options, call);
+  return views;
+}
+
+void check_packed(const PackedCall& call) {
+  rotary::check_packed(call.qkv, {call, rotation_of(call.call)});
+}
+
+// --------------------------------------------------------------------------------- the kernels
+
+void packed_in_place(const PackedCall& call) {
+  dispatcher::check_holds_numbers(call.qkv, "qkv");
+  check_packed(call);
+  dispatcher::check_writable(call.qkv, "qkv");
+  const Call views = of_views(call);
+  norm_rotary_(views);
+  const auto [query, key, value] = rotary::parts_of(call.qkv, call);
+  if (!views.query.is_alias_of(call.qkv)) query.copy_(part_of(views.query, call));
+  if (!views.key.is_alias_of(call.qkv)) key.copy_(part_of(views.key, call));
+}
+
+Two rows_of(const Tensor& query, const Tensor& key, const PackedCall& call) {
+  return {rows_of(by_group(query, call), call), rows_of(by_group(key, call), call)};
+}
+
+Three prepare_packed_backward(const Tensor& query, const Tensor& key, const Tensor& value,
+                              const Tensor& query_rstd, const Tensor& key_rstd,
+                              const PackedCall& call) {
+  check_packed(call);
+  const Call views = of_views(call);
+  const auto [query_rows, key_rows] = rows_of(query, key, call);
+  check_backward({query_rows, key_rows, query_rstd, key_rstd}, views);
+  dispatcher::check_like(value, "value_gradient", key, "key_gradient");
+  return {dispatcher::empty_symint(call.qkv.sym_sizes(), call.qkv.options()),
+          empty_gradient(views.query_weight, views), empty_gradient(views.key_weight, views)};
+}
+
+void packed_backward(const Tensor& query, const Tensor& key, const Tensor& value,
+                     const Tensor& query_rstd, const Tensor& key_rstd, const PackedCall& call,
+                     const Three& results) {
+  const auto& [packed, query_weight, key_weight] = results;
+  const auto [query_out, key_out, value_out] = rotary::parts_of(packed, call);
+  const auto [query_rows, key_rows] = rows_of(query, key, call);
+  write_gradients({query_rows, key_rows, query_rstd, key_rstd}, of_views(call),
+                  {rows_of(query_out, call), rows_of(key_out, call), query_weight, key_weight});
+  value_out.copy_(by_group(value, call));
+}
+
+// -------------------------------------------------------------------------------- derivatives
+
+dispatcher::variable_list packed_gradient(const dispatcher::Gradients& gradients,
+                                          const PackedCall& forward, const Tensor& query_rstd,
+                                          const Tensor& key_rstd) {
+  const auto or_zeros = [&](size_t i, const Tensor& part) {
+    return gradients[i].defined() ? gradients[i] : at::zeros_like(heads_of(part, forward));
+  };
+  const auto [query, key, value] = rotary::parts_of(forward.qkv, forward);
+  auto [packed, query_weight, key_weight] = norm_rotary_packed_backward(
+      or_zeros(0, query), or_zeros(1, key), or_zeros(2, value), query_rstd, key_rstd, forward);
+  if (!forward.call.query_weight.has_value()) query_weight = Tensor();
+  if (!forward.call.key_weight.has_value()) key_weight = Tensor();
+  return {packed, query_weight, key_weight};
+}
+
+/// General calls and tangents take the way of separate tensors.
+Three packed(const PackedCall& call) {
+  check_packed(call);
+  const auto value = [&] { return heads_of(std::get<2>(rotary::parts_of(call.qkv, call)), call); };
+  const Call views = of_views(call);
+  using Node = dispatcher::FunctionNode<norm_rotary_packed, packed_gradient>;
+  auto node = dispatcher::node_for<Node>(call.qkv, call.call.query_weight, call.call.key_weight);
+  if (!node || is_general(views) || has_tangent(views)) {
+    const auto [query, key] = norm_rotary(views);
+    return {heads_of(part_of(query, call), call), heads_of(part_of(key, call), call), value()};
+  }
+  const auto [query, key, query_rstd, key_rstd] = dispatcher::below_autograd([&] {
+    const auto [query, key, query_rstd, key_rstd] = norm_rotary_forward(views);
+    return Four{heads_of(part_of(query, call), call), heads_of(part_of(key, call), call),
+                query_rstd, key_rstd};
+  });
+  node->save(call, query_rstd, key_rstd);
+  torch::autograd::set_history(query, node);
+  torch::autograd::set_history(key, node);
+  const at::AutoDispatchBelowAutograd only_tracked_as_view;
+  const Tensor third = value();
+  torch::autograd::set_history(third, node);
+  return {query, key, third};
+}
+
+/// Second derivatives and tangents take the way of separate tensors, too.
+Three packed_backward_autograd(const Tensor& query, const Tensor& key, const Tensor& value,
+                               const Tensor& query_rstd, const Tensor& key_rstd,
+                               const PackedCall& call) {
+  const Call views = of_views(call);
+  if (!torch::autograd::compute_requires_grad(query, key, value, call.qkv, views.query_weight,
+                                              views.key_weight) &&
+      !has_tangent(views) && !have_tangent(query, key, value)) {
+    return dispatcher::below_autograd(
+        [&] { return norm_rotary_packed_backward(query, key, value, query_rstd, key_rstd, call); });
+  }
+  const auto [query_rows, key_rows] = rows_of(query, key, call);
+  const auto [of_query, of_key, query_weight, key_weight] =
+      norm_rotary_backward(query_rows, key_rows, query_rstd, key_rstd, views);
+  const Tensor packed =
+      at::cat({part_of(of_query, call), part_of(of_key, call), by_group(value, call)}, -2);
+  return {packed.flatten(-3), query_weight, key_weight};
+}
+
+Three packed_autocast(const PackedCall& call) {
+  PackedCall changed = call;
+  changed.call.query = changed.call.key = call.qkv;
+  changed.call = with_weights_like_data(changed.call);
+  return norm_rotary_packed(changed);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(posembed, m) {
@@ -660,13 +825,13 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
          "Tensor query, "
          "Tensor key, " +
              arguments + ") -> (Tensor, Tensor, Tensor, Tensor)");
-  const std::string packed = "int heads, int key_heads, str order, " + arguments;
-  define(m, "norm_rotary_packed(Tensor qkv, " + packed + ") -> (Tensor, Tensor, Tensor)");
-  define(m, "norm_rotary_packed_(Tensor(a!) qkv, " + packed + ") -> ()");
+  const std::string in_packed = "int heads, int key_heads, str order, " + arguments;
+  define(m, "norm_rotary_packed(Tensor qkv, " + in_packed + ") -> (Tensor, Tensor, Tensor)");
+  define(m, "norm_rotary_packed_(Tensor(a!) qkv, " + in_packed + ") -> ()");
   define(m,
          "norm_rotary_packed_backward(Tensor query_gradient, Tensor key_gradient, "
          "Tensor value_gradient, Tensor query_rstd, Tensor key_rstd, Tensor qkv, " +
-             packed + ") -> (Tensor, Tensor, Tensor)");
+             in_packed + ") -> (Tensor, Tensor, Tensor)");
   norm_rotary.implement<prepare, compute>(m);
   norm_rotary.autocast<autocast>(m);
   norm_rotary_.implement<check_in_place, compute_in_place>(m);
@@ -677,6 +842,11 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
   norm_rotary_.refuse_gradients(m);
   norm_rotary_forward.differentiate<forward_autograd>(m);
   norm_rotary_backward.differentiate<backward_autograd>(m);
+  norm_rotary_packed.compose_batched<packed>(m);
+  norm_rotary_packed.autocast<packed_autocast>(m);
+  norm_rotary_packed_.compose_batched<packed_in_place>(m);
+  norm_rotary_packed_backward.implement<prepare_packed_backward, packed_backward>(m);
+  norm_rotary_packed_backward.differentiate<packed_backward_autograd>(m);
 }
 
 }  // namespace posembed::rotary_norm

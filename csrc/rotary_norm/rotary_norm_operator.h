@@ -12,7 +12,6 @@
 #include "dispatcher/operator.h"
 #include "posembed/rotary_norm.h"
 #include "posembed/rotary_tables.h"
-#include "rotary/rotary_checks.h"
 #include "rotary/rotary_operator.h"
 #include "rotary_norm/rotary_norm.h"
 
@@ -54,9 +53,6 @@ inline bool is_general(const Call& call) {
   const NormRotaryCall& options = call.options;
   return options.centred() || options.all_heads() || options.cos().has_value();
 }
-
-/// The tables of a call that has them.
-RotaryTables tables_of(const Call& call);
 
 /// A tensor for query and one for key.
 using Two = std::tuple<Tensor, Tensor>;
@@ -108,9 +104,6 @@ inline const PackedOperator<Three, const Tensor&, const Tensor&, const Tensor&, 
 
 // -------------------------------------------------------------------------- checks and preparation
 
-/// The first parameter that is given; nullptr: none is.
-const Tensor* any_parameter(const Call& call);
-
 /// The checks of weights, biases and the norm's numbers, which need no values.
 void check_parameters(const Call& call);
 
@@ -121,25 +114,5 @@ struct Parameters {
 
 /// Sets the norm in arguments that have the rotation.
 void set_norm(const Call& call, Parameters* parameters, Arguments* arguments);
-
-/// Whether an argument has a tangent.
-bool has_tangent(const Call& call);
-
-/// Weights and biases as autocast gives them.
-Call with_weights_like_data(Call call);
-
-/// The gradients of query and key, and the rstd of both.
-struct Saved {
-  const Tensor &query_gradient, &key_gradient, &query_rstd, &key_rstd;
-};
-
-/// The checks of norm_rotary_backward.
-rotary::SpecificationPointer check_backward(const Saved& saved, const Call& call);
-
-/// Memory for the gradient of a weight, empty if there is none.
-Tensor empty_gradient(const MaybeTensor& weight, const Call& call);
-
-/// Writes the gradients of query, key and weights.
-void write_gradients(const Saved& saved, const Call& call, const Four& results);
 
 }  // namespace posembed::rotary_norm

@@ -13,7 +13,7 @@
 #include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
-#include "rotary/rotary_checks.h"
+#include "rotary/rotary_operator.h"
 
 namespace posembed::rotary_tables {
 namespace {

@@ -8,7 +8,6 @@
 
 #include "dispatcher/operator.h"
 #include "posembed/rotary_tables.h"
-#include "rotary/rotary_checks.h"
 #include "rotary/rotary_operator.h"
 
 namespace posembed::rotary_tables {

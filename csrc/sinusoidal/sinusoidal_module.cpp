@@ -5,7 +5,6 @@
 
 #include "posembed/sinusoidal.h"
 #include "sinusoidal/sinusoidal_operator.h"
-#include "sinusoidal/sinusoidal_specification.h"
 
 namespace posembed {
 

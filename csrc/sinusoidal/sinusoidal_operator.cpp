@@ -22,8 +22,6 @@
 #include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
 #include "dispatcher/tensors.h"
-#include "sinusoidal/sinusoidal.h"
-#include "sinusoidal/sinusoidal_specification.h"
 
 namespace posembed::sinusoidal {
 namespace {

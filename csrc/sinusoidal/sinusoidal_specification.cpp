@@ -1,20 +1,37 @@
-#include "sinusoidal/sinusoidal_specification.h"
-
+// Specifications: their fields, presets and checks, and the numbers that kernels read.
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "core/brief.h"
+#include "dispatcher/fields.h"
 #include "dispatcher/fork.h"
-#include "dispatcher/json.h"
 #include "dispatcher/text_cache.h"
-#include "sinusoidal/sinusoidal.h"
+#include "sinusoidal/sinusoidal_operator.h"
 
 namespace posembed {
+
+template <typename Visitor>
+static void fields(Visitor& visit, SinusoidalSpec& spec) {
+  visit("embedding_dim", spec.embedding_dim);
+  visit("base", spec.base);
+  visit("preset", spec.preset);
+  visit("cos_first", spec.cos_first);
+  visit("shift", spec.shift);
+  visit("scale", spec.scale);
+  visit("position_scale", spec.position_scale);
+  visit("padding_idx", spec.padding_idx);
+  visit("axes", spec.axes);
+  visit("widths", spec.widths);
+  visit("start", spec.start);
+  visit("length", spec.length);
+  visit("interpolation_scale", spec.interpolation_scale);
+  visit("max_size", spec.max_size);
+}
+
 namespace {
 
 /// More than any grid has.
@@ -28,71 +45,6 @@ constexpr int64_t max_padding_idx = std::numeric_limits<int32_t>::max();
 
 /// Larger ones would leave no digits of float64 positions.
 constexpr int64_t max_position_scale = std::numeric_limits<int32_t>::max();
-
-/// Reads a field; if it is absent or null, the value does not change.
-template <typename T>
-void read(const nlohmann::json& object, const char* key, T& value) {
-  if (object.contains(key) && !object.at(key).is_null()) value = object.at(key).get<T>();
-}
-
-template <typename T>
-void read(const nlohmann::json& object, const char* key, std::optional<T>& value) {
-  if (object.contains(key) && !object.at(key).is_null()) value = object.at(key).get<T>();
-}
-
-/// get() alone would truncate fractions.
-void read_whole(const nlohmann::json& object, const char* key, std::optional<int64_t>& value) {
-  if (!object.contains(key) || object.at(key).is_null()) return;
-  const nlohmann::json& number = object.at(key);
-  TORCH_CHECK_VALUE(number.is_number_integer(), key, ": expected a whole number, got ",
-                    number.dump());
-  value = number.get<int64_t>();
-}
-
-/// The same for lists of numbers.
-void read_whole(const nlohmann::json& object, const char* key,
-                std::optional<std::vector<int64_t>>& values) {
-  if (!object.contains(key) || object.at(key).is_null()) return;
-  for (const nlohmann::json& number : object.at(key)) {
-    TORCH_CHECK_VALUE(number.is_number_integer(), key, ": expected whole numbers, got ",
-                      number.dump());
-  }
-  values = object.at(key).get<std::vector<int64_t>>();
-}
-
-template <typename T>
-nlohmann::json or_null(const std::optional<T>& value) {
-  return value.has_value() ? nlohmann::json(*value) : nlohmann::json();
-}
-
-SinusoidalSpec parse(const std::string& text) {
-  const nlohmann::json object = dispatcher::parse_json("SinusoidalSpec", text);
-  const nlohmann::json& dim = object.at("embedding_dim");
-  TORCH_CHECK_VALUE(dim.is_number_integer(), "embedding_dim: expected a whole number, got ",
-                    dim.dump());
-  SinusoidalSpec spec(dim.get<int64_t>());
-  read(object, "base", spec.base);
-  read(object, "preset", spec.preset);
-  read(object, "cos_first", spec.cos_first);
-  read(object, "shift", spec.shift);
-  read(object, "scale", spec.scale);
-  std::optional<int64_t> times;
-  read_whole(object, "position_scale", times);
-  spec.position_scale = times.value_or(1);
-  read_whole(object, "padding_idx", spec.padding_idx);
-  read_whole(object, "axes", spec.axes);
-  read_whole(object, "widths", spec.widths);
-  read(object, "start", spec.start);
-  read(object, "length", spec.length);
-  read(object, "interpolation_scale", spec.interpolation_scale);
-  read_whole(object, "max_size", spec.max_size);
-  const nlohmann::json known = nlohmann::json::parse(spec.to_json());
-  for (const auto& entry : object.items()) {
-    TORCH_CHECK_VALUE(known.contains(entry.key()), "SinusoidalSpec: unknown key '", entry.key(),
-                      "' in ", text);
-  }
-  return spec;
-}
 
 /// A preset of several axes: the preset of each block of columns, their axes and relative widths,
 /// and the positions of a grid's cells.
@@ -273,34 +225,16 @@ void SinusoidalSpec::check() const {
                     shift.value_or(1.0));
 }
 
-std::string SinusoidalSpec::to_json() const {
-  // nlohmann::json keeps keys sorted, so equal specifications have equal text.
-  return nlohmann::json{{"embedding_dim", embedding_dim},
-                        {"base", base},
-                        {"preset", preset},
-                        {"cos_first", or_null(cos_first)},
-                        {"shift", or_null(shift)},
-                        {"scale", scale},
-                        {"position_scale", position_scale},
-                        {"padding_idx", or_null(padding_idx)},
-                        {"axes", or_null(axes)},
-                        {"widths", or_null(widths)},
-                        {"start", or_null(start)},
-                        {"length", or_null(length)},
-                        {"interpolation_scale", or_null(interpolation_scale)},
-                        {"max_size", or_null(max_size)}}
-      .dump();
-}
+// nlohmann::json keeps keys sorted, so equal specifications have equal text.
+std::string SinusoidalSpec::to_json() const { return dispatcher::written(*this).dump(); }
 
 SinusoidalSpec SinusoidalSpec::from_json(const std::string& text) {
-  try {
-    const SinusoidalSpec spec = parse(text);
-    spec.check();
-    return spec;
-  } catch (const nlohmann::json::exception& error) {
-    TORCH_CHECK_VALUE(false, "SinusoidalSpec: expected JSON text of a specification, got '",
-                      core::brief(text), "': ", dispatcher::reason(error));
-  }
+  SinusoidalSpec spec(0);
+  dispatcher::read_text("SinusoidalSpec", text, [&](nlohmann::json object) {
+    dispatcher::read_fields("SinusoidalSpec", std::move(object), spec);
+  });
+  spec.check();
+  return spec;
 }
 
 int64_t SinusoidalSpec::num_axes() const {

@@ -127,7 +127,7 @@ def test_which_half_computes_is_asked_in_one_place() -> None:
         for file in tracked("csrc")
         if file.suffix in {".cpp", ".h"} and "is_cuda()" in file.read_text()
     )
-    followers = ["relative_logits/relative_logits_operator.cpp", "rotary/rotary_scaling.cpp"]
+    followers = ["relative_logits/relative_logits_operator.cpp", "rotary/rotary_angles.cpp"]
     assert asked == ["dispatcher/cuda_scope.cpp", *followers]
 
 

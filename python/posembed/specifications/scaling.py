@@ -1,6 +1,6 @@
 """Context extension: values for the ``scaling`` of :class:`RotarySpec`.
 
-This file has the names, defaults and papers; the formulas are in csrc/rotary/rotary_scaling.cpp.
+This file has the names, defaults and papers; the formulas are in csrc/rotary/rotary_angles.cpp.
 """
 
 from __future__ import annotations

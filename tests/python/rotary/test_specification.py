@@ -370,6 +370,9 @@ def test_differences_in_words() -> None:
     assert "4 numbers" not in plain.diff(same)
     factor = plain.diff(pe.RotarySpec(8, scaling=pe.YarnScaling(1.0, 64, attention_factor=1.5)))
     assert "attention factor: 1 against 1.5" in factor
+    own = pe.RotarySpec(8, custom_frequencies=[1.0] * 4, custom_attention_factor=1.5)
+    assert "custom_attention_factor: null against 1.5" in plain.diff(own)
+    assert "custom_attention_factor: 1.5 against null" in own.diff(plain)
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")

@@ -1,5 +1,5 @@
-// Scalings: their frequencies and attention factors, their checks, what float32 angles cost, and
-// the explanation of a specification. The scalings' types cite the papers.
+// Angles of specifications: frequencies and factors of scalings, those for a length, the angles
+// of PyTorch programs and what float32 costs, and reports. The scalings' types cite the papers.
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 
@@ -11,8 +11,7 @@
 #include <vector>
 
 #include "dispatcher/launch.h"
-#include "posembed/rotary_specification.h"
-#include "rotary/rotary_checks.h"
+#include "rotary/rotary_operator.h"
 
 namespace posembed::rotary {
 namespace {
@@ -31,7 +30,11 @@ Series divided(Series series, double factor) {
   return series;
 }
 
-Scaled scaled(const RotarySpec& spec, const std::monostate&) { return {series(spec)}; }
+/// Without a scaling, or within the original context of a dynamic one.
+template <typename Scaling>
+Scaled scaled(const RotarySpec& spec, const Scaling&) {
+  return {series(spec)};
+}
 
 Scaled scaled(const RotarySpec& spec, const LinearScaling& scaling) {
   return {divided(series(spec), scaling.factor)};
@@ -40,8 +43,6 @@ Scaled scaled(const RotarySpec& spec, const LinearScaling& scaling) {
 Scaled scaled(const RotarySpec& spec, const NtkScaling& scaling) {
   return {series(spec, ntk_base(spec.base, scaling.factor, spec.rotary_dim))};
 }
-
-Scaled scaled(const RotarySpec& spec, const DynamicNtkScaling&) { return {series(spec)}; }
 
 double yarn_mscale(double factor, double mscale) {
   return factor <= 1.0 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0;
@@ -53,6 +54,10 @@ double attention_factor(const YarnScaling& scaling) {
   const double all_dim = scaling.mscale_all_dim.value_or(0.0);
   if (mscale == 0.0 || all_dim == 0.0) return yarn_mscale(scaling.factor, 1.0);
   return yarn_mscale(scaling.factor, mscale) / yarn_mscale(scaling.factor, all_dim);
+}
+
+YarnBlend blend_of(const YarnScaling& scaling) {
+  return {scaling.original_max_positions, scaling.beta_fast, scaling.beta_slow, scaling.truncate};
 }
 
 Scaled scaled(const RotarySpec& spec, const YarnScaling& scaling) {
@@ -113,119 +118,6 @@ Scaled scaled(const RotarySpec& spec) {
   return std::visit([&](const auto& scaling) { return scaled(spec, scaling); }, spec.scaling);
 }
 
-YarnBlend blend_of(const YarnScaling& scaling) {
-  return {scaling.original_max_positions, scaling.beta_fast, scaling.beta_slow, scaling.truncate};
-}
-
-namespace {
-
-// ---------------------------------------------------------------------------------- scaling checks
-// Checks of a scaling's numbers.
-
-void check_at_least(const char* scaling, const char* field, double value, double min) {
-  TORCH_CHECK_VALUE(std::isfinite(value) && value >= min, scaling, ".", field,
-                    ": expected a finite number of at least ", min, ", got ", value);
-}
-
-void check_positive(const char* scaling, const char* field, double value) {
-  TORCH_CHECK_VALUE(std::isfinite(value) && value > 0.0, scaling, ".", field,
-                    ": expected a finite positive number, got ", value);
-}
-
-void check_positive(const char* scaling, const char* field, const std::optional<double>& value) {
-  if (value.has_value()) check_positive(scaling, field, *value);
-}
-
-void check_length(const char* scaling, int64_t value) {
-  TORCH_CHECK_VALUE(value > 1, scaling, ".original_max_positions: expected more than 1, got ",
-                    value);
-}
-
-/// A factor that large beside a length that short is a length: the arguments are swapped. Short
-/// sequences have short lengths: 16 codebooks, beside a factor of 32 (CSM).
-void check_length(const char* scaling, int64_t value, double factor) {
-  check_length(scaling, value);
-  TORCH_CHECK_VALUE(value >= 256 || factor < 256, scaling,
-                    ".factor: expected at most original_max_positions, ", value, ", got ", factor,
-                    "; the factor comes first");
-}
-
-void check_dim(const char* scaling, const RotarySpec& spec) {
-  TORCH_CHECK_VALUE(spec.rotary_dim > 2, scaling, ": expected rotary_dim over 2, got ",
-                    spec.rotary_dim);
-}
-
-void check(const RotarySpec&, const std::monostate&) {}
-
-void check(const RotarySpec&, const LinearScaling& scaling) {
-  check_positive("LinearScaling", "factor", scaling.factor);
-}
-
-void check(const RotarySpec& spec, const NtkScaling& scaling) {
-  check_positive("NtkScaling", "factor", scaling.factor);
-  check_dim("NtkScaling", spec);
-}
-
-void check(const RotarySpec& spec, const DynamicNtkScaling& scaling) {
-  check_at_least("DynamicNtkScaling", "factor", scaling.factor, 1.0);
-  check_length("DynamicNtkScaling", scaling.original_max_positions, scaling.factor);
-  check_dim("DynamicNtkScaling", spec);
-}
-
-void check(const RotarySpec& spec, const YarnScaling& scaling) {
-  check_positive("YarnScaling", "factor", scaling.factor);
-  check_length("YarnScaling", scaling.original_max_positions, scaling.factor);
-  check_positive("YarnScaling", "beta_slow", scaling.beta_slow);
-  check_at_least("YarnScaling", "beta_fast", scaling.beta_fast, scaling.beta_slow);
-  check_positive("YarnScaling", "attention_factor", scaling.attention_factor);
-  TORCH_CHECK_VALUE(spec.base > 1.0, "base: expected more than 1 for YarnScaling, got ", spec.base);
-}
-
-void check(const RotarySpec&, const Llama3Scaling& scaling) {
-  check_positive("Llama3Scaling", "factor", scaling.factor);
-  check_positive("Llama3Scaling", "low_freq_factor", scaling.low_freq_factor);
-  check_length("Llama3Scaling", scaling.original_max_positions, scaling.factor);
-  TORCH_CHECK_VALUE(std::isfinite(scaling.high_freq_factor) &&
-                        scaling.high_freq_factor >= scaling.low_freq_factor,
-                    "Llama3Scaling.high_freq_factor: expected at least low_freq_factor, ",
-                    scaling.low_freq_factor, ", got ", scaling.high_freq_factor);
-}
-
-void check(const RotarySpec&, const ProportionalScaling& scaling) {
-  check_positive("ProportionalScaling", "factor", scaling.factor);
-  TORCH_CHECK_VALUE(scaling.proportion >= 0.0 && scaling.proportion <= 1.0,
-                    "ProportionalScaling.proportion: expected 0 to 1, got ", scaling.proportion);
-}
-
-void check_factors(const char* field, const std::vector<double>& factors, int64_t pairs) {
-  TORCH_CHECK_VALUE(static_cast<int64_t>(factors.size()) == pairs, "LongRopeScaling.", field,
-                    ": expected rotary_dim / 2 = ", pairs, " numbers, got ", factors.size());
-  for (const double factor : factors) check_positive("LongRopeScaling", field, factor);
-}
-
-void check(const RotarySpec& spec, const LongRopeScaling& scaling) {
-  check_factors("short_factor", scaling.short_factor, spec.rotary_dim / 2);
-  check_factors("long_factor", scaling.long_factor, spec.rotary_dim / 2);
-  check_length("LongRopeScaling", scaling.original_max_positions, scaling.factor.value_or(1.0));
-  check_positive("LongRopeScaling", "factor", scaling.factor);
-  check_positive("LongRopeScaling", "attention_factor", scaling.attention_factor);
-  check_positive("LongRopeScaling", "long_attention_factor", scaling.long_attention_factor);
-}
-
-void check(const RotarySpec&, const XPosScaling& scaling) {
-  TORCH_CHECK_VALUE(std::isfinite(scaling.scale_base) && scaling.scale_base != 0.0,
-                    "XPosScaling.scale_base: expected a finite number other than 0, got ",
-                    scaling.scale_base);
-  TORCH_CHECK_VALUE(std::isfinite(scaling.center),
-                    "XPosScaling.center: expected a finite number, got ", scaling.center);
-}
-
-}  // namespace
-
-void check_scaling(const RotarySpec& spec) {
-  std::visit([&](const auto& scaling) { check(spec, scaling); }, spec.scaling);
-}
-
 namespace {
 
 // ---------------------------------------------------------------------------------------- numerics
@@ -259,7 +151,10 @@ Tensor powers(const RotarySpec& spec, double base) {
 
 Tensor plain(const RotarySpec& spec) { return over(1.0, powers(spec, spec.base)); }
 
-Tensor frequencies(const RotarySpec& spec, const std::monostate&) { return plain(spec); }
+template <typename Scaling>
+Tensor frequencies(const RotarySpec& spec, const Scaling&) {
+  return plain(spec);
+}
 
 Tensor frequencies(const RotarySpec& spec, const LinearScaling& scaling) {
   return plain(spec) / scaling.factor;
@@ -269,8 +164,6 @@ Tensor frequencies(const RotarySpec& spec, const NtkScaling& scaling) {
   const core::DoubleDouble base = ntk_base(spec.base, scaling.factor, spec.rotary_dim);
   return over(1.0, powers(spec, core::to_double(base)));
 }
-
-Tensor frequencies(const RotarySpec& spec, const DynamicNtkScaling&) { return plain(spec); }
 
 Tensor frequencies(const RotarySpec& spec, const YarnScaling& scaling) {
   const Tensor turning = powers(spec, spec.base);
@@ -308,8 +201,6 @@ Tensor frequencies(const RotarySpec& spec, const LongRopeScaling& scaling) {
   const Tensor factors = at::tensor(scaling.short_factor).to(at::kFloat);
   return over(1.0, factors * powers(spec, spec.base));
 }
-
-Tensor frequencies(const RotarySpec& spec, const XPosScaling&) { return plain(spec); }
 
 /// The frequencies of a specification, computed once, on the CPU as in the models.
 const std::vector<float>& known_frequencies(const Specification& spec) {
@@ -424,6 +315,50 @@ AngleTables use_tables(const Specification& spec, const Tensor& query, const Inp
 }  // namespace posembed::rotary
 
 namespace posembed {
+
+// -------------------------------------------------------------------------------------- resolution
+// Resolves specifications whose frequencies depend on the sequence's length to those of one length.
+
+bool RotarySpec::is_dynamic() const {
+  if (const auto* scaling = std::get_if<LongRopeScaling>(&this->scaling)) {
+    return scaling->short_factor != scaling->long_factor ||
+           scaling->long_attention_factor.has_value();
+  }
+  return std::holds_alternative<DynamicNtkScaling>(scaling);
+}
+
+RotarySpec RotarySpec::resolve(int64_t seq_len) const {
+  TORCH_CHECK_VALUE(seq_len >= 0, "seq_len: expected 0 or more, got ", seq_len);
+  check_fields();
+  RotarySpec result = *this;
+  if (const auto* dynamic = std::get_if<DynamicNtkScaling>(&scaling)) {
+    result.scaling = std::monostate();
+    if (seq_len > dynamic->original_max_positions) {
+      const double stretch =
+          static_cast<double>(seq_len) / static_cast<double>(dynamic->original_max_positions);
+      // Keep the base, because a double cannot hold the new one exactly.
+      result.scaling = NtkScaling{dynamic->factor * stretch - (dynamic->factor - 1.0)};
+    }
+  }
+  if (auto* longrope = std::get_if<LongRopeScaling>(&result.scaling)) {
+    if (seq_len > longrope->original_max_positions) {
+      longrope->short_factor = longrope->long_factor;
+      if (longrope->long_attention_factor.has_value()) {
+        longrope->attention_factor = longrope->long_attention_factor;
+      }
+    } else {
+      longrope->long_factor = longrope->short_factor;
+    }
+    longrope->long_attention_factor = std::nullopt;
+  }
+  return result;
+}
+
+double RotarySpec::attention_factor(std::optional<int64_t> seq_len) const {
+  if (seq_len.has_value()) return resolve(*seq_len).attention_factor();
+  check();
+  return rotary::scaled(*this).attention_factor;
+}
 
 AngleError RotarySpec::float32_error(int64_t length) const {
   TORCH_CHECK_VALUE(length > 0, "length: expected 1 or more, got ", length);
@@ -680,10 +615,9 @@ std::string RotarySpec::explain(std::optional<int64_t> seq_len,
 }
 
 std::string RotarySpec::diff(const RotarySpec& other) const {
-  auto ours = nlohmann::json::parse(to_json());
-  auto theirs = nlohmann::json::parse(other.to_json());
+  const auto ours = nlohmann::json::parse(rotary::complete_text(*this));
+  const auto theirs = nlohmann::json::parse(rotary::complete_text(other));
   if (ours == theirs) return "equal";
-  for (auto* each : {&ours, &theirs}) each->emplace("score_scale", nullptr);
   std::string text;
   for (const auto& field : ours.items()) {
     const nlohmann::json& second = theirs.at(field.key());
