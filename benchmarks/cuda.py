@@ -218,16 +218,23 @@ def ngrams(batch: int, seq: int, heads: int) -> Case:
 
 
 def norm_rotary(
-    batch: int, seq: int, backward: bool = False, dtype: torch.dtype = torch.bfloat16
+    batch: int,
+    seq: int,
+    backward: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+    of: str = "",
 ) -> Case:
+    """`of`: "half of a head" rotates that, and "LayerNorm" takes the kernel with every option."""
+
     def make() -> dict[str, Call]:
         shapes = ((batch, seq, 32, 128), (batch, seq, 8, 128), (128,), (128,))
         leaves = [randn(*shape, dtype=dtype) for shape in shapes]
         tables = tuple(table.to(dtype) for table in angle_tables(seq, 128))
-        spec = pe.RotarySpec(128)
+        spec = pe.RotarySpec(128, rotary_dim=64 if of == "half of a head" else 128)
+        norm = "layer" if of == "LayerNorm" else "rms"
 
         def ours() -> Any:
-            return pe.functional.norm_rotary(*leaves, spec=spec)
+            return pe.functional.norm_rotary(*leaves, spec=spec, norm=norm)
 
         def theirs() -> Any:
             return compiled(torch_norm_rotary)(*leaves, *tables)
@@ -235,10 +242,10 @@ def norm_rotary(
         if backward:
             leaves[:] = [leaf.requires_grad_() for leaf in leaves]
             return {"posembed": gradient(ours, leaves), "torch.compile": gradient(theirs, leaves)}
-        return {"posembed": ours, "torch.compile": theirs}
+        return {"posembed": ours} if of else {"posembed": ours, "torch.compile": theirs}
 
     moved = (3 if backward else 2) * dtype.itemsize * batch * seq * 40 * 128
-    what = "norm_rotary backward" if backward else "norm_rotary"
+    what = "norm_rotary" + " backward" * backward + (of and f", {of}")
     return Case(f"{what} [{batch},{seq},32+8,128]{of_type(dtype)}", moved, make, queued=backward)
 
 
@@ -250,13 +257,14 @@ def torch_norm_rotary(
     )
 
 
-def rotary_cache(tokens: int, dtype: torch.dtype) -> Case:
+def rotary_cache(tokens: int, dtype: torch.dtype, norm: str | None = None) -> Case:
     def make() -> dict[str, Call]:
         query, key, value = randn(tokens, 32, 128), randn(tokens, 8, 128), randn(tokens, 8, 128)
         caches = torch.zeros(2, tokens // 16, 16, 8, 128, **BF16).to(dtype)
         slots, spec = torch.randperm(tokens, device="cuda"), pe.RotarySpec(128)
         positions = torch.arange(tokens, device="cuda")
         rows, tables = caches.flatten(1, 2), angle_tables(tokens, 128)
+        weights = {name: randn(128) for name in ("query_weight", "key_weight") if norm}
 
         def torch_cache() -> None:
             rotated, keys = rotate_half(query, key, *tables)
@@ -266,15 +274,16 @@ def rotary_cache(tokens: int, dtype: torch.dtype) -> Case:
 
         calls: dict[str, Call] = {
             "posembed": lambda: pe.functional.rotary_cache_(
-                query, key, value, *caches, slots, positions, spec=spec
+                query, key, value, *caches, slots, positions, spec=spec, norm=norm, **weights
             )
         }
-        if dtype == torch.bfloat16:
+        if dtype == torch.bfloat16 and norm is None:
             calls["torch"] = torch_cache
         return calls
 
     moved = tokens * 128 * (2 * 2 * 32 + (2 + dtype.itemsize) * 16)
-    return Case(f"rotary_cache_ [{tokens},32+8,128] into {str(dtype)[6:]}", moved, make)
+    name = f"rotary_cache_{' normed' * bool(norm)} [{tokens},32+8,128] into {str(dtype)[6:]}"
+    return Case(name, moved, make)
 
 
 def mla(tokens: int) -> Case:
@@ -580,7 +589,10 @@ def cases() -> Iterator[Case]:
     yield norm_rotary(4, 4096)
     yield norm_rotary(4, 4096, dtype=half)
     yield norm_rotary(4, 4096, backward=True)
+    yield norm_rotary(4, 4096, of="half of a head")
+    yield norm_rotary(4, 4096, of="LayerNorm")
     yield rotary_cache(32768, torch.bfloat16)
+    yield rotary_cache(32768, torch.bfloat16, norm="rms")
     yield rotary_cache(32768, torch.float8_e4m3fn)
     yield mla(4096)
     yield from map(decode, (1, 32, 256))

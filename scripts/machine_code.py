@@ -10,23 +10,27 @@ is the one that triton's wheel brings.
 The smallest loop that moves the most vectors counts, or the loop that a mark in the source names:
 
     for (...) {  // Counted: rotary::sum_kernel, 8 vectors an iteration
+
+for all instances of a kernel, or for some: rotary_norm::norm_kernel<*, true>.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import importlib.util
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 RECORD = Path(__file__).with_suffix(".json")
 SOURCES = Path(__file__).parent.parent / "csrc"
-MARK = re.compile(r"// Counted: (\w+::\w+), (\d+) vectors an iteration")
+MARK = re.compile(r"// Counted: (\w+::\w+(?:<.*>)?), (\d+) vectors an iteration")
 
 # With packs, as for a head_dim of 128. {T} stands for bfloat16, float16 and float32 in turn, {half}
 # for the first two, {pack} for the elements of a pack.
@@ -37,11 +41,13 @@ HOT = (
     "rotary::rotate_kernel<BFloat16, 8, false, 512, pairs>",
     "rotary::rotate_kernel<{T}, {pack}, false, 512, by_head>",
     "rotary::sum_kernel<{T}, {pack}, false, false>",
-    "rotary_norm::norm_kernel<{T}, {pack}, false, 64>",
-    "rotary_norm::whole_heads_kernel<{half}, 8, false, 64>",
-    "rotary_norm::backward_kernel<{T}, {pack}, false, 64>",
+    "rotary_norm::norm_kernel<{T}, {pack}, false, 128, true>",
+    "rotary_norm::norm_kernel<{T}, {pack}, false, 128, false>",
+    "rotary_norm::whole_heads_kernel<{T}, {pack}, false, 64>",
+    "rotary_norm::backward_kernel<{T}, {pack}, false, 128>",
     "rotary_cache::cache_kernel<{T}, {pack}, false, false, 64>",
     "rotary_cache::cache_kernel<{T}, {pack}, false, true, 64>",
+    "rotary_cache::norm_cache_kernel<{T}, {pack}, false, 128>",
     "token::gather_kernel<{T}, {pack}, false>",
     "token::sum_kernel<{T}, {pack}>",
     "token::group_kernel",
@@ -122,11 +128,17 @@ class Kernel:
         return 2 * len(best) / max(1, vectors(best))  # a warp moves half of a KiB
 
 
+@functools.cache
 def marks() -> dict[str, int]:
-    """The marks of all sources."""
+    """The marks of all sources, by patterns of names."""
     files = (*SOURCES.rglob("*.cu"), *SOURCES.rglob("*.h"))
     found = (mark for file in files for mark in MARK.findall(file.read_text()))
-    return {kernel: int(moved) for kernel, moved in found}
+    return {kernel if "<" in kernel else f"{kernel}<*": int(moved) for kernel, moved in found}
+
+
+def mark_of(name: str) -> int | None:
+    """The vectors of the mark for a kernel's instance."""
+    return next((moved for kernel, moved in marks().items() if fnmatch(name, kernel)), None)
 
 
 def vectors(span: list[Instruction]) -> int:
@@ -181,9 +193,8 @@ def kernels_of(library: Path, architecture: str) -> dict[str, Kernel]:
     text = output_of(disassembler(), "-res-usage", "-arch", architecture, library)
     usage = re.findall(r"Function (\S+):\s+REG:(\d+) STACK:(\d+)", text)
     names = demangled([symbol for symbol, *_ in usage])
-    marked = marks()
     return {
-        name: Kernel(symbol, name, int(registers), int(stack), marked.get(name.partition("<")[0]))
+        name: Kernel(symbol, name, int(registers), int(stack), mark_of(name))
         for name, (symbol, registers, stack) in zip(names, usage, strict=True)
     }
 

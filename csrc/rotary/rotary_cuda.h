@@ -300,11 +300,9 @@ class TokenHeads {
 /// The threads that share a head, and this thread's index among them.
 struct HeadThreads {
   int count, index;
-  int group;         // index of the head among those that the block covers at a time
-  bool within_warp;  // each head's threads are in one warp, a power of two of them
+  int group;  // index of the head among those that the block covers at a time
 
-  __device__ explicit HeadThreads(const core::Divisor<int>& per_head)
-      : count(per_head.value), within_warp(count <= core::warp_size && (count & (count - 1)) == 0) {
+  __device__ explicit HeadThreads(const core::Divisor<int>& per_head) : count(per_head.value) {
     const auto head = core::divide(static_cast<int>(threadIdx.x), per_head);
     group = head.quotient;
     index = head.remainder;
@@ -330,6 +328,7 @@ template <int in_flight, typename T, int size, int capacity>
 __device__ void copy_outside(const Launch<T, capacity>& launch,
                              const TokenHeads<T, size, capacity>& heads, int r, int begin,
                              int end) {
+  if (launch.outside[r] == 0) return;  // as in most calls: shortens decoding
   const int before = launch.start[r] / size, window = 2 * launch.pairs / size;
   const int packs = launch.outside[r] / size, threads = static_cast<int>(blockDim.x);
   const auto at = core::divide(static_cast<int>(threadIdx.x), launch.packs_outside[r]);
@@ -739,17 +738,17 @@ LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
   return launch;
 }
 
-/// A thread for each pair, in whole warps, up to the limit of a block.
-inline int angle_threads(int pairs) {
-  const int64_t warps = core::divide_up(pairs, core::warp_size);
-  return static_cast<int>(std::min<int64_t>(warps * core::warp_size, threads_wanted));
+/// The number of threads of the warps that have `threads`.
+inline int whole_warps(int threads) {
+  return static_cast<int>(core::divide_up(threads, core::warp_size)) * core::warp_size;
 }
 
-/// Divides the launch's heads among blocks and threads, which own `size` pairs each; returns both
-/// numbers.
+/// Divides the launch's heads among blocks of whole warps, whose threads own `size` pairs each if
+/// their number for a head is not given; returns both numbers.
 template <typename T, int capacity>
-cudaLaunchConfig_t share_heads(Launch<T, capacity>* launch, int size, core::CudaStream stream) {
-  const int per_head = std::max(1, launch->pairs / size);
+cudaLaunchConfig_t share_heads(Launch<T, capacity>* launch, int size, core::CudaStream stream,
+                               int per_head = 0) {
+  if (per_head == 0) per_head = std::max(1, launch->pairs / size);
   launch->threads_per_head = core::Divisor<int>::of(per_head);
   for (int r = 0; r < 2; ++r) {
     launch->packs_outside[r] = core::Divisor<int>::of(std::max(1, launch->outside[r] / size));
@@ -769,7 +768,8 @@ cudaLaunchConfig_t share_heads(Launch<T, capacity>* launch, int size, core::Cuda
   launch->heads_per_pass =
       static_cast<int>(std::clamp<int64_t>(at_once, 1, std::max(1, threads_wanted / per_head)));
   // A block of few heads still computes all angles.
-  const int threads = std::max(per_head * launch->heads_per_pass, angle_threads(launch->pairs));
+  const int threads = std::max(whole_warps(per_head * launch->heads_per_pass),
+                               std::min(whole_warps(launch->pairs), threads_wanted));
   cudaLaunchConfig_t config = {};
   config.gridDim =
       dim3(static_cast<unsigned>(std::min<int64_t>(launch->tokens, INT32_MAX)),

@@ -268,10 +268,9 @@ struct NormedRows {
   bool key_moves;
   int query_heads;
 
-  __device__ void write(const Pack<T, size>& pack, const rotary::Row<T>& row, int head, int column,
-                        int start) const {
+  __device__ void write(const Pack<T, size>& pack, T* out, int head, int column) const {
     const bool is_key = head >= query_heads;
-    if (!is_key || key_moves) pack.write(row.out + column - start);
+    if (!is_key || key_moves) pack.write(out);
     if (!is_key || !slot.is_written) return;
     with_writer<T, size>(cache, cache.key_cache, slot, [&](const auto& writer) {
       writer.write(pack, head - query_heads, column);
@@ -283,21 +282,22 @@ struct NormedRows {
 template <typename T, int size, bool interleaved, int capacity>
 __global__ void __launch_bounds__(rotary::max_threads<size>, rotary::min_blocks<size, 2>)
     norm_cache_kernel(const __grid_constant__ rotary::TableLaunch<T, capacity> launch,
-                      const __grid_constant__ rotary_norm::GeneralNorms<core::Compute<T>> norms,
+                      const __grid_constant__ rotary_norm::Norms<core::Compute<T>> norms,
                       const __grid_constant__ CacheLaunch cache) {
   const int splits = static_cast<int>(gridDim.y), split = static_cast<int>(blockIdx.y);
   const int value_heads = static_cast<int>(cache.value.heads);
-  rotary_norm::norm_tokens<T, size, interleaved>(launch, norms, [&](const Token& token) {
-    const Slot slot = slot_of(cache, token, launch.error);
-    if (slot.is_written) {
-      const Values<T, size> values(cache, token, value_heads * split / splits,
-                                   value_heads * (split + 1) / splits);
-      with_writer<T, size>(cache, cache.value_cache, slot,
-                           [&](const auto& writer) { values.write(writer); });
-    }
-    const bool key_moves = launch.views[1].out != nullptr;
-    return NormedRows<T, size>{cache, slot, key_moves, launch.query_heads};
-  });
+  rotary_norm::norm_tokens<T, size, interleaved, /*usual=*/false>(
+      launch, norms, [&](const Token& token) {
+        const Slot slot = slot_of(cache, token, launch.error);
+        if (slot.is_written) {
+          const Values<T, size> values(cache, token, value_heads * split / splits,
+                                       value_heads * (split + 1) / splits);
+          with_writer<T, size>(cache, cache.value_cache, slot,
+                               [&](const auto& writer) { values.write(writer); });
+        }
+        const bool key_moves = launch.views[1].out != nullptr;
+        return NormedRows<T, size>{cache, slot, key_moves, launch.query_heads};
+      });
 }
 
 template <typename T, bool float8>
@@ -360,7 +360,7 @@ struct Normed {
     const cudaLaunchConfig_t config =
         rotary_norm::share_rows(&launch, size, arguments.norm->all_heads, stream);
     cudaLaunchKernelEx(&config, norm_cache_kernel<T, size, interleaved, capacity>, launch,
-                       rotary_norm::make_general_norms<core::Compute<T>>(*arguments.norm),
+                       rotary_norm::make_norms<core::Compute<T>>(*arguments.norm),
                        make_cache_launch<size>(arguments));
     return core::launch_error();
   }
@@ -398,7 +398,7 @@ const char* rotate_and_cache_cuda(const Arguments& arguments, core::CudaStream s
     if (arguments.norm != nullptr) {
       const bool fits = arguments.float8 ? can_use_vectors<T, true>(arguments)
                                          : can_use_vectors<T, false>(arguments);
-      return rotary_norm::launch_general<T>(Normed{arguments}, fits, stream);
+      return rotary_norm::launch_pass<T>(Normed{arguments}, fits, stream);
     }
     return arguments.float8 ? launch_size<T, true>(arguments, stream)
                             : launch_size<T, false>(arguments, stream);

@@ -1,7 +1,7 @@
-// As in the rotary kernel, a block processes some or all heads of one token, and a thread owns both
-// members of its pairs and a part of the components outside the window. The threads of a head
-// reduce their squares with shuffles. In the backward pass each of a fixed number of blocks takes a
-// share of the tokens and sums its part of the weights' gradients; there are no atomics.
+// As in the rotary kernel, a block processes some or all heads of one token. A thread owns two
+// packs of a head: both members of its pairs, or components outside the window. The threads of a
+// head reduce their squares with shuffles. In the backward pass each of a fixed number of blocks
+// takes a share of the tokens and sums its part of the weights' gradients; there are no atomics.
 #include "core/part_sum.h"
 #include "rotary/rotary_cuda.h"
 #include "rotary_norm/rotary_norm.h"
@@ -10,188 +10,24 @@
 namespace posembed::rotary_norm {
 namespace {
 
-/// Arguments of a launch in addition to those of the rotation, in the compute type; index 0 is
-/// query, 1 is key.
-template <typename C>
-struct Norms {
-  const void* weight[2];
-  C* rstd[2];
-  C weight_offset, eps;
-  int head_dim;
-};
-
-/// A thread's share of a head's window, in memory order.
-template <typename T, int size>
-struct Window {
-  Pack<T, size> first, second;
-};
-
-/// The factors of neighbouring columns; `W` is the weights' type, T or its compute type.
-template <typename T, int size, typename W = T>
-__device__ Pack<Compute<T>, size> weights(const Norms<Compute<T>>& norms, int r, int column) {
-  auto pack = load_parameters<T, W, size>(norms.weight[r], column);
+/// Adds the products of the elements of a and b to `sum`.
+template <typename C, int size>
+__device__ C dot(const Pack<C, size>& a, const Pack<C, size>& b, C sum) {
 #pragma unroll
-  for (int i = 0; i < size; ++i) pack.element[i] += norms.weight_offset;
-  return pack;
+  for (int i = 0; i < size; ++i) sum = core::fma(a.element[i], b.element[i], sum);
+  return sum;
 }
 
-/// A norm's weights of the window, plus their offset, in shared memory.
-template <typename C, int capacity>
-struct alignas(16) WindowWeights {
-  C values[2 * capacity];
-
-  template <typename T>
-  __device__ void fill(const Launch<T, capacity>& launch, const Norms<C>& norms, int r) {
-    const T* weight = static_cast<const T*>(norms.weight[r]) + launch.start[r];
-    for (int i = static_cast<int>(threadIdx.x); i < 2 * launch.pairs; i += blockDim.x) {
-      values[i] = core::load(weight[i]) + norms.weight_offset;
-    }
-  }
-
-  template <int size>
-  __device__ Pack<C, size> read(int column) const {
-    Pack<C, size> pack;
-    core::load_values<size>(values + column, pack.element);
-    return pack;
-  }
-};
-
-template <typename T, int size, bool interleaved, int capacity>
-__global__ void __launch_bounds__(rotary::max_threads<size>, rotary::min_blocks<size, 3>)
-    norm_kernel(const __grid_constant__ Launch<T, capacity> launch,
-                const __grid_constant__ Norms<Compute<T>> norms) {
-  using C = Compute<T>;
-  constexpr int in_flight = rotary::heads_in_flight;
-  __shared__ C sines[capacity], cosines[capacity];
-  __shared__ WindowWeights<C, capacity> window_weights[2];
-  core::wait_for_previous_kernel();
-  const HeadThreads threads(launch.threads_per_head);
-  const rotary::PackColumns<size, interleaved> columns(threads.index, launch.pairs,
-                                                       launch.interleaved);
-  const int begin = static_cast<int>(blockIdx.y) * launch.heads_of_block;
-  const int end = min(launch.heads, begin + launch.heads_of_block);
-  const C inverse_dim = C(1) / static_cast<C>(norms.head_dim);
-  bool buffer = false;
-  for (int r = 0; r < 2; ++r) {  // read after begin_token()'s barrier
-    window_weights[r].fill(launch, norms, r);
-  }
-
-  for (int64_t number = blockIdx.x; number < launch.tokens; number += gridDim.x) {
-    const Token token = token_of(launch, number);
-    const rotary::TokenHeads<T, size, capacity> heads(launch, token);
-    const auto is_active = [&](int pass) {
-      return threads.group < launch.heads_per_pass && pass + threads.group < end;
-    };
-    const auto read_pass = [&](int pass) {
-      Window<T, size> window = {};
-      if (launch.pairs > 0 && is_active(pass)) {
-        const T* in = heads.row(pass + threads.group).in;
-        window.first = Pack<T, size>::read(in + columns.first);
-        window.second = Pack<T, size>::read(in + columns.second);
-      }
-      return window;
-    };
-    // Issue the loads of the first heads before the position is known, and those of the next heads
-    // before the threads wait for each other's squares.
-    Window<T, size> ahead[in_flight];
+template <typename C, int size>
+__device__ void multiply(C factor, Pack<C, size>* pack) {
 #pragma unroll
-    for (int i = 0; i < in_flight; ++i) ahead[i] = read_pass(begin + i * launch.heads_per_pass);
-    const bool rotated = begin_token(launch, token, sines, cosines) && launch.pairs > 0;
-    const auto angles = launch.pairs > 0 ? rotary::angles_of<C>(columns, sines, cosines)
-                                         : rotary::Angles<C, size>{};
-    for (int pass = begin; pass < end;) {
-#pragma unroll
-      for (int i = 0; i < in_flight; ++i, pass += launch.heads_per_pass, buffer = !buffer) {
-        if (pass >= end) break;
-        const bool active = is_active(pass);
-        const int number_of_head = active ? pass + threads.group : begin;
-        rotary::Pairs<C, size, interleaved> owned = {widen(ahead[i].first), widen(ahead[i].second)};
-        ahead[i] = read_pass(pass + in_flight * launch.heads_per_pass);
-        C squares = dot(owned.second, owned.second, dot(owned.first, owned.first, C(0)));
-        const rotary::Row<T> row = heads.row(number_of_head);
-        const int r = number_of_head >= launch.query_heads, start = launch.start[r];
-        if (active) {
-          for_outside<size>(launch, threads, [&](int column) {
-            const auto pack = load_wide<T, size>(row.in + column - start);
-            squares = dot(pack, pack, squares);
-          });
-        }
-        const C mean = head_sum(threads, squares, buffer) * inverse_dim;
-        if (!active) continue;
-        const C rstd = core::reciprocal_sqrt(mean + norms.eps);
-        if (norms.rstd[r] != nullptr && threads.index == 0) {
-          const Head head(launch, token, number_of_head);
-          norms.rstd[r][head.rstd_index] = rstd;
-        }
-        const auto norm = [&](Pack<C, size>* pack, const Pack<C, size>& weight) {
-          multiply(rstd, pack);
-          multiply(weight, pack);
-        };
-        if (launch.pairs > 0) {
-          norm(&owned.first, window_weights[r].template read<size>(columns.first));
-          norm(&owned.second, window_weights[r].template read<size>(columns.second));
-          if (rotated) owned.rotate(angles);
-          narrow<T, size>(owned.first).write(row.out + columns.first);
-          narrow<T, size>(owned.second).write(row.out + columns.second);
-        }
-        for_outside<size>(launch, threads, [&](int column) {
-          auto pack = load_wide<T, size>(row.in + column - start);
-          norm(&pack, weights<T, size>(norms, r, column));
-          narrow<T, size>(pack).write(row.out + column - start);
-        });
-      }
-    }
-  }
+  for (int i = 0; i < size; ++i) pack->element[i] *= factor;
 }
 
-/// The address of one column in every `step`-th head of a token, the query's first. `Element` is
-/// const for rows that are read.
-template <typename Element, typename Launch>
-class HeadPointer {
- public:
-  __device__ HeadPointer(const Launch& launch, const Token& token, int column, int head, int step)
-      : launch_(launch), token_(token), column_(column), step_(step) {
-    set_head(head);
-  }
-
-  __device__ Element* address() const { return address_; }
-
-  /// Moves to `head`, `step` heads later.
-  __device__ void advance(int head) {
-    address_ += distance_;
-    const auto in_key = static_cast<unsigned>(head - launch_.query_heads);
-    if (in_key < static_cast<unsigned>(step_)) set_head(head);  // the first of the key
-  }
-
- private:
-  __device__ void set_head(int head) {
-    const int r = head >= launch_.query_heads, index = r == 0 ? head : head - launch_.query_heads;
-    const HeadView& view = launch_.views[r];
-    constexpr bool reads = std::is_const_v<Element>;
-    const int64_t* stride = reads ? view.in_stride : view.out_stride;
-    const auto data = reinterpret_cast<uintptr_t>(reads ? view.in : view.out);
-    address_ = reinterpret_cast<Element*>(data) + (offset_of(token_, index, stride) + column_);
-    distance_ = step_ * stride[2];
-  }
-
-  const Launch& launch_;
-  const Token& token_;
-  const int column_, step_;
-  Element* address_;
-  int64_t distance_;
-};
-
-/// A thread's share of a head, before its conversion to the compute type.
-struct PackedWindow {
-  uint4 first, second;
-};
-
-template <typename T, int size>
-__device__ Pack<Compute<T>, size> widen(const uint4& packed) {
-  Pack<T, size> pack;
-  static_assert(sizeof pack == sizeof packed);
-  memcpy(pack.element, &packed, sizeof packed);
-  return widen(pack);
+template <typename C, int size>
+__device__ void multiply(const Pack<C, size>& factor, Pack<C, size>* pack) {
+#pragma unroll
+  for (int i = 0; i < size; ++i) pack->element[i] *= factor.element[i];
 }
 
 /// Sines and cosines of a token times the weights of query or key, in shared memory.
@@ -211,7 +47,7 @@ struct alignas(16) Coefficients {
   template <int size, bool interleaved>
   __device__ void apply(const rotary::PackColumns<size, interleaved>& columns,
                         rotary::Pairs<C, size, interleaved>* owned) const {
-    constexpr int run = 4;  // neighbouring pairs
+    constexpr int run = interleaved ? size / 2 : 4;  // neighbouring pairs
 #pragma unroll
     for (int i = 0; i < size; i += run) {
       C c1[run], s1[run], c2[run], s2[run];
@@ -229,8 +65,9 @@ struct alignas(16) Coefficients {
   }
 };
 
-/// norm_kernel for heads without components outside the window of `pairs` pairs. Multiplies a
-/// token's sines and cosines by the weights first, which rounds products differently.
+/// RMSNorm of each head and exact angles, for heads without components outside the window of
+/// `pairs` pairs. Multiplies a token's sines and cosines by the weights first, which rounds
+/// products differently.
 template <typename T, int size, bool interleaved, int pairs>
 __global__ void __launch_bounds__(rotary::threads_wanted, 3)
     whole_heads_kernel(const __grid_constant__ Launch<T, pairs> launch,
@@ -251,19 +88,19 @@ __global__ void __launch_bounds__(rotary::threads_wanted, 3)
   for (int64_t number = blockIdx.x; number < launch.tokens; number += gridDim.x) {
     const Token token = token_of(launch, number);
     int head = begin + group;
-    HeadPointer<const T, Launch<T, pairs>> in(launch, token, columns.first, head, step);
-    HeadPointer<T, Launch<T, pairs>> out(launch, token, columns.first, head, step);
+    const rotary::TokenHeads<T, size, pairs> heads(launch, token);
     const auto read_head = [&](int next) {
-      PackedWindow packed;  // indeterminate without a head
+      Window<T, size> window = {};
       if (next < group_end) {
-        packed.first = *reinterpret_cast<const uint4*>(in.address());
-        packed.second = *reinterpret_cast<const uint4*>(in.address() + pairs);
+        const T* in = heads.row(next).in + columns.first;
+        window.first = Pack<T, size>::read(in);
+        window.second = Pack<T, size>::read(in + pairs);
       }
-      in.advance(next + step);
-      return packed;
+      return window;
     };
-    // As in norm_kernel, the loads of the next heads are in flight while heads are processed.
-    PackedWindow ahead[in_flight];
+    // The loads of the first heads are issued before the position is known, and those of the next
+    // heads before the threads wait for each other's squares.
+    Window<T, size> ahead[in_flight];
 #pragma unroll
     for (int i = 0; i < in_flight; ++i) ahead[i] = read_head(head + i * step);
     const bool rotated = fill_angles(launch, token, [&](const rotary::PairAt<T>& at) {
@@ -272,15 +109,15 @@ __global__ void __launch_bounds__(rotary::threads_wanted, 3)
       const int first = interleaved ? 2 * at.pair : at.pair;
       const int second = interleaved ? first + 1 : first + pairs;
       for (int r = 0; r < 2; ++r) {
-        coefficients[r].set(at.pair, sine, cosine, weights<T, 1>(norms, r, first).element[0],
-                            weights<T, 1>(norms, r, second).element[0]);
+        coefficients[r].set(at.pair, sine, cosine, weights<T, 1, true>(norms, r, first).element[0],
+                            weights<T, 1, true>(norms, r, second).element[0]);
       }
     });
     for (int pass = begin; pass < end;) {
 #pragma unroll
-      for (int i = 0; i < in_flight; ++i, pass += step, head += step, out.advance(head)) {
+      for (int i = 0; i < in_flight; ++i, pass += step, head += step) {
         if (pass >= end) break;
-        Owned owned = {widen<T, size>(ahead[i].first), widen<T, size>(ahead[i].second)};
+        Owned owned = {widen(ahead[i].first), widen(ahead[i].second)};
         ahead[i] = read_head(head + in_flight * step);
         C squares = dot(owned.second, owned.second, dot(owned.first, owned.first, C(0)));
 #pragma unroll
@@ -298,11 +135,12 @@ __global__ void __launch_bounds__(rotary::threads_wanted, 3)
         if (rotated) {
           coefficients[r].apply(columns, &owned);
         } else {
-          multiply(weights<T, size>(norms, r, columns.first), &owned.first);
-          multiply(weights<T, size>(norms, r, columns.first + pairs), &owned.second);
+          multiply(weights<T, size, true>(norms, r, columns.first), &owned.first);
+          multiply(weights<T, size, true>(norms, r, columns.first + pairs), &owned.second);
         }
-        narrow<T, size>(owned.first).write(out.address());
-        narrow<T, size>(owned.second).write(out.address() + pairs);
+        T* const out = heads.row(head).out + columns.first;
+        narrow<T, size>(owned.first).write(out);
+        narrow<T, size>(owned.second).write(out + pairs);
       }
     }
   }
@@ -325,9 +163,8 @@ struct Backward {
   Steps steps[2][3];
   C* partial;  // [parts, 2, head_dim]
   int64_t parts;
-  int groups[2];         // groups of threads that process heads of query, and of key
-  int passes;            // heads of a token that a group processes
-  bool wide_parameters;  // weights are in the compute type
+  int groups[2];  // groups of threads that process heads of query, and of key
+  int passes;     // heads of a token that a group processes
 };
 
 /// The maximum number of threads of a backward block, at least two heads': three blocks of packs
@@ -336,52 +173,6 @@ template <int size>
 constexpr int backward_threads = size == 8   ? 160
                                  : size == 4 ? 192
                                              : 2 * int{rotary::max_pairs};
-
-/// The columns of a head that a thread owns: two packs in the window, or two outside it.
-template <int size, bool interleaved>
-struct OwnedColumns {
-  rotary::PackColumns<size, interleaved> window;
-  int first, second;
-  bool in_window, exist, has_second;  // has_second: always in packs
-
-  template <typename T, int capacity>
-  __device__ OwnedColumns(const Launch<T, capacity>& launch, int index)
-      : window(index, launch.pairs, launch.interleaved),
-        first(launch.start[0] + window.first),
-        second(launch.start[0] + window.second),
-        in_window(index < launch.pairs / size),
-        exist(true),
-        has_second(true) {
-    if (in_window) return;
-    const int packs = launch.outside[0] / size, half = (packs + 1) / 2;
-    const int before = launch.start[0] / size, skipped = 2 * launch.pairs / size;
-    const int pack = index - launch.pairs / size, other = pack + half;
-    first = (pack < before ? pack : pack + skipped) * size;
-    second = (other < before ? other : other + skipped) * size;
-    exist = pack < half;
-    has_second = size > 1 || other < packs;
-  }
-};
-
-/// The sum of `value` over the threads of a head, which are a power of two in a warp, or warps.
-template <typename C>
-__device__ C sum_of_head(const HeadThreads& threads, C value) {
-#pragma unroll
-  for (int lanes = core::warp_size / 2; lanes > 0; lanes /= 2) {
-    if (lanes < threads.count) value += __shfl_xor_sync(0xffffffffu, value, lanes);
-  }
-  if (threads.count <= core::warp_size) return value;
-  __shared__ C sums[2 * rotary::max_pairs / core::warp_size];
-  const int warp = static_cast<int>(threadIdx.x) / core::warp_size;
-  __syncthreads();  // the previous sums have been read
-  if (threadIdx.x % core::warp_size == 0) sums[warp] = value;
-  __syncthreads();
-  const int warps = threads.count / core::warp_size;
-  value = 0;
-#pragma unroll 1
-  for (int i = 0; i < warps; ++i) value += sums[threads.group * warps + i];
-  return value;
-}
 
 /// A thread owns the same columns of some heads, of query or of key, for all tokens of its block,
 /// and keeps its part of the weight's gradient in registers. The next head is in flight while one
@@ -400,14 +191,7 @@ __global__ void __launch_bounds__(backward_threads<size>, rotary::min_blocks<siz
   const OwnedColumns<size, interleaved> columns(launch, threads.index);
   const int dim = norms.head_dim, r = threads.group >= backward.groups[0];
   for (int i = threadIdx.x; i < 2 * dim; i += blockDim.x) {  // read after begin_token()'s barrier
-    const void* weight = norms.weight[i / dim];
-    C factor = 1;
-    if (weight != nullptr) {
-      factor = norms.weight_offset + (backward.wide_parameters
-                                          ? static_cast<const C*>(weight)[i % dim]
-                                          : core::load(static_cast<const T*>(weight)[i % dim]));
-    }
-    shared[i] = factor;
+    shared[i] = weights<T, 1, /*usual=*/false>(norms, i / dim, i % dim).element[0];
   }
   const C* const weights = shared + r * dim;
   const C inverse = C(1) / static_cast<C>(dim);
@@ -536,45 +320,6 @@ __global__ void __launch_bounds__(core::part_threads)
 
 // ---- launchers ----
 
-template <typename C>
-Norms<C> make_norms(const Arguments& arguments) {
-  Norms<C> norms = {};
-  for (int r = 0; r < 2; ++r) {
-    norms.weight[r] = arguments.weight[r];
-    norms.rstd[r] = static_cast<C*>(arguments.rstd[r]);
-  }
-  norms.weight_offset = static_cast<C>(arguments.weight_offset);
-  norms.eps = static_cast<C>(arguments.eps);
-  norms.head_dim = static_cast<int>(arguments.rotation.head_dim);
-  return norms;
-}
-
-struct Forward {
-  const Arguments& arguments;
-
-  const rotary::Arguments& rotation() const { return arguments.rotation; }
-
-  template <typename T, int size, bool interleaved, int capacity>
-  const char* launch(core::CudaStream stream) const {
-    return run(norm_kernel<T, size, interleaved, capacity>, size, stream);
-  }
-
-  template <typename T, int size, bool interleaved, int pairs>
-  const char* launch_whole(core::CudaStream stream) const {
-    return run(whole_heads_kernel<T, size, interleaved, pairs>, size, stream);
-  }
-
-  template <typename T, int capacity>
-  const char* run(void (*kernel)(Launch<T, capacity>, Norms<Compute<T>>), int size,
-                  core::CudaStream stream) const {
-    auto launch = rotary::make_launch<T, capacity>(rotation());
-    if (launch.tokens == 0 || launch.heads == 0) return nullptr;
-    const cudaLaunchConfig_t config = share_heads(&launch, size, stream);
-    cudaLaunchKernelEx(&config, kernel, launch, make_norms<Compute<T>>(arguments));
-    return core::launch_error();
-  }
-};
-
 struct BackwardPass {
   const BackwardArguments& arguments;
 
@@ -585,16 +330,12 @@ struct BackwardPass {
     using C = Compute<T>;
     auto launch = rotary::make_launch<T, capacity>(rotation());
     const int dim = static_cast<int>(rotation().head_dim);
-    // Heads of up to a warp have a power of two of threads, so that shuffles add up their sums.
-    const int64_t owners = launch.pairs / size + core::divide_up(launch.outside[0] / size, 2);
-    int per_head = 1;
-    while (per_head < owners) per_head += std::min<int>(per_head, core::warp_size);
+    const int per_head = threads_of_head(launch, size);
     launch.threads_per_head = core::Divisor<int>::of(per_head);
     Backward<C> backward = {};
     std::copy(arguments.normed, arguments.normed + 2, backward.normed);
     backward.partial = static_cast<C*>(arguments.partial);
     backward.parts = arguments.parts;
-    backward.wide_parameters = has_wide_parameters(arguments.forward);
     // The fewest passes, divided evenly: 40 heads are 20 and 20, not 32 and 8.
     int groups = 0;
     do {
@@ -630,16 +371,23 @@ struct BackwardPass {
   }
 };
 
-/// norm_tokens() with rows of results in memory.
-template <typename T, int size, bool interleaved, int capacity>
-__global__ void __launch_bounds__(rotary::max_threads<size>, rotary::min_blocks<size, 2>)
-    general_kernel(const __grid_constant__ rotary::TableLaunch<T, capacity> launch,
-                   const __grid_constant__ GeneralNorms<Compute<T>> norms) {
-  norm_tokens<T, size, interleaved>(launch, norms,
-                                    [](const Token&) { return RowWriter<T, size>{}; });
+/// Writes results to the rows that a launch has for them.
+template <typename T, int size>
+struct RowWriter {
+  __device__ void write(const Pack<T, size>& pack, T* out, int /*head*/, int /*column*/) const {
+    pack.write(out);
+  }
+};
+
+template <typename T, int size, bool interleaved, int capacity, bool usual>
+__global__ void __launch_bounds__(rotary::max_threads<size>, rotary::min_blocks<size, 2 + usual>)
+    norm_kernel(const __grid_constant__ rotary::TableLaunch<T, capacity> launch,
+                const __grid_constant__ Norms<Compute<T>> norms) {
+  norm_tokens<T, size, interleaved, usual>(launch, norms,
+                                           [](const Token&) { return RowWriter<T, size>{}; });
 }
 
-struct GeneralForward {
+struct Forward {
   const Arguments& arguments;
 
   const rotary::Arguments& rotation() const { return arguments.rotation; }
@@ -648,75 +396,68 @@ struct GeneralForward {
   const char* launch(core::CudaStream stream) const {
     auto launch = rotary::make_launch<T, capacity, rotary::Form::table>(rotation());
     if (launch.tokens == 0 || launch.heads == 0) return nullptr;
-    const cudaLaunchConfig_t config = share_rows(&launch, size, arguments.all_heads, stream);
-    cudaLaunchKernelEx(&config, general_kernel<T, size, interleaved, capacity>, launch,
-                       make_general_norms<Compute<T>>(arguments));
+    const auto config = share_rows(&launch, size, arguments.all_heads, stream);
+    const auto kernel = is_usual(arguments)
+                            ? norm_kernel<T, size, interleaved, capacity, (size > 1)>
+                            : norm_kernel<T, size, interleaved, capacity, false>;
+    cudaLaunchKernelEx(&config, kernel, launch, make_norms<Compute<T>>(arguments));
+    return core::launch_error();
+  }
+
+  template <typename T, int size, bool interleaved, int pairs>
+  const char* launch_whole(core::CudaStream stream) const {
+    auto launch = rotary::make_launch<T, pairs>(rotation());
+    if (launch.tokens == 0 || launch.heads == 0) return nullptr;
+    const cudaLaunchConfig_t config = share_heads(&launch, size, stream);
+    cudaLaunchKernelEx(&config, whole_heads_kernel<T, size, interleaved, pairs>, launch,
+                       make_norms<Compute<T>>(arguments));
     return core::launch_error();
   }
 };
 
-template <typename T, int size, bool interleaved, typename Pass>
-const char* launch_capacity(const Pass& pass, core::CudaStream stream) {
-  if constexpr (size > 1) {  // fewer argument bytes make a quicker launch
-    if (pass.rotation().pairs <= 64) return pass.template launch<T, size, interleaved, 64>(stream);
+/// Heads of 64, 128 or 256 components that are all rotated have their own kernel.
+template <typename T>
+const char* launch_forward(const Arguments& arguments, core::CudaStream stream) {
+  constexpr int size = core::vector_width<T>;
+  const Forward pass{arguments};
+  const rotary::Arguments& rotation = arguments.rotation;
+  const bool fits = can_use_vectors<T>(arguments);
+  if constexpr (size > 1) {
+    const bool whole = fits && is_usual(arguments) && 2 * rotation.pairs == rotation.head_dim;
+    const auto launch = [&](auto pairs) {
+      return rotary::with_pairing<size>(rotation, [&](auto interleaved) {
+        return pass.template launch_whole<T, size, interleaved(), pairs()>(stream);
+      });
+    };
+    if (whole && rotation.pairs == 32) return launch(std::integral_constant<int, 32>());
+    if (whole && rotation.pairs == 64) return launch(std::integral_constant<int, 64>());
+    if (whole && rotation.pairs == 128) return launch(std::integral_constant<int, 128>());
   }
-  return pass.template launch<T, size, interleaved, rotary::max_pairs>(stream);
-}
-
-/// Heads of 64, 128 or 256 components that are all rotated have their own kernel in 16-bit types.
-template <typename T, int size, bool interleaved, typename Pass>
-const char* launch_form(const Pass& pass, core::CudaStream stream) {
-  if constexpr (size == 8 && std::is_same_v<Pass, Forward>) {
-    const rotary::Arguments& rotation = pass.rotation();
-    const int64_t whole = 2 * rotation.pairs == rotation.head_dim ? rotation.pairs : 0;
-    if (whole == 32) return pass.template launch_whole<T, size, interleaved, 32>(stream);
-    if (whole == 64) return pass.template launch_whole<T, size, interleaved, 64>(stream);
-    if (whole == 128) return pass.template launch_whole<T, size, interleaved, 128>(stream);
-  }
-  return launch_capacity<T, size, interleaved>(pass, stream);
-}
-
-template <typename T, int size, typename Pass>
-const char* launch_pairing(const Pass& pass, core::CudaStream stream) {
-  return rotary::with_pairing<size>(pass.rotation(), [&](auto interleaved) {
-    return launch_form<T, size, interleaved()>(pass, stream);
-  });
+  return launch_pass<T>(pass, fits, stream);
 }
 
 template <typename T>
-bool can_use_vectors(const BackwardArguments& arguments) {
+const char* launch_backward(const BackwardArguments& arguments, core::CudaStream stream) {
   rotary::Arguments normed = arguments.forward.rotation;  // its views are query and key
   std::copy(arguments.normed, arguments.normed + 2, normed.views);
   constexpr int64_t size = core::vector_width<T>;
-  const bool in_two_packs = (normed.head_dim - 2 * normed.pairs) % (2 * size) == 0;
-  if (!in_two_packs || normed.head_dim > size * backward_threads<size>) return false;
-  return can_use_vectors<T>(arguments.forward) && rotary::can_use_vectors<T>(normed);
-}
-
-template <typename Pass>
-const char* launch(const Pass& pass, core::CudaStream stream) {
-  return core::visit_scalar(pass.rotation().scalar, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    return can_use_vectors<T>(pass.arguments)
-               ? launch_pairing<T, core::vector_width<T>>(pass, stream)
-               : launch_pairing<T, 1>(pass, stream);
-  });
+  const bool fits = can_use_vectors<T>(arguments.forward) && rotary::can_use_vectors<T>(normed) &&
+                    normed.head_dim <= size * backward_threads<size>;
+  return launch_pass<T>(BackwardPass{arguments}, fits, stream);
 }
 
 }  // namespace
 
 const char* norm_and_rotate_cuda(const Arguments& arguments, core::CudaStream stream) {
-  const bool usual = !is_general(arguments) && !has_wide_parameters(arguments) &&
-                     arguments.weight[0] != nullptr && arguments.weight[1] != nullptr;
-  if (usual) return launch(Forward{arguments}, stream);
   return core::visit_scalar(arguments.rotation.scalar, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    return launch_general<T>(GeneralForward{arguments}, can_use_vectors<T>(arguments), stream);
+    return launch_forward<typename decltype(tag)::type>(arguments, stream);
   });
 }
 
 const char* backward_cuda(const BackwardArguments& arguments, core::CudaStream stream) {
-  return launch(BackwardPass{arguments}, stream);
+  return core::visit_scalar(arguments.forward.rotation.scalar, [&](auto tag) {
+    return launch_backward<typename decltype(tag)::type>(arguments, stream);
+  });
 }
 
 }  // namespace posembed::rotary_norm

@@ -413,7 +413,7 @@ TEST(RotaryNormKernel, HeadsOverBlocks) {
 template <typename T, bool interleaved>
 void norm_by_the_generic_kernel(Call* call) {
   const Forward forward{call->arguments};
-  ASSERT_EQ((forward.launch<T, 8, interleaved, rotary::max_pairs>(nullptr)), nullptr);
+  ASSERT_EQ((forward.launch<T, 16 / sizeof(T), interleaved, 128>(nullptr)), nullptr);
 }
 
 template <typename T>
@@ -440,12 +440,12 @@ void check_whole_heads(const Problem& problem) {
 TEST(RotaryNormGpuSource, WholeHeads) {
   for (const int multiprocessors : {1, 4, 132}) {
     pretended_multiprocessors = multiprocessors;
-    for (int bits = 0; bits < 16; ++bits) {
+    for (int bits = 0; bits < 24; ++bits) {
       Problem problem;
-      problem.scalar = (bits & 1) != 0 ? Scalar::bfloat16 : Scalar::float16;
+      problem.scalar = bits < 8 ? Scalar::bfloat16 : bits < 16 ? Scalar::float16 : Scalar::float32;
       problem.interleaved = (bits & 2) != 0;
       problem.order = (bits & 4) != 0 ? rotary::Order::bhsd : rotary::Order::sbhd;
-      problem.in_place = (bits & 8) != 0;
+      problem.in_place = (bits & 1) != 0;
       problem.pairs = int64_t{32} << bits % 3;
       problem.head_dim = 2 * problem.pairs;
       problem.padding = 8;
@@ -453,7 +453,9 @@ TEST(RotaryNormGpuSource, WholeHeads) {
       for (const int64_t heads : {1, 7, 33}) {
         problem.heads[0] = heads;
         problem.heads[1] = bits % 5 + 1;
-        const auto check = (bits & 1) != 0 ? check_whole_heads<core::BFloat16> : check_whole_heads<core::Float16>;
+        const auto check = bits < 8    ? check_whole_heads<core::BFloat16>
+                           : bits < 16 ? check_whole_heads<core::Float16>
+                                       : check_whole_heads<float>;
         ASSERT_NO_FATAL_FAILURE(check(problem));
       }
     }
