@@ -19,9 +19,10 @@ namespace posembed::input {
 struct Table {
   const void* data = nullptr;
   int64_t rows = 0;
-  int64_t stride = 0;                // between rows, in elements
-  core::IndexView index;             // the row; data == nullptr: offset + stride * seq index
-  int64_t index_stride[2] = {0, 1};  // batch, seq; in elements
+  int64_t stride = 0;     // between rows, in elements
+  core::IndexView index;  // the row; data == nullptr: offset + stride * seq index
+  int64_t index_stride[2] = {0,
+                             1};  // batch, seq; in elements; token, type: contiguous [batch, seq]
   int64_t offset = 0;
   int64_t first_row = 0;  // added to every index
   core::ErrorKind kind = core::ErrorKind::token_id;
@@ -68,6 +69,10 @@ struct ForwardArguments {
 /// Tokens are numbered seq index * batch + batch index, so that neighbours share a position;
 /// processes tokens [begin, end). Indices must have been checked.
 POSEMBED_CPU_KERNEL(forward, void(const ForwardArguments& arguments, int64_t begin, int64_t end));
+
+/// Whether forward_cuda() takes the call, if `out` is aligned to 16 bytes: not rows that a block's
+/// registers cannot hold, nor 2^31 tokens or rows of a table.
+bool takes_cuda(const Arguments& arguments);
 
 /// Whether forward_cuda() computes `sinusoid` itself. `out` must then be aligned to 16 bytes.
 bool computes_sinusoid_cuda(const Arguments& arguments);
@@ -129,6 +134,7 @@ POSEMBED_CPU_KERNEL(add_parts,
 
 /// The number of parts for backward_cuda(): blocks that run at once on the current device. Depends
 /// on the model of the device, the sizes, and which gradients are needed; so do the bits of sums.
+/// 0: backward_cuda() does not take the call: see takes_cuda(), or more types than fit.
 int64_t parts_cuda(const BackwardArguments& arguments);
 
 /// Both steps on `stream`, except `position_gradient`.

@@ -4,7 +4,6 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
-#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
@@ -35,12 +34,20 @@ learned::Rows counted_rows(const Input& in) { return {std::nullopt, in.offset(),
 
 // -------------------------------------------------------------------- as a chain of operators
 
+/// Rows of a table; an index outside it was recorded by the forward kernel, and has a row of zeros.
+Tensor look_up(const Tensor& table, const Tensor& ids, int64_t padding_idx = -1) {
+  return token::look_up(table, {ids, padding_idx, 1.0, false, /*vocabulary_start=*/0});
+}
+
+/// A result that the call has not.
+Tensor none(const Tensor& like) { return at::empty({0}, like.options()); }
+
 /// The sum of token, type and position, in the compute type.
 Tensor sum_of(const Input& in) {
   const at::ScalarType type = compute_type(in.token);
-  Tensor sum = at::mul(token::look_up(in.token, {in.ids, in.padding_idx()}).to(type), in.scale());
+  Tensor sum = at::mul(look_up(in.token, in.ids, in.padding_idx()).to(type), in.scale());
   if (in.token_type().has_value()) {
-    sum = at::add(sum, token::look_up(*in.token_type(), {types_of(in)}).to(type));
+    sum = at::add(sum, look_up(*in.token_type(), types_of(in)).to(type));
   }
   if (!in.sinusoid().empty()) sum = at::add(sum, encoding(in));
   if (!in.position().has_value()) return sum;
@@ -48,7 +55,7 @@ Tensor sum_of(const Input& in) {
   if (counts_positions(in)) {
     return at::add(sum, learned::learned_add(at::zeros_like(sum), table, counted_rows(in)));
   }
-  return at::add(sum, token::look_up(table, {position_rows(in), in.position_padding_idx()}));
+  return at::add(sum, look_up(table, position_rows(in), in.position_padding_idx()));
 }
 
 Tensor drop(const Input& in, const Tensor& x) {
@@ -56,45 +63,16 @@ Tensor drop(const Input& in, const Tensor& x) {
   return input_dropout(x, *in.seed(), in.dropout(), in.first_token() * in.token.sym_size(1));
 }
 
-Tensor forward_chain(const Input& in) {
-  Tensor x = sum_of(in);
-  if (norms(in)) {
-    x = dispatcher::norm_chain(x, in.norm() == InputNorm::layer, in.eps()).rows;
-    if (in.norm_weight().has_value()) x = at::mul(x, *in.norm_weight());
-    if (in.norm_bias().has_value()) x = at::add(x, *in.norm_bias());
-  }
-  return drop(in, x).to(in.token.scalar_type());
-}
-
 /// The gradients of the tables that need no sort, computed from the gradient of the sum.
 Backward with_tables(const Input& in, const Tensor& sum, const Tensor& weight, const Tensor& bias) {
-  const Tensor none = at::zeros({0}, in.token.options());
-  Tensor position = none, type = none;
+  Tensor position = none(sum), type = none(sum);
   if (counts_positions(in)) {
     position = learned::learned_backward(sum, in.position()->sym_size(0), counted_rows(in));
   }
   if (has_few_types(in)) {
     type = token::embedding_backward(sum, in.token_type()->sym_size(0), {types_of(in)});
   }
-  return {changes(in) ? sum : none, weight, bias, position, type};
-}
-
-Backward backward_chain(const Input& in, const Tensor& output_gradient) {
-  const at::ScalarType type = in.token.scalar_type();
-  Tensor gradient = drop(in, output_gradient.to(compute_type(in.token)));
-  const Tensor none = at::zeros({0}, in.token.options());
-  if (!norms(in)) return with_tables(in, gradient.to(type), none, none);
-  const bool centred = in.norm() == InputNorm::layer;
-  const dispatcher::Normed x = dispatcher::norm_chain(sum_of(in), centred, in.eps());
-  const std::array<int64_t, 2> tokens = {0, 1};
-  Tensor weight_gradient = none, bias_gradient = none;
-  if (in.norm_bias().has_value()) bias_gradient = gradient.sum(tokens).to(type);
-  if (in.norm_weight().has_value()) {
-    weight_gradient = at::mul(gradient, x.rows).sum(tokens).to(type);
-    gradient = at::mul(gradient, *in.norm_weight());
-  }
-  const Tensor sum_gradient = dispatcher::norm_backward_chain(x, centred, gradient);
-  return with_tables(in, sum_gradient.to(type), weight_gradient, bias_gradient);
+  return {changes(in) ? sum : none(sum), weight, bias, position, type};
 }
 
 bool has_tangent(const Tensor& tensor) { return dispatcher::tangent(tensor).defined(); }
@@ -239,7 +217,7 @@ Forward forward_autograd(const Input& in) {
   Forward outputs = dispatcher::below_autograd([&] { return input_embedding_forward(in); });
   auto& [output, mean, rstd] = outputs;
   if (has_tangent(in)) {
-    output = forward_chain(in);
+    output = std::get<0>(forward_chain(in));
   } else if (node) {
     node->keep(in);
     node->mean = dispatcher::save(mean);
@@ -250,9 +228,7 @@ Forward forward_autograd(const Input& in) {
 }
 
 Tensor output_autograd(const Input& in) {
-  if (requires_grad(in) || has_tangent(in)) {
-    return std::get<0>(forward_autograd(in));
-  }
+  if (requires_grad(in) || has_tangent(in)) return std::get<0>(forward_autograd(in));
   return dispatcher::below_autograd([&] { return input_embedding(in); });
 }
 
@@ -283,6 +259,35 @@ Tensor dropout_transpose(const Tensor& gradient, const dispatcher::Shape&, const
 }
 
 }  // namespace
+
+Forward forward_chain(const Input& in) {
+  const Tensor sum = sum_of(in);
+  const bool centred = in.norm() == InputNorm::layer;
+  dispatcher::Normed normed{sum, none(sum)};
+  if (norms(in)) normed = dispatcher::norm_chain(sum, centred, in.eps());
+  Tensor x = normed.rows;
+  if (in.norm_weight().has_value()) x = at::mul(x, *in.norm_weight());
+  if (in.norm_bias().has_value()) x = at::add(x, *in.norm_bias());
+  return {drop(in, x).to(in.token.scalar_type()), centred ? sum.mean(-1) : none(sum),
+          normed.rstd.squeeze(-1)};
+}
+
+Backward backward_chain(const Input& in, const Tensor& output_gradient) {
+  const at::ScalarType type = in.token.scalar_type();
+  Tensor gradient = drop(in, output_gradient.to(compute_type(in.token)));
+  Tensor weight_gradient = none(in.token), bias_gradient = none(in.token);
+  if (!norms(in)) return with_tables(in, gradient.to(type), weight_gradient, bias_gradient);
+  const bool centred = in.norm() == InputNorm::layer;
+  const dispatcher::Normed x = dispatcher::norm_chain(sum_of(in), centred, in.eps());
+  const std::array<int64_t, 2> tokens = {0, 1};
+  if (in.norm_bias().has_value()) bias_gradient = gradient.sum(tokens).to(type);
+  if (in.norm_weight().has_value()) {
+    weight_gradient = at::mul(gradient, x.rows).sum(tokens).to(type);
+    gradient = at::mul(gradient, *in.norm_weight());
+  }
+  const Tensor sum_gradient = dispatcher::norm_backward_chain(x, centred, gradient);
+  return with_tables(in, sum_gradient.to(type), weight_gradient, bias_gradient);
+}
 
 TORCH_LIBRARY_FRAGMENT(posembed, m) {
   input_embedding.differentiate<output_autograd>(m);

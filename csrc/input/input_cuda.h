@@ -7,6 +7,7 @@
 #include "core/block_reduce.h"
 #include "core/device_store.h"
 #include "core/divisor.h"
+#include "core/philox.h"
 #include "input/input.h"
 
 namespace posembed::input {
@@ -16,57 +17,6 @@ using core::Compute;
 using core::load;
 using core::store;
 using core::Vector;
-
-/// The addresses of the rows to sum for one token.
-template <typename T>
-struct TokenRowPointers {
-  const T* token = nullptr;
-  const T* type = nullptr;
-  const T* position = nullptr;
-  const Compute<T>* encoding = nullptr;
-  int64_t type_index = 0;
-  bool valid = true;
-};
-
-/// Indices of a token: in the batch, in the sequence, and in [batch, seq].
-struct TokenIndices {
-  int64_t batch, seq, token;
-};
-
-/// The row of one table; nullptr for an index outside it, which the thread with `records` set
-/// records.
-template <typename T>
-__device__ const T* table_row(const Arguments& a, const Table& table, int64_t index,
-                              const TokenIndices& at, bool records, bool* valid) {
-  if (table.data == nullptr) return nullptr;
-  const auto row = static_cast<uint64_t>(index) + static_cast<uint64_t>(table.first_row);
-  if (row >= static_cast<uint64_t>(table.rows)) {
-    *valid = false;
-    if (records) {
-      record_error(a.error, table.kind, index, at.token, table.rows - table.first_row);
-    }
-    return nullptr;
-  }
-  return static_cast<const T*>(table.data) + static_cast<int64_t>(row) * table.stride;
-}
-
-template <typename T>
-__device__ TokenRowPointers<T> rows_of(const Arguments& a, const TokenIndices& at, bool records) {
-  TokenRowPointers<T> rows;
-  const auto row_of = [&](const Table& table) {
-    const int64_t index = row_index(table, at.batch, at.seq);
-    return table_row<T>(a, table, index, at, records, &rows.valid);
-  };
-  rows.token = row_of(a.token);
-  rows.type = row_of(a.type);
-  rows.position = row_of(a.position);
-  if (a.type.data != nullptr) rows.type_index = row_index(a.type, at.batch, at.seq);
-  if (a.encoding != nullptr) {
-    rows.encoding = static_cast<const Compute<T>*>(a.encoding) + at.batch * a.encoding_stride[0] +
-                    at.seq * a.encoding_stride[1];
-  }
-  return rows;
-}
 
 /// `width` neighbouring columns in the compute type.
 template <typename T, int width>
@@ -92,41 +42,9 @@ __device__ void store_columns(const Columns<T, width>& columns, T* row, int64_t 
 
 template <typename T, int width>
 __device__ void add_columns(const T* row, int64_t column, Columns<T, width>* sum) {
-  if (row == nullptr) return;
   const Columns<T, width> addend = load_columns<T, width>(row, column);
 #pragma unroll
   for (int k = 0; k < width; ++k) sum->values[k] += addend.values[k];
-}
-
-/// Adds the columns of a position's sinusoid.
-template <typename T, int width>
-__device__ void add_encoding(const Compute<T>* columns, Columns<T, width>* sum) {
-  if (columns == nullptr) return;
-  Columns<T, width> addend;
-  core::load_values<width>(columns, addend.values);
-#pragma unroll
-  for (int k = 0; k < width; ++k) sum->values[k] += addend.values[k];
-}
-
-/// The scaled columns of a token's row.
-template <typename T, int width>
-__device__ Columns<T, width> token_columns(const T* row, Compute<T> scale, int64_t column) {
-  Columns<T, width> sum = load_columns<T, width>(row, column);
-  if (scale == 1) return sum;
-#pragma unroll
-  for (int k = 0; k < width; ++k) sum.values[k] *= scale;
-  return sum;
-}
-
-/// The sum of token, type and position, in BERT's order.
-template <typename T, int width>
-__device__ Columns<T, width> sum_columns(const Arguments& a, const TokenRowPointers<T>& rows,
-                                         int64_t column) {
-  auto sum = token_columns<T, width>(rows.token, static_cast<Compute<T>>(a.scale), column);
-  add_columns<T, width>(rows.type, column, &sum);
-  add_columns<T, width>(rows.position, column, &sum);
-  add_encoding<T, width>(rows.encoding == nullptr ? nullptr : rows.encoding + column, &sum);
-  return sum;
 }
 
 // -------------------------------------------------------------------------------------- row reader
@@ -145,8 +63,32 @@ constexpr int max_kept = 4;
 struct Teams {
   int64_t tokens;  // of a team
   core::Divisor<int64_t> batch;
-  bool share_positions;  // all sequences have the same positions
+  bool share_positions;   // all sequences have the same positions
+  core::Dropout dropout;  // without its seed
 };
+
+/// Applies dropout to columns; the first is element `first` of the mask.
+template <typename T, int width>
+__device__ void drop_columns(core::Dropout dropout, const int64_t* seed, uint64_t first,
+                             Columns<T, width>* columns) {
+  using C = Compute<T>;
+  dropout.seed = static_cast<uint64_t>(*seed);
+  if constexpr (width % 4 == 0) {
+#pragma unroll
+    for (int k = 0; k < width; k += 4) {
+      const core::Random4 random = core::philox(dropout.seed, (first + k) / 4);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        columns->values[k + i] *=
+            random.words[i] < dropout.threshold ? C(0) : static_cast<C>(dropout.scale);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < width; ++k)
+      columns->values[k] *= core::dropout_factor<C>(dropout, first + k);
+  }
+}
 
 /// A thread's index in its team, and its team's index in the block and in the grid.
 template <bool one_warp>
@@ -192,7 +134,7 @@ __device__ void team_sum(C (&values)[count], int* buffer) {
 
 /// A thread's columns of a row: `kept` vectors, a team's width apart. `whole`: none is outside the
 /// row.
-template <typename T, int width, int kept, bool one_warp, bool whole = false>
+template <typename T, int width, int kept, bool one_warp, bool whole>
 struct RowColumns {
   int first, dim;
 
@@ -299,7 +241,7 @@ struct RowCells {
 
 /// Reads the rows of a team's tokens ahead, each while the previous token is processed. Tokens are
 /// numbered seq index * batch + batch index, so that sequences share the row of a position.
-template <typename T, int width, int kept, bool one_warp>
+template <typename T, int width, int kept, bool one_warp, bool whole>
 struct RowReader {
   using C = Compute<T>;
   using Row = KeptRow<T, width, kept>;
@@ -307,19 +249,19 @@ struct RowReader {
 
   const Arguments& a;
   const Teams& teams;
-  const RowColumns<T, width, kept, one_warp> columns;
+  const RowColumns<T, width, kept, one_warp, whole> columns;
   const RowSlots token_row, position_row;
   const bool needs_rows;  // false: only checks that they exist
   // The token that is being read.
-  int64_t token = 0;
-  const T* type_row = nullptr;
-  const C* encoding = nullptr;
-  int type = 0;
-  bool token_valid = true, position_valid = true;
+  int token = 0;
+  int64_t type = 0;
+  bool token_valid = true, position_valid = true, new_position = true;
   // The one after it.
-  int64_t batch, seq, id;
+  int batch, seq;
+  int64_t id = 0;
+  int64_t position = 0;  // that was read last; or the index of its encoding's first element
 
-  __device__ RowReader(const Arguments& input, const Teams& all_teams, int64_t number, int rows,
+  __device__ RowReader(const Arguments& input, const Teams& all_teams, int64_t first, int rows,
                        bool needed = true)
       : a(input),
         teams(all_teams),
@@ -327,66 +269,110 @@ struct RowReader {
         token_row(RowSlots::of(0, rows, kept)),
         position_row(RowSlots::of(1, rows, kept)),
         needs_rows(needed) {
-    const auto first = core::divide(number, teams.batch);
-    batch = first.remainder;
-    seq = first.quotient;
-    id = row_index(a.token, batch, seq);
+    const auto at = core::divide(first, teams.batch);
+    batch = static_cast<int>(at.remainder);
+    seq = static_cast<int>(at.quotient);
+    if (a.token.index.data != nullptr) id = core::read(a.token.index, next_token());
   }
 
   __device__ static bool records() { return Member<one_warp>::rank() == 0; }
 
-  __device__ void read_row(const T* row, const RowSlots& to) const {
-    if (row == nullptr) return;
-    const T* from = row + columns.first;
+  /// The index of the next token in [batch, seq].
+  __device__ int next_token() const { return batch * static_cast<int>(a.seq) + seq; }
+
+  /// Whether a row is inside its table; records its index otherwise.
+  __device__ bool check(const Table& table, int64_t row, int64_t index) const {
+    if (static_cast<uint64_t>(row) < static_cast<uint64_t>(table.rows)) return true;
+    if (records()) record_error(a.error, table.kind, index, token, table.rows - table.first_row);
+    return false;
+  }
+
+  __device__ void read_row(const void* data, int64_t element, const RowSlots& to) const {
+    const T* from = static_cast<const T*>(data) + element + columns.first;
     columns.for_each([&](int i, int offset) {
       core::copy_async(reinterpret_cast<const Vector<T, width>*>(from + offset), &to[i]);
     });
   }
 
-  /// Starts to read the next token. It may be the last.
+  /// Starts to read the next token, which may be the last.
   __device__ void read_next(bool is_first) {
-    const TokenIndices at{batch, seq, batch * a.seq + seq};
-    token = at.token;
-    token_valid = true;
-    const T* row = table_row<T>(a, a.token, id, at, records(), &token_valid);
-    if (needs_rows) read_row(row, token_row);
-    if (a.type.data != nullptr) {
-      const int64_t index = row_index(a.type, batch, seq);
-      type = static_cast<int>(index);
-      type_row = table_row<T>(a, a.type, index, at, records(), &token_valid);
+    token = next_token();
+    token_valid = check(a.token, id, id);
+    if (token_valid && needs_rows) {
+      read_row(a.token.data, int64_t{static_cast<int>(id)} * static_cast<int>(a.token.stride),
+               token_row);
     }
-    if (is_first || batch == 0 || !teams.share_positions) read_position(at);
-    if (++batch == a.batch) {
+    if (a.type.index.data != nullptr) type = core::read(a.type.index, token);
+    new_position = is_first || batch == 0 || !teams.share_positions;
+    if (new_position) read_position();
+    if (++batch == static_cast<int>(a.batch)) {
       batch = 0;
       ++seq;
     }
-    if (seq < a.seq) id = row_index(a.token, batch, seq);
+    if (seq < static_cast<int>(a.seq)) id = core::read(a.token.index, next_token());
   }
 
-  __device__ void read_position(const TokenIndices& at) {
-    position_valid = true;
-    if (a.position.data != nullptr) {
-      const int64_t index = row_index(a.position, at.batch, at.seq);
-      const T* row = table_row<T>(a, a.position, index, at, records(), &position_valid);
-      if (needs_rows) read_row(row, position_row);
+  __device__ void read_position() {
+    if (a.encoding != nullptr) {
+      position = batch * a.encoding_stride[0] + seq * a.encoding_stride[1];
+      return;
     }
-    if (a.encoding == nullptr) return;
-    encoding = static_cast<const C*>(a.encoding) + at.batch * a.encoding_stride[0] +
-               at.seq * a.encoding_stride[1] + columns.first;
+    position = row_index(a.position, batch, seq);
+    if (a.position.data == nullptr) return;
+    const int64_t row = position + a.position.first_row;
+    position_valid = check(a.position, row, position);
+    if (position_valid && needs_rows)
+      read_row(a.position.data, row * a.position.stride, position_row);
   }
 
-  __device__ bool valid() const { return token_valid && position_valid; }
+  /// Whether the token's indices are inside their tables. Afterwards its type is, in any case.
+  __device__ bool is_valid() {
+    if (a.type.index.data == nullptr || check(a.type, type, type)) {
+      return token_valid && position_valid;
+    }
+    type = 0;
+    return false;
+  }
 
-  /// The sum of token, type and position, in BERT's order. The token must be valid, and its rows
-  /// must have arrived.
-  __device__ void sum(C scale, Row* row) const {
-    const T* type_columns = type_row == nullptr ? nullptr : type_row + columns.first;
+  /// The scaled columns of the token's row, which must have arrived.
+  __device__ void get_token(C scale, Row* row) const {
+    columns.for_each([&](int i, int) {
+      row->vector[i] = load_columns<T, width>(token_row[i].values, 0);
+      if (scale == 1) return;
+#pragma unroll
+      for (int k = 0; k < width; ++k) row->vector[i].values[k] *= scale;
+    });
+  }
+
+  __device__ void add_type(Row* sum) const {
+    const T* from = static_cast<const T*>(a.type.data) + type * a.type.stride + columns.first;
+    columns.for_each(
+        [&](int i, int offset) { add_columns<T, width>(from, offset, &sum->vector[i]); });
+  }
+
+  /// Adds the position's row, which must have arrived, or its encoding.
+  __device__ void add_position(Row* sum) const {
+    if (a.position.data != nullptr) {
+      columns.for_each(
+          [&](int i, int) { add_columns<T, width>(position_row[i].values, 0, &sum->vector[i]); });
+    } else if (a.encoding != nullptr) {
+      const C* from = static_cast<const C*>(a.encoding) + position + columns.first;
+      columns.for_each([&](int i, int offset) {
+        C addend[width];
+        core::load_values<width>(from + offset, addend);
+#pragma unroll
+        for (int k = 0; k < width; ++k) sum->vector[i].values[k] += addend[k];
+      });
+    }
+  }
+
+  /// Applies dropout, if there is any, to columns of a token.
+  __device__ void drop(int of_token, Row* row) const {
+    if (a.seed == nullptr) return;
+    const auto first = static_cast<uint64_t>(a.first_element + of_token * a.embedding_dim);
     columns.for_each([&](int i, int offset) {
-      auto sum = token_columns<T, width>(token_row[i].values, scale, 0);
-      add_columns<T, width>(type_columns, offset, &sum);
-      if (a.position.data != nullptr) add_columns<T, width>(position_row[i].values, 0, &sum);
-      add_encoding<T, width>(encoding == nullptr ? nullptr : encoding + offset, &sum);
-      row->vector[i] = sum;
+      drop_columns<T, width>(teams.dropout, a.seed, first + columns.first + offset,
+                             &row->vector[i]);
     });
   }
 };

@@ -14,27 +14,15 @@
 namespace posembed {
 
 const char* name(InputNorm norm) {
-  switch (norm) {
-    case InputNorm::layer:
-      return "layer";
-    case InputNorm::rms:
-      return "rms";
-    default:
-      return "none";
-  }
+  constexpr const char* names[] = {"none", "layer", "rms"};
+  return names[static_cast<size_t>(norm)];
 }
 
 namespace {
 
-const char* rule_name(PositionRule rule) {
-  switch (rule) {
-    case PositionRule::roberta:
-      return "roberta";
-    case PositionRule::opt:
-      return "opt";
-    default:
-      return "consecutive";
-  }
+const char* name(PositionRule rule) {
+  constexpr const char* names[] = {"consecutive", "roberta", "opt"};
+  return names[static_cast<size_t>(rule)];
 }
 
 void check_size(const char* name, int64_t size) {
@@ -62,8 +50,8 @@ void check_rule(const InputOptions& options) {
   const PositionRule rule = options.position_rule();
   const Positions positions = options.positions();
   TORCH_CHECK_VALUE(rule == PositionRule::consecutive || positions != Positions::none,
-                    "position_rule: expected 'consecutive' without positions, got '",
-                    rule_name(rule), "'");
+                    "position_rule: expected 'consecutive' without positions, got '", name(rule),
+                    "'");
   TORCH_CHECK_VALUE(rule != PositionRule::opt || positions == Positions::learned,
                     "position_rule: expected 'consecutive' or 'roberta' without learned ",
                     "positions, got 'opt'");

@@ -4,6 +4,9 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/eq.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -102,14 +105,13 @@ void check_norm(const Input& in) {
   TORCH_CHECK_VALUE(in.norm_weight().has_value() || !in.norm_bias().has_value(),
                     "norm_bias: expected none without norm_weight");
   dispatcher::check_eps(in.eps());
-  if (in.norm_weight().has_value()) {
-    dispatcher::check_rank(*in.norm_weight(), "norm_weight", 1, "[embedding_dim]");
-    check_like_token(*in.norm_weight(), "norm_weight", in.token);
-  }
-  if (in.norm_bias().has_value()) {
-    dispatcher::check_rank(*in.norm_bias(), "norm_bias", 1, "[embedding_dim]");
-    check_like_token(*in.norm_bias(), "norm_bias", in.token);
-  }
+  const auto check_row = [&in](const MaybeTensor& row, const char* argument) {
+    if (!row.has_value()) return;
+    dispatcher::check_rank(*row, argument, 1, "[embedding_dim]");
+    check_like_token(*row, argument, in.token);
+  };
+  check_row(in.norm_weight(), "norm_weight");
+  check_row(in.norm_bias(), "norm_bias");
 }
 
 /// Checks indices on the CPU before anything is written; CUDA kernels record bad ones, except those
@@ -174,41 +176,16 @@ void prepare_type(const Input& in, Prepared& prepared) {
 }
 
 /// The position of each token, for a table or for sinusoids.
-void prepare_position_index(const Input& in, Prepared& prepared) {
+void prepare_position(const Input& in, Prepared& prepared) {
   Table& position = prepared.arguments.position;
   position.offset = in.offset().number().expect_int();
-  if (!in.positions().has_value()) return;
-  prepared.positions = in.positions()->contiguous();
-  position.index = dispatcher::index_view(prepared.positions);
-  const bool shared = prepared.positions.dim() == 1 || prepared.positions.size(0) == 1;
-  position.index_stride[0] = shared ? 0 : in.ids.size(1);
-  position.index_stride[1] = 1;
-}
-
-/// Whether the kernel computes the sinusoid.
-bool computes_sinusoid(const Input& in, Pass pass, const Arguments& arguments) {
-  if (!dispatcher::on_cuda(in.token)) return true;
-  if constexpr (core::built_with_cuda) {
-    return pass == Pass::forward && computes_sinusoid_cuda(arguments);
+  if (in.positions().has_value()) {
+    prepared.positions = in.positions()->contiguous();
+    position.index = dispatcher::index_view(prepared.positions);
+    const bool shared = prepared.positions.dim() == 1 || prepared.positions.size(0) == 1;
+    position.index_stride[0] = shared ? 0 : in.ids.size(1);
+    position.index_stride[1] = 1;
   }
-  return false;
-}
-
-void prepare_sinusoid(const Input& in, Pass pass, Prepared& prepared) {
-  if (in.sinusoid().empty()) return;
-  Arguments& arguments = prepared.arguments;
-  prepared.sinusoid = sinusoidal::specification(in.sinusoid());
-  arguments.sinusoid = prepared.sinusoid->sinusoid();
-  if (computes_sinusoid(in, pass, arguments)) return;
-  arguments.sinusoid = {};
-  prepared.encoding = encoding(in).contiguous();
-  arguments.encoding = prepared.encoding.const_data_ptr();
-  const bool shared = prepared.encoding.dim() == 2 || prepared.encoding.size(0) == 1;
-  arguments.encoding_stride[0] = shared ? 0 : in.ids.size(1) * in.token.size(1);
-  arguments.encoding_stride[1] = in.token.size(1);
-}
-
-void prepare_position(const Input& in, Prepared& prepared) {
   if (!in.position().has_value()) return;
   prepared.position = dispatcher::with_contiguous_last_dim(*in.position());
   const int64_t rows = in.position()->size(0);
@@ -217,7 +194,6 @@ void prepare_position(const Input& in, Prepared& prepared) {
   } else if (in.positions().has_value()) {
     learned::check_position_values(prepared.positions, rows, in.first_row());
   }
-  Table& position = prepared.arguments.position;
   position.data = prepared.position.const_data_ptr();
   position.rows = rows;
   position.stride = prepared.position.stride(0);
@@ -225,11 +201,35 @@ void prepare_position(const Input& in, Prepared& prepared) {
   position.kind = core::ErrorKind::position;
 }
 
+/// Whether the kernels take the call.
+bool is_taken(const Input& in, const Arguments& arguments) {
+  if constexpr (core::built_with_cuda) {
+    return !dispatcher::on_cuda(in.token) || takes_cuda(arguments);
+  }
+  return true;
+}
+
+/// The sinusoid, or its values where neither the kernel nor the chain in its place computes it.
+void prepare_sinusoid(const Input& in, Pass pass, Prepared& prepared) {
+  if (in.sinusoid().empty()) return;
+  Arguments& arguments = prepared.arguments;
+  prepared.sinusoid = sinusoidal::specification(in.sinusoid());
+  arguments.sinusoid = prepared.sinusoid->sinusoid();
+  if (!dispatcher::on_cuda(in.token) || !is_taken(in, arguments)) return;
+  if constexpr (core::built_with_cuda) {
+    if (pass == Pass::forward && computes_sinusoid_cuda(arguments)) return;
+  }
+  arguments.sinusoid = {};
+  prepared.encoding = encoding(in).contiguous();
+  arguments.encoding = prepared.encoding.const_data_ptr();
+  const bool shared = prepared.encoding.dim() == 2 || prepared.encoding.size(0) == 1;
+  arguments.encoding_stride[0] = shared ? 0 : in.ids.size(1) * in.token.size(1);
+  arguments.encoding_stride[1] = in.token.size(1);
+}
+
 void prepare_norm(const Input& in, Prepared& prepared) {
   Arguments& arguments = prepared.arguments;
-  arguments.norm = in.norm() == InputNorm::layer ? Norm::layer
-                   : in.norm() == InputNorm::rms ? Norm::rms
-                                                 : Norm::none;
+  arguments.norm = static_cast<Norm>(in.norm());  // the same in both enumerations
   arguments.eps = in.eps();
   if (in.norm_weight().has_value()) {
     prepared.weight = in.norm_weight()->contiguous();
@@ -273,9 +273,10 @@ Prepared prepare(const Input& in, Pass pass) {
   arguments.seq = in.ids.size(1);
   arguments.embedding_dim = in.token.size(1);
   arguments.scale = in.scale();
+  // Recording bad indices again would make later operators of the same backward pass raise.
+  if (pass == Pass::forward) arguments.error = dispatcher::device_error(in.token.device());
   prepare_token(in, prepared);
   prepare_type(in, prepared);
-  prepare_position_index(in, prepared);
   prepare_position(in, prepared);
   prepare_norm(in, prepared);
   if (drops(in)) {
@@ -293,10 +294,14 @@ c10::SymDimVector output_sizes(const Input& in) {
 
 // ------------------------------------------------------------------------------------- forward
 
+/// The address of a result; nullptr: not needed.
+void* target(const Tensor& result) {
+  return result.defined() && result.numel() > 0 ? result.mutable_data_ptr() : nullptr;
+}
+
 void launch(ForwardArguments& arguments, const Tensor& out) {
-  Arguments& in = arguments.input;
+  const Arguments& in = arguments.input;
   arguments.out = out.mutable_data_ptr();
-  in.error = dispatcher::device_error(out.device());
   dispatcher::launch(arguments, out, in.batch * in.seq,
                      4 * in.embedding_dim * core::size_of(in.scalar), forward_cpu,
                      POSEMBED_CUDA_LAUNCHER(forward_cuda));
@@ -307,11 +312,36 @@ Tensor empty_output(const Input& in) {
   return dispatcher::empty_symint(output_sizes(in), in.token.options());
 }
 
-void fill_output(const Input& in, const Tensor& out) {
-  const Prepared prepared = prepare(in, Pass::forward);
+/// Whether an index of a token is outside its table, [batch, seq, 1]. The kernel sums one column, a
+/// one of every token, and in forward records such an index.
+Tensor find_outside(const Prepared& prepared) {
+  const Arguments& all = prepared.arguments;
+  const Tensor one = at::ones({1}, prepared.token.options()), zero = at::zeros_like(one);
+  const auto column = [](Table table, const Tensor& value) {
+    if (table.data != nullptr) table.data = value.const_data_ptr();
+    table.stride = 0;
+    return table;
+  };
   ForwardArguments arguments;
-  arguments.input = prepared.arguments;
-  launch(arguments, out);
+  Arguments& in = arguments.input;
+  in.scalar = all.scalar;
+  in.batch = all.batch;
+  in.seq = all.seq;
+  in.embedding_dim = 1;
+  in.token = column(all.token, one);
+  in.type = column(all.type, zero);
+  in.position = column(all.position, zero);
+  in.error = all.error;
+  const Tensor inside = at::empty({in.batch, in.seq, 1}, one.options());
+  launch(arguments, inside);
+  return at::eq(inside, 0);
+}
+
+/// The results of a call that no kernel takes.
+Forward forward_by_parts(const Input& in, const Prepared& prepared) {
+  Forward results = forward_chain(in);
+  std::get<0>(results).masked_fill_(find_outside(prepared), 0);
+  return results;
 }
 
 /// The statistics are both empty without a norm; the mean is empty for RMSNorm.
@@ -324,14 +354,24 @@ Forward empty_forward(const Input& in) {
           dispatcher::empty_symint(norms(in) ? all : none, options)};
 }
 
-void forward(const Input& in, const Forward& results) {
+void forward(const Input& in, Forward& results) {
   const auto& [out, mean, rstd] = results;
   const Prepared prepared = prepare(in, Pass::forward);
+  if (!is_taken(in, prepared.arguments)) {
+    results = forward_by_parts(in, prepared);
+    return;
+  }
   ForwardArguments arguments;
   arguments.input = prepared.arguments;
-  if (in.norm() == InputNorm::layer) arguments.mean = mean.mutable_data_ptr();
-  if (norms(in)) arguments.rstd = rstd.mutable_data_ptr();
+  arguments.mean = target(mean);
+  arguments.rstd = target(rstd);
   launch(arguments, out);
+}
+
+void fill_output(const Input& in, Tensor& out) {
+  Forward results{out, {}, {}};
+  forward(in, results);
+  out = std::get<0>(results);
 }
 
 // ------------------------------------------------------------------------------------ backward
@@ -356,8 +396,6 @@ void check_backward(const Tensor& gradient, const Tensor& mean, const Tensor& rs
 }
 
 void launch(BackwardArguments& arguments, const Tensor& gradient) {
-  // Forward has recorded bad indices. Recording them again would make later operators of the same
-  // backward pass raise.
   const int64_t part_bytes = 4 * gradient.numel() / arguments.parts * gradient.element_size();
   dispatcher::launch(arguments, gradient, arguments.parts, part_bytes, backward_cpu,
                      POSEMBED_CUDA_LAUNCHER(backward_cuda));
@@ -383,12 +421,7 @@ Backward backward_results(const Input& in, bool has_sum, bool has_position) {
           table(has_few_types(in), in.token_type())};
 }
 
-/// The address of a result; nullptr: not needed.
-void* target(const Tensor& result) {
-  return result.numel() == 0 ? nullptr : result.mutable_data_ptr();
-}
-
-/// The number of parts of the tokens.
+/// The number of parts of the tokens; 0: no kernel takes the call.
 int64_t parts_of(const BackwardArguments& arguments, const Tensor& gradient) {
   if constexpr (core::built_with_cuda) {
     if (dispatcher::on_cuda(gradient)) {
@@ -445,6 +478,9 @@ Backward run_backward(const Input& in, const Tensor& gradient, const Tensor& mea
   arguments.type_gradient = target(type);
   if (fused) arguments.position_gradient = begin_positions(in, position);
   arguments.parts = parts_of(arguments, gradient);
+  if (arguments.parts == 0) {
+    return backward_chain(in, gradient.masked_fill(find_outside(prepared), 0));
+  }
   const Tensor partial = make_partial(arguments, rows);
   launch(arguments, gradient);
   if (counts_positions(in) && !fused) {

@@ -74,6 +74,11 @@ inline const Operator<BackwardRows, const Tensor&, const Tensor&, const Tensor&>
 /// The same from the gradient of the output.
 BackwardRows with_rows(const Input& in, const Tensor& gradient, const Backward& parts);
 
+/// The results of input_embedding_forward and input_embedding_backward by a chain of operators,
+/// which have derivatives of every order. An index outside its table has a row of zeros.
+Forward forward_chain(const Input& in);
+Backward backward_chain(const Input& in, const Tensor& output_gradient);
+
 /// x with the dropout that input_embedding applies with the same seed: x, seed, probability, and
 /// the index of the first element in the mask.
 inline const dispatcher::Operator<Tensor(const Tensor&, const Tensor&, double, c10::SymInt)>

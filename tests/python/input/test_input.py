@@ -181,6 +181,79 @@ def test_sinusoids_have_the_bits_of_the_operator(
         assert torch.equal(result, expected)
 
 
+# Rows that no CUDA kernel takes, of 16, 8 and 4 bytes, which a chain of operators computes.
+WIDE = [(torch.float32, 4104), (torch.bfloat16, 8200), (torch.float64, 1028), (torch.float32, 1029)]
+
+
+@kinds
+@pytest.mark.parametrize(("dtype", "width"), WIDE)
+@pytest.mark.parametrize("places", ["counted", "shared", "own"])
+def test_rows_wider_than_a_kernel_takes(
+    options: dict, dtype: torch.dtype, width: int, places: str, device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    embed = pe.InputEmbedding(ROWS, width, device=device, dtype=dtype, dropout=0.4, **options)
+    exact = copy.deepcopy(embed).double()
+    ids = torch.randint(0, ROWS, (2, 3), device=device)
+    types = torch.randint(0, 2, (2, 3), device=device) if embed.token_type else None
+    call = {"counted": {"offset": 4}, "shared": {"positions": ids[1] % 9}, "own": {"positions": ids % 9}}[places]
+    call = call if embed.position else {}
+    seed = torch.tensor([7], device=device)
+    result = embed(ids, types=types, seed=seed, first_token=3, **call)
+    x = exact.token(ids) if types is None else exact.token(ids) + exact.token_type(types)
+    x = exact.position(x, **call) if exact.position else x
+    x = exact.norm(x) if exact.norm else x
+    expected = torch.ops.posembed.input_dropout(x, seed, 0.4, 3 * width)
+    tolerance = (2 if dtype == torch.bfloat16 else 8) * TOLERANCE[dtype]
+    assert_close(result, expected, tolerance)
+    gradient = torch.randn_like(result)
+    result.backward(gradient), expected.backward(gradient.double())
+    for (name, ours), theirs in zip(embed.named_parameters(), exact.parameters(), strict=True):
+        assert ours.grad is not None, name
+        assert_close(ours.grad.to_dense(), theirs.grad.to_dense(), 5 * tolerance)
+
+
+@pytest.mark.parametrize("norm", ["none", "layer", "rms"])
+def test_operators_of_rows_wider_than_a_kernel_takes(norm: str, device: torch.device) -> None:
+    """With the shapes and gradients that tracers expect."""
+    width = WIDE[0][1]
+    ids = torch.randint(0, ROWS, (2, 3), device=device)
+    token, position, types = (torch.randn(ROWS, width, device=device, requires_grad=True) for _ in range(3))
+    weight, bias = (torch.randn(width, device=device, requires_grad=True) for _ in range(2))
+    norms = (weight if norm != "none" else None, bias if norm == "layer" else None)
+    seed = torch.tensor([7], device=device)
+    call = (token, ids, position, None, types, ids, *norms, seed)
+    options = {"norm": norm, "dropout": 0.4}
+    operators = torch.ops.posembed
+    for operator in (operators.input_embedding, operators.input_embedding_forward):
+        torch.library.opcheck(operator.default, call, options)
+    output, mean, rstd = (x.detach() for x in operators.input_embedding_forward(*call, **options))
+    if norm == "layer":
+        sums = token[ids] + types[ids] + position[:3]
+        assert_close(mean, sums.mean(-1), 1e-6)
+        assert_close(rstd, (sums.var(-1, correction=0) + 1e-5).rsqrt(), 1e-5)
+    torch.library.opcheck(operators.input_embedding_backward.default, (output, mean, rstd, *call), options)
+
+
+@pytest.mark.skipif(not CUDA_ON_CPU, reason="elsewhere it is an error at once")
+@pytest.mark.parametrize("width", [COLUMNS, WIDE[0][1]])
+@pytest.mark.parametrize("norm", ["none", "layer"])
+def test_a_token_with_an_index_outside_has_zeros_and_no_gradient(width: int, norm: str) -> None:
+    """On a device it is recorded, too (test_indices_outside.py)."""
+    tables = [torch.randn(ROWS, width, requires_grad=True) for _ in range(3)]
+    token, position, types = tables
+    ids, places, kinds = (torch.arange(12).view(3, 4) for _ in range(3))
+    ids[0, 1], places[1, 2], kinds[2, 3] = -1, ROWS, -5
+    call = {"position": position, "positions": places, "token_type": types, "types": kinds, "norm": norm}
+    result = pe.functional.input_embedding(ids, token, **call)
+    outside = torch.zeros(3, 4, dtype=torch.bool)
+    outside[0, 1] = outside[1, 2] = outside[2, 3] = True
+    assert torch.equal(~result.any(-1), outside)
+    result.backward(torch.randn_like(result))
+    for table in tables:
+        assert torch.equal(table.grad[:12].any(-1), ~outside.flatten())
+
+
 def test_second_derivatives_of_the_module(device: torch.device) -> None:
     """A gradient penalty, which differentiates the fused kernels' gradients."""
     embed, ids, types = make(KINDS[2], device, torch.float64)

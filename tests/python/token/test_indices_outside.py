@@ -40,6 +40,8 @@ LOOK_UPS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "embedding_quantized": ("token id", quantized),
     "input_embedding": ("token id", lambda ids: functional.input_embedding(ids[None], table(ids))[0]),
     "input_embedding, normed": ("token id", lambda ids: functional.input_embedding(ids[None], table(ids), norm="layer")[0]),
+    "input_embedding, wide rows": ("token id", lambda ids: functional.input_embedding(ids[None], table(ids).repeat(1, 513), norm="layer")[0]),
+    "input_embedding, types of wide rows": ("token type", lambda types: functional.input_embedding(types[None] % ROWS, table(types).repeat(1, 513), token_type=table(types).repeat(1, 513), types=types[None])[0]),
     "input_embedding, types": ("token type", lambda types: functional.input_embedding(types[None] % ROWS, table(types), token_type=table(types), types=types[None])[0]),
     "input_embedding, positions": ("position", lambda places: functional.input_embedding(places[None] % ROWS, table(places), position=table(places), positions=places)[0]),
     "learned_add": ("position", lambda places: functional.learned_add(like(places, 1, COUNT, COLUMNS), table(places), places)[0]),
