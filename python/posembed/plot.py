@@ -250,11 +250,8 @@ def scores_by_distance(
 ) -> Axes:
     """Plots scores of a query and a key of ones by distance, for one or more specifications.
 
-    Args:
-        specs: One specification, several, or a dict of them by legend name.
-        distances: The largest distance.
-        log: Use a logarithmic distance axis, starting at 1.
-        axes: Where to draw.
+    ``specs`` are one specification, several, or a dict of them by legend name; ``distances`` is the
+    largest one; ``log`` is for a logarithmic axis, starting at 1.
 
     Examples:
         >>> import posembed as pe
@@ -286,14 +283,8 @@ def component_scores(
 ) -> Axes:
     """Plots each component's part of the score as a curve: fast pairs on top, slow ones below.
 
-    Args:
-        spec: The rotation.
-        distances: The largest distance.
-        components: Components to show; default: some, evenly spread over the pairs.
-        axes: Where to draw.
-
-    Raises:
-        IndexError: The head has no such component.
+    ``distances`` and errors are those of :func:`posembed.analysis.component_scores`. ``components``
+    are by default some, evenly spread over the pairs; one that the head has not raises IndexError.
     """
     spec = rotation(spec)
     axes = new_axes(axes)
@@ -321,11 +312,7 @@ def angle_error(
 ) -> Axes:
     """Plots the largest angle error by position, for float32 products and for posembed.
 
-    Args:
-        spec: The rotation.
-        positions: int [n], none of them 0; default: where float32 angles are worst below 2, 4, …
-            2 ** 20 positions.
-        axes: Where to draw.
+    Arguments are those of :func:`posembed.analysis.angle_error`; no position is 0.
     """
     spec = rotation(spec)
     axes = new_axes(axes)
@@ -586,11 +573,7 @@ def extrapolation(
 def losses(
     curves: Mapping[str, tuple[Sequence[int], Sequence[float]]], *, axes: Axes | None = None
 ) -> Axes:
-    """Plots training losses as curves.
-
-    Args:
-        curves: Steps and losses by name.
-        axes: Where to draw.
+    """Plots training losses as curves: ``curves`` has steps and losses by name.
 
     Raises:
         TypeError: ``curves`` is no mapping.

@@ -267,9 +267,7 @@ class RelativePositionBias(Leaf, nn.Module):
         """The table of a window, [rows, num_heads]; another one resamples it.
 
         An MLP computes it anew; see :func:`posembed.functional.relative_window_bias` for its rows.
-
-        Raises:
-            ValueError: The bias has no window.
+        A bias without a window raises ValueError.
         """
         wanted = self._own_window(window)
         if self.mlp is not None:

@@ -217,11 +217,7 @@ class RotarySpec:
 
     @classmethod
     def from_json(cls, text: str) -> RotarySpec:
-        """The specification that :meth:`to_json` wrote.
-
-        Raises:
-            ValueError: The text is not JSON, or has a key that is not a field.
-        """
+        """The specification that :meth:`to_json` wrote; other texts raise ValueError."""
         return cls._of_canonical(torch.ops.posembed.rotary_specification.default(text))
 
     @classmethod
@@ -527,11 +523,7 @@ class RotarySpec:
         return f"<p>{sentence}</p><pre>{rest}</pre>"
 
     def diff(self, other: RotarySpec) -> str:
-        """Describes the differences, and the first position where angles differ by over 1e-3.
-
-        Raises:
-            TypeError: ``other`` is not a specification.
-        """
+        """Describes the differences, and the first position where angles differ by over 1e-3."""
         if not isinstance(other, RotarySpec):
             remedy = (
                 "; pass its spec" if isinstance(getattr(other, "spec", None), RotarySpec) else ""
