@@ -150,17 +150,10 @@ def legend(axes: Axes, title: str = "") -> None:
     room = int(LETTERS_PER_INCH * inches(axes))
     texts = [textwrap.fill(name, room) for name in names]
     columns = room // (6 + max(len(name) for name in names))  # 6: the line and the gap
-    axes.legend(  # borderaxespad, in letter heights, leaves room for the axis
-        lines,
-        texts,
-        title=title,
-        ncols=min(len(names), max(1, columns)),
-        loc="upper center",
-        bbox_to_anchor=(0.5, 0.0),
-        borderaxespad=5.0,
-        fontsize=SMALL,
-        title_fontsize=SMALL,
-    )
+    place: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "borderaxespad": 5.0}
+    letters: Any = {"fontsize": SMALL, "title": title, "title_fontsize": SMALL}
+    # borderaxespad, in letter heights, leaves room for the axis
+    axes.legend(lines, texts, ncols=min(len(names), max(1, columns)), **place, **letters)
 
 
 def spread(count: int, shown: int = CURVES_SHOWN) -> list[int]:
@@ -440,13 +433,8 @@ def grid(positions: Tensor, *, axes: Axes | None = None) -> Axes:
     axes.plot(columns, rows, color="grey", linewidth=0.5, zorder=1)
     axes.scatter(columns, rows, s=160, color="white", edgecolors="tab:blue", zorder=2)
     for number, (row, column) in enumerate(zip(rows, columns, strict=True)):
-        text: dict[str, Any] = {
-            "ha": "center",
-            "va": "center",
-            "fontsize": SMALL,
-            "color": "black",
-        }
-        axes.text(column, row, str(number), **text)
+        style: Any = {"ha": "center", "va": "center", "fontsize": SMALL, "color": "black"}
+        axes.text(column, row, str(number), **style)
     axes.invert_yaxis()
     axes.set_aspect("equal")
     title = f"Positions of {len(rows)} tokens"

@@ -521,9 +521,9 @@ class NgramEmbedding(Leaf, Prefetching):
     ) -> Tensor:
         """The last tokens that are text, as ``history`` of the next call: [batch, ngram_size - 1].
 
-        They are in the dtype of ``ids``. Their shape does not depend on the length of ``ids``, so that ``history.copy_(...)`` keeps
-        it in one place for CUDA graphs. The arguments are those of this call, as in
-        :meth:`forward`; ``lengths`` may also count those tokens of a draft that were accepted.
+        They are in the dtype of ``ids``. Their shape does not depend on the length of ``ids``, so
+        that ``history.copy_(...)`` keeps it in one place for CUDA graphs. The arguments are those
+        of this call, as in :meth:`forward`; ``lengths`` may count the accepted tokens of a draft.
 
         Raises:
             ValueError: Shapes do not fit together.
@@ -634,13 +634,9 @@ class PerLayerEmbedding(TokenEmbedding):
         check_sizes(num_layers=num_layers, layer_dim=layer_dim)
         if num_layers < 1:
             raise ValueError(f"num_layers: expected 1 or more, got {num_layers}")
-        super().__init__(
-            num_embeddings,
-            num_layers * layer_dim,
-            scale=scale_number(scale, layer_dim),
-            device=device,
-            dtype=dtype,
-        )
+        place: Any = {"device": device, "dtype": dtype}
+        factor = scale_number(scale, layer_dim)
+        super().__init__(num_embeddings, num_layers * layer_dim, scale=factor, **place)
         self.num_layers = num_layers
         self.layer_dim = layer_dim
 
