@@ -84,11 +84,8 @@ class FileTable(Table):
     def read_ahead(self, ids: Tensor) -> None:
         """Asks for rows in the background, and returns at once.
 
-        Args:
-            ids: int32 or int64 [...], those of a look-up to come.
-
-        Raises:
-            IndexError: An id is outside the table.
+        ``ids`` are int32 or int64 [...], those of a look-up to come; one outside the table raises
+        IndexError.
         """
         self._file.prefetch(ids)
 
