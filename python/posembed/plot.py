@@ -325,12 +325,7 @@ def angle_error(
 # ------------------------------------------------------------------------------- additive positions
 
 
-def heat_map(
-    spec: Sinusoid,
-    positions: int = 100,
-    *,
-    axes: Axes | None = None,
-) -> Axes:
+def heat_map(spec: Sinusoid, positions: int = 100, *, axes: Axes | None = None) -> Axes:
     """Plots sinusoidal encodings as a heat map: a row for each position.
 
     Sines and cosines stand apart: alternating columns would blend on a screen into colours that
@@ -371,12 +366,7 @@ def binary_codes(
     return label(axes, "Binary codes", "bit, fastest first", "position")
 
 
-def shift_matrix(
-    spec: Sinusoid,
-    distance: float,
-    *,
-    axes: Axes | None = None,
-) -> Axes:
+def shift_matrix(spec: Sinusoid, distance: float, *, axes: Axes | None = None) -> Axes:
     """Plots the matrix that shifts an encoding by a distance: one rotation for each pair."""
     spec = sinusoid(spec)
     axes = new_axes(axes, height=5.5)

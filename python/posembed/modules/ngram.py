@@ -20,13 +20,7 @@ from torch import Tensor, nn
 from posembed import pretrained
 from posembed.functional import Device, Gradient, NgramRule
 from posembed.functional._bag import pooled
-from posembed.functional._ngram import (
-    derived_multipliers,
-    derived_primes,
-    hashed,
-    lists,
-    text_mask,
-)
+from posembed.functional._ngram import derived_multipliers, derived_primes, hashed, lists, text_mask
 from posembed.functional._token import looked_up
 from posembed.glue.sharding import is_sharded, summed_over_processes
 from posembed.glue.tracers import Leaf

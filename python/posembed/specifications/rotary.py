@@ -398,11 +398,7 @@ class RotarySpec:
         return cls.from_huggingface(path, layer_type, ignore=ignore)
 
     @classmethod
-    def for_layers(
-        cls,
-        config: Any,
-        **reading: Unpack[Reading],
-    ) -> list[RotarySpec | None]:
+    def for_layers(cls, config: Any, **reading: Unpack[Reading]) -> list[RotarySpec | None]:
         """Reads one specification per layer; None for a layer that does not rotate.
 
         Args:
