@@ -131,9 +131,13 @@ class _TableOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step on the rows that have a gradient; returns what ``closure`` returns.
+        """One step on the rows that have a gradient.
 
-        ``closure`` computes the loss and its gradients again.
+        Args:
+            closure: Computes the loss and its gradients again.
+
+        Returns:
+            What ``closure`` returns.
 
         Raises:
             ValueError: ``lr * weight_decay`` is 1 or more with ``decay="exact"``, or a DTensor is
@@ -338,11 +342,22 @@ class SGD(_TableOptimizer):
 class RowwiseAdagrad(_TableOptimizer):
     """Adagrad with one number of state for each row, as FBGEMM's exact row-wise Adagrad.
 
-    ``sum += mean(g²); weight -= lr * g / (sqrt(sum) + eps)``, after ``weight *= 1 - lr *
-    weight_decay``. Other arguments, and errors, are those of :class:`SGD`.
+    ``sum += mean(g²); weight -= lr * g / (sqrt(sum) + eps)``, after
+    ``weight *= 1 - lr * weight_decay``. A dense gradient is a step on all rows.
 
     Args:
+        params: Tables [rows, dim] in float32, float64 or bfloat16, or groups of them.
+        lr: Learning rate; schedulers change it.
         eps: Outside of the root.
+        weight_decay: Decoupled from the gradient.
+        decay: As for :class:`SGD`.
+        maximize: Step against the sign.
+        rounding: As for :class:`SGD`.
+        seed: As for :class:`SGD`.
+
+    Raises:
+        ValueError: An option is out of range, or a parameter is no table.
+        TypeError: A parameter has another dtype.
 
     Examples:
         >>> import torch, posembed as pe
@@ -381,12 +396,22 @@ class Adam(_TableOptimizer):
     """Adam whose moments change in the steps in which a row has a gradient: torch's SparseAdam.
 
     The bias is corrected with the step of the whole table. ``weight *= 1 - lr * weight_decay``
-    comes first, and ``decay`` concerns it alone. Other arguments, and errors, are those of
-    :class:`SGD`.
+    comes first. A dense gradient is a step on all rows.
 
     Args:
+        params: Tables [rows, dim] in float32, float64 or bfloat16, or groups of them.
+        lr: Learning rate; schedulers change it.
         betas: Decay of the first and of the second moment, each at least 0 and below 1.
         eps: Outside of the root.
+        weight_decay: Decoupled from the gradient.
+        decay: As for :class:`SGD`; it concerns weight decay alone.
+        maximize: Step against the sign.
+        rounding: As for :class:`SGD`.
+        seed: As for :class:`SGD`.
+
+    Raises:
+        ValueError: An option is out of range, or a parameter is no table.
+        TypeError: A parameter has another dtype.
 
     Examples:
         >>> import torch, posembed as pe

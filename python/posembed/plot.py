@@ -243,8 +243,11 @@ def scores_by_distance(
 ) -> Axes:
     """Plots scores of a query and a key of ones by distance, for one or more specifications.
 
-    ``specs`` are one specification, several, or a dict of them by legend name; ``distances`` is the
-    largest one; ``log`` is for a logarithmic axis, starting at 1.
+    Args:
+        specs: One specification, several, or a dict of them by legend name.
+        distances: The largest distance.
+        log: Use a logarithmic distance axis, starting at 1.
+        axes: Where to draw.
 
     Examples:
         >>> import posembed as pe
@@ -276,8 +279,14 @@ def component_scores(
 ) -> Axes:
     """Plots each component's part of the score as a curve: fast pairs on top, slow ones below.
 
-    ``distances`` and errors are those of :func:`posembed.analysis.component_scores`. ``components``
-    are by default some, evenly spread over the pairs; one that the head has not raises IndexError.
+    Args:
+        spec: The rotation.
+        distances: The largest distance.
+        components: Components to show; default: some, evenly spread over the pairs.
+        axes: Where to draw.
+
+    Raises:
+        IndexError: The head has no such component.
     """
     spec = rotation(spec)
     axes = new_axes(axes)
@@ -305,7 +314,11 @@ def angle_error(
 ) -> Axes:
     """Plots the largest angle error by position, for float32 products and for posembed.
 
-    Arguments are those of :func:`posembed.analysis.angle_error`; no position is 0.
+    Args:
+        spec: The rotation.
+        positions: int [n], none of them 0; default: where float32 angles are worst below 2, 4, …
+            2 ** 20 positions.
+        axes: Where to draw.
     """
     spec = rotation(spec)
     axes = new_axes(axes)
@@ -551,7 +564,11 @@ def extrapolation(
 def losses(
     curves: Mapping[str, tuple[Sequence[int], Sequence[float]]], *, axes: Axes | None = None
 ) -> Axes:
-    """Plots training losses as curves: ``curves`` has steps and losses by name.
+    """Plots training losses as curves.
+
+    Args:
+        curves: Steps and losses by name.
+        axes: Where to draw.
 
     Raises:
         TypeError: ``curves`` is no mapping.

@@ -210,13 +210,22 @@ class VectorFile:
         copy: bool = False,
         progress: bool | None = None,
     ) -> Tensor:
-        """Reads a whole tensor, by default "vectors", or the only one, in the file's dtype.
+        """Reads a whole tensor.
 
         From safetensors, in the file's own dtype, the result is a memory-mapped view of the file:
         pages are loaded when they are read, and writes are copy-on-write and never change the file.
         Do not truncate or rewrite the file in place while a view is in use: reading a page that the
-        file no longer has ends the process. ``copy`` reads into memory, so that the result does not
-        depend on the file. ``progress`` and errors are those of :meth:`rows`.
+        file no longer has ends the process.
+
+        Args:
+            name: One of :attr:`names`; default: "vectors", or the only one.
+            dtype: Dtype of the result; default: the file's.
+            copy: Read into memory, so that the result does not depend on the file.
+            progress: Show a progress bar; default: for a large file, on a terminal.
+
+        Raises:
+            FileFormatError: The file is malformed or was shortened, or a finite number is not
+                finite in ``dtype``.
         """
         if name is None:
             names = self.names
@@ -235,10 +244,15 @@ class VectorFile:
 
         Codes become numbers with the scales that stand beside them, a part at a time; the
         documentation of tables lists the formats. Of float8 and int8 codes, there may be a scale
-        for all, for each row, for groups of columns or for blocks of 128 x 128. ``tensor`` names
-        the table, or its module. Arguments and errors are those of :meth:`rows`.
+        for all, for each row, for groups of columns or for blocks of 128 x 128.
+
+        Args:
+            tensor: Name of the table, or of its module, for files with several.
+            dtype: Dtype of the result; default: the file's, float32 with scales.
+            progress: Show a progress bar; default: for a large file, on a terminal.
 
         Raises:
+            FileFormatError: The file is malformed, or a finite number is not finite in ``dtype``.
             TypeError: The table has codes of a format that is not read, which the message names.
         """
         codes = code_formats.find(self, tensor)

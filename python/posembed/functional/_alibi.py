@@ -253,8 +253,13 @@ def alibi_add_(
 ) -> Tensor:
     """In-place :func:`alibi_add` for inference; returns ``scores``.
 
-    Scores may have any strides, but the last dimension must be contiguous. Errors are those of
-    :func:`alibi_add`, and a ValueError if grad mode is on and an argument requires grad.
+    Scores may have any strides, but the last dimension must be contiguous.
+
+    Returns:
+        ``scores``.
+
+    Raises:
+        ValueError: Shapes are incompatible; or grad mode is on and an argument requires grad.
     """
     options = score_options(causal, positions_from_mask, **positions)
     _ALIBI_ADD_(scores, slopes, scale, *options)
@@ -303,8 +308,13 @@ def alibi_softmax_(
 ) -> Tensor:
     """In-place :func:`alibi_softmax` for inference; returns ``scores``.
 
-    Scores may have any strides, but the last dimension must be contiguous. Errors are those of
-    :func:`alibi_add_`.
+    Scores may have any strides, but the last dimension must be contiguous.
+
+    Returns:
+        ``scores``.
+
+    Raises:
+        ValueError: Shapes are incompatible; or grad mode is on and an argument requires grad.
     """
     options = score_options(causal, positions_from_mask, **positions)
     _ALIBI_SOFTMAX_(scores, slopes, scale, *options)

@@ -171,9 +171,14 @@ def gather_tables(
 ) -> None:
     """Copies a sharded collection, and its fused optimizer's state, into tables in each process.
 
-    All processes of the collection, ``group``, by default all, call this function, with tables on a
-    device that the group's backend supports. Other arguments and errors are those of
-    :func:`scatter_tables`.
+    Args:
+        sharded: As in :func:`scatter_tables`. All of its processes must call this function.
+        tables: The tables by name, on a device that the group's backend supports.
+        optimizer: As in :func:`scatter_tables`.
+        group: The processes that share the collection; default: all.
+
+    Raises:
+        ValueError, TypeError: See :func:`scatter_tables`.
     """
     with torch.no_grad():
         for part, whole in _pairs(tables, sharded, optimizer):

@@ -179,11 +179,19 @@ class ALiBi(AlibiSlopes):
     def alibi_slopes(self, batch_size: int | None = None, key_length: int | None = None) -> Tensor:
         """Slopes for ``flash_attn_func(…, alibi_slopes=…)`` of FlashAttention-2.
 
-        They are float32 [num_heads], or [batch_size, num_heads], positive, and do not include the
-        attention scale: FlashAttention-2 adds ``-slope * abs(i + key_length - query_length - j)``
-        to scaled scores. They are detached: learned slopes get no gradient. ``key_length`` is
-        required with train_length. Slopes that differ for keys left and right of the query are a
-        ValueError.
+        They are positive and do not include the attention scale: FlashAttention-2 adds
+        ``-slope * abs(i + key_length - query_length - j)`` to scaled scores. They are
+        detached: learned slopes get no gradient.
+
+        Args:
+            batch_size: Repeats the slopes for each sample; default: no batch dimension.
+            key_length: Required with train_length.
+
+        Returns:
+            float32 [num_heads], or [batch_size, num_heads].
+
+        Raises:
+            ValueError: The slopes differ for keys left and right of the query.
         """
         if self._derived.dim() != 1:
             raise ValueError(
@@ -207,11 +215,19 @@ class ALiBi(AlibiSlopes):
     ) -> Tensor:
         """The bias that SDPA takes as ``attn_mask``; see :func:`posembed.functional.alibi_bias`.
 
-        There are as many keys as queries by default, and ``dtype`` is that of ``out`` or of the
-        module. ``sample_slopes`` are slopes of each sample in place of the module's, as they are:
-        floating [batch, num_heads]; without ``causal`` also [batch, 2, num_heads], for keys left
-        and right of the query. Gradients flow to them. Other arguments, results and errors are
-        those of the function.
+        Args:
+            query_length: Number of queries.
+            key_length: Number of keys; default: ``query_length``.
+            dtype: Default: that of ``out`` or the module.
+            out: Output tensor, for inference.
+            sample_slopes: Slopes of each sample in place of the module's, as they are: floating
+                [batch, num_heads]; without ``causal`` also [batch, 2, num_heads], for keys left and
+                right of the query. Gradients flow to them.
+            **positions: See :class:`posembed.specifications.score_positions.ScorePositions`.
+
+        Returns:
+            [num_heads, query_length, key_length], with a leading batch dimension if slopes,
+            positions or mask have one.
         """
         keys = query_length if key_length is None else key_length
         slopes = self._of_samples(sample_slopes, None, keys)

@@ -513,11 +513,20 @@ class NgramEmbedding(Leaf, Prefetching):
         attention_mask: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> Tensor:
-        """The last tokens that are text, as ``history`` of the next call: [batch, ngram_size - 1].
+        """The last tokens that are text, as ``history`` of the next call.
 
-        They are in the dtype of ``ids``. Their shape does not depend on the length of ``ids``, so
-        that ``history.copy_(...)`` keeps it in one place for CUDA graphs. The arguments are those
-        of this call, as in :meth:`forward`; ``lengths`` may count the accepted tokens of a draft.
+        The shape does not depend on the length of ``ids``, so that ``history.copy_(...)`` keeps it
+        in one place for CUDA graphs.
+
+        Args:
+            ids: [batch, seq] or [seq], the tokens of this call.
+            history: The history of this call; default: padding.
+            attention_mask: That of this call, [batch, seq].
+            lengths: [batch], instead of it: the tokens of each row that stay, such as those that
+                were accepted of a draft.
+
+        Returns:
+            [batch, ngram_size - 1] in the dtype of ``ids``.
 
         Raises:
             ValueError: Shapes do not fit together.
@@ -664,8 +673,12 @@ class PerLayerEmbedding(TokenEmbedding):
     def layer(self, ids: Tensor, index: int) -> Tensor:
         """One layer's rows, without reading those of others: [...] -> [..., layer_dim].
 
-        ``ids`` are int32 or int64 [...]; a negative ``index`` counts from the last layer. An id or
-        a layer outside the table raises IndexError.
+        Args:
+            ids: int32 or int64 [...].
+            index: The layer; a negative number counts from the last.
+
+        Raises:
+            IndexError: An id or the layer is outside the table.
         """
         if not -self.num_layers <= index < self.num_layers:
             allowed = f"{-self.num_layers} to {self.num_layers - 1}"

@@ -261,7 +261,9 @@ class RelativePositionBias(Leaf, nn.Module):
         """The table of a window, [rows, num_heads]; another one resamples it.
 
         An MLP computes it anew; see :func:`posembed.functional.relative_window_bias` for its rows.
-        A bias without a window raises ValueError.
+
+        Raises:
+            ValueError: The bias has no window.
         """
         wanted = self._own_window(window)
         if self.mlp is not None:

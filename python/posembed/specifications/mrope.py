@@ -96,7 +96,11 @@ class MropeRule:
 
     @classmethod
     def from_json(cls, text: str) -> MropeRule:
-        """The rule that :meth:`to_json` wrote, or that of a model type; others raise ValueError."""
+        """The rule that :meth:`to_json` wrote, or that of a model type.
+
+        Raises:
+            ValueError: The text is neither, or has a key that is not a field.
+        """
         return cls(**json.loads(torch.ops.posembed.mrope_specification.default(text)))
 
     @classmethod

@@ -217,7 +217,11 @@ class RotarySpec:
 
     @classmethod
     def from_json(cls, text: str) -> RotarySpec:
-        """The specification that :meth:`to_json` wrote; other texts raise ValueError."""
+        """The specification that :meth:`to_json` wrote.
+
+        Raises:
+            ValueError: The text is not JSON, or has a key that is not a field.
+        """
         return cls._of_canonical(torch.ops.posembed.rotary_specification.default(text))
 
     @classmethod
@@ -512,7 +516,11 @@ class RotarySpec:
         return f"<p>{sentence}</p><pre>{rest}</pre>"
 
     def diff(self, other: RotarySpec) -> str:
-        """Describes the differences, and the first position where angles differ by over 1e-3."""
+        """Describes the differences, and the first position where angles differ by over 1e-3.
+
+        Raises:
+            TypeError: ``other`` is not a specification.
+        """
         if not isinstance(other, RotarySpec):
             remedy = (
                 "; pass its spec" if isinstance(getattr(other, "spec", None), RotarySpec) else ""

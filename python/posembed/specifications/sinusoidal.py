@@ -92,7 +92,11 @@ class SinusoidalSpec:
 
     @classmethod
     def from_json(cls, text: str) -> SinusoidalSpec:
-        """The specification that :meth:`to_json` wrote; other texts raise ValueError."""
+        """The specification that :meth:`to_json` wrote.
+
+        Raises:
+            ValueError: The text is not JSON, or has a key that is not a field.
+        """
         fields: dict[str, Any] = json.loads(
             torch.ops.posembed.sinusoidal_specification.default(text)
         )

@@ -45,9 +45,15 @@ class TableOwner(Hosted):
     def quantize(self, format: CodeFormat = "float8", block: int | None = None) -> None:
         """Replaces ``weight`` by codes in place: afterwards the table is frozen, and smaller.
 
-        ``weight`` becomes None, and ``table`` a :class:`posembed.QuantizedTable`. Arguments and
-        errors are those of :func:`posembed.functional.quantize_rows`; a module without ``weight``
-        raises ValueError.
+        ``weight`` becomes None, and ``table`` a :class:`posembed.QuantizedTable`.
+
+        Args:
+            format: "float8", "int8" or "int4"; see :func:`posembed.functional.quantize_rows`.
+            block: Columns that share a scale; default: all.
+
+        Raises:
+            ValueError: An unknown format, ``block`` does not divide a row, or there is no
+                ``weight``.
         """
         weight = self._parameters.get("weight")
         if weight is None:

@@ -72,9 +72,12 @@ class QuantizedTable(Hosted, Table):
     def quantize(
         cls, weight: Tensor, format: CodeFormat = "float8", block: int | None = None
     ) -> QuantizedTable:
-        """The table of a floating one, [num_embeddings, embedding_dim]; results have its dtype.
+        """The table of a floating one; see :func:`posembed.functional.quantize_rows`.
 
-        Arguments and errors are those of :func:`posembed.functional.quantize_rows`.
+        Args:
+            weight: [num_embeddings, embedding_dim]; results have its dtype.
+            format: "float8", "int8" or "int4".
+            block: Columns that share a scale; default: all.
         """
         made, scales, biases = functional.quantize_rows(weight, format, block)
         codes = torch.empty_like(made)

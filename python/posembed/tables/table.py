@@ -153,7 +153,11 @@ class Table(Leaf, nn.Module, abc.ABC):
     def part(self, ids: Tensor, index: int, parts: int, scale: float) -> Tensor:
         """Part ``index`` of ``parts`` of :meth:`forward`, without reading the others if possible.
 
-        ``parts`` divides embedding_dim.
+        Args:
+            ids: int32 or int64 [...].
+            index: From 0 to parts - 1.
+            parts: A divisor of embedding_dim.
+            scale: Multiplies the result.
         """
         return self(ids, scale).chunk(parts, -1)[index]  # type: ignore[no-any-return]
 
