@@ -84,8 +84,11 @@ class FileTable(Table):
     def read_ahead(self, ids: Tensor) -> None:
         """Asks for rows in the background, and returns at once.
 
-        ``ids`` are int32 or int64 [...], those of a look-up to come; one outside the table raises
-        IndexError.
+        Args:
+            ids: int32 or int64 [...], those of a look-up to come.
+
+        Raises:
+            IndexError: An id is outside the table.
         """
         self._file.prefetch(ids)
 

@@ -84,8 +84,11 @@ class Row:
 class Report:
     """All functions of a model that rotate or make a bias, and what was done; prints as a list.
 
-    A report without rows is false. ``notes`` are the installed versions of libraries, and those
-    that posembed is tested with.
+    A report without rows is false.
+
+    Args:
+        rows: One row for each function.
+        notes: The installed versions of libraries, and those that posembed is tested with.
     """
 
     rows: tuple[Row, ...]
@@ -314,7 +317,13 @@ def _row(
 def unpatch(model: Any) -> None:
     """Ends a patch: functions that no other patched model uses have the models' own code again.
 
-    Other threads may run the model, or the pipeline, meanwhile. Anything else raises TypeError.
+    Other threads may run the model meanwhile.
+
+    Args:
+        model: The model, or the pipeline.
+
+    Raises:
+        TypeError: The model is neither an ``nn.Module`` nor a pipeline.
     """
     for one in _models(model):
         for module in one.modules():
