@@ -71,10 +71,12 @@ Vocabulary = Sequence[str] | Mapping[str, int] | Tokenizer
 
 
 class Coverage(NamedTuple):
-    """Which words of a vocabulary a file has: ``found`` words, a number, have a row.
+    """Which words of a vocabulary a file has.
 
-    ``missing`` are the words without a row, and ``duplicate`` those with several; the first row is
-    used.
+    Args:
+        found: The number of words with a row.
+        missing: The words without a row.
+        duplicate: The words with several rows; the first row is used.
     """
 
     found: int
@@ -83,16 +85,25 @@ class Coverage(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows for the words of a vocabulary, [vocabulary, dim], and which words the file has."""
+    """Rows for the words of a vocabulary.
+
+    Args:
+        vectors: [vocabulary, dim].
+        coverage: Which words the file has.
+    """
 
     vectors: Tensor
     coverage: Coverage
 
 
 class SkippedRow(NamedTuple):
-    """A row that was skipped: its number in the file, from 1, and why.
+    """A row that was skipped.
 
-    ``offset`` is the byte offset of the error, and ``word`` stands at the start of the row.
+    Args:
+        row: Its number in the file, from 1.
+        offset: Byte offset of the error.
+        word: The word at its start.
+        reason: What is wrong.
     """
 
     row: int
@@ -103,7 +114,12 @@ class SkippedRow(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Skipped:
-    """The number of the skipped rows of a file, and the first 100 of them."""
+    """The skipped rows of a file.
+
+    Args:
+        count: Number of skipped rows.
+        rows: The first 100 of them.
+    """
 
     count: int
     rows: list[SkippedRow]

@@ -24,7 +24,10 @@ PART = 1 << 20
 class FileFormatError(ValueError):
     """A malformed file: truncated, inconsistent, or with text that is not a number.
 
-    ``offset`` is the byte offset of the error, and ``reason`` what is wrong.
+    Args:
+        path: The file.
+        offset: Byte offset of the error.
+        reason: What is wrong.
     """
 
     def __init__(self, path: str, offset: int, reason: str) -> None:
