@@ -394,9 +394,7 @@ Cells = Tensor | LearnedPositionalEmbedding | SinusoidalPositionalEmbedding | Ro
 
 
 def similarity_map(
-    embedding: Cells,
-    grid: Sequence[int] | None = None,
-    cell: Sequence[int] | None = None,
+    embedding: Cells, grid: Sequence[int] | None = None, cell: Sequence[int] | None = None
 ) -> Tensor:
     """Cosine similarity between the cells of a picture: the figure of the ViT paper.
 
@@ -438,10 +436,7 @@ def similarity_map(
     return vectors @ vectors[row, column]
 
 
-def _vectors_of_cells(
-    embedding: Cells,
-    grid: tuple[int, int],
-) -> Tensor:
+def _vectors_of_cells(embedding: Cells, grid: tuple[int, int]) -> Tensor:
     """A vector for each cell, row by row."""
     if isinstance(embedding, Tensor):
         return embedding
@@ -505,10 +500,7 @@ def worst_positions(spec: RotarySpec) -> Tensor:
 
 
 def angle_error(
-    spec: Rotation,
-    positions: Tensor | None = None,
-    *,
-    numerics: Numerics = "float32",
+    spec: Rotation, positions: Tensor | None = None, *, numerics: Numerics = "float32"
 ) -> Tensor:
     """The difference between rounded and exact angles, in radians.
 

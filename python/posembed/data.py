@@ -268,12 +268,7 @@ class WindowDataset(Dataset[tuple[Tensor, Tensor]]):
     """
 
     def __init__(
-        self,
-        ids: Ids,
-        length: int,
-        stride: int | None = None,
-        *,
-        dtype: torch.dtype | None = None,
+        self, ids: Ids, length: int, stride: int | None = None, *, dtype: torch.dtype | None = None
     ) -> None:
         inputs, targets = windows(ids, length, stride, dtype=dtype)
         step = length if stride is None else stride

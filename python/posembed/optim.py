@@ -685,14 +685,8 @@ def _zeros(parameter: Any, dtype: torch.dtype, by_row: bool = False) -> Tensor:
 
     shape = parameter.shape[:1] if by_row else parameter.shape
     stride = (1,) if by_row else (shape[1], 1)
-    return DTensor.from_local(
-        zeros,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=shape,
-        stride=stride,
-    )
+    mesh, places = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(zeros, mesh, places, run_check=False, shape=shape, stride=stride)
 
 
 def _rounding(parameter: Any, group: dict[str, Any]) -> dict[str, Any]:

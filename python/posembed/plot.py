@@ -150,17 +150,10 @@ def legend(axes: Axes, title: str = "") -> None:
     room = int(LETTERS_PER_INCH * inches(axes))
     texts = [textwrap.fill(name, room) for name in names]
     columns = room // (6 + max(len(name) for name in names))  # 6: the line and the gap
-    axes.legend(  # borderaxespad, in letter heights, leaves room for the axis
-        lines,
-        texts,
-        title=title,
-        ncols=min(len(names), max(1, columns)),
-        loc="upper center",
-        bbox_to_anchor=(0.5, 0.0),
-        borderaxespad=5.0,
-        fontsize=SMALL,
-        title_fontsize=SMALL,
-    )
+    place: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "borderaxespad": 5.0}
+    letters: Any = {"fontsize": SMALL, "title": title, "title_fontsize": SMALL}
+    # borderaxespad, in letter heights, leaves room for the axis
+    axes.legend(lines, texts, ncols=min(len(names), max(1, columns)), **place, **letters)
 
 
 def spread(count: int, shown: int = CURVES_SHOWN) -> list[int]:
@@ -345,12 +338,7 @@ def angle_error(
 # ------------------------------------------------------------------------------- additive positions
 
 
-def heat_map(
-    spec: Sinusoid,
-    positions: int = 100,
-    *,
-    axes: Axes | None = None,
-) -> Axes:
+def heat_map(spec: Sinusoid, positions: int = 100, *, axes: Axes | None = None) -> Axes:
     """Plots sinusoidal encodings as a heat map: a row for each position.
 
     Sines and cosines stand apart: alternating columns would blend on a screen into colours that
@@ -391,12 +379,7 @@ def binary_codes(
     return label(axes, "Binary codes", "bit, fastest first", "position")
 
 
-def shift_matrix(
-    spec: Sinusoid,
-    distance: float,
-    *,
-    axes: Axes | None = None,
-) -> Axes:
+def shift_matrix(spec: Sinusoid, distance: float, *, axes: Axes | None = None) -> Axes:
     """Plots the matrix that shifts an encoding by a distance: one rotation for each pair."""
     spec = sinusoid(spec)
     axes = new_axes(axes, height=5.5)
@@ -453,13 +436,8 @@ def grid(positions: Tensor, *, axes: Axes | None = None) -> Axes:
     axes.plot(columns, rows, color="grey", linewidth=0.5, zorder=1)
     axes.scatter(columns, rows, s=160, color="white", edgecolors="tab:blue", zorder=2)
     for number, (row, column) in enumerate(zip(rows, columns, strict=True)):
-        text: dict[str, Any] = {
-            "ha": "center",
-            "va": "center",
-            "fontsize": SMALL,
-            "color": "black",
-        }
-        axes.text(column, row, str(number), **text)
+        style: Any = {"ha": "center", "va": "center", "fontsize": SMALL, "color": "black"}
+        axes.text(column, row, str(number), **style)
     axes.invert_yaxis()
     axes.set_aspect("equal")
     title = f"Positions of {len(rows)} tokens"

@@ -340,10 +340,7 @@ class VectorFile:
         return coverage_of(words, others, Coverage(*known.coverage()))
 
     def _words(
-        self,
-        vocabulary: Vocabulary,
-        fallback: Callable[[str], str] | None,
-        progress: bool | None,
+        self, vocabulary: Vocabulary, fallback: Callable[[str], str] | None, progress: bool | None
     ) -> tuple[list[str], dict[str, str]]:
         """The words, and the other words by which the rows of some are read."""
         words = words_of(vocabulary, "vocabulary")

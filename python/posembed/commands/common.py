@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
+FILES = "config.json, params.json, a GGUF file or a model's folder"
+
 # Python argument names in messages, and the corresponding command-line options.
 ARGUMENTS = {
     "pass base=": "pass --base",

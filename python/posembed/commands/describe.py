@@ -11,15 +11,10 @@ from posembed.models.description import describe
 
 def add(commands: common.Commands) -> None:
     """Arguments of describe."""
-    parser = common.add_command(
-        commands,
-        "describe",
-        run,
-        "write what a program has to know about a model's positions, as JSON",
-        ["model_folder > positions.json", "model.gguf > positions.json"],
-        always_json=True,
-    )
-    parser.add_argument("config", help="config.json, params.json, a GGUF file or a model's folder")
+    summary = "write what a program has to know about a model's positions, as JSON"
+    examples = ["model_folder > positions.json", "model.gguf > positions.json"]
+    parser = common.add_command(commands, "describe", run, summary, examples, always_json=True)
+    parser.add_argument("config", help=common.FILES)
     common.add_rotation_options(parser)
 
 

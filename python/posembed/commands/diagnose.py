@@ -15,19 +15,15 @@ DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat1
 
 def add(commands: common.Commands) -> None:
     """Arguments of diagnose."""
-    parser = common.add_command(
-        commands,
-        "diagnose",
-        run,
-        "name what a program's rotation does wrong; exit code 1 unless it is right",
-        [
-            "config.json --program my_engine.py:rotate",
-            "model_folder --program transformers.models.llama.modeling_llama",
-            "config.json --program rotation.onnx --layer-type full_attention",
-            "config.json --program recorded.safetensors",
-        ],
-    )
-    parser.add_argument("config", help="config.json, params.json, a GGUF file or a model's folder")
+    summary = "name what a program's rotation does wrong; exit code 1 unless it is right"
+    examples = [
+        "config.json --program my_engine.py:rotate",
+        "model_folder --program transformers.models.llama.modeling_llama",
+        "config.json --program rotation.onnx --layer-type full_attention",
+        "config.json --program recorded.safetensors",
+    ]
+    parser = common.add_command(commands, "diagnose", run, summary, examples)
+    parser.add_argument("config", help=common.FILES)
     parser.add_argument(
         "--program",
         required=True,

@@ -11,13 +11,9 @@ from posembed.specifications import RotarySpec
 
 def add(commands: common.Commands) -> None:
     """Arguments of diff."""
-    parser = common.add_command(
-        commands,
-        "diff",
-        run,
-        "compare the rotary embeddings of two models; exit code 1 where they differ",
-        ["before/config.json after/config.json", "model_a model_b --json"],
-    )
+    summary = "compare the rotary embeddings of two models; exit code 1 where they differ"
+    examples = ["before/config.json after/config.json", "model_a model_b --json"]
+    parser = common.add_command(commands, "diff", run, summary, examples)
     parser.add_argument("a", help="a config.json, or a model's folder")
     parser.add_argument("b", help="another one")
     common.add_reading_options(parser)

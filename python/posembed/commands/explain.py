@@ -11,14 +11,10 @@ from posembed.specifications import RotarySpec
 
 def add(commands: common.Commands) -> None:
     """Arguments of explain."""
-    parser = common.add_command(
-        commands,
-        "explain",
-        run,
-        "explain the rotary embedding of a model",
-        ["config.json", "model_folder --seq-len 131072", "config.json --layer-type full_attention"],
-    )
-    parser.add_argument("config", help="config.json, params.json, a GGUF file or a model's folder")
+    summary, one = "explain the rotary embedding of a model", "--layer-type full_attention"
+    examples = ["config.json", "model_folder --seq-len 131072", f"config.json {one}"]
+    parser = common.add_command(commands, "explain", run, summary, examples)
+    parser.add_argument("config", help=common.FILES)
     common.add_length_option(parser)
     common.add_reading_options(parser)
 

@@ -14,15 +14,12 @@ from posembed.models import catalogue
 
 def add(commands: common.Commands) -> None:
     """Arguments of golden."""
-    parser = common.add_command(
-        commands,
-        "golden",
-        run,
-        "write inputs and right outputs of a model's rotations, for programs to test themselves",
-        ["model_folder -o golden.safetensors", "--all -o folder"],
+    summary = (
+        "write inputs and right outputs of a model's rotations, for programs to test themselves"
     )
-    files = "config.json, params.json, a GGUF file or a model's folder"
-    parser.add_argument("config", nargs="?", help=files)
+    examples = ["model_folder -o golden.safetensors", "--all -o folder"]
+    parser = common.add_command(commands, "golden", run, summary, examples)
+    parser.add_argument("config", nargs="?", help=common.FILES)
     every = "every model type whose defaults are known, by these"
     parser.add_argument("--all", action="store_true", help=every)
     where = "a .safetensors file; a folder with --all"

@@ -64,12 +64,7 @@ def _entry(spec: RotarySpec, length: int) -> dict[str, Tensor]:
     }
 
 
-def golden(
-    config: Any,
-    *,
-    max_position: int | None = None,
-    **facts: Unpack[Facts],
-) -> Golden:
+def golden(config: Any, *, max_position: int | None = None, **facts: Unpack[Facts]) -> Golden:
     """Inputs and right outputs of each kind of layers of a model, and of its parts.
 
     ``python -m posembed golden MODEL -o golden.safetensors`` writes them. Each kind of layers has

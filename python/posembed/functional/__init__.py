@@ -63,11 +63,7 @@ from posembed.functional._relative_bias import (
     relative_window_bias,
     relative_window_resample,
 )
-from posembed.functional._relative_logits import (
-    relative_logits,
-    relative_logits_,
-    relative_rows,
-)
+from posembed.functional._relative_logits import relative_logits, relative_logits_, relative_rows
 from posembed.functional._rotary import rerotate_, rotary, rotary_
 from posembed.functional._rotary_cache import mla_rotary, mla_rotary_cache_, rotary_cache_
 from posembed.functional._rotary_norm import (

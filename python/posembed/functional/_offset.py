@@ -118,10 +118,7 @@ def additive_layout(layout: Any) -> AdditiveLayout:
 
 
 def sequence_first(
-    x: Tensor,
-    positions: Tensor | None,
-    offset: int | Tensor,
-    cu_seqlens: Tensor | None = None,
+    x: Tensor, positions: Tensor | None, offset: int | Tensor, cu_seqlens: Tensor | None = None
 ) -> Tensor:
     """Positions [seq, batch] of x [seq, batch, dim], for operators that take [batch, seq, dim]."""
     if isinstance(offset, Tensor) or cu_seqlens is not None:

@@ -7,11 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posembed.functional._options import (
-    Gradient,
-    Initialization,
-    is_wrapper,
-)
+from posembed.functional._options import Gradient, Initialization, is_wrapper
 from posembed.glue.gate import check_tensors, gated
 from posembed.glue.sharding import PLAIN, call, is_sharded, refuse_sharded, with_rows
 

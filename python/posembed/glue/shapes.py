@@ -21,12 +21,7 @@ def embedding_backward_rows(
 
 
 def input_embedding_backward_rows(
-    output_gradient: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    token: Tensor,
-    ids: Tensor,
-    *options: Any,
+    output_gradient: Tensor, mean: Tensor, rstd: Tensor, token: Tensor, ids: Tensor, *options: Any
 ) -> tuple[Tensor, ...]:
     """As embedding_backward_rows; other gradients are as in input_embedding_backward."""
     found = torch.ops.posembed.input_embedding_backward(

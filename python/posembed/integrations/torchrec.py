@@ -142,9 +142,7 @@ def from_torchrec(collection: nn.Module) -> nn.ModuleDict:
 
 
 def scatter_tables(
-    tables: Tables,
-    sharded: nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    tables: Tables, sharded: nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> None:
     """Copies tables, and their optimizer's state, into a sharded collection.
 

@@ -33,14 +33,9 @@ _HEADS = {"dp": spmd.S(0), "cp": spmd.S(1), "tp": spmd.S(2)}  # [batch, seq, hea
 @spmd.local_map(out_types=(_HEADS, _HEADS))  # type: ignore[untyped-decorator]
 def _rotated(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor | None) -> tuple[Tensor, Tensor]:
     """Query and key by tables [1 or batch, seq, 1, width], rounded once like torchtitan's."""
+    tables = cos.squeeze(2), None if sin is None else sin.squeeze(2)
     return functional.rotary_tables(
-        query,
-        key,
-        cos.squeeze(2),
-        None if sin is None else sin.squeeze(2),
-        interleaved=sin is None,
-        unsqueeze_dim=2,
-        numerics="float32_product",
+        query, key, *tables, interleaved=sin is None, unsqueeze_dim=2, numerics="float32_product"
     )
 
 

@@ -13,16 +13,7 @@ from typing import Any
 
 from posembed.models import layers, rope_parameters
 from posembed.models.data import table, words
-from posembed.models.fields import (
-    Fields,
-    Keys,
-    items_of,
-    same,
-    shown,
-    text_of,
-    whole,
-    wholes,
-)
+from posembed.models.fields import Fields, Keys, items_of, same, shown, text_of, whole, wholes
 from posembed.models.layers import MOST_LAYERS
 from posembed.models.widths import head_width
 

@@ -95,12 +95,7 @@ def _described(config: Any, **options: Any) -> Fields:
         refusals.append(str(error))
     if len(refusals) == 2:
         return {"refused": refusals[1]}
-    return {
-        "rotations": rotations.values,
-        "score_scales": scales.values,
-        "layers": layers,
-        **every,
-    }
+    return {"rotations": rotations.values, "score_scales": scales.values, "layers": layers, **every}
 
 
 def _alibi(config: Any, fields: Fields) -> Fields | None:

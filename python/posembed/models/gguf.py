@@ -387,11 +387,7 @@ def _specification_of(fields: Fields, slides: bool, options: Options) -> RotaryS
     head_dim, rotary_dim = _widths_of(file, slides)
     base = _base_of(file, options.base, slides)
     file.rope.ignore("freq_base")
-    numbers: Fields = {
-        "base": base,
-        "rotary_dim": rotary_dim,
-        "interleaved": interleaved,
-    }
+    numbers: Fields = {"base": base, "rotary_dim": rotary_dim, "interleaved": interleaved}
     if sizes:
         turns = file.rules["sections"] == "alternating"
         numbers["sections"] = in_turns(sizes, rotary_dim // 2) if turns else Sections(sizes)

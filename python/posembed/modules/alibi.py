@@ -28,15 +28,8 @@ from posembed.specifications.score_positions import ScorePositions
 # Sources: modeling_gpt_refact.py of smallcloudai/Refact-1_6B-fim, modeling_btlm.py of
 # cerebras/btlm-3b-8k-base, modeling_bert.py of jinaai/jina-bert-implementation.
 _PRESETS: dict[str, dict[str, Any]] = {
-    "bloom": {},
-    "mpt": {},
-    "falcon": {},
-    "baichuan": {},
-    "jais": {},
-    "btlm": {},
-    "refact": {},
-    "mosaicbert": {"causal": False},
-    "jina": {"causal": False},
+    **{name: {} for name in ("bloom", "mpt", "falcon", "baichuan", "jais", "btlm", "refact")},
+    **{name: {"causal": False} for name in ("mosaicbert", "jina")},
 }
 
 

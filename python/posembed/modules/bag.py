@@ -198,16 +198,10 @@ class TokenBag(Leaf, TableOwner, nn.EmbeddingBag):
             return self.table.pooled(
                 ids, offsets, padding, self.include_last_offset, self.mode, weights
             )
-        return pooled(
-            self.near("weight", ids) if self.on_host else weight,
-            ids,
-            offsets,
-            padding_row(self.padding_idx, weight),
-            self.include_last_offset,
-            self.mode,
-            weights,
-            self.gradient,
-        )
+        padding = padding_row(self.padding_idx, weight)
+        table = self.near("weight", ids) if self.on_host else weight
+        options = (self.include_last_offset, self.mode, weights, self.gradient)
+        return pooled(table, ids, offsets, padding, *options)
 
     def extra_repr(self) -> str:
         """The options, in the C++ module's format."""

@@ -164,14 +164,10 @@ class FourierFeatures(Leaf, nn.Module):
         self.reset_parameters()
         axes = 1 if self.apart else values.shape[0]
         start = self._initial.get("phases")
-        functional.fourier_features(  # checks the options
-            torch.empty(0, axes, device="meta"),
-            values.to("meta"),
-            None if start is None else start.to("meta"),
-            unit=self.unit,
-            waves=self.waves,
-            order=self.order,
-        )
+        tensors = (values.to("meta"), None if start is None else start.to("meta"))
+        kinds: Any = {"unit": self.unit, "waves": self.waves, "order": self.order}
+        # Checks the options.
+        functional.fourier_features(torch.empty(0, axes, device="meta"), *tensors, **kinds)
 
     def reset_parameters(self) -> None:
         """Resets parameters to their initial values: drawn frequencies to those drawn first."""
@@ -230,16 +226,9 @@ class FourierFeatures(Leaf, nn.Module):
         # AOTInductor of torch 2.11 misreads dtypes of operators: pytorch/pytorch#169157.
         own = places.dtype if places.is_floating_point() else torch.float32
         wanted = dtype if x is not None and alone else kind
-        waves = features(
-            places,
-            self.frequencies,
-            self.phases,
-            x if alone else None,
-            self.unit,
-            self.waves,
-            self.order,
-            None if x is None and wanted == own else wanted,
-        )
+        given = (places, self.frequencies, self.phases, x if alone else None)
+        kinds = (self.unit, self.waves, self.order, None if x is None and wanted == own else wanted)
+        waves = features(*given, *kinds)
         if alone:
             return waves
         columns = [waves]

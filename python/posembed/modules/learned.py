@@ -170,13 +170,8 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
                 f"embeddings: expected [tokens, embedding_dim] with at least the cells of grid "
                 f"({rows}, {columns}), or [rows, columns, embedding_dim], got {shape}"
             )
-        made = cls(
-            grid=grid,
-            prefix_tokens=len(table) - rows * columns,
-            embedding_dim=table.shape[1],
-            device="meta",
-            **options,
-        )
+        sizes: Any = {"prefix_tokens": len(table) - rows * columns, "embedding_dim": table.shape[1]}
+        made = cls(grid=grid, **sizes, device="meta", **options)
         made.weight = nn.Parameter(table.detach(), requires_grad=not freeze)
         return made
 
@@ -320,14 +315,8 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
         """
         if self.grid is None:
             raise ValueError("grids: expected none, because the table has no grid")
-        return functional.learned_packed(
-            self._parameter("weight"),
-            self.grid,
-            grids,
-            merge=merge,
-            num_tokens=num_tokens,
-            **self._resampling(),
-        )
+        options = {"merge": merge, "num_tokens": num_tokens, **self._resampling()}
+        return functional.learned_packed(self._parameter("weight"), self.grid, grids, **options)
 
     def _resampling(self) -> dict[str, Any]:
         return {
@@ -379,12 +368,8 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
         with torch.no_grad():
             if grid is None:
                 max_positions = whole("max_positions", max_positions)
-                table = functional.learned_extend(
-                    self.weight,
-                    max_positions,
-                    first_row=self.first_row,
-                    method=method or "linear",  # type: ignore[arg-type]
-                )
+                how: Any = {"first_row": self.first_row, "method": method or "linear"}
+                table = functional.learned_extend(self.weight, max_positions, **how)
             else:
                 new_grid = checked_grid("max_positions", max_positions)
                 options = {**self._resampling(), "method": method or self.resampling}

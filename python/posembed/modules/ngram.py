@@ -20,13 +20,7 @@ from torch import Tensor, nn
 from posembed import pretrained
 from posembed.functional import Device, Gradient, NgramRule
 from posembed.functional._bag import pooled
-from posembed.functional._ngram import (
-    derived_multipliers,
-    derived_primes,
-    hashed,
-    lists,
-    text_mask,
-)
+from posembed.functional._ngram import derived_multipliers, derived_primes, hashed, lists, text_mask
 from posembed.functional._token import looked_up
 from posembed.glue.sharding import is_sharded, summed_over_processes
 from posembed.glue.tracers import Leaf
@@ -643,13 +637,9 @@ class PerLayerEmbedding(TokenEmbedding):
         check_sizes(num_layers=num_layers, layer_dim=layer_dim)
         if num_layers < 1:
             raise ValueError(f"num_layers: expected 1 or more, got {num_layers}")
-        super().__init__(
-            num_embeddings,
-            num_layers * layer_dim,
-            scale=scale_number(scale, layer_dim),
-            device=device,
-            dtype=dtype,
-        )
+        place: Any = {"device": device, "dtype": dtype}
+        factor = scale_number(scale, layer_dim)
+        super().__init__(num_embeddings, num_layers * layer_dim, scale=factor, **place)
         self.num_layers = num_layers
         self.layer_dim = layer_dim
 

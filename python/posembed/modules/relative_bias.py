@@ -52,9 +52,8 @@ def rows_of(module: Any, queries: int, keys: int, **options: Any) -> Tensor:
     rule = {"rule": module.buckets, "max_distance": module.max_distance}
     rule |= {"bidirectional": module.bidirectional, "device": module.weight.device}
     count = module.num_buckets
-    return functional.relative_rows(
-        queries, keys, count, positions_from_mask=True, **rule, **options
-    )
+    options |= {"positions_from_mask": True, **rule}
+    return functional.relative_rows(queries, keys, count, **options)
 
 
 class RelativePositionBias(Leaf, nn.Module):
@@ -239,14 +238,9 @@ class RelativePositionBias(Leaf, nn.Module):
             return self._of_positions(
                 query_length, keys, ScorePositions(query_offset=offset, **positions)
             )
+        rule: Any = {"max_distance": self.max_distance, "bidirectional": self.bidirectional}
         return functional.relative_bias(
-            self.weight,
-            query_length,
-            keys,
-            query_offset=offset,
-            max_distance=self.max_distance,
-            bidirectional=self.bidirectional,
-            kind=self.buckets,
+            self.weight, query_length, keys, query_offset=offset, kind=self.buckets, **rule
         )
 
     def _of_positions(
@@ -287,13 +281,10 @@ class RelativePositionBias(Leaf, nn.Module):
         assert self.window is not None
         if same_grid(wanted, self.window):
             return weight
+        how: Any = {"method": self.resampling, "antialias": self.antialias}
+        windows = cast(Grid, self.window), cast(Grid, wanted)
         return functional.relative_window_resample(
-            weight,
-            cast(Grid, self.window),
-            cast(Grid, wanted),
-            method=self.resampling,
-            align_corners=self.align_corners,
-            antialias=self.antialias,
+            weight, *windows, align_corners=self.align_corners, **how
         )
 
     def _own_window(self, window: Window | None) -> Window:

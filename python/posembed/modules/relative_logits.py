@@ -173,10 +173,7 @@ class RelativeLogits(Leaf, nn.Module):
         )
 
     def score_mod(
-        self,
-        query: Tensor,
-        other_length: int | None = None,
-        **positions: Unpack[ScorePositions],
+        self, query: Tensor, other_length: int | None = None, **positions: Unpack[ScorePositions]
     ) -> Callable[..., Tensor]:
         """A ``score_mod`` for ``torch.nn.attention.flex_attention``.
 

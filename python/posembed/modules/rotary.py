@@ -377,12 +377,9 @@ class RotaryEmbedding(Leaf, nn.Module):
 
         Learned frequencies do not depend on the length and are shared with this module.
         """
-        module = RotaryEmbedding(
-            self.spec.resolve(seq_len),
-            layout=self.layout,
-            heads=self.heads,
-            key_heads=self.key_heads,
-        )
+        heads: Any = {"heads": self.heads, "key_heads": self.key_heads}
+        spec = self.spec.resolve(seq_len)
+        module: RotaryEmbedding = RotaryEmbedding(spec, layout=self.layout, **heads)
         module.frequencies = self.frequencies
         module.frequency_sizes = self.frequency_sizes
         return module
@@ -514,11 +511,8 @@ class RotaryEmbedding(Leaf, nn.Module):
         if isinstance(near, Tensor) and isinstance(far, Tensor):
             return torch.where(is_near, near, far)
         (near_query, near_key), (far_query, far_key) = near, far
-        query, key = (
-            torch.where(is_near, near_query, far_query),
-            torch.where(is_near, near_key, far_key),
-        )
-        return query, key
+        query = torch.where(is_near, near_query, far_query)
+        return query, torch.where(is_near, near_key, far_key)
 
     @overload
     def rotate_(
@@ -625,14 +619,9 @@ class RotaryEmbedding(Leaf, nn.Module):
         if seq_len is not None:
             for positions in (old_positions, new_positions):
                 self._check_length(seq_len, key, positions, 0, None)
+        specs: Any = {"spec": self.spec_for(seq_len), "new_spec": new_spec, "layout": self.layout}
         return functional.rerotate_(
-            key,
-            old_positions,
-            new_positions,
-            spec=self.spec_for(seq_len),
-            new_spec=new_spec,
-            layout=self.layout,
-            frequencies=self._frequencies(),
+            key, old_positions, new_positions, **specs, frequencies=self._frequencies()
         )
 
     def extra_repr(self) -> str:

@@ -400,14 +400,10 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
             return among(self(ids.masked_fill(mask, 0)), features, mask)
         if self.on_host:
             weight = self.near("weight", ids)
+        features = in_autocast(features, weight)
+        options: Any = {"padding_idx": self.padding_idx, "scale": self.scale}
         return functional.embedding_with_features(
-            ids,
-            weight,
-            in_autocast(features, weight),
-            mask,
-            padding_idx=self.padding_idx,
-            scale=self.scale,
-            gradient=self.gradient,
+            ids, weight, features, mask, **options, gradient=self.gradient
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -482,13 +478,9 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         sources[:kept] = torch.arange(kept)
 
         def resized(rows: Tensor, how: Initialization | Tensor) -> Tensor:
-            table = functional.embedding_resize(
-                rows[:, None] if rows.dim() == 1 else rows,
-                num_embeddings,
-                how,
-                covariance_scale=covariance_scale,
-                generator=generator,
-            )
+            given = rows[:, None] if rows.dim() == 1 else rows
+            random: Any = {"covariance_scale": covariance_scale, "generator": generator}
+            table = functional.embedding_resize(given, num_embeddings, how, **random)
             return table[:, 0] if rows.dim() == 1 else table
 
         def of_head(rows: Tensor) -> Tensor:

@@ -299,16 +299,9 @@ class RotarySpec:
         """
         from posembed.models import reading
 
-        return reading.rotary(
-            config,
-            layer_type=layer_type,
-            part=part,
-            interleaved=interleaved,
-            base=base,
-            ignore=ignore,
-            read_module=read_module,
-            trust_remote_code=trust_remote_code,
-        )
+        facts: Reading = {"part": part, "interleaved": interleaved, "base": base, "ignore": ignore}
+        facts |= {"read_module": read_module, "trust_remote_code": trust_remote_code}
+        return reading.rotary(config, layer_type=layer_type, **facts)
 
     @classmethod
     def from_preset(cls, name: str, head_dim: int | None = None) -> RotarySpec:
@@ -409,11 +402,7 @@ class RotarySpec:
         return cls.from_huggingface(path, layer_type, ignore=ignore)
 
     @classmethod
-    def for_layers(
-        cls,
-        config: Any,
-        **reading: Unpack[Reading],
-    ) -> list[RotarySpec | None]:
+    def for_layers(cls, config: Any, **reading: Unpack[Reading]) -> list[RotarySpec | None]:
         """Reads one specification per layer; None for a layer that does not rotate.
 
         Args:

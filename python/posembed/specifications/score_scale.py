@@ -69,11 +69,7 @@ class ScoreScale:
         return torch.ops.posembed.score_scale.default(positions, *numbers)  # type: ignore[no-any-return]
 
     @classmethod
-    def for_layers(
-        cls,
-        config: Any,
-        **reading: Unpack[Reading],
-    ) -> list[ScoreScale | None]:
+    def for_layers(cls, config: Any, **reading: Unpack[Reading]) -> list[ScoreScale | None]:
         """Reads one scale per layer, None for 1; also of layers that do not rotate (Llama 4).
 
         Arguments and errors are those of :meth:`posembed.RotarySpec.for_layers`.

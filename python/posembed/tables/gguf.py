@@ -55,12 +55,7 @@ SCALARS = {
 TEXT, ARRAY = 8, 9
 
 # Types of tensors that torch has, too.
-OWN = {
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F64": torch.float64,
-}
+OWN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 
 
 def is_gguf(path: str | bytes | os.PathLike[str]) -> bool:

@@ -78,11 +78,7 @@ def alibi_scaled_slopes(slopes: Tensor, key_length: Any, train_length: int) -> T
 
 
 def alibi_bias(
-    slopes: Tensor,
-    query_length: Any,
-    key_length: Any,
-    dtype: torch.dtype | None,
-    *options: Any,
+    slopes: Tensor, query_length: Any, key_length: Any, dtype: torch.dtype | None, *options: Any
 ) -> Tensor:
     line = alibi_line(slopes, query_length, key_length, *options)
     return line.to(slopes.dtype if dtype is None else dtype)

@@ -57,11 +57,7 @@ def encodings(
 
 
 def sinusoidal_encode(
-    positions: Tensor,
-    spec: str,
-    scale: Tensor | None,
-    order: int,
-    dtype: torch.dtype | None,
+    positions: Tensor, spec: str, scale: Tensor | None, order: int, dtype: torch.dtype | None
 ) -> Tensor:
     if dtype is None:
         dtype = positions.dtype if positions.is_floating_point() else torch.float32
@@ -70,11 +66,7 @@ def sinusoidal_encode(
 
 
 def sinusoidal_add(
-    x: Tensor,
-    spec: str,
-    positions: Tensor | None,
-    offset: Any,
-    scale: Tensor | None,
+    x: Tensor, spec: str, positions: Tensor | None, offset: Any, scale: Tensor | None
 ) -> Tensor:
     signed = positions is not None or not isinstance(offset, int) or offset < 0
     if positions is None:

@@ -22,13 +22,7 @@ import torch
 from torch import nn
 
 from posembed.integrations.huggingface._gate import arithmetic, codes_in, contents
-from posembed.integrations.huggingface._reading import (
-    COS,
-    SIN,
-    recognise,
-    roles_of,
-    wrapped,
-)
+from posembed.integrations.huggingface._reading import COS, SIN, recognise, roles_of, wrapped
 from posembed.integrations.huggingface._rotation import OWN, Rotation
 
 ELSEWHERE = {"torch", "posembed", *sys.stdlib_module_names} - {"__main__"}

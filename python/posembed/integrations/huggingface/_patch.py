@@ -198,10 +198,7 @@ class Report:
 
 
 def patch(
-    model: Any,
-    *,
-    numerics: Literal["model", "exact"] = "model",
-    tables: _instances.Where = "stay",
+    model: Any, *, numerics: Literal["model", "exact"] = "model", tables: _instances.Where = "stay"
 ) -> Report:
     """Makes posembed rotate in a loaded model of transformers, diffusers, timm, or your own.
 

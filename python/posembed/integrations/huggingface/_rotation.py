@@ -30,11 +30,7 @@ ANGLES = "posembed_angles"  # of tables that carry the positions that they were 
 ATTACHED: weakref.WeakSet[Any] = weakref.WeakSet()  # rotary modules that make such tables
 OWN: list[None] = []  # has an element while all run the model's own code
 KNOWN = 512  # calls that a rotation remembers: prompt lengths are unbounded
-WORDS = {
-    "halves": "half-split",
-    "adjacent": "interleaved",
-    "regrouped": "adjacent pairs to halves",
-}
+WORDS = {"halves": "half-split", "adjacent": "interleaved", "regrouped": "adjacent pairs to halves"}
 # The columns of a table for each pair: the first table, 0, or the second, 1; the column to begin
 # at, as numbers of pairs and of columns; and the step from one column to the next.
 Columns = tuple[int, int, int, int]
