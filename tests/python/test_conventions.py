@@ -119,18 +119,6 @@ def test_transformer_engine(
     assert_near(gradient, turned(weights, -turns, interleaved))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_transformer_engine_context_parallel(ranks: int, interleaved: bool) -> None:
-    """Of 2 n parts of a sequence, rank r has parts r and 2 n - 1 - r."""
-    length = 2 * ranks * 3
-    x, module = numbers(BATCH, length, HEADS, HEAD), rope(interleaved, 1.0)
-    whole, parts = module(x), torch.arange(length).chunk(2 * ranks)
-    for rank in range(ranks):
-        mine = torch.cat((parts[rank], parts[-1 - rank]))
-        assert_near(module(x[:, mine], positions=mine), whole[:, mine].double())
-
-
 # --------------------------------------------------------------------------------------------- vLLM
 
 
@@ -168,28 +156,3 @@ def test_diffusers_time_steps(cos_first: bool, shift: float, scale: int, base: f
     )
     assert torch.allclose(module.encode(steps), expected, rtol=0, atol=1e-10)
     assert_near(module.encode(steps[:5].float()), expected[:5])
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("columns", [2, 5])
-def test_diffusers_grids(rows: int, columns: int) -> None:
-    """get_2d_sincos_pos_embed: half of the components for each axis, sines before cosines."""
-    down, right = torch.arange(rows).repeat_interleave(columns), torch.arange(columns).repeat(rows)
-    half = [angles(x, 16, heads=0) for x in (right, down)]
-    expected = torch.cat([f(x) for x in half for f in (torch.sin, torch.cos)], -1)
-    axis = pe.SinusoidalPositionalEmbedding(16, preset="marian")
-    assert_near(torch.cat((axis.encode(right), axis.encode(down)), -1), expected)
-
-
-@pytest.mark.parametrize("sizes", [(8, 4, 4), (4, 6, 6)])
-@pytest.mark.parametrize("base", [256.0, 10000.0])
-def test_diffusers_axes(sizes: tuple[int, ...], base: float) -> None:
-    """Flux and video models: each axis of a token's position has its own part of the head."""
-    positions = torch.randint(0, 50, (3, TOKENS), generator=torch.Generator().manual_seed(0))
-    x = numbers(BATCH, TOKENS, HEADS, sum(sizes))
-    turns = torch.cat([angles(p, n, base) for p, n in zip(positions, sizes, strict=True)], -1)
-    rates = [base ** (-2 * i / n) for n in sizes for i in range(n // 2)]
-    spec = pe.RotarySpec(
-        sum(sizes), interleaved=True, sections=pe.Sections([n // 2 for n in sizes]), custom_frequencies=rates
-    )
-    assert_near(pe.functional.rotary(x, positions=positions[:, None], spec=spec), turned(x, turns, True))

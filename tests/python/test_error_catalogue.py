@@ -8,7 +8,6 @@ import posembed as pe
 import pytest
 import torch
 from posembed import _library
-from support.refusals import refused
 from torch import Tensor
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "errors.md"
@@ -173,16 +172,3 @@ def test_error_says_what_the_page_shows(
     parts = [re.escape(part.strip()) for part in text.split("…")]
     assert re.search(".*".join(parts), str(caught.value), re.DOTALL), str(caught.value)
     assert type(caught.value) is kind
-
-
-@pytest.mark.parametrize(
-    "text", ["q: expected rank 3, got 4", "q: expected 'a' or 'b', got 4", "q: got 5", "k: got 4", "Q: 4"]
-)
-def test_other_facts_are_not_accepted(text: str) -> None:
-    """Of support.refusals, by which other tests of messages compare them."""
-
-    def raises() -> None:
-        raise ValueError("q: wants a tensor of rank 2, got 4 (a better sentence)")
-
-    refused((raises, ValueError, "q: expected [.*] of rank 2, got 4"))
-    refused((lambda: refused((raises, ValueError, text)), AssertionError, "not in q: wants"))

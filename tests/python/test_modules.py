@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import posembed as pe
@@ -175,3 +176,38 @@ def test_autocast_leaves_tables_alone(name: str) -> None:
     else:
         assert_same(found, expected)
         assert [x.dtype for x in found] == [x.dtype for x in expected]
+
+
+PLACES = torch.arange(12).view(2, 6)
+CALLS: list[dict[str, Any]] = [
+    {},
+    {"offset": 3},
+    {"offset": torch.tensor([3, 7])},
+    {"positions": PLACES},
+    {"positions": PLACES[0]},
+]
+SEQUENCE_FIRST: dict[str, tuple[Callable[..., nn.Module], list[dict[str, Any]]]] = {
+    "learned": (partial(pe.LearnedPositionalEmbedding, 20, 8, first_row=2), CALLS),
+    "learned-grid": (partial(pe.LearnedPositionalEmbedding, grid=(4, 4), prefix_tokens=1, embedding_dim=8), [{"grid": (1, 5)}]),
+    "sinusoidal": (partial(pe.SinusoidalPositionalEmbedding, 8, learned_scale=True), [*CALLS, {"positions": PLACES[:1]}]),
+    "sinusoidal-grid": (partial(pe.SinusoidalPositionalEmbedding, 8, preset="detr"), [{"grid": (2, 3)}, {"grid": (2, 3), "mask": PLACES.view(2, 2, 3) < 9}]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEQUENCE_FIRST)
+def test_the_sequence_first(name: str, device: torch.device) -> None:
+    """X [seq, batch, dim], the default of torch.nn.Transformer."""
+    make, calls = SEQUENCE_FIRST[name]
+    usual, first = make().to(device), make(layout="sbd").to(device)
+    first.load_state_dict(usual.state_dict())
+    assert repr(first).endswith("layout='sbd')")
+    x, weight = torch.randn(2, 6, 2, 8, device=device)
+    for call in calls:
+        call = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in call.items()}
+        found, wanted = first(x, **call), usual(x.transpose(0, 1), **call).transpose(0, 1)
+        assert torch.equal(found, wanted)
+        assert found.is_contiguous()
+        for parameter, other in zip(first.parameters(), usual.parameters(), strict=True):
+            (gradient,) = torch.autograd.grad((found * weight).sum(), parameter)
+            (expected,) = torch.autograd.grad((wanted * weight).sum(), other)
+            assert_close(gradient, expected, 1e-5)

@@ -52,6 +52,17 @@ def train(module: Any) -> Any:
     return module.forward(ids(2, 5), types=ids(2, 5) % 2, offset=2)
 
 
+def drop_second_half(module: Any) -> Any:
+    """Drops the second of two rows of tokens with the mask of the whole batch."""
+    module.train()
+    return module.forward(ids(1, 4), seed=torch.tensor([42]), first_token=4)
+
+
+def put_features(module: Any) -> Any:
+    places = torch.tensor([[False, True, True, False], [False, False, False, True]])
+    return module.with_embeddings(ids(2, 4).masked_fill(places, -1), numbers(3, 8), places)
+
+
 def rotate_pair(module: Any) -> Any:
     return module.forward(numbers(2, 5, 4, 8), numbers(2, 5, 1, 8), offset=3)
 
@@ -104,6 +115,8 @@ MODULES = [
     twins("TokenEmbedding", 12, 8, 3, 1.5, 1.0, True, scale=0.5, gradient="rows", call=look_up),
     twins("TokenEmbedding", 12, 8, padding_idx=-1, sparse=True, scale="sqrt_dim", call=look_up),
     twins("TokenEmbedding", 12, 8, padding_idx=3, call=grow),
+    twins("TokenEmbedding", 12, 8, scale=2.0, call=lambda m: (put_features(m), m.quantize("int8") or put_features(m))),
+    twins("TokenEmbedding", 12, 8, call=lambda m: m.train_rows(torch.tensor([3])) or put_features(m)),
     twins("TokenBag", 12, 8, call=lambda m: m.forward(ids(2, 5), weights=numbers(2, 5))),
     twins("TokenBag", 12, 8, "mean", -1, include_last_offset=True, gradient="rows", call=lambda m: m.forward(ids(7), torch.tensor([0, 3, 3, 7]))),
     twins("TokenBag", 12, 8, mode="max", call=lambda m: m.forward(ids(7), torch.tensor([0, 3]))),
@@ -126,6 +139,9 @@ MODULES = [
         scale="sqrt_dim",
         call=lambda m: (m.forward(ids(2, 5)), m.forward(inputs_embeds=numbers(2, 5, 8), offset=2)),
     ),
+    twins("InputEmbedding", 12, 8, max_positions=9, num_types=2, dropout=0.5, call=drop_second_half),
+    twins("InputEmbedding", 12, 8, max_positions=9, scale=2.0, call=put_features),
+    twins("InputEmbedding", 12, 8, max_positions=9, padding_idx=7, position_rule="roberta", call=put_features),
     twins("InputEmbedding", 12, 8, max_positions=9, token_dim=4, call=lambda m: m.forward(inputs_embeds=numbers(2, 5, 4))),
     twins("InputEmbedding", 12, 8, positions="sinusoidal", norm="rms", scale="sqrt_dim", gradient="rows", call=lambda m: m.forward(ids(2, 5), positions=ids(2, 5))),
     twins("InputEmbedding", 12, 8, positions=None, call=lambda m: m.forward(ids(2, 5))),
@@ -145,6 +161,7 @@ MODULES = [
     twins("LearnedPositionalEmbedding", 17, 8, call=extend_plain),
     twins("RelativePositionBias", 4, call=lambda m: m.forward(3, 5)),
     twins("RelativePositionBias", 4, call=lambda m: m.forward(4, 6, query_positions=ids(2, 4), attention_mask=ids(2, 6) > 3, key_positions=ids(2, 6))),
+    twins("RelativePositionBias", 2, call=lambda m: m.forward(5, cu_seqlens=torch.tensor([0, 2, 5]))),
     twins("RelativePositionBias", 2, window=(2, 3), class_token=True, resampling="bicubic", align_corners=True, call=lambda m: (m.of_window(), m.of_window((4, 3)), m.table((4, 3)), enlarge(m))),
     twins("RelativePositionBias", 2, window=(2, 3), mlp_dim=8, pretrained_window=(4, 4), call=lambda m: (m.of_window(), m.of_window((4, 3)))),
     twins("RelativePositionBias", 2, window=(2, 3), mlp_dim=8, mlp_rule="cr", call=lambda m: (m.of_window(), m.of_window((4, 3)))),
@@ -172,6 +189,8 @@ MODULES = [
     ),
     twins("RelativePositionBias", 2, num_buckets=9, bidirectional=False, buckets="bert", call=lambda m: m.forward(3, 5, query_offset=1)),
     twins("RelativeLogits", 7, 8, call=lambda m: m.forward(numbers(2, 3, 4, 8), 5)),
+    twins("RelativeLogits", 5, 8, scale=0.5, call=torch.no_grad()(lambda m: m.add_(torch.ones(2, 3, 4, 4), numbers(2, 3, 4, 8)))),
+    twins("RelativeLogits", 3, 8, buckets="band", bidirectional=False, call=lambda m: m.forward(numbers(1, 1, 4, 8), cu_seqlens=torch.tensor([0, 1, 4]))),
     twins(
         "RelativeLogits",
         (3, 5),
@@ -258,10 +277,6 @@ def test_every_module_has_a_twin() -> None:
     assert ours == {*(parameter.values[0].name for parameter in MODULES), "FileTable"}
 
 
-def wide(*shape: int) -> Tensor:
-    return numbers(*shape).double()
-
-
 # What both languages refuse, from a namespace of modules, and what the message names.
 REFUSED: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda m: m.TokenEmbedding(5, 8, padding_idx=5), ValueError, "padding_idx: got 5"),
@@ -283,6 +298,9 @@ REFUSED: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda m: m.InputEmbedding(11, 8, positions=None).forward(ids(4)), ValueError, "ids: [batch, seq]"),
     (lambda m: m.InputEmbedding(11, 8, positions=None).forward(ids(2, 4) + 11), IndexError, "ids: 10"),
     (lambda m: m.InputEmbedding(12, 8, max_positions=6).forward(ids(2, 4), offset=3), IndexError, "position table of 6"),
+    (lambda m: m.InputEmbedding(12, 8, positions=None, dropout=0.5).forward(ids(2, 4), seed=torch.tensor([7]), first_token=-1), ValueError, "first_token"),
+    (lambda m: m.InputEmbedding(12, 8, positions=None).with_embeddings(ids(2, 4), numbers(2, 8), ids(2, 4) > 8), ValueError, "features"),
+    (lambda m: m.InputEmbedding(12, 8, positions=None).with_embeddings(ids(2, 4), numbers(2, 8), ids(2, 4)), TypeError, "mask"),
     (lambda m: m.ALiBi(0), ValueError, "num_heads: got 0"),
     (lambda m: m.ALiBi(4, total_heads=6, head_start=3), ValueError, "head_start: got"),
     (lambda m: m.ALiBi(4, slopes=numbers(3)), ValueError, "slopes: got [3]"),
@@ -296,18 +314,23 @@ REFUSED: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda m: m.RelativePositionBias(8, max_distance=8), ValueError, "max_distance: got 8"),
     (lambda m: m.RelativePositionBias(8, num_buckets=4, buckets="bert"), ValueError, "num_buckets: got 4"),
     (lambda m: m.RelativePositionBias(8).forward(-1), ValueError, "query_length: got -1"),
+    (lambda m: m.RelativePositionBias(2, window=(2, 3, 2)).table((3, 3, 2)), ValueError, "window"),
     (lambda m: m.RelativeLogits(4, 8), ValueError, "num_buckets: got 4"),
     (lambda m: m.RelativeLogits(5, 0), ValueError, "0"),
     (lambda m: m.RelativeLogits(5, 8).forward(numbers(1, 4, 8)), ValueError, "query: got [1, 4, 8]"),
-    (lambda m: m.RelativeLogits(5, 8).forward(wide(1, 1, 4, 8)), TypeError, "dtype"),
+    (lambda m: m.RelativeLogits(5, 8).forward(numbers(1, 1, 4, 8).double()), TypeError, "dtype"),
     (lambda m: m.SinusoidalPositionalEmbedding(8).forward(numbers(8)), ValueError, "x: got [8]"),
     (lambda m: m.SinusoidalPositionalEmbedding(8).forward(ids(1, 3, 8)), TypeError, "x: got int64"),
     (lambda m: m.SinusoidalPositionalEmbedding(8).forward(numbers(1, 3, 8), numbers(4)), ValueError, "positions: seq 3, got 4"),
     (lambda m: m.SinusoidalPositionalEmbedding(0), ValueError, "embedding_dim: got 0"),
     (lambda m: m.SinusoidalPositionalEmbedding(8, preset="bert"), ValueError, "preset: 'bert'"),
     (lambda m: m.SinusoidalPositionalEmbedding(8, shift=4), ValueError, "shift: 4"),
+    (lambda m: m.SinusoidalPositionalEmbedding(8, layout="sbd").forward(numbers(5, 2, 8), ids(2)), ValueError, "positions: expected [5] or [2, 5] .* got [2]"),
+    (lambda m: m.SinusoidalPositionalEmbedding(8, layout="sb"), ValueError, "layout: expected 'bsd' or 'sbd', got 'sb'"),
+    (lambda m: m.LearnedPositionalEmbedding(20, 8, layout="bds"), ValueError, "layout: expected 'bsd' or 'sbd', got 'bds'"),
+    (lambda m: m.LearnedPositionalEmbedding(20, 8, layout="sbd").forward(numbers(5, 2, 8), offset=16), IndexError, "20"),
     (lambda m: m.FourierFeatures(), ValueError, "frequencies"),
-    (lambda m: m.FourierFeatures(octaves=0), ValueError, "octaves: got 0"),
+    (lambda m: m.FourierFeatures(octaves=51), ValueError, "octaves: expected 1 to 50, got 51"),
     (lambda m: m.FourierFeatures(octaves=3, include_input="x"), ValueError, "include_input: 'x'"),
     (lambda m: m.FourierFeatures(octaves=3, order="wf"), ValueError, "order: 'wf'"),
     (lambda m: m.FourierFeatures(octaves=3, linear=True), ValueError, "linear"),

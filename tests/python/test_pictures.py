@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import posembed as pe
 import pytest
-import torch
 from support.documentation import ROOT, program
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -203,30 +202,3 @@ def test_pictures_of_pages_can_be_read() -> None:
     assert len(found) > 15
     faults = {name: [*picture.faults(), *picture.small()] for name, picture in found.items()}
     assert {name: list_ for name, list_ in faults.items() if list_} == {}
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_faults_are_seen(width: int) -> None:
-    """A cut text, texts over others and over edges, a hidden curve, a legend over a curve."""
-    axes = axes_of(width)
-    words = "a text that is cut at the right edge"
-    axes.text(0.8, 0.5, words, transform=axes.transAxes).set_in_layout(False)
-    assert any(fault.startswith("cut: 'a text that is") for fault in Picture(axes.figure).cut())
-    axes = axes_of(width)
-    axes.set_xticks([0.0, 0.01], ["103", "127"])
-    assert Picture(axes.figure).overlaps() == ["overlap: '103', '127'"]
-    for style, faults in (("-", ["'above' hides 'below'"]), ("--", [])):
-        axes = axes_of(width)
-        axes.plot(torch.linspace(0, 1, 50), label="below")
-        axes.plot(torch.linspace(0, 1, 50) + 1e-4, style, label="above")
-        assert Picture(axes.figure).hidden() == faults
-    axes = axes_of(width)
-    axes.add_patch(Rectangle((0, 0), 0.5, 1))
-    axes.text(0.5, 0.5, "pages", ha="center")
-    axes.text(0.2, 0.5, "a", ha="center")
-    assert Picture(axes.figure).crossed() == ["over an edge: 'pages'"]
-    axes = axes_of(width)
-    axes.plot([0, 1], [0, 1], label="a curve")
-    axes.text(0.4, 0.48, "a word")
-    axes.legend(loc="center")
-    assert Picture(axes.figure).covered() == ["a word covers 'a curve'", "the legend covers 'a curve'"]

@@ -1,11 +1,12 @@
 """Tests modules in PyTorch's wrappers: sharding, fake tensors, autocast, compilers."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import posembed as pe
 import pytest
 import torch
+import torch.distributed.fsdp
 from support.refusals import refused
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -51,25 +52,12 @@ def one_process() -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-def wrapped_in_ddp(model: nn.Module) -> nn.Module:
-    return nn.parallel.DistributedDataParallel(model)
-
-
-def wrapped_in_fsdp(model: nn.Module) -> nn.Module:
-    return torch.distributed.fsdp.FullyShardedDataParallel(model, device_id=torch.device("cpu"))
-
-
-def fully_sharded(model: nn.Module) -> nn.Module:
-    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
-    return torch.distributed.fsdp.fully_shard(model, mesh=mesh)
-
-
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("wrap", [wrapped_in_ddp, wrapped_in_fsdp, fully_sharded])
-def test_distributed(one_process: None, wrap: Callable[[nn.Module], nn.Module]) -> None:
+def test_first_fsdp(one_process: None) -> None:
+    """DDP and its second version: distributed/test_data_parallel.py."""
     model, ids = model_and_ids()
     expected = model(ids)
-    wrapped = wrap(copy.deepcopy(model))
+    wrapped = torch.distributed.fsdp.FullyShardedDataParallel(copy.deepcopy(model), device_id=torch.device("cpu"))
     result = wrapped(ids)
     assert torch.equal(result, expected)
     result.sum().backward()
@@ -138,28 +126,6 @@ def test_sharded_on_meta_and_back(second_of_two: None) -> None:
     assert torch.equal(alibi.slopes.to_local(), pe.ALiBi(3).slopes[2:])
     rows = embed.position.weight.to_local()  # 18 to 34
     assert (rows == 0).all(dim=1).nonzero().flatten().tolist() == [30 - 18]
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "table",
-    [
-        pe.TokenEmbedding(50, DIM, gradient="rows"),
-        pe.TokenBag(50, DIM, gradient="rows"),
-        pe.InputEmbedding(50, DIM, max_positions=32, norm="layer", gradient="rows"),
-    ],
-    ids=lambda table: type(table).__name__,
-)
-def test_distributed_row_gradients(one_process: None, table: nn.Module) -> None:
-    """They reach the wrapped model unchanged, beside dense ones."""
-    model = nn.Sequential(table, nn.Linear(DIM, 1))
-    wrapped = wrapped_in_ddp(copy.deepcopy(model))
-    ids = torch.tensor([[3, 7, 3]])
-    for each in (model, wrapped):
-        each(ids).sum().backward()
-    for ours, plain in zip(wrapped.parameters(), model.parameters(), strict=True):
-        assert ours.grad.layout == plain.grad.layout
-        assert torch.equal(ours.grad.to_dense(), plain.grad.to_dense())
 
 
 @pytest.mark.slow

@@ -469,27 +469,6 @@ TEST(ALiBiGpuSource, RecordsDistancesOfMoreThan31BitsAndHidesTheirKeys) {
   EXPECT_EQ(error.index, 1);
 }
 
-TEST(ALiBiSoftmax, HiddenScoresAreNotRead) {
-  const float nan = std::numeric_limits<float>::quiet_NaN();
-  for (const auto& [name, softmax] : POSEMBED_COPIES(softmax)) {
-    std::vector<float> scores(100, 1.0f);
-    for (size_t key = 41; key < scores.size(); ++key) scores[key] = nan;
-    const float slope = 0.0f;
-    ScoreArguments arguments;
-    arguments.slopes = {&slope, core::Scalar::float32, 1, 1};
-    arguments.distances.queries = 1;
-    arguments.distances.keys = 100;
-    arguments.distances.offset = 40;
-    arguments.batch = 1;
-    arguments.in = {scores.data(), {100, 100, 100}};
-    arguments.out = arguments.in;
-    softmax(arguments, 0, 1);
-    for (size_t key = 0; key < scores.size(); ++key) {
-      EXPECT_NEAR(scores[key], key <= 40 ? 1.0 / 41 : 0.0, 1e-8) << name << " key " << key;
-    }
-  }
-}
-
 const Case rows_in_registers[] = {
     {5, 8, 3, true, true},        {3, 40, 0, true, true},      {4, 44, 37, true, true},
     {3, 300, 200, true, true},    {9, 1024, 100, true, true},  {2, 1030, 1026, true, true},
@@ -670,28 +649,6 @@ TYPED_TEST(ALiBiKernel, GradientsThroughSoftmax) {
       }
     }
   }
-}
-
-TEST(ALiBiSlopes, PowersOfTwo) {
-  for (int64_t head = 0; head < 8; ++head) {
-    EXPECT_EQ(slope(SlopeKind::paper, 8.0, 8, head), std::ldexp(1.0f, -static_cast<int>(head) - 1));
-  }
-  EXPECT_EQ(slope(SlopeKind::paper, 8.0, 16, 0), static_cast<float>(std::sqrt(0.5)));
-  EXPECT_EQ(slope(SlopeKind::paper, 8.0, 1, 0), 1.0f / 256);
-}
-
-TEST(ALiBiSlopes, OtherHeadCountsInterleaveThePowersAround) {
-  const float expected[] = {1.0f / 16, 1.0f / 256, 1.0f / 4};
-  for (int64_t head = 0; head < 3; ++head) {
-    EXPECT_EQ(slope(SlopeKind::paper, 8.0, 3, head), expected[head]);
-  }
-  EXPECT_EQ(slope(SlopeKind::paper, 8.0, 12, 8), static_cast<float>(std::sqrt(0.5)));
-  EXPECT_EQ(slope(SlopeKind::paper, 8.0, 12, 11), static_cast<float>(std::exp2(-3.5)));
-}
-
-TEST(ALiBiSlopes, GeometricSeriesHasOneRatio) {
-  EXPECT_EQ(slope(SlopeKind::geometric, 8.0, 12, 0), static_cast<float>(std::exp2(-2.0 / 3)));
-  EXPECT_EQ(slope(SlopeKind::geometric, 4.0, 3, 2), 1.0f / 16);
 }
 
 TEST(ALiBiSlopes, AreCorrectlyRounded) {

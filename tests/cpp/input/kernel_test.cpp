@@ -406,19 +406,6 @@ TEST(InputDropout, DependsOnTheElementAlone) {
   }
 }
 
-TEST(InputDropout, KeepsAllOrNothingAtTheEnds) {
-  const int64_t seed = 7;
-  std::vector<double> x(1000, 3.0), out(1000);
-  for (const Copy& copy : forward_copies()) {
-    DropoutArguments arguments{x.data(), out.data(), Scalar::float64, 1000, 0.0, &seed};
-    copy.drop(arguments, 0, 1000);
-    EXPECT_EQ(out, x) << copy.name;
-    arguments.probability = 1.0;
-    copy.drop(arguments, 0, 1000);
-    EXPECT_EQ(out, std::vector<double>(1000, 0.0)) << copy.name;
-  }
-}
-
 // Known answers of Philox4x32-10 from its authors' Random123 test vectors (kat_vectors).
 TEST(Philox, GivesTheAuthorsKnownAnswers) {
   const core::Random4 zeros = core::philox(0, 0);
@@ -532,20 +519,6 @@ TYPED_TEST(InputKernel, ViewsOfTables) {
       ASSERT_NO_FATAL_FAILURE(check_backward(problem, input));
     }
   }
-}
-
-TYPED_TEST(InputKernel, TokensWithoutTypesAreOfType0) {
-  using T = TypeParam;
-  Case<T> problem(64, Norm::layer, 0);
-  std::fill(problem.types.begin(), problem.types.end(), 0);
-  Output<T> expected(problem), found(problem);
-  Arguments input = problem.arguments();
-  ASSERT_EQ(forward_cuda(expected.arguments(input), nullptr), nullptr);
-  input.type.index = {};
-  input.type.index_stride[0] = input.type.index_stride[1] = 0;
-  ASSERT_EQ(forward_cuda(found.arguments(input), nullptr), nullptr);
-  expect_same(found.out, expected.out, 4 * tolerance<T>(), "out");
-  ASSERT_NO_FATAL_FAILURE(check_backward(problem, input));
 }
 
 TYPED_TEST(InputKernel, Sinusoids) {

@@ -29,27 +29,6 @@ TEST(Positions, TextGoesOnAfterAnImage) {
   EXPECT_TRUE(torch::equal(delta, whole({-3}).view({1, 1})));
 }
 
-TEST(Positions, MisfitsAreNamed) {
-  const MropeCall call = MropeCall().image_grids(whole({1, 4, 4}).view({1, 3}));
-  try {
-    positions::mrope(prompt(), MropeRule::named("qwen2_vl"), call);
-    FAIL();
-  } catch (const c10::ValueError& error) {
-    EXPECT_STREQ(error.what_without_backtrace(),
-                 "image_grids: expected 6 tokens, the placeholders of images in ids, got 4");
-  }
-}
-
-TEST(Positions, ErnieNumbersTextAfterVideosAsInTraining) {
-  const MropeRule rule = MropeRule::named("ernie4_5_vl_moe");
-  EXPECT_TRUE(rule.time_advances);
-  // A video of 4 frames of one token, in grids of frames that are merged by two, then text.
-  const torch::Tensor ids = whole({103367, 103367, 103367, 103367, 7}).unsqueeze(0);
-  const auto result = positions::mrope(ids, rule, MropeCall().video_grids(torch::tensor({{8, 2, 2}})));
-  EXPECT_TRUE(torch::equal(result.positions.select(2, 4).flatten(), whole({4, 4, 4})));
-  EXPECT_EQ(result.delta.item<int64_t>(), 0);
-}
-
 TEST(Positions, RulesAreReadAndWritten) {
   for (const std::string& name : MropeRule::names()) {
     const MropeRule rule = MropeRule::named(name);

@@ -347,26 +347,6 @@ TEST(RotaryKernel, SameBitsOnEveryInstructionSetAndOnGpus) {
   }
 }
 
-TEST(RotaryKernel, InverseUndoesForward) {
-  Problem problem;
-  problem.scalar = Scalar::float64;
-  problem.in_place = true;
-  problem.offset = 2147483000;
-  for (const Variant& variant : variants()) {
-    Call call(problem);
-    const std::vector<char> before = call.input(0);
-    variant.rotate(call.arguments, 0, 10);
-    ASSERT_NE(call.input(0), before);
-    call.arguments.reverse = true;
-    variant.rotate(call.arguments, 0, 10);
-    for (size_t i = 0; i < before.size() / sizeof(double); ++i) {
-      const auto index = static_cast<int64_t>(i);
-      ASSERT_NEAR(element(call.input(0).data(), problem.scalar, index), element(before.data(), problem.scalar, index),
-                  1e-14);
-    }
-  }
-}
-
 /// Rotates `first` and `second` as pair 0 of every row and returns pair 0 of the first row.
 std::pair<double, double> rotate_special(const Variant& variant, Scalar scalar, bool interleaved, double first,
                                          double second, int64_t position) {

@@ -87,15 +87,4 @@ TEST(RotaryCacheModule, EachDocumentBeginsAtItsOwnPosition) {
   EXPECT_TRUE(torch::equal(apart(RotaryCall().cu_seqlens(bounds).offset(offset)), apart(RotaryCall(positions))));
 }
 
-TEST(RotaryCacheModule, ASlotOutsideTheCacheRaisesBeforeAnythingIsWritten) {
-  const torch::Tensor query = torch::randn({2, 1, 8}), kept = query.clone();
-  const torch::Tensor cache = torch::zeros({1, 4, 1, 8});
-  const auto call = [&] {
-    posembed::functional::rotary_cache_(query, kept, kept, cache, cache.clone(), torch::tensor({0, 4}), RotarySpec(8));
-  };
-  EXPECT_THROW(call(), c10::IndexError);
-  EXPECT_TRUE(torch::equal(query, kept));
-  EXPECT_EQ(cache.count_nonzero().item<int64_t>(), 0);
-}
-
 }  // namespace

@@ -467,20 +467,5 @@ TEST(RotaryNormKernel, Backward) {
   for (const Problem& problem : problems()) ASSERT_NO_FATAL_FAILURE(check_backward(problem));
 }
 
-TEST(RotaryNormKernel, SameBitsOnEveryInstructionSet) {
-  for (const Scalar scalar : rotary::scalars) {
-    Problem problem;
-    problem.scalar = scalar;
-    Call first(problem);
-    baseline::norm_and_rotate(first.arguments, 0, problem.batch * problem.seq);
-    for (const Variant& variant : variants()) {
-      if (variant.forward == forward_on_gpu) continue;  // sums in another order
-      Call other(problem);
-      variant.forward(other.arguments, 0, problem.batch * problem.seq);
-      for (int r = 0; r < 2; ++r) EXPECT_EQ(first.rotary().output(r), other.rotary().output(r)) << variant.name;
-    }
-  }
-}
-
 }  // namespace
 }  // namespace posembed::rotary_norm

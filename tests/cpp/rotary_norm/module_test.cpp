@@ -101,19 +101,4 @@ TEST(RotaryNormModule, ByTables) {
   EXPECT_TRUE(torch::allclose(found, expected, 1e-12, 1e-13));
 }
 
-TEST(RotaryNormModule, GradientsFlowWithoutPython) {
-  const RotarySpec spec(8);
-  const auto leaf = [](at::IntArrayRef sizes) {
-    return torch::randn(sizes, torch::dtype(torch::kFloat64).requires_grad(true));
-  };
-  const torch::Tensor inputs[] = {leaf({1, 3, 4, 8}), leaf({1, 3, 2, 8}), leaf({8}), leaf({8})};
-  const auto [query, key] = norm_rotary(inputs[0], inputs[1], inputs[2], inputs[3], spec);
-  const auto fused = torch::autograd::grad({query.sum() + key.sum()}, {inputs[0], inputs[1], inputs[2], inputs[3]});
-  const auto [slow_query, slow_key] =
-      posembed::functional::rotary(norm(inputs[0], inputs[2], 0.0), norm(inputs[1], inputs[3], 0.0), spec);
-  const auto slow =
-      torch::autograd::grad({slow_query.sum() + slow_key.sum()}, {inputs[0], inputs[1], inputs[2], inputs[3]});
-  for (size_t i = 0; i < 4; ++i) EXPECT_TRUE(torch::allclose(fused[i], slow[i], 1e-10, 1e-12));
-}
-
 }  // namespace

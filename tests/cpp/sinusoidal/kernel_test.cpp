@@ -308,17 +308,6 @@ TEST(SinusoidalKernel, DerivativesTakeTurns) {
   }
 }
 
-TEST(SinusoidalKernel, EveryInstructionSetGivesTheSameBits) {
-  const Encoding encoding(Preset::vaswani, 770, 10000, 0, false);
-  std::vector<std::vector<float>> results;
-  for (const auto& [name, encode] : variants()) {
-    Arguments arguments = rows(encoding.sinusoid, 1, 300, results.emplace_back());
-    arguments.offset = 1 << 30;
-    encode(arguments, 0, 300);
-    EXPECT_EQ(results.back(), results.front()) << name;
-  }
-}
-
 TEST(SinusoidalFrequencies, OneFrequencyNeedsNoDivisor) {
   for (const double divisor : {1.0, 0.0, -1.0}) {
     const auto result = frequencies(10000, divisor, 1);
@@ -424,15 +413,6 @@ TYPED_TEST(SinusoidalKernel, PositionsOfEveryTypeSharedOrNot) {
   }
 }
 
-TYPED_TEST(SinusoidalKernel, LearnedScale) {
-  const Encoding encoding(Preset::marian, 24, 10000, 0, false);
-  const float scale = -1.75f;
-  Arguments arguments;
-  arguments.sinusoid = encoding.sinusoid;
-  arguments.sinusoid.learned_scale = &scale;
-  check<TypeParam>(arguments, {1, 5, 24, 0, 0}, true, false);
-}
-
 /// The blocks of 32 threads that a launch has on the pretended device.
 int64_t max_blocks() { return int64_t{pretended_multiprocessors} * resident_blocks * max_threads / core::warp_size; }
 
@@ -463,14 +443,6 @@ TYPED_TEST(SinusoidalKernel, ManySequencesOfFewTokens) {
   arguments.sinusoid = encoding.sinusoid;
   check<TypeParam>(arguments, {4 * max_blocks() + 5, 1, 8, 0, 0}, true, false);
   check<TypeParam>(arguments, {7, max_blocks() / 4, 8, 0, 0}, true, false);
-}
-
-TYPED_TEST(SinusoidalKernel, NothingIsWrittenForNothing) {
-  const Encoding encoding(Preset::tensor2tensor, 9, 10000, 0, false);
-  Arguments arguments;
-  arguments.sinusoid = encoding.sinusoid;
-  check<TypeParam>(arguments, {0, 3, 9, 0, 0}, true, false);
-  check<TypeParam>(arguments, {3, 0, 9, 0, 0}, true, false);
 }
 
 }  // namespace

@@ -465,21 +465,6 @@ TEST(TokenKernelGroups, LeaveOutOtherPartsOfAVocabulary) {
   }
 }
 
-TEST(TokenKernelSum, TenThousandOnesInBfloat16AreNotLost) {
-  const std::vector<int64_t> ids(10240, 1);
-  core::BFloat16 one;
-  core::store(1.0f, &one);
-  const std::vector<core::BFloat16> gradient(10240 * 3, one);
-  for (const Copy& copy : copies()) {
-    const Groups sorted = group(copy, ids, 2);
-    std::vector<core::BFloat16> out(3);
-    SumArguments arguments = sums_of(sorted, gradient.data(), 3, out.data());
-    arguments.dense = false;
-    copy.sum_groups(arguments, 0, sorted.groups);
-    for (const core::BFloat16& value : out) EXPECT_EQ(core::load(value), 10240.0f) << copy.name;
-  }
-}
-
 // -------------------------------------------------------------------------------- the CUDA source
 
 constexpr int64_t part_rows = 70;

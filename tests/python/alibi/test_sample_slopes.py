@@ -113,18 +113,6 @@ def test_gradients_are_each_samples(name: str, sides: int, dtype: torch.dtype, d
     assert found_slopes[0].ne(found_slopes[1]).any()
 
 
-def test_derivatives_of_every_order() -> None:
-    slopes = slopes_of(2, torch.device("cpu"), torch.float64).requires_grad_()
-    scores = torch.randn(BATCH, HEADS, 2, 3, dtype=torch.float64, requires_grad=True)
-
-    def softmax(scores: Tensor, slopes: Tensor) -> Tensor:
-        return pe.functional.alibi_softmax(scores, slopes, causal=False)
-
-    inputs = (scores, slopes)
-    assert torch.autograd.gradcheck(softmax, inputs, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(softmax, inputs)
-
-
 def test_score_mod_compile_and_vmap() -> None:
     slopes = slopes_of(1, torch.device("cpu")).squeeze(1)
     offsets = torch.tensor([10, 2, 7])

@@ -48,14 +48,6 @@ def test_equals_torch(mode, padding_idx, include_last_offset, dtype, device: tor
         assert_close(ours.weight.grad, theirs.weight.grad, tolerance)
 
 
-@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_bags_of_one_size_equal_torch(mode: str, device: torch.device) -> None:
-    weight = torch.randn(ROWS, COLUMNS, device=device)
-    ids = make_places(device=device)[0].view(20, 10)
-    expected = nn.functional.embedding_bag(ids, weight, mode=mode)
-    assert_close(pe.functional.token_bag(ids, weight, mode=mode), expected, 1e-6)
-
-
 @pytest.mark.parametrize("padding_idx", [None, 3])
 def test_weights_and_their_gradients_equal_torch(padding_idx, device: torch.device) -> None:
     ids, offsets = make_places(device=device)
@@ -246,7 +238,6 @@ def test_bad_offsets_cuda(cuda: torch.device) -> None:
     ("error", "message", "call"),
     [
         (ValueError, "mode: expected 'sum'", lambda bag, ids: bag(ids, mode="median")),
-        (ValueError, "ids: expected .bags, size.", lambda bag, ids: bag(ids[0])),
         (ValueError, "ids: expected .count. beside", lambda bag, ids: bag(ids, offsets=ids[0])),
         (TypeError, "ids: expected int32", lambda bag, ids: bag(ids.float())),
         (TypeError, "offsets: expected int32", lambda bag, ids: bag(ids[0], offsets=torch.zeros(1))),
@@ -272,7 +263,6 @@ def test_errors(error: type[Exception], message: str, call) -> None:
     ("message", "options"),
     [
         ("mode: expected", {"mode": "median"}),
-        ("padding_idx: expected -37 to 36", {"padding_idx": ROWS}),
         ("padding_idx: expected a whole number, got 1.5", {"padding_idx": 1.5}),
         ("gradient: expected", {"gradient": "columns"}),
         ("include_last_offset: expected True or False", {"include_last_offset": "no"}),

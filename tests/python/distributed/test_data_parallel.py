@@ -1,8 +1,9 @@
 """Tests FSDP2 and DDP: losses and parameters of a few steps equal those of one process."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import posembed as pe
@@ -54,10 +55,6 @@ def batches() -> list[Tensor]:
     return [torch.randint(ROWS, (4, 6), generator=generator) for _ in range(3)]
 
 
-def loss_of(model: nn.Module, ids: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(model(ids).float().flatten(0, 1), ids.flatten())
-
-
 def own(ids: Tensor) -> Tensor:
     """This process's samples of a batch."""
     return ids.chunk(torch.distributed.get_world_size())[torch.distributed.get_rank()]
@@ -73,7 +70,8 @@ def train(model: nn.Module, parts: Any = lambda ids: [ids]) -> list[Tensor]:
         total = torch.zeros(())
         for number, piece in enumerate(pieces):
             with syncing(model, last=number == len(pieces) - 1):
-                loss = loss_of(model, piece) / len(pieces)
+                logits = model(piece).float()
+                loss = nn.functional.cross_entropy(logits.flatten(0, 1), piece.flatten()) / len(pieces)
                 loss.backward()
             total += loss.detach()
         losses.append(total)
@@ -157,12 +155,8 @@ def check_other_methods() -> None:
         assert torch.equal(found, expected)
         for result in (found, expected):
             result.square().sum().backward()
-        same_gradients(model[name], plain[name])
-
-
-def same_gradients(model: nn.Module, plain: nn.Module) -> None:
-    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad.full_tensor(), theirs.grad)
+        for ours, theirs in zip(model[name].parameters(), plain[name].parameters(), strict=True):
+            torch.testing.assert_close(ours.grad.full_tensor(), theirs.grad)
 
 
 def check_padding_after_meta() -> None:
@@ -191,23 +185,10 @@ def check_fsdp_with_tensor_parallel() -> None:
     same(model, plain)
 
 
-def halves(ids: Tensor) -> Iterator[Tensor]:
-    return own(ids).chunk(2)
-
-
-def check_ddp(static: bool, unused: bool, accumulate: bool) -> None:
-    plain = Model(unused=unused)
+def check_ddp(static: bool = False, unused: bool = False, accumulate: bool = False, rows: str = "dense") -> None:
+    plain = Model(rows, unused)
     model = DistributedDataParallel(copy.deepcopy(plain), static_graph=static, find_unused_parameters=unused)
-    losses = mean(train(model, halves if accumulate else lambda ids: [own(ids)]))
-    torch.testing.assert_close(losses, torch.stack(train(plain)))
-    same(model, plain)
-
-
-def check_ddp_rows() -> None:
-    """Sparse gradients, as DDP adds them."""
-    plain = Model(rows="rows")
-    model = DistributedDataParallel(copy.deepcopy(plain))
-    losses = mean(train(model, lambda ids: [own(ids)]))
+    losses = mean(train(model, lambda ids: own(ids).chunk(1 + accumulate)))
     torch.testing.assert_close(losses, torch.stack(train(plain)))
     same(model, plain)
 
@@ -218,43 +199,29 @@ def check_fsdp_rows() -> None:
     refused((table(batches()[0]).sum().backward, NotImplementedError, "SparseCPU"))
 
 
-@pytest.mark.parametrize("reshard", [True, False])
-def test_fsdp(reshard: bool, two: Processes) -> None:
-    two.run(check_fsdp, reshard, False)
+TWO: dict[str, Callable[[], None]] = {
+    "fsdp, resharded": partial(check_fsdp, True, False),
+    "fsdp": partial(check_fsdp, False, False),
+    "fsdp with offload": partial(check_fsdp, True, True),
+    "fsdp with mixed precision": check_mixed_precision,
+    "methods other than forward": check_other_methods,
+    "fsdp takes no row gradients": check_fsdp_rows,
+    "ddp with a static graph": partial(check_ddp, static=True),
+    "ddp with unused parameters": partial(check_ddp, unused=True),
+    "ddp with accumulated gradients": partial(check_ddp, accumulate=True),
+    "ddp with row gradients": partial(check_ddp, rows="rows"),
+}
+FOUR: dict[str, Callable[[], None]] = {
+    "padding after meta in two dimensions": check_padding_after_meta,
+    "fsdp with tensor parallel": check_fsdp_with_tensor_parallel,
+}
 
 
-def test_fsdp_with_offload(two: Processes) -> None:
-    two.run(check_fsdp, True, True)
+@pytest.mark.parametrize("name", TWO)
+def test_in_two_processes(name: str, two: Processes) -> None:
+    two.run(TWO[name])
 
 
-def test_fsdp_with_mixed_precision(two: Processes) -> None:
-    two.run(check_mixed_precision)
-
-
-def test_methods_other_than_forward(two: Processes) -> None:
-    two.run(check_other_methods)
-
-
-def test_padding_after_meta_in_two_dimensions(four: Processes) -> None:
-    four.run(check_padding_after_meta)
-
-
-def test_fsdp_with_tensor_parallel(four: Processes) -> None:
-    four.run(check_fsdp_with_tensor_parallel)
-
-
-@pytest.mark.parametrize(
-    ("static", "unused", "accumulate"),
-    [(True, False, False), (False, True, False), (False, False, True)],
-    ids=["static graph", "unused parameters", "accumulated gradients"],
-)
-def test_ddp(static: bool, unused: bool, accumulate: bool, two: Processes) -> None:
-    two.run(check_ddp, static, unused, accumulate)
-
-
-def test_fsdp_takes_no_row_gradients(two: Processes) -> None:
-    two.run(check_fsdp_rows)
-
-
-def test_ddp_with_row_gradients(two: Processes) -> None:
-    two.run(check_ddp_rows)
+@pytest.mark.parametrize("name", FOUR)
+def test_in_four_processes(name: str, four: Processes) -> None:
+    four.run(FOUR[name])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import posembed as pe
+import pytest
 import torch
 from posembed import functional
 from posembed.glue.dimensions import ARGUMENTS, TABLE, letters_of
@@ -282,14 +283,6 @@ def check_rows() -> None:
     compare((function, arguments | {"weight": randn(7, 0)}, {"weight": Shard(0)}))
 
 
-def test_rows_of_a_vocabulary(two: Processes) -> None:
-    two.run(check_rows)
-
-
-def test_rows_of_a_vocabulary_on_four(four: Processes) -> None:
-    four.run(check_rows)
-
-
 def check_two_dimensions() -> None:
     """Batch or rows by one dimension of the mesh, heads, columns or rows by the other."""
     grid = init_device_mesh("cpu", (2, 2))
@@ -311,10 +304,6 @@ def check_two_dimensions() -> None:
     rows = functional.embedding(spread(ids, Shard(0), WHOLE), spread(weight, WHOLE, Shard(0)))
     assert rows.placements == (Shard(0), Partial())
     assert torch.equal(rows.full_tensor(), expected)
-
-
-def test_two_dimensions(four: Processes) -> None:
-    four.run(check_two_dimensions)
 
 
 def check_in_place() -> None:
@@ -340,19 +329,11 @@ def check_in_place() -> None:
             assert torch.equal(ours.full_tensor(), whole[name])
 
 
-def test_in_place(two: Processes) -> None:
-    two.run(check_in_place)
-
-
 def check_compiled() -> None:
     """Without a break of the graph, gradients included."""
     for name in ("rotary sequence, uneven", "alibi_softmax-hidden b", "embedding columns"):
         function, arguments, places = CASES[name]()
         compare((torch.compile(function, fullgraph=True, backend="aot_eager"), arguments, places))
-
-
-def test_compiled(two: Processes) -> None:
-    two.run(check_compiled)
 
 
 def check_gradients_are_sums() -> None:
@@ -365,10 +346,6 @@ def check_gradients_are_sums() -> None:
         (gradient,) = torch.autograd.grad(result, [weight], upstream)
     assert gradient.placements == (Partial(),)
     assert communication.get_total_counts() == 0
-
-
-def test_gradients_are_sums(two: Processes) -> None:
-    two.run(check_gradients_are_sums)
 
 
 class Modules(torch.nn.Module):
@@ -398,10 +375,6 @@ def check_modules() -> None:
     found = model(distribute_tensor(ids, mesh(), [Shard(0)]), offset)
     torch.testing.assert_close(found.full_tensor(), expected)
     torch.testing.assert_close(gradients(found, list(model.parameters())), wanted)
-
-
-def test_modules(two: Processes) -> None:
-    two.run(check_modules)
 
 
 def parted(tensor: Tensor, place: Placement) -> DTensor:
@@ -458,10 +431,6 @@ def check_refusals() -> None:
     )  # fmt: skip
 
 
-def test_what_cannot_work_is_named(two: Processes) -> None:
-    two.run(check_refusals)
-
-
 def check_resized() -> None:
     """Tables that each process has get other rows, new ones as the first process draws them."""
     token, plain = pe.TokenEmbedding(6, 4), pe.TokenEmbedding(6, 4)
@@ -497,10 +466,6 @@ def check_resized() -> None:
     torch.testing.assert_close(learned.weight.full_tensor(), expected)
 
 
-def test_resized_tables(two: Processes) -> None:
-    two.run(check_resized)
-
-
 def check_row_gradients() -> None:
     """Modules refuse them for split tables, and take them without gradients."""
     tables = pe.TokenEmbedding(6, 4, gradient="rows"), pe.TokenBag(6, 4, gradient="rows")
@@ -511,5 +476,24 @@ def check_row_gradients() -> None:
             assert each(torch.tensor([[0, 5]])).shape[-1] == 4
 
 
-def test_row_gradients(two: Processes) -> None:
-    two.run(check_row_gradients)
+TWO: dict[str, Callable[[], None]] = {
+    "rows of a vocabulary": check_rows,
+    "in place": check_in_place,
+    "compiled": check_compiled,
+    "gradients are sums": check_gradients_are_sums,
+    "modules": check_modules,
+    "what cannot work is named": check_refusals,
+    "resized tables": check_resized,
+    "row gradients": check_row_gradients,
+}
+FOUR: dict[str, Callable[[], None]] = {"rows of a vocabulary": check_rows, "two dimensions": check_two_dimensions}
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_in_two_processes(name: str, two: Processes) -> None:
+    two.run(TWO[name])
+
+
+@pytest.mark.parametrize("name", FOUR)
+def test_in_four_processes(name: str, four: Processes) -> None:
+    four.run(FOUR[name])

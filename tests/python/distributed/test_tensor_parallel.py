@@ -2,6 +2,8 @@
 
 import copy
 import itertools
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import posembed as pe
@@ -23,7 +25,7 @@ def mesh() -> Any:
     return init_device_mesh("cpu", (torch.distributed.get_world_size(),))
 
 
-def check_table(style: str, padding: int | None, scale: float) -> None:
+def check_table(style: str, padding: int | None, scale: float = 2.0) -> None:
     """Results, gradients, and a few steps of training."""
     plain = pe.TokenEmbedding(ROWS, COLUMNS, padding_idx=padding, scale=scale)
     table = copy.deepcopy(plain)
@@ -48,17 +50,6 @@ def check_table(style: str, padding: int | None, scale: float) -> None:
     torch.testing.assert_close(table.weight.full_tensor(), plain.weight)
 
 
-@pytest.mark.parametrize("style", ["rows", "columns"])
-def test_styles_of_torch(style: str, two: Processes) -> None:
-    """Padding is in the first part, in another part, or nowhere."""
-    for padding in (3, 7, None):
-        two.run(check_table, style, padding, 2.0)
-
-
-def test_four_processes_with_unlike_parts(four: Processes) -> None:
-    four.run(check_table, "rows", 10, 1.0)
-
-
 def check_refused() -> None:
     table = pe.TokenEmbedding(ROWS, COLUMNS, gradient="rows")
     parallelize_module(table, mesh(), RowwiseParallel(input_layouts=Replicate()))
@@ -71,10 +62,6 @@ def check_refused() -> None:
         (lambda: short(IDS), ValueError, "max_norm: expected none for a DTensor, got 1"),
         (lambda: parallelize_module(short, mesh(), VocabularyParallel()), TypeError, "expected an InputEmbedding, got TokenEmbedding"),
     )  # fmt: skip
-
-
-def test_options_that_dtensors_cannot_have(two: Processes) -> None:
-    two.run(check_refused)
 
 
 def check_tied_logits() -> None:
@@ -93,26 +80,18 @@ def check_tied_logits() -> None:
     torch.testing.assert_close(table.weight.grad.full_tensor(), plain.weight.grad)
 
 
-def test_tied_logits_with_loss_parallel(two: Processes) -> None:
-    two.run(check_tied_logits)
-
-
-def check_meta(padding: int) -> None:
+def check_meta() -> None:
     """nn.Embedding zeroes a copy of the row, and not the row."""
     with torch.device("meta"):
-        table = pe.TokenEmbedding(ROWS, COLUMNS, padding_idx=padding)
-        bag = pe.TokenBag(ROWS, COLUMNS, padding_idx=padding)
+        table = pe.TokenEmbedding(ROWS, COLUMNS, padding_idx=7)
+        bag = pe.TokenBag(ROWS, COLUMNS, padding_idx=7)
     for module, places in itertools.product((table, bag), ([Shard(0)], [Shard(1)], [Replicate()])):
         weight = distribute_tensor(torch.empty(ROWS, COLUMNS, device="meta"), mesh(), places)
         module.weight = nn.Parameter(weight)
         module.to_empty(device="cpu")
         module.reset_parameters()
         rows = module.weight.full_tensor()
-        assert (rows == 0).all(dim=1).nonzero().flatten().tolist() == [padding]
-
-
-def test_padding_after_meta(two: Processes) -> None:
-    two.run(check_meta, 7)
+        assert (rows == 0).all(dim=1).nonzero().flatten().tolist() == [7]
 
 
 EMBEDDINGS: dict[str, dict[str, Any]] = {
@@ -159,15 +138,6 @@ def check_embedding(name: str, sequence: bool) -> None:
     assert embed.state_dict().keys() == plain.state_dict().keys()
 
 
-def check_embeddings() -> None:
-    for name, sequence in itertools.product(EMBEDDINGS, (False, True)):
-        check_embedding(name, sequence)
-
-
-def test_input_embeddings(two: Processes) -> None:
-    two.run(check_embeddings)
-
-
 def check_style_of_the_table_alone() -> None:
     """A style of torch on the token table; the module then calls its parts."""
     plain = pe.InputEmbedding(ROWS, COLUMNS, max_positions=16, norm="layer", dropout=0.5)
@@ -182,10 +152,6 @@ def check_style_of_the_table_alone() -> None:
     for ours, theirs in zip(embed.parameters(), plain.parameters(), strict=True):
         gradient = ours.grad.full_tensor() if isinstance(ours.grad, DTensor) else ours.grad
         torch.testing.assert_close(gradient, theirs.grad)
-
-
-def test_style_of_the_table_alone(two: Processes) -> None:
-    two.run(check_style_of_the_table_alone)
 
 
 def check_calls() -> None:
@@ -211,5 +177,21 @@ def check_calls() -> None:
     )  # fmt: skip
 
 
-def test_calls_of_input_embeddings(two: Processes) -> None:
-    two.run(check_calls)
+TWO: dict[str, Callable[[], None]] = {
+    **{f"{s}, padding {p}": partial(check_table, s, p) for s in ("rows", "columns") for p in (3, 7, None)},
+    "refused": check_refused,
+    "tied logits": check_tied_logits,
+    "padding after meta": check_meta,
+    **{f"{n}, sequence {s}": partial(check_embedding, n, s) for n in EMBEDDINGS for s in (False, True)},
+    "style of the table alone": check_style_of_the_table_alone,
+    "calls of input embeddings": check_calls,
+}
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_in_two_processes(name: str, two: Processes) -> None:
+    two.run(TWO[name])
+
+
+def test_four_processes_with_unlike_parts(four: Processes) -> None:
+    four.run(check_table, "rows", 10, 1.0)

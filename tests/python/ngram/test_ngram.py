@@ -131,14 +131,15 @@ def test_histories_after_unequal_acceptance(device: torch.device) -> None:
     )  # fmt: skip
 
 
-def test_padding_as_qwen4_exp() -> None:
+@pytest.mark.parametrize("layer", [0, 1])
+def test_as_qwen4_exp(layer: int) -> None:
     """Transformers puts the end token in place of padding before it hashes."""
     qwen = pytest.importorskip("transformers.models.qwen4_exp.modeling_qwen4_exp")
     config = qwen.Qwen4ExpTextConfig(
-        vocab_size=50, hidden_size=32, ple_layer_ids=[1], ngram_vocab_size_base=90, eos_token_id=3
+        vocab_size=50, hidden_size=32, ple_layer_ids=[1, 2], ngram_vocab_size_base=90, eos_token_id=3
     )
-    theirs = qwen.Qwen4ExpTextNGramEmbedding(config, 32, 0, 0)
-    spec = pe.NgramSpec.qwen4_exp(50, boundary=3, rows=90)
+    theirs = qwen.Qwen4ExpTextNGramEmbedding(config, 32, layer, layer)
+    spec = pe.NgramSpec.qwen4_exp(50, boundary=3, layer=layer, rows=90)
     ours = pe.NgramEmbedding.from_pretrained(theirs.ngram_embedding.weight, spec)
     ids, mask = make_ids(3, 8), torch.ones(3, 8, dtype=torch.int64)
     for row, padded in enumerate((0, 3, 7)):
@@ -153,19 +154,6 @@ def test_specs_have_defaults_and_are_numbers() -> None:
     assert hash(spec) == hash(dataclasses.replace(spec))
     assert (spec.offsets, spec.sizes, spec.ngram_size) == (((0, 11), (24, 41)), (2, 3), 3)
     assert (spec.columns, spec.num_embeddings, spec.padding_token) == (4, 60, 0)
-
-
-@pytest.mark.parametrize("layer", [0, 1])
-def test_as_qwen4_exp(layer: int) -> None:
-    qwen = pytest.importorskip("transformers.models.qwen4_exp.modeling_qwen4_exp")
-    config = qwen.Qwen4ExpTextConfig(
-        vocab_size=50, hidden_size=32, ple_layer_ids=[1, 2], ngram_vocab_size_base=90, eos_token_id=3
-    )
-    theirs = qwen.Qwen4ExpTextNGramEmbedding(config, 32, layer, layer)
-    spec = pe.NgramSpec.qwen4_exp(50, boundary=3, layer=layer, rows=90)
-    ours = pe.NgramEmbedding.from_pretrained(theirs.ngram_embedding.weight, spec)
-    ids = make_ids(3, 20)
-    assert torch.equal(ours(ids), theirs(ids, None))
 
 
 def test_as_engram_is_published() -> None:

@@ -174,23 +174,6 @@ def test_as_engram_is_published() -> None:
     assert np.array_equal(found.numpy(), np.stack(columns, -1))
 
 
-def test_as_blt() -> None:
-    blt = pytest.importorskip("transformers.models.blt.modeling_blt")
-    ids, primes, sizes = torch.randint(0, 260, (2, 20)), (1_000_000_007, 5_915_587_277), (3, 5, 8)
-    found = ngram_ids(
-        ids,
-        multipliers=primes,
-        moduli=[[30_000] * 2] * 3,
-        offsets=[[30_000 * (3 * head + i) for head in range(2)] for i in range(3)],
-        sizes=sizes,
-        rule="rolling",
-    )
-    for i, size in enumerate(sizes):
-        for head, prime in enumerate(primes):
-            expected = blt.byte_group_hash_function(ids, size, prime, 30_000)
-            assert torch.equal(found[..., 2 * i + head], expected + 30_000 * (3 * head + i))
-
-
 @pytest.mark.parametrize("ratio", [78, 100.567])
 def test_as_longcat_is_published(ratio: float) -> None:
     """Liu et al., arXiv:2601.21204: a sum of shifted ids times powers modulo each head's rows."""

@@ -461,19 +461,6 @@ def test_a_graph_that_still_holds_the_weight_raises() -> None:
     refused((loss.backward, RuntimeError, "modified by an inplace operation"))
 
 
-def test_the_step_compiles_as_one_operator() -> None:
-    ids, values = torch.tensor([1, 4]), torch.randn(2, DIM)
-
-    def step(weight: Tensor, sums: Tensor) -> Tensor:
-        return pe.functional.step_rows_(weight, values, ids, rule="rowwise_adagrad", lr=0.1, second=sums)
-
-    eager, compiled = [drawn().detach(), torch.ones(ROWS)], [drawn().detach(), torch.ones(ROWS)]
-    step(*eager)
-    torch.compile(step, fullgraph=True, backend="aot_eager")(*compiled)
-    for found, expected in zip(compiled, eager, strict=True):
-        assert torch.equal(found, expected)
-
-
 # ------------------------------------------------------------------------------ in the backward pass
 
 

@@ -20,7 +20,6 @@ import pytest
 import torch
 from posembed.pretrained import open_vectors
 from safetensors.torch import save_file
-from support.documentation import program
 from support.refusals import refused
 from support.vector_files import entry, safetensors
 
@@ -558,32 +557,3 @@ def test_no_broken_file_takes_more_than_its_bytes_justify() -> None:
     answers = [next(iter(json.loads(line).values())) for line in done.stdout.splitlines()]
     assert len(answers) == 3
     assert all(each["read"] > 0 and sum(each.values()) == 150 for each in answers)
-
-
-def slow(folder: Path) -> None:
-    end = time.process_time() + 2
-    while time.process_time() < end:
-        pass
-
-
-@pytest.mark.parametrize(
-    ("read", "text"),
-    [
-        (lambda folder: bytearray(64 << 20), "bytes for an input of"),
-        (lambda folder: folder.missing, "missing"),
-        (lambda folder: exec("raise pe.FileFormatError('', 0, 'x')"), "byte 0: x"),
-        (lambda folder: torch.empty(10**9, device="meta"), "a table of"),
-        (slow, "s for "),
-    ],
-)
-def test_the_fuzzer_sees_a_reader_that_breaks_a_rule(
-    read: Callable[[Path], Any], text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    files = program("files", FUZZER.parent)
-    monkeypatch.setitem(files.TARGETS, "gguf", (files.gguf, read))
-    try:
-        with pytest.raises((AssertionError, AttributeError), match=text):
-            files.run("gguf", 1, 1)
-    finally:
-        tracemalloc.stop()
-    assert "failed: gguf --runs 1 --seed 1, kept in" in capsys.readouterr().err

@@ -32,13 +32,10 @@ NORM, NEOX = {"interleaved": True}, {"interleaved": False}
 ROWS = [
     row("Llama-2-7B", "llama", (4096, 32, 32), Spec(128, **NORM), rope__dimension_count=128, arguments={"base": 10000.0}),
     row("Meta-Llama-3-8B", "llama", (4096, 32, 32), Spec(128, base=5e5, **NORM), rope__dimension_count=128, rope__freq_base=5e5),
-    row("Mistral-7B-Instruct-v0.3", "llama", (4096, 32, 32), Spec(128, base=1e6, **NORM), rope__dimension_count=128, rope__freq_base=1e6),
     row("Mistral-Nemo-Instruct-2407", "llama", (5120, 32, 40), Spec(128, base=1e6, **NORM), attention__key_length=128, rope__dimension_count=128, rope__freq_base=1e6),
     row("deepseek-coder-6.7b", "llama", (4096, 32, 32), Spec(128, base=1e5, scaling=pe.LinearScaling(4), **NORM), rope__dimension_count=128, rope__freq_base=1e5, rope__scaling__type="linear", rope__scaling__factor=4.0),
     row("Qwen2-7B", "qwen2", (3584, 28, 28), Spec(128, base=1e6), rope__freq_base=1e6),
-    row("Qwen2.5-0.5B", "qwen2", (896, 14, 24), Spec(64, base=1e6), rope__freq_base=1e6),
     row("Qwen3-8B", "qwen3", (4096, 32, 36), Spec(128, base=1e6), attention__key_length=128, rope__freq_base=1e6),
-    row("Qwen3-30B-A3B", "qwen3moe", (2048, 32, 48), Spec(128, base=1e6), attention__key_length=128, rope__freq_base=1e6),
     row("Qwen2-VL-7B", "qwen2vl", (3584, 28, 28), Spec(128, base=1e6, sections=pe.Sections((16, 24, 24))), rope__freq_base=1e6, rope__dimension_sections=[16, 24, 24, 0]),
     row("gemma-2-9b", "gemma2", (3584, 16, 42), Spec(256), attention__key_length=256, attention__sliding_window=4096, rope__freq_base=1e4),
     row(
@@ -50,7 +47,6 @@ ROWS = [
     row("Phi-3-mini-4k", "phi3", (3072, 32, 32), Spec(96), rope__dimension_count=96, rope__freq_base=1e4),
     row("pythia-1b", "gptneox", (2048, 8, 16), Spec(256, rotary_dim=64), rope__dimension_count=64, rope__freq_base=1e4),
     row("stablelm-3b-4e1t", "stablelm", (2560, 32, 32), Spec(80, rotary_dim=20), rope__dimension_count=20, rope__freq_base=1e4),
-    row("starcoder2-15b", "starcoder2", (6144, 48, 40), Spec(128, base=1e5), rope__freq_base=1e5),
     row("c4ai-command-r-v01", "command-r", (8192, 64, 40), Spec(128, base=8e6, **NORM), rope__freq_base=8e6, rope__scaling__type="none"),
     row(
         "c4ai-command-r7b-12-2024", "cohere2", (4096, 32, 32), {FULL: None, SLIDING: Spec(128, base=5e4, **NORM)},
@@ -67,13 +63,8 @@ ROWS = [
         attention__sliding_window=4096, rope__freq_base=5e5, rope__scaling__type="yarn", rope__scaling__factor=8.0,
         rope__scaling__original_context_length=8192, layers=every(4, 32),
     ),
-    row("OLMo-2-1124-7B", "olmo2", (4096, 32, 32), Spec(128, base=5e5), rope__freq_base=5e5),
     row("Llama-4-Maverick", "llama4", (5120, 40, 48), Spec(128, base=5e5, **NORM), attention__key_length=128, rope__dimension_count=128, rope__freq_base=5e5, layers=every(4, 48, "no", FULL)),
-    row("SmolLM3-3B", "smollm3", (2048, 16, 36), Spec(128, base=5e6, **NORM), rope__dimension_count=128, rope__freq_base=5e6, layers=every(4, 36, "no", FULL)),
     row("GLM-4-9B-0414", "glm4", (4096, 32, 40), Spec(128, rotary_dim=64, **NORM), attention__key_length=128, rope__dimension_count=64, rope__freq_base=1e4),
-    row("ERNIE-4.5-0.3B", "ernie4_5", (1024, 16, 18), Spec(128, base=5e5, **NORM), attention__key_length=128, rope__dimension_count=128, rope__freq_base=5e5),
-    row("bitnet-b1.58-2B-4T", "bitnet", (2560, 20, 30), Spec(128, base=5e5), rope__dimension_count=128, rope__freq_base=5e5),
-    row("Seed-OSS-36B", "seed_oss", (5120, 80, 64), Spec(128, base=1e7), attention__key_length=128, rope__freq_base=1e7),
 ]  # fmt: skip
 
 # How llama.cpp rotates each architecture: llama_model_rope_type in src/llama-model.cpp and the names of src/llama-arch.cpp,

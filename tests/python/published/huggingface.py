@@ -63,17 +63,9 @@ def llama31(factor: float, head_dim: int = 128) -> Spec:
 
 LLAMA = [
     row("huggyllama/llama-7b", "llama", (4096, 32, 32), Spec(128), max_position_embeddings=2048),
-    row("huggyllama/llama-13b", "llama", (5120, 40, 40), Spec(128), max_position_embeddings=2048),
-    row("huggyllama/llama-30b", "llama", (6656, 52, 60), Spec(128), max_position_embeddings=2048),
-    row("huggyllama/llama-65b", "llama", (8192, 64, 80), Spec(128), max_position_embeddings=2048),
     row("meta-llama/Llama-2-7b-hf", "llama", (4096, 32, 32), Spec(128), rope_scaling=None),
-    row("meta-llama/Llama-2-13b-hf", "llama", (5120, 40, 40), Spec(128), rope_scaling=None),
     row("meta-llama/Llama-2-70b-hf", "llama", (8192, 64, 80), Spec(128), num_key_value_heads=8),
     row("codellama/CodeLlama-7b-hf", "llama", (4096, 32, 32), Spec(128, base=1e6), rope_theta=1e6),
-    row("codellama/CodeLlama-13b-hf", "llama", (5120, 40, 40), Spec(128, base=1e6), rope_theta=1e6),
-    row("codellama/CodeLlama-34b-hf", "llama", (8192, 64, 48), Spec(128, base=1e6), rope_theta=1e6),
-    row("meta-llama/Meta-Llama-3-8B", "llama", (4096, 32, 32), Spec(128, base=5e5), rope_theta=5e5),
-    row("meta-llama/Meta-Llama-3-70B", "llama", (8192, 64, 80), Spec(128, base=5e5), rope_theta=5e5),
     *(
         row(
             f"meta-llama/{name}", "llama", sizes, llama31(factor, head_dim), head_dim=head_dim,
@@ -82,19 +74,10 @@ LLAMA = [
         )
         for name, sizes, head_dim, factor in (
             ("Llama-3.1-8B", (4096, 32, 32), 128, 8.0),
-            ("Llama-3.1-70B", (8192, 64, 80), 128, 8.0),
-            ("Llama-3.1-405B", (16384, 128, 126), 128, 8.0),
             ("Llama-3.2-1B", (2048, 32, 16), 64, 32.0),
-            ("Llama-3.2-3B", (3072, 24, 28), 128, 32.0),
-            ("Llama-3.3-70B-Instruct", (8192, 64, 80), 128, 8.0),
         )
     ),
-    row("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "llama", (2048, 32, 22), Spec(64), rope_theta=1e4),
-    row("01-ai/Yi-6B", "llama", (4096, 32, 32), Spec(128, base=5e6), rope_theta=5e6),
-    row("01-ai/Yi-34B", "llama", (7168, 56, 60), Spec(128, base=5e6), rope_theta=5e6),
-    row("deepseek-ai/deepseek-llm-7b-base", "llama", (4096, 32, 30), Spec(128), rope_theta=1e4),
     row("deepseek-ai/deepseek-coder-6.7b-base", "llama", (4096, 32, 32), Spec(128, base=1e5, scaling=pe.LinearScaling(4)), rope_theta=100000, rope_scaling={"factor": 4.0, "type": "linear"}),
-    row("lmsys/vicuna-7b-v1.5-16k", "llama", (4096, 32, 32), Spec(128, scaling=pe.LinearScaling(4)), rope_scaling={"factor": 4.0, "type": "linear"}, max_position_embeddings=4096),
     *(
         row(
             f"NousResearch/Yarn-Llama-2-7b-{name}", "llama", (4096, 32, 32),
@@ -104,9 +87,6 @@ LLAMA = [
         )
         for name, factor in (("64k", 16.0), ("128k", 32.0))
     ),
-    row("HuggingFaceTB/SmolLM-135M", "llama", (576, 9, 30), Spec(64), rope_theta=1e4),
-    row("HuggingFaceTB/SmolLM2-360M", "llama", (960, 15, 32), Spec(64, base=1e5), rope_theta=1e5),
-    row("HuggingFaceTB/SmolLM2-1.7B", "llama", (2048, 32, 24), Spec(64, base=1.3e5), rope_theta=130000),
     row(
         "HuggingFaceTB/SmolLM3-3B", "smollm3", (2048, 16, 36), Spec(128, base=5e6), rope_theta=5e6,
         no_rope_layer_interval=4, no_rope_layers=[1, 1, 1, 0] * 9, layer_types=[FULL] * 36,
@@ -120,14 +100,8 @@ LLAMA = [
 MISTRAL = [
     row("mistralai/Mistral-7B-v0.1", "mistral", (4096, 32, 32), Spec(128), rope_theta=1e4, sliding_window=4096),
     row("mistralai/Mistral-7B-Instruct-v0.2", "mistral", (4096, 32, 32), Spec(128, base=1e6), rope_theta=1e6, sliding_window=None),
-    row("mistralai/Mistral-7B-v0.3", "mistral", (4096, 32, 32), Spec(128, base=1e6), rope_theta=1e6, sliding_window=None),
     row("mistralai/Mistral-Nemo-Base-2407", "mistral", (5120, 32, 40), Spec(128, base=1e6), head_dim=128, rope_theta=1e6),
-    row("mistralai/Mistral-Small-24B-Base-2501", "mistral", (5120, 32, 40), Spec(128, base=1e8), head_dim=128, rope_theta=1e8),
-    row("mistralai/Mistral-Large-Instruct-2407", "mistral", (12288, 96, 88), Spec(128, base=1e6), head_dim=128, rope_theta=1e6),
-    row("mistralai/Codestral-22B-v0.1", "mistral", (6144, 48, 56), Spec(128, base=1e6), rope_theta=1e6),
-    row("mistralai/Ministral-8B-Instruct-2410", "mistral", (4096, 32, 36), Spec(128, base=1e8), head_dim=128, rope_theta=1e8),
     row("mistralai/Mixtral-8x7B-v0.1", "mixtral", (4096, 32, 32), Spec(128, base=1e6), rope_theta=1e6, num_local_experts=8),
-    row("mistralai/Mixtral-8x22B-v0.1", "mixtral", (6144, 48, 56), Spec(128, base=1e6), rope_theta=1e6, num_local_experts=8),
 ]  # fmt: skip
 
 YARN4 = {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"}
@@ -144,30 +118,15 @@ QWEN = [
         max_position_embeddings=32768, use_dynamic_ntk=True, use_logn_attn=True,
         use_flash_attn="auto", no_bias=True,
     ),
-    row(
-        "Qwen/Qwen-1_8B", "qwen", (2048, 16, 24), Spec(128, scaling=pe.DynamicNtkScaling(2, 8192)),
-        source="its modeling_qwen.py: a base that grows where the length doubles",
-        kv_channels=128, rotary_emb_base=10000, rotary_pct=1.0, seq_length=8192,
-        use_dynamic_ntk=True, use_logn_attn=True,
-    ),
     row("Qwen/Qwen1.5-0.5B", "qwen2", (1024, 16, 24), Spec(64, base=1e6), rope_theta=1e6, use_sliding_window=False),
     row("Qwen/Qwen1.5-7B", "qwen2", (4096, 32, 32), Spec(128, base=1e6), rope_theta=1e6, max_window_layers=28),
     row("Qwen/Qwen1.5-MoE-A2.7B", "qwen2_moe", (2048, 16, 24), Spec(128, base=1e6), rope_theta=1e6),
-    row("Qwen/Qwen2-0.5B", "qwen2", (896, 14, 24), Spec(64, base=1e6), rope_theta=1e6),
-    row("Qwen/Qwen2-1.5B", "qwen2", (1536, 12, 28), Spec(128, base=1e6), rope_theta=1e6),
     row("Qwen/Qwen2-7B", "qwen2", (3584, 28, 28), Spec(128, base=1e6), rope_theta=1e6),
-    row("Qwen/Qwen2-72B", "qwen2", (8192, 64, 80), Spec(128, base=1e6), rope_theta=1e6),
     row(
         "Qwen/Qwen2.5-7B-Instruct, with the YaRN of its model card", "qwen2", (3584, 28, 28),
         Spec(128, base=1e6, scaling=pe.YarnScaling(4, 32768)), rope_theta=1e6, rope_scaling=YARN4,
         max_position_embeddings=32768,
     ),
-    row("Qwen/QwQ-32B", "qwen2", (5120, 40, 64), Spec(128, base=1e6), rope_theta=1e6),
-    row("Qwen/Qwen3-0.6B", "qwen3", (1024, 16, 28), Spec(128, base=1e6), head_dim=128, rope_theta=1e6),
-    row("Qwen/Qwen3-8B", "qwen3", (4096, 32, 36), Spec(128, base=1e6), head_dim=128, rope_theta=1e6),
-    row("Qwen/Qwen3-32B", "qwen3", (5120, 64, 64), Spec(128, base=1e6), head_dim=128, rope_theta=1e6),
-    row("Qwen/Qwen3-30B-A3B", "qwen3_moe", (2048, 32, 48), Spec(128, base=1e6), head_dim=128, rope_theta=1e6),
-    row("Qwen/Qwen3-235B-A22B", "qwen3_moe", (4096, 64, 94), Spec(128, base=1e6), head_dim=128, rope_theta=1e6),
     row(
         "Qwen/Qwen3-Next-80B-A3B-Instruct", "qwen3_next", (2048, 16, 48),
         Spec(256, base=1e7, rotary_dim=64), head_dim=256, partial_rotary_factor=0.25, rope_theta=1e7,
@@ -184,11 +143,6 @@ QWEN = [
         rope_scaling=VL, vision_config={**QWEN2_VL_TOWER, "hidden_size": 3584},
     ),
     composite(
-        "Qwen/Qwen2-VL-2B-Instruct", "qwen2_vl", Spec(128, base=1e6, sections=VL_TEXT),
-        hidden_size=1536, num_attention_heads=12, num_hidden_layers=28, rope_theta=1e6,
-        rope_scaling=VL, vision_config={**QWEN2_VL_TOWER, "hidden_size": 1536},
-    ),
-    composite(
         "Qwen/Qwen2.5-VL-7B-Instruct", "qwen2_5_vl", Spec(128, base=1e6, sections=VL_TEXT),
         hidden_size=3584, num_attention_heads=28, num_hidden_layers=28, rope_theta=1e6,
         rope_scaling=VL, vision_config={"depth": 32, "hidden_size": 1280, "num_heads": 16},
@@ -197,14 +151,6 @@ QWEN = [
         "Qwen/Qwen2.5-VL-7B-Instruct", "qwen2_5_vl", TOWER, part="vision_config",
         hidden_size=3584, num_attention_heads=28, num_hidden_layers=28, rope_theta=1e6,
         rope_scaling=VL, vision_config={"depth": 32, "hidden_size": 1280, "num_heads": 16},
-    ),
-    composite(
-        "Qwen/Qwen3-VL-8B-Instruct", "qwen3_vl", Spec(128, base=5e6, sections=IN_TURNS),
-        text_config={
-            "model_type": "qwen3_vl_text", "hidden_size": 4096, "num_attention_heads": 32,
-            "num_hidden_layers": 36, "head_dim": 128, "rope_theta": 5000000,
-            "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
-        },
     ),
     composite(
         "Qwen/Qwen3-Omni-30B-A3B-Instruct", "qwen3_omni_moe", Spec(128, base=1e6, sections=IN_TURNS),
@@ -223,9 +169,7 @@ QWEN = [
 LOCAL = Spec(256)
 GEMMA = [
     row("google/gemma-2b", "gemma", (2048, 8, 18), Spec(256), head_dim=256, rope_theta=1e4),
-    row("google/gemma-7b", "gemma", (3072, 16, 28), Spec(256), head_dim=256, rope_theta=1e4),
     row("google/gemma-2-2b", "gemma2", (2304, 8, 26), Spec(256), head_dim=256, rope_theta=1e4, sliding_window=4096),
-    row("google/gemma-2-9b", "gemma2", (3584, 16, 42), Spec(256), head_dim=256, rope_theta=1e4, sliding_window=4096),
     row("google/gemma-2-27b", "gemma2", (4608, 32, 46), Spec(128), head_dim=128, rope_theta=1e4, sliding_window=4096),
     row(
         "google/gemma-3-1b-it", "gemma3_text", (1152, 4, 26), {FULL: Spec(256, base=1e6), SLIDING: LOCAL},
@@ -242,7 +186,6 @@ GEMMA = [
         )
         for name, head_dim, says in (
             ("4b", 256, {"hidden_size": 2560, "num_hidden_layers": 34}),
-            ("12b", 256, {"hidden_size": 3840, "num_attention_heads": 16, "num_hidden_layers": 48}),
             ("27b", 128, {"hidden_size": 5376, "num_attention_heads": 32, "num_hidden_layers": 62,
                           "head_dim": 128}),
         )
@@ -258,7 +201,6 @@ PHI_AND_NEOX = [
     row("microsoft/phi-1_5", "phi", (2048, 32, 24), Spec(64, rotary_dim=32), partial_rotary_factor=0.5, rope_theta=1e4),
     row("microsoft/phi-2", "phi", (2560, 32, 32), Spec(80, rotary_dim=32), partial_rotary_factor=0.4, rope_theta=1e4),
     row("microsoft/Phi-3-mini-4k-instruct", "phi3", (3072, 32, 32), Spec(96), rope_theta=1e4, rope_scaling=None),
-    row("microsoft/Phi-3-medium-4k-instruct", "phi3", (5120, 40, 40), Spec(128), rope_theta=1e4, rope_scaling=None),
     row("microsoft/phi-4", "phi3", (5120, 40, 40), Spec(128, base=2.5e5), rope_theta=250000, rope_scaling=None),
     *(
         row(
@@ -267,13 +209,8 @@ PHI_AND_NEOX = [
         )
         for name, sizes, head_dim in (
             ("70m", (512, 8, 6), 64),
-            ("160m", (768, 12, 12), 64),
-            ("410m", (1024, 16, 24), 64),
             ("1b", (2048, 8, 16), 256),
-            ("1.4b", (2048, 16, 24), 128),
             ("2.8b", (2560, 32, 32), 80),
-            ("6.9b", (4096, 32, 32), 128),
-            ("12b", (5120, 40, 36), 128),
         )
     ),
     row("EleutherAI/gpt-neox-20b", "gpt_neox", (6144, 64, 44), Spec(96, rotary_dim=24), rotary_pct=0.25, rotary_emb_base=10000),
@@ -296,19 +233,15 @@ PHI_AND_NEOX = [
         )
     ),
     row("stabilityai/stablelm-3b-4e1t", "stablelm", (2560, 32, 32), Spec(80, rotary_dim=20), partial_rotary_factor=0.25, rope_theta=10000),
-    row("stabilityai/stablelm-2-1_6b", "stablelm", (2048, 32, 24), Spec(64, rotary_dim=16), partial_rotary_factor=0.25, rope_theta=10000),
-    row("stabilityai/stablelm-2-12b", "stablelm", (5120, 32, 40), Spec(160, rotary_dim=40), partial_rotary_factor=0.25, rope_theta=10000),
     row("adept/persimmon-8b-base", "persimmon", (4096, 64, 36), Spec(64, rotary_dim=32, base=25000), partial_rotary_factor=0.5, rope_theta=25000.0),
 ]  # fmt: skip
 
 FALCON_AND_OTHERS = [
     row("tiiuae/falcon-7b", "falcon", (4544, 71, 32), Spec(64), alibi=False, multi_query=True, new_decoder_architecture=False),
     row("tiiuae/falcon-40b", "falcon", (8192, 128, 60), Spec(64), alibi=False, new_decoder_architecture=True),
-    row("tiiuae/falcon-180B", "falcon", (14848, 232, 80), Spec(64), alibi=False, new_decoder_architecture=True),
     row("tiiuae/falcon-rw-1b", "falcon", (2048, 32, 24), Spec(64, rotary_dim=0), alibi=True, layers=("no",) * 24),
     row("allenai/OLMo-7B-hf", "olmo", (4096, 32, 32), Spec(128), rope_theta=1e4),
     row("allenai/OLMo-2-1124-7B", "olmo2", (4096, 32, 32), Spec(128, base=5e5), rope_theta=500000),
-    row("allenai/OLMo-2-1124-13B", "olmo2", (5120, 40, 40), Spec(128, base=5e5), rope_theta=500000),
     row("allenai/OLMoE-1B-7B-0924", "olmoe", (2048, 16, 16), Spec(128), rope_theta=1e4),
     row(
         "allenai/Olmo-3-1025-7B", "olmo3", (4096, 32, 32),
@@ -321,10 +254,7 @@ FALCON_AND_OTHERS = [
     ),
     row("bigcode/starcoder2-3b", "starcoder2", (3072, 24, 30), Spec(128, base=999999.4420358813), rope_theta=999999.4420358813),
     row("bigcode/starcoder2-7b", "starcoder2", (4608, 36, 32), Spec(128, base=1e6), rope_theta=1000000),
-    row("bigcode/starcoder2-15b", "starcoder2", (6144, 48, 40), Spec(128, base=1e5), rope_theta=100000),
     row("CohereLabs/c4ai-command-r-v01", "cohere", (8192, 64, 40), Spec(128, base=8e6, interleaved=True), rope_theta=8000000.0, logit_scale=0.0625),
-    row("CohereLabs/c4ai-command-r-plus", "cohere", (12288, 96, 64), Spec(128, base=75e6, interleaved=True), rope_theta=75000000.0),
-    row("CohereLabs/aya-23-8B", "cohere", (4096, 32, 32), Spec(128, interleaved=True), rope_theta=10000),
     *(
         row(
             f"CohereLabs/{name}", "cohere2", sizes, {FULL: None, SLIDING: Spec(128, base=5e4, interleaved=True)},
@@ -348,39 +278,14 @@ FALCON_AND_OTHERS = [
         )
         for name, model_type, sizes, mscale in (
             ("DeepSeek-V2-Lite", "deepseek_v2", (2048, 16, 27), 0.707),
-            ("DeepSeek-V2", "deepseek_v2", (5120, 128, 60), 1.0),
             ("DeepSeek-V3", "deepseek_v3", (7168, 128, 61), 1.0),
-            ("DeepSeek-R1", "deepseek_v3", (7168, 128, 61), 1.0),
         )
-    ),
-    row(
-        "deepseek-ai/DeepSeek-V4, four of its layers", "deepseek_v4", (4096, 64, 4),
-        {SLIDING: Spec(512, rotary_dim=64, rotary_start=448, interleaved=True),
-         "compressed_sparse_attention": Spec(
-             512, rotary_dim=64, rotary_start=448, interleaved=True, base=160000,
-             scaling=pe.YarnScaling(16, 65536, attention_factor=1.0))},
-        head_dim=512, qk_rope_head_dim=64, rope_theta=10000, compress_rope_theta=160000, sliding_window=128,
-        compress_ratios=[0, 4, 0, 4], max_position_embeddings=1048576,
-        rope_scaling={"beta_fast": 32, "beta_slow": 1, "factor": 16, "type": "yarn",
-                      "original_max_position_embeddings": 65536},
-        layers=(SLIDING, "compressed_sparse_attention") * 2,
     ),
     row("zai-org/glm-4-9b-hf", "glm", (4096, 32, 40), Spec(128, rotary_dim=64, interleaved=True), head_dim=128, partial_rotary_factor=0.5, rope_theta=10000.0),
     row("zai-org/GLM-4-9B-0414", "glm4", (4096, 32, 40), Spec(128, rotary_dim=64, interleaved=True), head_dim=128, partial_rotary_factor=0.5, rope_theta=10000.0),
     row("zai-org/GLM-4.5-Air", "glm4_moe", (4096, 96, 46), Spec(128, rotary_dim=64, base=1e6), head_dim=128, partial_rotary_factor=0.5, rope_theta=1000000),
     row("ibm-granite/granite-3.0-2b-base", "granite", (2048, 32, 40), Spec(64), rope_theta=10000.0, embedding_multiplier=12.0),
     row("baidu/ERNIE-4.5-0.3B-PT", "ernie4_5", (1024, 16, 18), Spec(128, base=5e5, interleaved=True), head_dim=128, rope_theta=500000.0),
-    *(
-        row(
-            f"openai/gpt-oss-{name}", "gpt_oss", (2880, 64, length),
-            Spec(64, base=1.5e5, scaling=pe.YarnScaling(32, 4096, truncate=False)), head_dim=64,
-            rope_theta=150000, max_position_embeddings=131072, sliding_window=128, initial_context_length=4096,
-            rope_scaling={"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "rope_type": "yarn",
-                          "original_max_position_embeddings": 4096, "truncate": False},
-            layer_types=[SLIDING, FULL] * (length // 2), arguments={"ignore": ["initial_context_length"]},
-        )
-        for name, length in (("20b", 24), ("120b", 36))
-    ),
     *(
         composite(
             f"meta-llama/{name}", "llama4", {FULL: None, "chunked_attention": right},
@@ -431,13 +336,6 @@ FALCON_AND_OTHERS = [
         vision_config={"model_type": "clip_vision_model", "hidden_size": 1024, "num_attention_heads": 16},
     ),
     row("ByteDance-Seed/Seed-OSS-36B-Base", "seed_oss", (5120, 80, 64), Spec(128, base=1e7), head_dim=128, rope_theta=10000000.0, rope_scaling={"rope_type": "default"}),
-    row(
-        "XiaomiMiMo/MiMo-V2-Flash", "mimo_v2_flash", (4096, 64, 48),
-        {FULL: Spec(192, base=5e6, rotary_dim=64), SLIDING: Spec(192, rotary_dim=64)}, head_dim=192, v_head_dim=128,
-        rope_theta=5000000, swa_rope_theta=10000, partial_rotary_factor=0.334, sliding_window=128,
-        hybrid_layer_pattern=[0, *([1, 1, 1, 1, 0] * 10)][:6] + [1, 1, 1, 1, 1, 0] * 7,
-        layers=tuple(FULL if place == 0 or (place + 1) % 6 == 0 else SLIDING for place in range(48)),
-    ),
     row(
         "stepfun-ai/Step-3.5-Flash", "step3p5", (4096, 64, 45),
         {FULL: Spec(128, base=5e6, rotary_dim=64, scaling=pe.Llama3Scaling(2, 1, 32, 131072)), SLIDING: Spec(128)},

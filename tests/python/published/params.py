@@ -31,12 +31,8 @@ LLAMA31 = Spec(128, base=5e5, interleaved=True, scaling=pe.Llama3Scaling(8, 1, 4
 UNSAID = {"arguments": {"base": 10000.0}}
 ROWS = [
     meta("llama-7B", (4096, 32, 32), PLAIN, **UNSAID),
-    meta("llama-13B", (5120, 40, 40), PLAIN, **UNSAID),
-    meta("llama-65B", (8192, 64, 80), PLAIN, **UNSAID),
-    meta("llama-2-7b", (4096, 32, 32), PLAIN, **UNSAID),
     meta("llama-2-70b", (8192, 64, 80), PLAIN, n_kv_heads=8, ffn_dim_multiplier=1.3, **UNSAID),
     meta("Meta-Llama-3-8B", (4096, 32, 32), Spec(128, base=5e5, interleaved=True), n_kv_heads=8, rope_theta=5e5, ffn_dim_multiplier=1.3),
-    meta("Meta-Llama-3-70B", (8192, 64, 80), Spec(128, base=5e5, interleaved=True), n_kv_heads=8, rope_theta=5e5),
     meta("Meta-Llama-3.1-8B", (4096, 32, 32), LLAMA31, n_kv_heads=8, rope_theta=5e5, use_scaled_rope=True),
     meta("Meta-Llama-3.1-70B", (8192, 64, 80), LLAMA31, n_kv_heads=8, rope_theta=5e5, use_scaled_rope=True),
     meta("Meta-Llama-3.1-405B", (16384, 128, 126), LLAMA31, n_kv_heads=8, rope_theta=5e5, use_scaled_rope=True),
@@ -45,7 +41,6 @@ ROWS = [
     mistral("Mistral-7B-v0.1", (4096, 32, 32), PLAIN, hidden_dim=14336, sliding_window=4096, **UNSAID),
     mistral("Mistral-7B-v0.3", (4096, 32, 32), Spec(128, base=1e6, interleaved=True), hidden_dim=14336, rope_theta=1e6),
     mistral("Mixtral-8x7B-v0.1", (4096, 32, 32), Spec(128, base=1e6, interleaved=True), rope_theta=1e6, moe={"num_experts_per_tok": 2, "num_experts": 8}),
-    mistral("Mistral-Nemo-Base-2407", (5120, 32, 40), Spec(128, base=1e6, interleaved=True), rope_theta=1e6, hidden_dim=14336),
     mistral(
         "Ministral-3-3B-Base-2512", (3072, 32, 26),
         Spec(128, base=1e6, interleaved=True, scaling=pe.YarnScaling(16, 16384, attention_factor=1.0)),

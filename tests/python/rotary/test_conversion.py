@@ -74,15 +74,6 @@ def test_query_and_key_norms() -> None:
     assert_close(results[1], results[0], 1e-13)
 
 
-def test_low_rank_adapters() -> None:
-    """In W + B A only B has the rows of heads."""
-    torch.manual_seed(3)
-    weight, b, a = torch.randn(48, WIDTH), torch.randn(48, 4), torch.randn(4, WIDTH)
-    whole = pe.permute_rotary_weight(weight + b @ a, 3, to="interleaved")
-    parts = [pe.permute_rotary_weight(part, 3, to="interleaved") for part in (weight, b)]
-    assert_close(parts[0] + parts[1] @ a, whole, 1e-6)
-
-
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_there_and_back(window: dict[str, int]) -> None:
     weight = torch.randn(3 * HEAD_DIM, 5)
@@ -171,25 +162,6 @@ def test_pages_of_a_float8_cache_are_moved(device: torch.device) -> None:
     pe.functional.rerotate_(largest, old[:1], old[:1] + 40, spec=spec)
     assert largest.float().abs().max() == 448
     refused((lambda: pe.functional.rerotate_(largest.float().to(torch.float8_e5m2), old[:1], old[:1], spec=spec), TypeError, "key: expected .* or float8_e4m3fn, got Float8_e5m2"))  # fmt: skip
-
-
-def test_the_error_of_16_bit_caches_grows_with_every_move(device: torch.device) -> None:
-    """As the documentation warns: each move rounds once more, so one long move is better."""
-    torch.manual_seed(7)
-    spec = pe.RotarySpec(64)
-    key = torch.randn(1, 32, 4, 64, dtype=torch.float64, device=device)
-    old = torch.arange(32, device=device) + 256
-    truth = pe.functional.rotary(key, positions=old - 256, spec=spec)
-    steps, once = (pe.functional.rotary(key, positions=old, spec=spec).bfloat16() for _ in range(2))
-    for move in range(256):
-        pe.functional.rerotate_(steps, old - move, old - move - 1, spec=spec)
-    pe.functional.rerotate_(once, old, old - 256, spec=spec)
-
-    def error(found: Tensor) -> float:
-        return float((found.double() - truth).square().mean().sqrt())
-
-    # Slow pairs turn by less than half a rounding step in each move, and stay where they are.
-    assert error(steps) > 30 * error(once)
 
 
 def test_moving_back_and_forth_leaves_padding_alone(device: torch.device) -> None:

@@ -73,12 +73,3 @@ def test_float64_angles(spec: pe.RotarySpec, frequencies: Any, device: torch.dev
     for found, wanted in zip(rotated_units(spec, torch.float64, device), exact(frequencies, POSITIONS), strict=True):
         assert float((found - wanted)[near].abs().max()) <= 1e-15
         assert float((found - wanted).abs().max()) <= 1e-13
-
-
-def test_float32_products_are_not_exact() -> None:
-    """The result of reference code at the position that the README names."""
-    inverse = 1.0 / 10000.0 ** (torch.arange(0, HEAD_DIM, 2).float() / HEAD_DIM)
-    places = list(range(131_064, 131_072))
-    cosines = torch.outer(torch.tensor(places).float(), inverse).cos().double()
-    error = float((cosines - exact(lambda: geometric(1e4), places)[0]).abs().max())
-    assert 3e-3 < error < 1e-2

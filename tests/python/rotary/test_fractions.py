@@ -110,15 +110,6 @@ def test_positions_that_are_none_give_nan(device: torch.device) -> None:
     assert not found[:, [0, 3]].isnan().any()
 
 
-def test_each_axis_has_its_own(device: torch.device) -> None:
-    """Two axes of pixels, as in vision towers whose coordinates are interpolated."""
-    query, _ = tensors(torch.float64, device)
-    spec = pe.RotarySpec(16, sections=pe.Sections((4, 4), restart=True))
-    positions = torch.stack([FRACTIONS, 2 - FRACTIONS]).to(device)
-    found = pe.functional.rotary(query, positions=positions, spec=spec)
-    assert_close(found, expected(query, spec, positions), 1e-13)
-
-
 def test_learned_frequencies_have_gradients(device: torch.device) -> None:
     query, key = tensors(torch.float64, device)
     spec, positions = pe.RotarySpec(16), FRACTIONS.to(device)

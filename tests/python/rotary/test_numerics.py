@@ -192,27 +192,6 @@ def test_polar_is_llama4(dtype: torch.dtype, device: torch.device) -> None:
     assert_same_bits(rope(query, key, places(device)), expected)
 
 
-@pytest.mark.parametrize("numerics", ["float32", "float32_product", "float32_rounded_table"])
-def test_in_place_out_and_functional_agree(numerics: str, device: torch.device) -> None:
-    query, key = make(torch.bfloat16, device), make(torch.bfloat16, device, heads=1)
-    spec = pe.RotarySpec(64, numerics=numerics, scaling=pe.YarnScaling(4, 64), reverse=True)
-    rope = pe.RotaryEmbedding(spec, layout="bhsd")
-    expected = rope(query, key, offset=9)
-    out = (torch.empty_like(query), torch.empty_like(key))
-    pe.functional.rotary(query, key, spec=spec, layout="bhsd", offset=9, out=out)
-    rope.rotate_(query, key, offset=9)
-    assert_same_bits(out, expected)
-    assert_same_bits((query, key), expected)
-
-
-def test_tokens_at_minus_one_stay(device: torch.device) -> None:
-    query = make(torch.float32, device)
-    positions = torch.full((17,), -1, device=device)
-    positions[3] = 5
-    rotated = pe.RotaryEmbedding(64, layout="bhsd", numerics="float32")(query, positions=positions)
-    assert (rotated != query).any(-1).any(1)[0].nonzero().flatten().tolist() == [3]
-
-
 def test_axes_have_the_positions_of_their_pairs(device: torch.device) -> None:
     query = make(torch.float32, device, dim=8)
     positions = torch.randint(0, 100, (2, 2, 17), device=device)

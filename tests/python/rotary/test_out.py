@@ -33,14 +33,6 @@ def test_out_equals_fresh_memory(dtype: torch.dtype, device: torch.device) -> No
     assert (packed[:, :, [4, 7, 8]] == 7).all()
 
 
-def test_out_of_a_query_alone(device: torch.device) -> None:
-    query, _ = make(device)
-    expected = pe.functional.rotary(query, spec=SPEC)
-    out = torch.empty(2, 4, 6, 16, device=device).transpose(1, 2)
-    assert pe.functional.rotary(query, spec=SPEC, out=out) is out
-    assert torch.equal(out, expected)
-
-
 def test_out_may_be_the_input(device: torch.device) -> None:
     query, key = make(device)
     expected = pe.functional.rotary(query, key, spec=SPEC)

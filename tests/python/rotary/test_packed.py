@@ -162,14 +162,6 @@ def test_derivatives_of_every_order(call: dict[str, Any], device: torch.device) 
 
 
 @with_and_without_norm
-def test_opcheck(norm: str, device: torch.device) -> None:
-    qkv = projection(SIZES, device).requires_grad_()
-    operator = getattr(torch.ops.posembed, f"{norm.replace('-', '_')}rotary_packed").default
-    weights = {"query_weight": None, "key_weight": None} if norm else {}
-    torch.library.opcheck(operator, (qkv,), {**SIZES, **weights, "order": "groups", "spec": SPEC.to_json()})
-
-
-@with_and_without_norm
 @pytest.mark.parametrize("name", ["blocks", "groups", "gpt-neox"])
 def test_compiled_with_the_projection_and_attention(name: str, norm: str, device: torch.device) -> None:
     call = {k: v for k, v in CALLS[norm + name].items() if k in ("heads", "key_heads", "order", "weights")}

@@ -201,24 +201,6 @@ def test_restarted_sections_have_a_series_each() -> None:
     assert spec.frequencies().tolist() == expected
 
 
-def test_eva_tower_in_a_larger_grid() -> None:
-    """EVA-02 squeezes the rows and columns of a larger grid into those of training."""
-    head_dim, trained, side = 16, 4, 6
-    spec = pe.RotarySpec(
-        head_dim, interleaved=True, sections=pe.Sections((4, 4), restart=True), scaling=pe.LinearScaling(side / trained)
-    )
-    series = 10000.0 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8)
-    steps = torch.arange(side, dtype=torch.float64) / side * trained
-    angles = torch.outer(steps, series).repeat_interleave(2, dim=-1)
-    both = torch.cat(torch.broadcast_tensors(angles[:, None], angles[None]), -1).flatten(0, 1)
-    query = torch.randn(1, side * side, 1, head_dim, dtype=torch.float64)
-    turned = torch.stack((-query[..., 1::2], query[..., 0::2]), -1).flatten(-2)
-    expected = query * both.cos()[:, None] + turned * both.sin()[:, None]
-    place = torch.arange(side * side)
-    positions = torch.stack([place // side, place % side]).unsqueeze(1)
-    assert_close(pe.functional.rotary(query, positions=positions, spec=spec), expected, 1e-14)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

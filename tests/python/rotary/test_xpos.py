@@ -57,15 +57,6 @@ def test_scores_depend_on_distance_alone(device: torch.device) -> None:
             assert score(start + distance, start) == pytest.approx(near, rel=1e-10, abs=1e-12)
 
 
-def test_scores_fade() -> None:
-    ones = torch.ones(1, 1, 1, 32, dtype=torch.float64)
-    size = [
-        float((exact(ones, 100 + d, 1.0) * exact(ones, 100, -1.0)).abs().sum() / (exact(ones, 100, 1.0)).abs().sum())
-        for d in (0, 512, 4096)
-    ]
-    assert size[0] > size[1] > size[2]
-
-
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_position_at_the_centre_multiplies_nothing(dtype: torch.dtype, device: torch.device) -> None:
     query = torch.randn(1, 1, 3, 32, dtype=dtype, device=device)

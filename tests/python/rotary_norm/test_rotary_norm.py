@@ -116,14 +116,6 @@ def test_gradients_too_large_for_caches_are_the_same(dtype: torch.dtype, rotary_
     assert torch.equal(gradient(slice(0, tokens)), torch.cat(parts, dim=1))
 
 
-def test_a_token_at_minus_one_is_normed_and_not_rotated(device: torch.device) -> None:
-    given = make(device)
-    positions = torch.full((7,), -1, device=device)
-    query, _ = pe.functional.norm_rotary(**given, positions=positions, spec=SPEC, eps=0.0)
-    expected = rms_norm(given["query"], (32,), given["query_weight"], 0.0)
-    assert_close(query, expected, 1e-6)
-
-
 def gradients(given: dict[str, Tensor], **options: Any) -> tuple[Tensor, ...]:
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in given.items()}
     query, key = pe.functional.norm_rotary(**leaves, spec=SPEC, **options)
@@ -256,20 +248,6 @@ def test_weights_in_float32(spec: pe.RotarySpec, dtype: torch.dtype, device: tor
         assert_close(actual.double(), expected, 1e-5)
 
 
-@pytest.mark.parametrize("dtype", FLOATING)
-@pytest.mark.parametrize("spec", [SPEC, pe.RotarySpec(64)])
-def test_without_weights_is_with_ones(spec: pe.RotarySpec, dtype: torch.dtype, device: torch.device) -> None:
-    given = make(device, dtype, dim=spec.head_dim)
-    ones = torch.ones(spec.head_dim, device=device, dtype=dtype)
-    tensors = given["query"].requires_grad_(), given["key"].requires_grad_()
-    expected = pe.functional.norm_rotary(*tensors, ones, ones, spec=spec)
-    found = pe.functional.norm_rotary(*tensors, spec=spec)
-    gradients, wanted = (torch.autograd.grad([x.sum() for x in y], tensors) for y in (found, expected))
-    tolerance = 2 * torch.finfo(dtype).eps
-    for actual, other in zip((*found, *gradients), (*expected, *wanted), strict=True):
-        assert_close(actual, other, tolerance)
-
-
 @pytest.mark.parametrize("layout", ["bshd", "bhsd", "thd"])
 def test_a_query_alone(layout: Any, device: torch.device) -> None:
     given = make(device)
@@ -322,15 +300,6 @@ def test_one_norm_over_all_heads(norm: Any, layout: Any, device: torch.device) -
         assert_close(actual.permute(places), expected, 1e-6)
 
 
-def test_layer_norm_of_each_head(device: torch.device) -> None:
-    given = make(device)
-    bias = torch.randn(32, device=device)
-    query = layer_norm(given["query"], (32,), given["query_weight"], bias, 1e-5)
-    expected = pe.functional.rotary(query, spec=SPEC)
-    found, _ = pe.functional.norm_rotary(**given, query_bias=bias, norm="layer", eps=1e-5, spec=SPEC)
-    assert_close(found, expected, 1e-6)
-
-
 @pytest.mark.parametrize("over", ["head", "all_heads"])
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_a_packed_projection_in_place(over: Any, dtype: torch.dtype, device: torch.device) -> None:
@@ -344,21 +313,6 @@ def test_a_packed_projection_in_place(over: Any, dtype: torch.dtype, device: tor
     pe.functional.norm_rotary_(query, key, *weights, **options)
     found = packed.unflatten(-1, (-1, dim)).split(heads, dim=2)
     assert all(torch.equal(a, b) for a, b in zip(found, (*expected, before), strict=True))
-
-
-def test_gradients_flow_to_tables(device: torch.device) -> None:
-    given = {name: x.double().requires_grad_() for name, x in make(device).items()}
-    cos, sin = (x.requires_grad_() for x in tables(7, 32, device, torch.float64))
-
-    def ours(*tensors: Tensor) -> tuple[Tensor, Tensor]:
-        return pe.functional.norm_rotary(*tensors[:4], cos=tensors[4], sin=tensors[5])
-
-    tensors = [*given.values(), cos, sin]
-    found = torch.autograd.grad([x.square().sum() for x in ours(*tensors)], tensors)
-    wanted = decomposed("norm_rotary")(**given, cos=cos, sin=sin, spec='{"head_dim":32}')
-    expected = torch.autograd.grad([x.square().sum() for x in wanted], tensors)
-    for actual, other in zip(found, expected, strict=True):
-        assert_close(actual, other, 1e-10)
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ MODULES = {
     "learned-grid": Row(on_cells(lambda: pe.LearnedPositionalEmbedding(grid=(3, 4), embedding_dim=8)), cells),
     "learned-antialias": Row(on_cells(lambda: pe.LearnedPositionalEmbedding(grid=(3, 4), embedding_dim=8, antialias=True).requires_grad_(False)), cells),
     "sinusoidal": Row(lambda: pe.SinusoidalPositionalEmbedding(8), vectors),
+    "sinusoidal-sequence-first": Row(lambda: pe.SinusoidalPositionalEmbedding(8, layout="sbd"), vectors),
     "sinusoidal-scaled": Row(lambda: pe.SinusoidalPositionalEmbedding(8, learned_scale=True), vectors),
     "sinusoidal-grid": Row(on_cells(lambda: pe.SinusoidalPositionalEmbedding(8, preset="detr")), cells),
     "sinusoidal-mask": Row(on_cells(lambda: pe.SinusoidalPositionalEmbedding(8, preset="detr", learned_scale=True), masked=True), cells),

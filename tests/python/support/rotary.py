@@ -53,6 +53,15 @@ def random_positions(shape: tuple[int, ...], device: torch.device | str, has_axe
     return places
 
 
+def shape_of(layout: str, batch: int, seq: int, heads: int, dim: int) -> tuple[int, ...]:
+    return {
+        "bshd": (batch, seq, heads, dim),
+        "bhsd": (batch, heads, seq, dim),
+        "sbhd": (seq, batch, heads, dim),
+        "thd": (seq, heads, dim),
+    }[layout]
+
+
 def sample(
     heads: tuple[int, ...],
     positions: bool = False,
@@ -76,12 +85,7 @@ def sample(
         tensors: list[Tensor | None] = []
         for i, count in enumerate(heads):
             head_dim = numbers["rotary_dim" if window_only and i == 1 else "head_dim"]
-            shape = {
-                "bshd": (batch, seq, count, head_dim),
-                "bhsd": (batch, count, seq, head_dim),
-                "sbhd": (seq, batch, count, head_dim),
-                "thd": (seq, count, head_dim),
-            }[layout]
+            shape = shape_of(layout, batch, seq, count, head_dim)
             tensors.append(torch.randn(shape, device=device, dtype=dtype))
         places = None
         if positions:
@@ -184,12 +188,15 @@ def reference_packed_backward(
     return transposed(forward, like, torch.cat([x.flatten() for x in (query, key, value)]))
 
 
-def packed_case(name: str, reference: Any, *sizes: Any, **options: Any) -> Any:
+def packed_case(name: str, heads: int = 4, key_heads: int = 2, order: str = "groups", **options: Any) -> Any:
     """A case with a reference that takes every argument in order."""
-    mutates = name.startswith("rotary_packed_-")
-    operator = getattr(torch.ops.posembed, name.split("-")[0]).default
-    whole = None if reference is None else with_every_argument(operator, reference)
-    return case(name, packed_sample(*sizes, **options), whole, mutates=mutates)
+    operator = name.split("-")[0]
+    references = {"rotary_packed_": reference_packed, "rotary_packed_backward": reference_packed_backward}
+    reference = references.get(operator)
+    if reference is not None:
+        reference = with_every_argument(getattr(torch.ops.posembed, operator).default, reference)
+    samples = packed_sample(heads, key_heads, order, gradients="backward" in operator, **options)
+    return case(name, samples, reference, mutates=operator.endswith("_"))
 
 
 PLAIN = '{"head_dim":8}'
@@ -265,86 +272,17 @@ CASES = in_schema_order(
             differentiable=False,  # weights are converted once, outside training
         ),
         case("rotary_pair-xpos-learned", sample((2, 1), learned=True, spec=XPOS)),
-        packed_case("rotary_packed_pair", None, 4, 2, "blocks", positions=True, spec=PARTIAL),
-        packed_case(
-            "rotary_packed_pair-groups",
-            None,
-            4,
-            2,
-            "groups",
-            positions=True,
-            spec=PLAIN,
-            layout="bhsd",
-        ),
-        packed_case(
-            "rotary_packed_pair-neox", None, 3, 3, "groups", offset=5, spec=XPOS, layout="sbhd"
-        ),
-        packed_case(
-            "rotary_packed_pair-documents",
-            None,
-            4,
-            2,
-            "groups",
-            documents=True,
-            spec=PLAIN,
-            layout="thd",
-        ),
-        packed_case(
-            "rotary_packed_pair-sections",
-            None,
-            4,
-            2,
-            "groups",
-            positions=True,
-            axes=3,
-            spec=SECTIONS,
-        ),
-        packed_case("rotary_packed_pair-learned", None, 4, 2, "groups", learned=True, spec=PARTIAL),
-        packed_case(
-            "rotary_packed_-groups", reference_packed, 4, 2, "groups", positions=True, spec=PARTIAL
-        ),
-        packed_case(
-            "rotary_packed_-blocks",
-            reference_packed,
-            3,
-            1,
-            "blocks",
-            spec=XPOS,
-            layout="bhsd",
-            inverse=True,
-        ),
-        packed_case(
-            "rotary_packed_backward",
-            reference_packed_backward,
-            4,
-            2,
-            "groups",
-            positions=True,
-            gradients=True,
-            spec=PARTIAL,
-        ),
-        packed_case(
-            "rotary_packed_backward-sections-thd",
-            reference_packed_backward,
-            4,
-            2,
-            "groups",
-            positions=True,
-            axes=3,
-            gradients=True,
-            spec=SECTIONS,
-            layout="thd",
-        ),
-        packed_case(
-            "rotary_packed_backward-blocks",
-            reference_packed_backward,
-            3,
-            1,
-            "blocks",
-            gradients=True,
-            spec=XPOS,
-            layout="bhsd",
-        ),
+        packed_case("rotary_packed_pair", order="blocks", positions=True, spec=PARTIAL),
+        packed_case("rotary_packed_pair-groups", positions=True, spec=PLAIN, layout="bhsd"),
+        packed_case("rotary_packed_pair-neox", 3, 3, offset=5, spec=XPOS, layout="sbhd"),
+        packed_case("rotary_packed_pair-documents", documents=True, spec=PLAIN, layout="thd"),
+        packed_case("rotary_packed_pair-sections", positions=True, axes=3, spec=SECTIONS),
+        packed_case("rotary_packed_pair-learned", learned=True, spec=PARTIAL),
+        packed_case("rotary_packed_-groups", positions=True, spec=PARTIAL),
+        packed_case("rotary_packed_-blocks", 3, 1, "blocks", spec=XPOS, layout="bhsd", inverse=True),
+        packed_case("rotary_packed_backward", positions=True, spec=PARTIAL),
+        packed_case("rotary_packed_backward-sections-thd", positions=True, axes=3, spec=SECTIONS, layout="thd"),
+        packed_case("rotary_packed_backward-blocks", 3, 1, "blocks", spec=XPOS, layout="bhsd"),
     ],
     "out",
     "query_out",

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from support.case import OperatorCase, Sample, in_schema_order
 from support.case import case as case_of
-from support.rotary import PARTIAL, PLAIN, rotate
+from support.rotary import PARTIAL, PLAIN, rotate, shape_of
 
 PAGES, PAGE_SIZE = 2051, 4  # fits every size of the shared tests and equals none
 
@@ -68,15 +68,6 @@ def reference_latent(
     rows = torch.cat([latent.unsqueeze(1), keys], -1)
     kept = keep(rows, cache.unsqueeze(2), slot_mapping, layout, "nhd").squeeze(2)
     return rotate(query, spec, positions, layout), latent, key_rope, kept
-
-
-def shape_of(layout: str, batch: int, seq: int, heads: int, dim: int) -> tuple[int, ...]:
-    return {
-        "bshd": (batch, seq, heads, dim),
-        "bhsd": (batch, heads, seq, dim),
-        "sbhd": (seq, batch, heads, dim),
-        "thd": (seq, heads, dim),
-    }[layout]
 
 
 def slots_of(layout: str, batch: int, seq: int, device: Any, dtype: torch.dtype) -> Tensor:

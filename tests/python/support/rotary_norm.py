@@ -8,8 +8,7 @@ from torch import Tensor
 
 from support.case import OperatorCase, Sample, in_schema_order
 from support.case import case as case_of
-from support.rotary import PARTIAL, PLAIN, SECTIONS, random_positions
-from support.rotary_cache import shape_of
+from support.rotary import PARTIAL, PLAIN, SECTIONS, random_positions, shape_of
 
 
 def sample(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from support.case import Sample, case
-from support.rotary_cache import shape_of
+from support.rotary import shape_of
 
 WIDE = (torch.float32, torch.float64)
 
