@@ -1,11 +1,6 @@
 // Derivatives of the ALiBi operators. The bias is linear in the slopes, so the bias and its
 // gradient are each other's derivative. In derivatives, hidden keys have bias 0, because their bias
 // does not depend on the slopes.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/mul.h>
-#include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/VariableTypeUtils.h>
-#include <torch/library.h>
 
 #include "alibi/alibi_operator.h"
 #include "dispatcher/autograd.h"
@@ -133,8 +128,7 @@ Tensor bias_autograd(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys
   auto node = dispatcher::node_for<FunctionNode<alibi_bias, bias_gradient>>(slopes);
   if (node) node->save(call, sides_of(slopes) == 2, has_samples(slopes), slopes.scalar_type());
   Tensor output =
-      dispatcher::below_autograd([&] { return alibi_bias(slopes, queries, keys, dtype, call); });
-  if (node) torch::autograd::set_history(output, node);
+      dispatcher::recorded(node, [&] { return alibi_bias(slopes, queries, keys, dtype, call); });
   if (const Tensor direction = dispatcher::tangent(slopes); direction.defined()) {
     dispatcher::set_tangent(
         output, alibi_bias(direction, queries, keys, output.scalar_type(), unmasked(call)));
@@ -170,12 +164,11 @@ Tensor add_autograd(const Tensor& scores, const Tensor& slopes, double scale,
                     const Call& original) {
   const Call call = with_positions_of(scores, original);
   auto node = dispatcher::node_for<FunctionNode<alibi_add, add_gradient>>(scores, slopes);
-  Tensor output =
-      dispatcher::below_autograd([&] { return alibi_add(scores, slopes, scale, call); });
   if (node) {
     node->save(call, scale, sides_of(slopes) == 2, has_samples(slopes), slopes.scalar_type());
-    torch::autograd::set_history(output, node);
   }
+  Tensor output =
+      dispatcher::recorded(node, [&] { return alibi_add(scores, slopes, scale, call); });
   dispatcher::set_tangent(output, biased_tangent(scores, slopes, scale, call));
   return output;
 }
@@ -185,9 +178,8 @@ Tensor softmax_autograd(const Tensor& scores, const Tensor& slopes, double scale
   const Call call = with_positions_of(scores, original);
   auto node = dispatcher::node_for<AlibiSoftmaxBackward>(scores, slopes);
   Tensor output =
-      dispatcher::below_autograd([&] { return alibi_softmax(scores, slopes, scale, call); });
+      dispatcher::recorded(node, [&] { return alibi_softmax(scores, slopes, scale, call); });
   if (node) {
-    torch::autograd::set_history(output, node);
     node->weights = dispatcher::save_output(output);
     node->call.save(call);
     node->scale = scale;
@@ -234,12 +226,10 @@ std::tuple<Tensor, Tensor> softmax_backward_autograd(const Tensor& grad, const T
                                                      MaybeType dtype, const Call& call) {
   using Node = FunctionNode<alibi_softmax_backward, softmax_backward_gradient>;
   auto node = dispatcher::node_for<Node>(grad, weights);
-  auto [of_scores, of_slopes] = dispatcher::below_autograd(
-      [&] { return alibi_softmax_backward(grad, weights, scale, sides, by_sample, dtype, call); });
-  if (node) {
-    node->save(grad, weights, call, scale);
-    torch::autograd::set_history(variable_list{of_scores, of_slopes}, node);
-  }
+  if (node) node->save(grad, weights, call, scale);
+  auto [of_scores, of_slopes] = dispatcher::recorded(node, [&] {
+    return alibi_softmax_backward(grad, weights, scale, sides, by_sample, dtype, call);
+  });
   set_softmax_backward_tangents(grad, weights, scale, call, of_scores, of_slopes);
   return {of_scores, of_slopes};
 }

@@ -1,14 +1,8 @@
-#include <ATen/ops/arange.h>
-#include <ATen/ops/ne.h>
-#include <ATen/ops/where.h>
-
 #include <algorithm>
 #include <limits>
 
 #include "alibi/alibi_operator.h"
-#include "core/index_range.h"
-#include "dispatcher/checks.h"
-#include "dispatcher/tensors.h"
+#include "core/index.h"
 
 namespace posembed::alibi {
 namespace {

@@ -7,9 +7,8 @@
 
 #include "alibi/alibi.h"
 #include "core/block_reduce.h"
-#include "core/device_store.h"
+#include "core/device_vector.h"
 #include "core/divisor.h"
-#include "core/exp.h"
 
 namespace posembed::alibi {
 namespace {
@@ -388,7 +387,7 @@ __global__ void __launch_bounds__(block_size, adds ? 3 : 4)
 
 // ----------------------------------------------------------------------------------------- softmax
 
-__device__ float exponential(float x) { return core::exp_of_negative(x); }
+__device__ float exponential(float x) { return exp_of_negative(x); }
 __device__ double exponential(double x) { return exp(x); }
 
 /// The maximum bytes of a row that stay in shared memory between passes; the rest is reloaded.
@@ -460,7 +459,7 @@ __device__ float exponential_for(float x) {
     return result;
   }
 #endif
-  return core::exp_of_negative(x);
+  return exp_of_negative(x);
 }
 
 // ------------------------------------------------------------------------------- rows in registers

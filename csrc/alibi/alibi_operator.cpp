@@ -2,17 +2,7 @@
 // gradients. Eager and Meta kernels share their checks.
 #include "alibi/alibi_operator.h"
 
-#include <ATen/DimVector.h>
-#include <ATen/TensorOperators.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/cumsum.h>
-#include <ATen/ops/dropout.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/ne.h>
-#include <torch/library.h>
 
 #include <atomic>
 #include <cmath>
@@ -20,8 +10,6 @@
 #include <vector>
 
 #include "alibi/alibi.h"
-#include "core/brief.h"
-#include "dispatcher/checks.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
 
@@ -350,10 +338,9 @@ namespace {
 // correction for a block of scores whose biases used local positions.
 
 SlopeKind kind_of(Text kind) {
-  if (kind == "paper") return SlopeKind::paper;
-  if (kind == "geometric") return SlopeKind::geometric;
-  TORCH_CHECK_VALUE(kind == "press", "kind: expected 'paper' or 'geometric', got '",
-                    core::brief(kind), "'");
+  if (kind != "press") {
+    return static_cast<SlopeKind>(dispatcher::index_of(kind, "kind", {"paper", "geometric"}));
+  }
   static std::atomic<bool> is_said{false};  // TORCH_WARN_ONCE takes a lock, which a fork may copy
   if (!is_said.exchange(true)) {
     TORCH_WARN("The slopes 'press' are now called 'paper'; the old name is deprecated.");
@@ -443,8 +430,7 @@ Tensor positions(const Tensor& attention_mask) {
 /// form "key".
 Tensor lse_correction(const Tensor& slopes, c10::SymInt query_length, c10::SymInt query_start,
                       c10::SymInt key_start, Text form, bool causal) {
-  TORCH_CHECK_VALUE(form == "distance" || form == "key",
-                    "form: expected 'distance' or 'key', got '", core::brief(form), "'");
+  dispatcher::index_of(form, "form", {"distance", "key"});
   const Call call = ALiBiCall().query_offset(query_start - key_start).causal(causal);
   if (form == "key") return alibi_bias(slopes, query_length, 1, {}, call).squeeze(-1);
   const Tensor of_row = alibi_bias(slopes, 1, 1, {}, call).squeeze(-1);
@@ -538,17 +524,7 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
          "alibi_scaled_slopes(Tensor(a) slopes, SymInt key_length, int train_length) -> Tensor(a)");
   define(m, "alibi_positions(Tensor attention_mask) -> Tensor");
 
-  // The fields of alibi::Call, those of a generation step first.
-  const std::string call =
-      "bool causal=True, "
-      "SymInt? query_offset=None, "
-      "Tensor? attention_mask=None, "
-      "bool positions_from_mask=False, "
-      "Tensor? query_positions=None, "
-      "Tensor? key_positions=None, "
-      "Tensor? cu_seqlens=None, "
-      "bool apply_mask=True, "
-      "Tensor? query_offsets=None";
+  const std::string call = call_schema("True");
   const std::string lengths = "Tensor slopes, SymInt query_length, SymInt key_length, ";
   define(m, "alibi_bias(" + lengths + "ScalarType? dtype=None, " + call + ") -> Tensor");
   define(m, "alibi_bias_out(Tensor(a!) out, " + lengths + call + ") -> ()");

@@ -1,8 +1,6 @@
 // The ALiBi operators, as C++ code calls them and as their kernels are registered.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <optional>
 #include <string_view>
 #include <tuple>
@@ -30,6 +28,19 @@ struct Call : ALiBiCall {
                   self.positions_from_mask(), self.query_positions(), self.key_positions(),
                   self.cu_seqlens(), self.apply_mask(), self.query_offsets())
 };
+
+/// Those fields in a schema, those of a generation step first.
+inline std::string call_schema(const char* causal) {
+  return std::string("bool causal=") + causal +
+         ", SymInt? query_offset=None, "
+         "Tensor? attention_mask=None, "
+         "bool positions_from_mask=False, "
+         "Tensor? query_positions=None, "
+         "Tensor? key_positions=None, "
+         "Tensor? cu_seqlens=None, "
+         "bool apply_mask=True, "
+         "Tensor? query_offsets=None";
+}
 
 /// The slopes of a head, of [heads], [sides, heads] or [batch, sides, heads].
 inline int64_t sides_of(const Tensor& slopes) {

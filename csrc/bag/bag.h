@@ -5,12 +5,11 @@
 
 #include <cstdint>
 
-#include "core/cpu_kernel.h"
 #include "core/cuda_launch.h"
-#include "core/device_error.h"
 #include "core/index.h"
+#include "core/instruction_set.h"
+#include "core/lane_sum.h"
 #include "core/scalar.h"
-#include "core/span.h"
 
 namespace posembed::bag {
 

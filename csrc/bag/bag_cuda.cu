@@ -4,21 +4,18 @@
 // and finds its bag by binary search, so that long bags cost no more than short ones.
 #include "bag/bag.h"
 #include "core/block_reduce.h"
-#include "core/device_item.h"
-#include "core/device_store.h"
 #include "core/device_vector.h"
-#include "core/words.h"
 
 namespace posembed::bag {
 namespace {
 
 using core::Compute;
+using core::DeviceWords;
 using core::divide_up;
 using core::load;
 using core::store;
 using core::Vector;
 using core::warp_size;
-using core::Words;
 
 using core::blocks_for;
 using core::Item;
@@ -169,7 +166,7 @@ __device__ void pool_rows(const PoolArguments& a, const Team& team, Begin begin_
     const int64_t begin = team.range.begin + done;
     const RowOffsets offsets(a, team, begin);
     begin_step(done, offsets);
-    Words<T, width> vectors[in_flight];
+    DeviceWords<T, width> vectors[in_flight];
     bool kept[in_flight];
     const auto read = [&](int round, int i) {
       const int64_t offset = __shfl_sync(full_mask, offsets.lane_offsets[i], first_lane + round);

@@ -1,22 +1,15 @@
 // TokenBag and functional::token_bag: thin wrappers around the operators.
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/where.h>
 
 #include <ostream>
 
 #include "bag/bag_operator.h"
 #include "posembed/bag.h"
-#include "posembed/pretrained.h"
 #include "pretrained/source.h"
-#include "token/token_module.h"
+#include "token/token_operator.h"
 
 namespace posembed {
 
-const char* name(BagMode mode) {
-  if (mode == BagMode::sum) return "sum";
-  return mode == BagMode::mean ? "mean" : "max";
-}
+const char* name(BagMode mode) { return dispatcher::name_of(mode); }
 
 torch::Tensor functional::token_bag(const torch::Tensor& ids, const torch::Tensor& weight,
                                     const BagCall& call) {
@@ -90,18 +83,6 @@ torch::Tensor TokenBagImpl::forward(const torch::Tensor& ids,
 TokenBag TokenBag::from_pretrained(const torch::Tensor& weight, bool freeze,
                                    TokenBagOptions options) {
   return token::over_table<TokenBag>(weight, freeze, std::move(options));
-}
-
-TokenBag TokenBag::from_file(const std::string& path,
-                             const std::optional<std::vector<std::string>>& vocabulary) {
-  return from_file(path, vocabulary, pretrained::ReadOptions());
-}
-
-TokenBag TokenBag::from_file(const std::string& path,
-                             const std::optional<std::vector<std::string>>& vocabulary,
-                             const pretrained::ReadOptions& read, bool freeze,
-                             TokenBagOptions options) {
-  return from_file(path, vocabulary, read, freeze, std::move(options), pretrained::OpenOptions());
 }
 
 TokenBag TokenBag::from_file(const std::string& path,

@@ -2,25 +2,13 @@
 // the weights. The token family's kernels sum gradients by id, given the row for each index.
 #include "bag/bag_operator.h"
 
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/gather.h>
-#include <ATen/ops/sub.h>
-#include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/VariableTypeUtils.h>
-#include <torch/library.h>
-
 #include <algorithm>
 
 #include "bag/bag.h"
 #include "core/brief.h"
 #include "dispatcher/autograd.h"
-#include "dispatcher/checks.h"
-#include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
-#include "token/token_backward.h"
 #include "token/token_operator.h"
 
 namespace posembed::bag {
@@ -28,13 +16,7 @@ namespace {
 
 // ------------------------------------------------------------------------------------- checks
 
-Mode mode_of(Text mode) {
-  if (mode == "sum") return Mode::sum;
-  if (mode == "mean") return Mode::mean;
-  TORCH_CHECK_VALUE(mode == "max", "mode: expected 'sum', 'mean' or 'max', got '",
-                    core::brief(mode), "'");
-  return Mode::max;
-}
+Mode mode_of(Text mode) { return static_cast<Mode>(dispatcher::enum_from<BagMode>(mode)); }
 
 void check_bag(const Bag& in) {
   dispatcher::check_integers(in.ids, "ids");

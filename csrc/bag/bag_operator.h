@@ -1,13 +1,22 @@
 // The bag operators, as C++ code calls them and as their kernels are registered.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <optional>
 #include <string_view>
 #include <tuple>
 
 #include "dispatcher/operator.h"
+#include "posembed/bag.h"
+
+namespace posembed::dispatcher {
+
+template <>
+struct EnumArgument<BagMode> {
+  static constexpr const char* argument = "mode";
+  static constexpr const char* names[] = {"sum", "mean", "max"};
+};
+
+}  // namespace posembed::dispatcher
 
 namespace posembed::bag {
 

@@ -54,6 +54,15 @@ auto bind(py::module_& module, const char* name) {
   return bound.def("__repr__", print, py::prepend());  // before torch's own, without options
 }
 
+/// The same for a module with a table that can become codes.
+template <typename Implementation>
+auto bind_table(py::module_& module, const char* name) {
+  return bind<Implementation>(module, name)
+      .def("quantize", &Implementation::quantize, py::arg("format") = "float8",
+           py::arg("block") = 0, without_gil())
+      .def("memory", &Implementation::memory);
+}
+
 /// Adds a static method that makes a module: torch's binding of modules supports only methods of
 /// instances.
 template <typename Function, typename... Extra>
@@ -107,24 +116,31 @@ using MaybeTensor = std::optional<torch::Tensor>;
 /// A number, or one for each sample.
 using QueryOffset = std::optional<std::variant<int64_t, torch::Tensor>>;
 
-/// The options of a call.
-inline ALiBiCall call_of(std::optional<double> scale, const QueryOffset& query_offset,
-                         const MaybeTensor& query_positions, const MaybeTensor& key_positions,
-                         const MaybeTensor& cu_seqlens, const MaybeTensor& attention_mask,
-                         bool apply_mask, const MaybeTensor& sample_slopes) {
-  ALiBiCall call;
-  if (query_offset.has_value()) {
-    const auto* number = std::get_if<int64_t>(&*query_offset);
-    if (number != nullptr) call.query_offset(*number);
-    if (number == nullptr) call.query_offsets(std::get<torch::Tensor>(*query_offset));
-  }
-  return call.scale(scale)
-      .sample_slopes(sample_slopes)
-      .query_positions(query_positions)
-      .key_positions(key_positions)
-      .cu_seqlens(cu_seqlens)
-      .attention_mask(attention_mask)
-      .apply_mask(apply_mask);
+/// Binds `function`, which takes an ALiBiCall before its other arguments, with the call's options
+/// as Python's keywords.
+template <typename Bound, typename Implementation, typename... Leading, typename... Arguments>
+void def_call(Bound& bound, const char* name,
+              torch::Tensor (*function)(Implementation&, ALiBiCall, Leading...),
+              const Arguments&... arguments) {
+  const auto call = [function](Implementation& self, Leading... leading,
+                               const QueryOffset& query_offset, const MaybeTensor& query_positions,
+                               const MaybeTensor& key_positions, const MaybeTensor& cu_seqlens,
+                               const MaybeTensor& attention_mask, bool apply_mask) {
+    ALiBiCall options;
+    options.query_positions(query_positions).key_positions(key_positions).cu_seqlens(cu_seqlens);
+    options.attention_mask(attention_mask).apply_mask(apply_mask);
+    if (query_offset.has_value()) {
+      const auto* number = std::get_if<int64_t>(&*query_offset);
+      if (number != nullptr) options.query_offset(*number);
+      if (number == nullptr) options.query_offsets(std::get<torch::Tensor>(*query_offset));
+    }
+    return function(self, options, leading...);
+  };
+  const py::none none;
+  bound.def(name, call, arguments..., py::arg("query_offset") = none,
+            py::arg("query_positions") = none, py::arg("key_positions") = none,
+            py::arg("cu_seqlens") = none, py::arg("attention_mask") = none,
+            py::arg("apply_mask") = true, without_gil());
 }
 
 }  // namespace posembed::binding

@@ -7,21 +7,11 @@
 namespace posembed::binding {
 namespace {
 
-using MaybeTensor = std::optional<torch::Tensor>;
-
 Positions positions_of(const std::optional<std::string>& text) {
   if (!text.has_value()) return Positions::none;
   if (*text == "learned") return Positions::learned;
   if (*text == "sinusoidal") return Positions::sinusoidal;
   throw py::value_error("positions: expected 'learned', 'sinusoidal' or None, got '" + *text + "'");
-}
-
-PositionRule rule_of(const std::string& text) {
-  if (text == "consecutive") return PositionRule::consecutive;
-  if (text == "roberta") return PositionRule::roberta;
-  if (text == "opt") return PositionRule::opt;
-  throw py::value_error("position_rule: expected 'consecutive', 'roberta' or 'opt', got '" + text +
-                        "'");
 }
 
 std::shared_ptr<InputEmbeddingImpl> make_input(
@@ -41,7 +31,8 @@ std::shared_ptr<InputEmbeddingImpl> make_input(
           .eps(eps.has_value() ? Given<double>(*eps) : Given<double>::default_to(1e-5))
           .dropout(dropout)
           .padding_idx(padding_idx)
-          .position_rule(rule_of(position_rule))
+          .position_rule(static_cast<PositionRule>(dispatcher::index_of(
+              position_rule, "position_rule", {"consecutive", "roberta", "opt"})))
           .token_dim(token_dim)
           .output_dim(output_dim)
           .gradient(dispatcher::enum_from<TableGradient>(gradient)));

@@ -43,55 +43,30 @@ std::shared_ptr<ALiBiImpl> from_preset(const std::string& name, int64_t num_head
   return std::make_shared<ALiBiImpl>(ALiBiOptions::preset(name, num_heads, head_dim));
 }
 
-torch::Tensor forward(ALiBiImpl& self, int64_t query_length, std::optional<int64_t> key_length,
-                      std::optional<torch::Dtype> dtype, const QueryOffset& query_offset,
-                      const MaybeTensor& query_positions, const MaybeTensor& key_positions,
-                      const MaybeTensor& cu_seqlens, const MaybeTensor& attention_mask,
-                      bool apply_mask, const MaybeTensor& sample_slopes) {
-  return self.forward(query_length, key_length,
-                      call_of(std::nullopt, query_offset, query_positions, key_positions,
-                              cu_seqlens, attention_mask, apply_mask, sample_slopes),
-                      dtype);
-}
-
-/// Wraps a method on scores to take Python's arguments.
+/// Wraps a method on scores.
 template <auto method>
-torch::Tensor on_scores(const ALiBiImpl& self, const torch::Tensor& scores,
-                        std::optional<double> scale, const QueryOffset& query_offset,
-                        const MaybeTensor& query_positions, const MaybeTensor& key_positions,
-                        const MaybeTensor& cu_seqlens, const MaybeTensor& attention_mask,
-                        bool apply_mask, const MaybeTensor& sample_slopes) {
-  return (self.*method)(scores, call_of(scale, query_offset, query_positions, key_positions,
-                                        cu_seqlens, attention_mask, apply_mask, sample_slopes));
+torch::Tensor on_scores(ALiBiImpl& self, ALiBiCall call, const torch::Tensor& scores,
+                        std::optional<double> scale, const MaybeTensor& sample_slopes) {
+  return (self.*method)(scores, call.scale(scale).sample_slopes(sample_slopes));
 }
 
-torch::Tensor attention(const ALiBiImpl& self, const torch::Tensor& query, const torch::Tensor& key,
-                        const torch::Tensor& value, double dropout, std::optional<double> scale,
-                        const QueryOffset& query_offset, const MaybeTensor& query_positions,
-                        const MaybeTensor& key_positions, const MaybeTensor& cu_seqlens,
-                        const MaybeTensor& attention_mask, bool apply_mask,
-                        const MaybeTensor& sample_slopes) {
-  return self.attention(query, key, value,
-                        call_of(scale, query_offset, query_positions, key_positions, cu_seqlens,
-                                attention_mask, apply_mask, sample_slopes),
-                        dropout);
+torch::Tensor forward(ALiBiImpl& self, ALiBiCall call, int64_t query_length,
+                      std::optional<int64_t> key_length, std::optional<torch::Dtype> dtype,
+                      const MaybeTensor& sample_slopes) {
+  return self.forward(query_length, key_length, call.sample_slopes(sample_slopes), dtype);
+}
+
+torch::Tensor attention(ALiBiImpl& self, ALiBiCall call, const torch::Tensor& query,
+                        const torch::Tensor& key, const torch::Tensor& value, double dropout,
+                        std::optional<double> scale, const MaybeTensor& sample_slopes) {
+  return self.attention(query, key, value, call.scale(scale).sample_slopes(sample_slopes), dropout);
 }
 
 }  // namespace
 
 const Binding binding_of_alibi([](py::module_& module) {
   const auto scale = py::arg("scale") = py::none();
-  const auto offset = py::arg("query_offset") = py::none();
-  const auto queries = py::arg("query_positions") = py::none();
-  const auto keys = py::arg("key_positions") = py::none();
-  const auto documents = py::arg("cu_seqlens") = py::none();
-  const auto mask = py::arg("attention_mask") = py::none();
-  const auto apply_mask = py::arg("apply_mask") = true;
   const auto own_slopes = py::arg("sample_slopes") = py::none();
-  const auto def_on_scores = [&](auto& bound, const char* name, auto method) {
-    bound.def(name, method, py::arg("scores"), py::kw_only(), scale, offset, queries, keys,
-              documents, mask, apply_mask, own_slopes, without_gil());
-  };
   auto bound = bind<ALiBiImpl>(module, "ALiBi");
   bound
       .def(py::init(&make_alibi), py::arg("num_heads"), py::kw_only(), py::arg("slopes") = "paper",
@@ -100,20 +75,21 @@ const Binding binding_of_alibi([](py::module_& module) {
            py::arg("learned") = false)
       .def("alibi_slopes", &ALiBiImpl::alibi_slopes, py::arg("batch_size") = py::none(),
            py::arg("key_length") = py::none(), without_gil())
-      .def("forward", &forward, py::arg("query_length"), py::arg("key_length") = py::none(),
-           py::kw_only(), py::arg("dtype") = py::none(), offset, queries, keys, documents, mask,
-           apply_mask, own_slopes, without_gil())
       .def("lse_correction", &ALiBiImpl::lse_correction, py::arg("query_length"), py::kw_only(),
            py::arg("query_start"), py::arg("key_start"), py::arg("form") = "distance",
-           without_gil())
-      .def("attention", &attention, py::arg("query"), py::arg("key"), py::arg("value"),
-           py::kw_only(), py::arg("dropout") = 0.0, scale, offset, queries, keys, documents, mask,
-           apply_mask, own_slopes, without_gil());
+           without_gil());
+  def_call(bound, "forward", &forward, py::arg("query_length"), py::arg("key_length") = py::none(),
+           py::kw_only(), py::arg("dtype") = py::none(), own_slopes);
+  def_call(bound, "attention", &attention, py::arg("query"), py::arg("key"), py::arg("value"),
+           py::kw_only(), py::arg("dropout") = 0.0, scale, own_slopes);
+  const auto def_on_scores = [&](const char* name, auto method) {
+    def_call(bound, name, method, py::arg("scores"), py::kw_only(), scale, own_slopes);
+  };
+  def_on_scores("add_", &on_scores<&ALiBiImpl::add_>);
+  def_on_scores("softmax", &on_scores<&ALiBiImpl::softmax>);
+  def_on_scores("softmax_", &on_scores<&ALiBiImpl::softmax_>);
   def_maker(module, "ALiBi", "from_preset", &from_preset, py::arg("name"), py::arg("num_heads"),
             py::kw_only(), py::arg("head_dim") = py::none());
-  def_on_scores(bound, "add_", &on_scores<&ALiBiImpl::add_>);
-  def_on_scores(bound, "softmax", &on_scores<&ALiBiImpl::softmax>);
-  def_on_scores(bound, "softmax_", &on_scores<&ALiBiImpl::softmax_>);
 });
 
 namespace {
@@ -188,14 +164,9 @@ std::shared_ptr<RelativePositionBiasImpl> make_relative_bias(
               Resampling().method(resampling).align_corners(align_corners).antialias(antialias)));
 }
 
-torch::Tensor bias_of_positions(RelativePositionBiasImpl& self, int64_t query_length,
-                                std::optional<int64_t> key_length, const QueryOffset& query_offset,
-                                const MaybeTensor& query_positions,
-                                const MaybeTensor& key_positions, const MaybeTensor& cu_seqlens,
-                                const MaybeTensor& attention_mask, bool apply_mask) {
-  return self.of_positions(query_length, key_length,
-                           call_of(std::nullopt, query_offset, query_positions, key_positions,
-                                   cu_seqlens, attention_mask, apply_mask, std::nullopt));
+torch::Tensor bias_of_positions(RelativePositionBiasImpl& self, ALiBiCall call,
+                                int64_t query_length, std::optional<int64_t> key_length) {
+  return self.of_positions(query_length, key_length, call);
 }
 
 torch::Tensor bias_of_window(RelativePositionBiasImpl& self, const MaybeWindow& window) {
@@ -207,7 +178,8 @@ torch::Tensor table_of_window(RelativePositionBiasImpl& self, const MaybeWindow&
 }
 
 const Binding binding_of_relative_bias([](py::module_& module) {
-  bind<RelativePositionBiasImpl>(module, "RelativePositionBias")
+  auto bound = bind<RelativePositionBiasImpl>(module, "RelativePositionBias");
+  bound
       .def(py::init(&make_relative_bias), py::arg("num_heads"), py::kw_only(),
            py::arg("num_buckets") = 32, py::arg("max_distance") = 128,
            py::arg("bidirectional") = true, py::arg("buckets") = "t5",
@@ -217,12 +189,9 @@ const Binding binding_of_relative_bias([](py::module_& module) {
            py::arg("antialias") = false)
       .def("of_window", &bias_of_window, py::arg("window") = py::none(), without_gil())
       .def("table", &table_of_window, py::arg("window") = py::none(), without_gil())
-      .def("extend", &RelativePositionBiasImpl::extend, py::arg("window"), without_gil())
-      .def("forward", &bias_of_positions, py::arg("query_length"),
-           py::arg("key_length") = py::none(), py::kw_only(), py::arg("query_offset") = py::none(),
-           py::arg("query_positions") = py::none(), py::arg("key_positions") = py::none(),
-           py::arg("cu_seqlens") = py::none(), py::arg("attention_mask") = py::none(),
-           py::arg("apply_mask") = true, without_gil());
+      .def("extend", &RelativePositionBiasImpl::extend, py::arg("window"), without_gil());
+  def_call(bound, "forward", &bias_of_positions, py::arg("query_length"),
+           py::arg("key_length") = py::none(), py::kw_only());
 });
 
 // --------------------------------------------------------------------------------- relative logits
@@ -231,9 +200,6 @@ std::shared_ptr<RelativeLogitsImpl> make_relative_logits(
     const std::variant<int64_t, std::vector<int64_t>>& num_buckets, int64_t head_dim,
     std::optional<int64_t> num_heads, const std::string& buckets, int64_t max_distance,
     bool bidirectional, bool causal, const std::string& by, double scale) {
-  if (by != "query" && by != "key") {
-    throw py::value_error("by: expected 'query' or 'key', got '" + by + "'");
-  }
   const auto* number = std::get_if<int64_t>(&num_buckets);
   const auto counts = number == nullptr ? std::get<std::vector<int64_t>>(num_buckets)
                                         : std::vector<int64_t>{*number};
@@ -244,53 +210,34 @@ std::shared_ptr<RelativeLogitsImpl> make_relative_logits(
           .max_distance(max_distance)
           .bidirectional(bidirectional)
           .causal(causal)
-          .by_key(by == "key")
+          .by_key(dispatcher::index_of(by, "by", {"query", "key"}) == 1)
           .scale(scale));
 }
 
-torch::Tensor logits(RelativeLogitsImpl& self, const torch::Tensor& query,
-                     std::optional<int64_t> other_length, const MaybeTensor& scores,
-                     const QueryOffset& query_offset, const MaybeTensor& query_positions,
-                     const MaybeTensor& key_positions, const MaybeTensor& cu_seqlens,
-                     const MaybeTensor& attention_mask, bool apply_mask) {
-  return self.forward(query, other_length,
-                      call_of(std::nullopt, query_offset, query_positions, key_positions,
-                              cu_seqlens, attention_mask, apply_mask, std::nullopt),
-                      scores);
+torch::Tensor logits(RelativeLogitsImpl& self, ALiBiCall call, const torch::Tensor& query,
+                     std::optional<int64_t> other_length, const MaybeTensor& scores) {
+  return self.forward(query, other_length, call, scores);
 }
 
-torch::Tensor add(RelativeLogitsImpl& self, const torch::Tensor& scores, const torch::Tensor& query,
-                  const QueryOffset& query_offset, const MaybeTensor& query_positions,
-                  const MaybeTensor& key_positions, const MaybeTensor& cu_seqlens,
-                  const MaybeTensor& attention_mask, bool apply_mask) {
-  return self.add_(scores, query,
-                   call_of(std::nullopt, query_offset, query_positions, key_positions, cu_seqlens,
-                           attention_mask, apply_mask, std::nullopt));
+torch::Tensor add(RelativeLogitsImpl& self, ALiBiCall call, const torch::Tensor& scores,
+                  const torch::Tensor& query) {
+  return self.add_(scores, query, call);
 }
 
 const Binding binding_of_relative_logits([](py::module_& module) {
-  const auto offset = py::arg("query_offset") = py::none();
-  const auto queries = py::arg("query_positions") = py::none();
-  const auto keys = py::arg("key_positions") = py::none();
-  const auto documents = py::arg("cu_seqlens") = py::none();
-  const auto mask = py::arg("attention_mask") = py::none();
-  const auto apply_mask = py::arg("apply_mask") = true;
-  bind<RelativeLogitsImpl>(module, "RelativeLogits")
-      .def(py::init(&make_relative_logits), py::arg("num_buckets"), py::arg("head_dim"),
-           py::kw_only(), py::arg("num_heads") = py::none(), py::arg("buckets") = "clipped",
-           py::arg("max_distance") = 128, py::arg("bidirectional") = true,
-           py::arg("causal") = false, py::arg("by") = "query", py::arg("scale") = 1.0)
-      .def("forward", &logits, py::arg("query"), py::arg("other_length") = py::none(),
-           py::kw_only(), py::arg("scores") = py::none(), offset, queries, keys, documents, mask,
-           apply_mask, without_gil())
-      .def("add_", &add, py::arg("scores"), py::arg("query"), py::kw_only(), offset, queries, keys,
-           documents, mask, apply_mask, without_gil());
+  auto bound = bind<RelativeLogitsImpl>(module, "RelativeLogits");
+  bound.def(py::init(&make_relative_logits), py::arg("num_buckets"), py::arg("head_dim"),
+            py::kw_only(), py::arg("num_heads") = py::none(), py::arg("buckets") = "clipped",
+            py::arg("max_distance") = 128, py::arg("bidirectional") = true,
+            py::arg("causal") = false, py::arg("by") = "query", py::arg("scale") = 1.0);
+  def_call(bound, "forward", &logits, py::arg("query"), py::arg("other_length") = py::none(),
+           py::kw_only(), py::arg("scores") = py::none());
+  def_call(bound, "add_", &add, py::arg("scores"), py::arg("query"), py::kw_only());
 });
 
 // ------------------------------------------------------------------------------------------ rotary
 
 using Rotated = std::variant<torch::Tensor, std::tuple<torch::Tensor, torch::Tensor>>;
-using MaybeTensor = std::optional<torch::Tensor>;
 
 /// Creates a module from the arguments of Python's RotaryEmbedding, which Python's RotarySpec
 /// parses.
@@ -317,27 +264,18 @@ std::shared_ptr<RotaryEmbeddingImpl> make_rotary(py::object spec, const std::str
           .key_heads(key_heads));
 }
 
-RotaryCall call_of(const MaybeTensor& positions, const Offset& offset,
-                   const MaybeTensor& cu_seqlens, bool inverse) {
-  return RotaryCall().positions(positions).offset(offset).cu_seqlens(cu_seqlens).inverse(inverse);
-}
-
-Rotated rotary_forward(RotaryEmbeddingImpl& self, const torch::Tensor& query,
-                       const MaybeTensor& key, const MaybeTensor& positions, const Offset& offset,
-                       const MaybeTensor& cu_seqlens, bool inverse) {
-  const py::gil_scoped_release release;
-  const RotaryCall call = call_of(positions, offset, cu_seqlens, inverse);
-  if (!key.has_value()) return self.forward(query, call);
-  return self.forward(query, *key, call);
-}
-
-Rotated rotate_in_place(RotaryEmbeddingImpl& self, const torch::Tensor& query,
-                        const MaybeTensor& key, const MaybeTensor& positions, const Offset& offset,
-                        const MaybeTensor& cu_seqlens, bool inverse) {
-  const py::gil_scoped_release release;
-  const RotaryCall call = call_of(positions, offset, cu_seqlens, inverse);
-  if (!key.has_value()) return self.rotate_(query, call);
-  return self.rotate_(query, *key, call);
+/// Wraps rotate(self, call, query) and rotate(self, call, query, key).
+template <typename Rotate>
+auto rotation(const Rotate& rotate) {
+  return [rotate](RotaryEmbeddingImpl& self, const torch::Tensor& query, const MaybeTensor& key,
+                  const MaybeTensor& positions, const Offset& offset, const MaybeTensor& cu_seqlens,
+                  bool inverse) -> Rotated {
+    const py::gil_scoped_release release;
+    const RotaryCall call =
+        RotaryCall().positions(positions).offset(offset).cu_seqlens(cu_seqlens).inverse(inverse);
+    if (!key.has_value()) return rotate(self, call, query);
+    return rotate(self, call, query, *key);
+  };
 }
 
 torch::Tensor rerotate_in_place(RotaryEmbeddingImpl& self, const torch::Tensor& key,
@@ -358,17 +296,23 @@ std::shared_ptr<RotaryEmbeddingImpl> resolve(const RotaryEmbeddingImpl& self, in
 }  // namespace
 
 const Binding binding_of_rotary([](py::module_& module) {
-  bind<RotaryEmbeddingImpl>(module, "RotaryEmbedding")
+  auto bound = bind<RotaryEmbeddingImpl>(module, "RotaryEmbedding");
+  const auto def_rotation = [&](const char* name, const auto& rotate) {
+    bound.def(name, rotation(rotate), py::arg("query"), py::arg("key") = py::none(),
+              py::arg("positions") = py::none(), py::kw_only(), py::arg("offset") = 0,
+              py::arg("cu_seqlens") = py::none(), py::arg("inverse") = false);
+  };
+  def_rotation("forward", [](auto& self, const RotaryCall& call, const auto&... rows) {
+    return self.forward(rows..., call);
+  });
+  def_rotation("rotate_", [](auto& self, const RotaryCall& call, const auto&... rows) {
+    return self.rotate_(rows..., call);
+  });
+  bound
       .def(py::init(&make_rotary), py::arg("spec_or_head_dim"), py::kw_only(),
            py::arg("layout") = "bshd", py::arg("learned_frequencies") = false,
            py::arg("frequency_sizes") = py::tuple(), py::arg("heads") = py::none(),
            py::arg("key_heads") = py::none())
-      .def("forward", &rotary_forward, py::arg("query"), py::arg("key") = py::none(),
-           py::arg("positions") = py::none(), py::kw_only(), py::arg("offset") = 0,
-           py::arg("cu_seqlens") = py::none(), py::arg("inverse") = false)
-      .def("rotate_", &rotate_in_place, py::arg("query"), py::arg("key") = py::none(),
-           py::arg("positions") = py::none(), py::kw_only(), py::arg("offset") = 0,
-           py::arg("cu_seqlens") = py::none(), py::arg("inverse") = false)
       .def("rerotate_", &rerotate_in_place, py::arg("key"), py::arg("old_positions"),
            py::arg("new_positions"), py::kw_only(), py::arg("new_spec") = py::none())
       .def("resolve", &resolve, py::arg("seq_len"));

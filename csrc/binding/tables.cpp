@@ -1,5 +1,6 @@
 #include <variant>
 
+#include "bag/bag_operator.h"
 #include "bindings.h"
 #include "ngram/ngram_operator.h"
 #include "posembed/bag.h"
@@ -14,19 +15,12 @@
 namespace posembed::binding {
 namespace {
 
-BagMode bag_mode(const std::string& text) {
-  for (const BagMode known : {BagMode::sum, BagMode::mean, BagMode::max}) {
-    if (text == posembed::name(known)) return known;
-  }
-  throw py::value_error("mode: expected 'sum', 'mean' or 'max', got '" + text + "'");
-}
-
 std::shared_ptr<TokenBagImpl> make_bag(int64_t num_embeddings, int64_t embedding_dim,
                                        const std::string& mode, std::optional<int64_t> padding_idx,
                                        bool include_last_offset, const std::string& gradient) {
   return std::make_shared<TokenBagImpl>(
       TokenBagOptions(num_embeddings, embedding_dim)
-          .mode(bag_mode(mode))
+          .mode(dispatcher::enum_from<BagMode>(mode))
           .padding_idx(padding_idx)
           .include_last_offset(include_last_offset)
           .gradient(dispatcher::enum_from<TableGradient>(gradient)));
@@ -35,13 +29,10 @@ std::shared_ptr<TokenBagImpl> make_bag(int64_t num_embeddings, int64_t embedding
 }  // namespace
 
 const Binding binding_of_bag([](py::module_& module) {
-  bind<TokenBagImpl>(module, "TokenBag")
+  bind_table<TokenBagImpl>(module, "TokenBag")
       .def(py::init(&make_bag), py::arg("num_embeddings"), py::arg("embedding_dim"),
            py::arg("mode") = "sum", py::arg("padding_idx") = py::none(), py::kw_only(),
            py::arg("include_last_offset") = false, py::arg("gradient") = "dense")
-      .def("quantize", &TokenBagImpl::quantize, py::arg("format") = "float8", py::arg("block") = 0,
-           without_gil())
-      .def("memory", &TokenBagImpl::memory)
       .def("forward", &TokenBagImpl::forward, py::arg("ids"), py::arg("offsets") = py::none(),
            py::arg("weights") = py::none(), without_gil());
 });
@@ -219,24 +210,18 @@ torch::Tensor ngram_history(const NgramEmbeddingImpl& self, const torch::Tensor&
 }  // namespace
 
 const Binding binding_of_ngram([](py::module_& module) {
-  bind<NgramEmbeddingImpl>(module, "NgramEmbedding")
+  bind_table<NgramEmbeddingImpl>(module, "NgramEmbedding")
       .def(py::init(&make_ngram), py::arg("spec"), py::arg("embedding_dim"), py::kw_only(),
            py::arg("summed") = false, py::arg("gradient") = "dense")
-      .def("quantize", &NgramEmbeddingImpl::quantize, py::arg("format") = "float8",
-           py::arg("block") = 0, without_gil())
-      .def("memory", &NgramEmbeddingImpl::memory)
       .def("forward", &ngram_forward, py::arg("ids"), py::arg("history") = py::none(),
            py::arg("cu_seqlens") = py::none(), py::kw_only(),
            py::arg("attention_mask") = py::none(), py::arg("lengths") = py::none(), without_gil())
       .def("next_history", &ngram_history, py::arg("ids"), py::arg("history") = py::none(),
            py::kw_only(), py::arg("attention_mask") = py::none(), py::arg("lengths") = py::none(),
            without_gil());
-  bind<PerLayerEmbeddingImpl>(module, "PerLayerEmbedding")
+  bind_table<PerLayerEmbeddingImpl>(module, "PerLayerEmbedding")
       .def(py::init(&make_per_layer), py::arg("num_embeddings"), py::arg("num_layers"),
            py::arg("layer_dim"), py::kw_only(), py::arg("scale") = 1.0)
-      .def("quantize", &PerLayerEmbeddingImpl::quantize, py::arg("format") = "float8",
-           py::arg("block") = 0, without_gil())
-      .def("memory", &PerLayerEmbeddingImpl::memory)
       .def("forward", &PerLayerEmbeddingImpl::forward, py::arg("ids"), without_gil())
       .def("layer", &PerLayerEmbeddingImpl::layer, py::arg("ids"), py::arg("index"), without_gil());
 });
@@ -328,7 +313,7 @@ double table_scale(const py::object& scale, int64_t embedding_dim) {
 }
 
 const Binding binding_of_token([](py::module_& module) {
-  bind<TokenEmbeddingImpl>(module, "TokenEmbedding")
+  bind_table<TokenEmbeddingImpl>(module, "TokenEmbedding")
       .def(py::init(&make_token), py::arg("num_embeddings"), py::arg("embedding_dim"),
            py::arg("padding_idx") = py::none(), py::arg("max_norm") = py::none(),
            py::arg("norm_type") = 2.0, py::arg("scale_grad_by_freq") = false,
@@ -352,9 +337,6 @@ const Binding binding_of_token([](py::module_& module) {
           py::arg("rows"), without_gil())
       .def("with_embeddings", &TokenEmbeddingImpl::with_embeddings, py::arg("ids"),
            py::arg("features"), py::arg("mask"), without_gil())
-      .def("quantize", &TokenEmbeddingImpl::quantize, py::arg("format") = "float8",
-           py::arg("block") = 0, without_gil())
-      .def("memory", &TokenEmbeddingImpl::memory)
       .def("forward", &TokenEmbeddingImpl::forward, py::arg("ids"), without_gil())
       .def("logits", &TokenEmbeddingImpl::logits, py::arg("hidden"), without_gil());
   def_maker(module, "TokenEmbedding", "from_file", &from_file, py::arg("path"), py::kw_only(),

@@ -1,7 +1,6 @@
 #include "c_interface/tensors.h"
 
 #include "core/device.h"
-#include "core/device_errors.h"
 
 namespace posembed::c_interface {
 namespace {
@@ -33,15 +32,14 @@ int64_t product(const View& view) {
 
 /// Pinned memory of CUDA's host (type 3) is memory of the CPU.
 void set_device(const posembed_tensor& tensor, const char* name, Device* device) {
-  constexpr int32_t max_devices = 128;
   Device own{static_cast<int32_t>(tensor.device.device_type), tensor.device.device_id, name};
   expect(own.type >= 1 && own.type <= 3, name,
          ": expected memory of the CPU or of CUDA (device_type 1, 3 or 2), got ", own.type);
   expect(!own.on_cuda() || core::built_with_cuda, name,
          ": expected memory of the CPU (device_type 1), got 2; this build has no CUDA kernels");
   if (!own.on_cuda()) own = {1, 0, name};
-  expect(own.id >= 0 && own.id < max_devices, name, ": expected device_id 0 to ", max_devices - 1,
-         ", got ", own.id);
+  expect(own.id >= 0 && own.id < core::max_devices, name, ": expected device_id 0 to ",
+         core::max_devices - 1, ", got ", own.id);
   if (device->type == 0) *device = own;
   expect(own.type == device->type && own.id == device->id, name, ": expected memory of ", *device,
          ", as ", device->first, ", got ", own);

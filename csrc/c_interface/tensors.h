@@ -11,10 +11,9 @@
 #include <vector>
 
 #include "core/cuda_launch.h"
-#include "core/device_error.h"
-#include "core/index_range.h"
+#include "core/index.h"
 #include "core/instruction_set.h"
-#include "core/memory_overlap.h"
+#include "core/memory.h"
 #include "core/position.h"
 #include "posembed_kernels.h"
 

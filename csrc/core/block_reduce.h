@@ -54,4 +54,41 @@ __device__ V over_block(V value, Join join) {
   return result;
 }
 
+// ------------------------------------------------------------------------------------------- parts
+// Adds the partial sums that blocks have written to memory, in a fixed order and without atomics. A
+// block's lanes process neighbouring columns; its warps divide the parts.
+
+inline constexpr int part_warps = 32;
+inline constexpr int part_threads = part_warps * warp_size;
+
+/// The calling thread's column.
+__device__ inline int64_t part_column() {
+  return int64_t{blockIdx.x} * warp_size + threadIdx.x % warp_size;
+}
+
+/// Whether the calling thread writes its column's sum.
+__device__ inline bool writes_parts() { return threadIdx.x < warp_size; }
+
+/// The sum over `parts` rows, `stride` elements apart, in the threads that write. All threads of
+/// the block must call it, once.
+template <typename C>
+__device__ C sum_of_parts(const C* sums, int64_t parts, int64_t stride, int64_t columns) {
+  __shared__ C totals[part_warps][warp_size];
+  const int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
+  const int64_t column = part_column();
+  C total = 0;
+  if (column < columns) {
+    const int64_t end = (warp + 1) * parts / part_warps;
+#pragma unroll 8
+    for (int64_t part = warp * parts / part_warps; part < end; ++part) {
+      total += sums[part * stride + column];
+    }
+  }
+  totals[warp][lane] = total;
+  __syncthreads();
+  if (warp > 0) return total;
+  for (int other = 1; other < part_warps; ++other) total += totals[other][lane];
+  return total;
+}
+
 }  // namespace posembed::core

@@ -1,12 +1,8 @@
-#include "core/device_errors.h"
-
 #include <array>
 #include <atomic>
 #include <mutex>
 
-#include "core/cuda_launch.h"
 #include "core/device.h"
-#include "core/pinned_memory.h"
 
 namespace posembed::core {
 namespace {
@@ -53,8 +49,8 @@ struct DeviceState {
   std::atomic<bool> is_used{false};
 };
 
-std::mutex making;                     // of a record
-std::array<DeviceState, 128> devices;  // torch counts as many
+std::mutex making;  // of a record
+std::array<DeviceState, max_devices> devices;
 std::atomic<int> end{0};
 
 DeviceState& noted(int device) {

@@ -260,4 +260,124 @@ __device__ inline unsigned char* dynamic_shared_memory() {
 using ::dynamic_shared_memory;
 #endif
 
+// ------------------------------------------------------------------------------------------ stores
+// Stores of vectors as one instruction. The compiler sometimes splits such a store into four or
+// eight, which wastes memory bandwidth.
+
+#if defined(__NVCC__)
+__device__ inline void write_word(const uint4& word, uint4* out) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(out)),
+               "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w)
+               : "memory");
+}
+
+__device__ inline void write_word(const uint2& word, uint2* out) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(out)), "r"(word.x),
+               "r"(word.y)
+               : "memory");
+}
+
+__device__ inline void write_word(uint32_t word, uint32_t* out) {
+  asm volatile("st.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(out)), "r"(word)
+               : "memory");
+}
+#else
+template <typename Word>
+void write_word(const Word& word, Word* out) {
+  *out = word;
+}
+#endif
+
+/// Writes to global memory.
+template <typename T, int width>
+__device__ void write_vector(const Vector<T, width>& vector, T* out) {
+  if constexpr (width == 1) {
+    *out = vector.values[0];
+  } else {
+    using Part = std::conditional_t<sizeof(vector) % sizeof(uint2) == 0, uint2, uint32_t>;
+    using Word = std::conditional_t<sizeof(vector) % sizeof(uint4) == 0, uint4, Part>;
+    constexpr int count = static_cast<int>(sizeof(vector) / sizeof(Word));
+    Word words[count];
+    memcpy(words, vector.values, sizeof(vector));
+#pragma unroll
+    for (int i = 0; i < count; ++i) write_word(words[i], reinterpret_cast<Word*>(out) + i);
+  }
+}
+
+// ----------------------------------------------------------------------------- asynchronous copies
+// From global to shared memory (cp.async). Data in flight takes no registers. GPUs before compute
+// capability 8.0 copy synchronously.
+
+/// Starts to copy an element or a vector. The thread must call wait_for_copies() before it reads
+/// the copy.
+template <typename V>
+__device__ void copy_async(const V* from, V* to) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  constexpr int size = sizeof(V);
+  if constexpr (size == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                     static_cast<unsigned>(__cvta_generic_to_shared(to))),
+                 "l"(__cvta_generic_to_global(from))
+                 : "memory");
+  } else if constexpr (size == 8 || size == 4) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(
+                     static_cast<unsigned>(__cvta_generic_to_shared(to))),
+                 "l"(__cvta_generic_to_global(from)), "n"(size)
+                 : "memory");
+  } else {
+    *to = *from;
+  }
+#else
+  *to = *from;
+#endif
+}
+
+/// Waits for the copies of the calling thread.
+__device__ inline void wait_for_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// ------------------------------------------------------------------------------------------- words
+
+/// A vector of `width` elements, initially zeros. It is declared as 32-bit registers, because a
+/// conditional load of 16-bit elements would be assembled from single elements.
+template <typename T, int width>
+struct DeviceWords {
+  static constexpr bool whole = sizeof(T) * width % sizeof(uint32_t) == 0;
+  using Word = std::conditional_t<whole, uint32_t, T>;
+  Vector<Word, sizeof(T) * width / sizeof(Word)> words = {};
+
+  __device__ void read(const T* from) { words = *reinterpret_cast<const decltype(words)*>(from); }
+  __device__ void load(Compute<T> (&wide)[width]) const {
+    T values[width];
+    memcpy(values, &words, sizeof words);
+    load_all(values, wide);
+  }
+};
+
+// ----------------------------------------------------------------------------------- rows of warps
+// Divides rows into items for warps: an item is a row or a piece of a long row.
+
+inline constexpr int threads = 256;
+inline constexpr int warps = threads / warp_size;
+
+struct Item {
+  int64_t row;
+  int64_t column;  // first column of this lane
+};
+
+/// The calling lane's item. Rows have `pieces` pieces of `vectors` vectors per lane.
+template <int width>
+__device__ Item item_of_lane(int64_t pieces, int vectors) {
+  const int64_t item = int64_t{blockIdx.x} * (blockDim.x / warp_size) + threadIdx.x / warp_size;
+  const int64_t row = pieces == 1 ? item : item / pieces;  // short rows avoid a 64-bit division
+  const int64_t piece = item - row * pieces;
+  return {row, (piece * vectors * warp_size + threadIdx.x % warp_size) * width};
+}
+
+/// The number of blocks of `threads` threads for `items` items.
+inline int64_t blocks_for(int64_t items) { return divide_up(items, warps); }
+
 }  // namespace posembed::core

@@ -1,4 +1,4 @@
-// Sums in a fixed number of lanes, so that every instruction set gives the same bits.
+// Orders of sums with which every instruction set, and CUDA, gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,12 @@
 
 namespace posembed::core {
 
-/// Two of the widest registers, so that an addition need not wait for the previous one.
+/// Rows in a span. A sum adds the rows of each span, then the spans' sums in order. Long sums stay
+/// accurate, and a CUDA device can add many spans in parallel and give the same bits as a CPU.
+inline constexpr int64_t span = 64;
+
+/// Lanes of a sum: two of the widest registers, so that an addition need not wait for the previous
+/// one.
 inline constexpr int64_t sum_lanes = 32;
 
 /// Adds the upper half of the lanes to the lower half until one lane is left.

@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "core/lane_sum.h"
 #include "core/scalar.h"
-#include "core/span.h"
 #include "core/vector.h"
 
 namespace posembed::core {

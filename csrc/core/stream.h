@@ -1,12 +1,13 @@
-// Non-temporal ("streaming") stores, for memory that is not read soon. They bypass the caches and
-// save memory traffic, because they do not read a cache line before they write it.
+// Non-temporal ("streaming") stores, for memory that is not read soon: they bypass the caches and
+// save memory traffic, because they do not read a cache line before they write it. Software
+// prefetch for sequential reads.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
 #include "core/macros.h"
-#include "core/stream_bytes.h"
+#include "core/memory.h"
 #include "core/vector.h"
 
 namespace posembed::core {
@@ -74,6 +75,17 @@ POSEMBED_INLINE void stream_zeros(void* out, int64_t bytes) {
   memset(to, 0, static_cast<size_t>(done));
   done = stream_vectors(to, done, bytes, [=](int64_t i) { stream(Words{}, to + i); });
   memset(to + done, 0, static_cast<size_t>(bytes - done));
+}
+
+/// Prefetches the `bytes` at `in` + `ahead`, because the hardware prefetcher stops at the end of a
+/// page.
+template <int64_t bytes, int64_t ahead = 1024>
+POSEMBED_INLINE void prefetch_ahead(const void* in) {
+  constexpr int64_t line = 64;
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(in) + ahead;
+  for (int64_t at = 0; at < bytes; at += line) {
+    __builtin_prefetch(reinterpret_cast<const void*>(begin + static_cast<uintptr_t>(at)));
+  }
 }
 
 }  // namespace POSEMBED_ISA

@@ -3,13 +3,8 @@
 // operator that is linear in its first argument from its transpose.
 #pragma once
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/add.h>
-#include <ATen/ops/mul.h>
-#include <ATen/ops/rsqrt.h>
-#include <ATen/ops/square.h>
-#include <ATen/ops/sub.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -333,12 +328,25 @@ auto below_autograd(const Function& function) {
   return function();
 }
 
+/// The same, and gives what it returns the history of `node`, which is null if none is needed.
+template <typename Node, typename Function>
+auto recorded(const Node& node, const Function& function) {
+  auto output = below_autograd(function);
+  if (!node) return output;
+  if constexpr (std::is_same_v<decltype(output), at::Tensor>) {
+    torch::autograd::set_history(output, node);
+  } else {
+    std::apply([&](auto&... each) { torch::autograd::set_history(variable_list{each...}, node); },
+               output);
+  }
+  return output;
+}
+
 /// The Autograd kernel of an operator that is linear in `input`: `function` calls the operator with
 /// a tensor in its place.
 template <typename Node, typename Function>
 at::Tensor linear(const Node& node, const at::Tensor& input, const Function& function) {
-  at::Tensor output = below_autograd([&] { return function(input); });
-  if (node) torch::autograd::set_history(output, node);
+  at::Tensor output = recorded(node, [&] { return function(input); });
   if (const at::Tensor direction = tangent(input); direction.defined()) {
     set_tangent(output, function(direction));
   }
@@ -349,8 +357,7 @@ at::Tensor linear(const Node& node, const at::Tensor& input, const Function& fun
 template <typename Node, typename Function>
 at::Tensor bilinear(const Node& node, const at::Tensor& a, const at::Tensor& b,
                     const Function& function) {
-  at::Tensor output = below_autograd([&] { return function(a, b); });
-  if (node) torch::autograd::set_history(output, node);
+  at::Tensor output = recorded(node, [&] { return function(a, b); });
   at::Tensor direction;
   if (const at::Tensor tangent_of_a = tangent(a); tangent_of_a.defined())
     direction = function(tangent_of_a, primal(b));
@@ -359,6 +366,16 @@ at::Tensor bilinear(const Node& node, const at::Tensor& a, const at::Tensor& b,
   }
   set_tangent(output, direction);
   return output;
+}
+
+// ---------------------------------------------------------------------------------------- autocast
+// For operators whose data and parameters share a dtype: the float32 parameters are cast to the
+// dtype that autocast gave the data.
+
+/// A parameter, or an optional one, in the dtype of `data`; cast once per autocast region.
+template <typename Parameter>
+Parameter follow(const Parameter& parameter, const at::Tensor& data) {
+  return at::autocast::cached_cast(data.scalar_type(), parameter, data.device().type());
 }
 
 // -------------------------------------------------------------------------------------- norm chain

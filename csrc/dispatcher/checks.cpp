@@ -3,8 +3,9 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
-#include "core/memory_overlap.h"
-#include "dispatcher/cuda_scope.h"
+#include "core/brief.h"
+#include "core/memory.h"
+#include "dispatcher/launch.h"
 #include "dispatcher/tensors.h"
 
 namespace posembed::dispatcher {
@@ -28,6 +29,16 @@ void check_cu_seqlens(const at::Tensor& cu_seqlens, int64_t total, const char* t
   }
   TORCH_CHECK_VALUE(core::read(view, last) == total, "cu_seqlens: expected ", total_name, ", ",
                     total, ", last, got ", core::read(view, last));
+}
+
+void refuse_text(std::string_view text, const char* argument, c10::ArrayRef<const char*> names) {
+  std::string known;
+  for (const char* name : names) {
+    if (!known.empty()) known += name == names.back() ? " or " : ", ";
+    known += std::string("'") + name + "'";
+  }
+  C10_THROW_ERROR(ValueError,
+                  c10::str(argument, ": expected ", known, ", got '", core::brief(text), "'"));
 }
 
 // ---------------------------------------------------------------------------------- inference only

@@ -78,6 +78,25 @@ inline void check_like(const at::Tensor& tensor, const char* argument, const at:
   check_same_shape(tensor, argument, other, other_argument);
 }
 
+/// Raises ValueError for a text that is not among the names.
+[[noreturn]] void refuse_text(std::string_view text, const char* argument,
+                              c10::ArrayRef<const char*> names);
+
+/// The place of a text among the names that an argument may have.
+inline size_t index_of(std::string_view text, const char* argument,
+                       c10::ArrayRef<const char*> names) {
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (text == names[i]) return i;
+  }
+  refuse_text(text, argument, names);
+}
+
+/// Accepts numbers from `least` on.
+template <typename Number>
+void check_at_least(const Number& number, int64_t least, const char* argument) {
+  TORCH_CHECK_VALUE(number >= least, argument, ": expected ", least, " or more, got ", number);
+}
+
 /// What a message ends with: nothing.
 struct NoHint {
   const char* operator()() const { return ""; }

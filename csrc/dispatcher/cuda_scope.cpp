@@ -1,7 +1,7 @@
-#include "dispatcher/cuda_scope.h"
-
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "dispatcher/launch.h"
 
 namespace posembed::dispatcher {
 

@@ -1,18 +1,19 @@
 // Runs a kernel on its tensors' device: on CUDA, or on the CPU's threads. Names it for profilers.
-// Copies numbers from C++ to a tensor on any device.
+// Copies numbers from C++ to a tensor on any device. Includes no CUDA header, so operators build
+// the same without CUDA.
 #pragma once
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <utility>
 
-#include "core/host_floats.h"
-#include "dispatcher/cuda_scope.h"
+#include "core/cuda_launch.h"
 
 // Wraps a CUDA launcher as an argument of launch(). Use its name only inside `if constexpr`,
 // because it does not exist without CUDA.
@@ -23,6 +24,59 @@
   }
 
 namespace posembed::dispatcher {
+
+// ------------------------------------------------------------------------------------------ errors
+// Of CUDA calls: failed launches, and bad ids and positions. Kernels record the latter and
+// continue; the host throws them at the next call or in posembed.check_errors().
+
+/// The record that kernels on `device` write. One per device, because atomic operations on host
+/// memory are atomic only among kernels of one GPU. Null on the CPU.
+core::DeviceError* device_error(c10::Device device);
+
+/// Throws c10::IndexError for the recorded error of a device, if there is one, and clears it. Does
+/// not wait for kernels that still run.
+void raise_device_error();
+
+/// Throws if a launch returned the text of a CUDA error.
+inline void check_launch(const char* error) {
+  TORCH_CHECK(error == nullptr, "posembed: a CUDA kernel could not be launched: ", error);
+}
+
+/// Notes that kernels were launched on a CUDA device.
+void mark_device_used(c10::DeviceIndex device);
+
+/// The operator posembed::check_errors: waits for every device in use, if asked to, then throws as
+/// above.
+void check_errors(bool wait);
+
+// ------------------------------------------------------------------------------------------- scope
+// The device and stream of a CUDA launch. For make test-cuda-on-cpu, tests/cpp/cuda_on_cpu/
+// cuda_scope.cpp makes the CPU the device.
+
+/// Whether CUDA kernels process tensors on `device`.
+bool on_cuda(c10::Device device);
+
+/// Whether CUDA kernels process `tensor`. Use `on_cuda(tensor)`, never `tensor.is_cuda`: in some
+/// tests the CPU replaces the CUDA device.
+inline bool on_cuda(const at::Tensor& tensor) { return on_cuda(tensor.device()); }
+
+/// Waits for all kernels of a CUDA device that is in use.
+void wait_for_device(int device);
+
+/// Makes `tensor`'s device current for the lifetime of this object. Throws c10::IndexError if an
+/// earlier kernel recorded a bad id or position.
+class CudaScope {
+ public:
+  explicit CudaScope(const at::Tensor& tensor);
+
+  /// The current stream of that device.
+  core::CudaStream stream() const;
+
+ private:
+  c10::DeviceGuard guard_;
+};
+
+// ------------------------------------------------------------------------------------------ launch
 
 /// Work on fewer bytes takes less time than waking a second thread.
 inline constexpr int64_t bytes_per_task = 160 * 1024;

@@ -1,18 +1,20 @@
 // The library, and the operators that belong to no family. Families register theirs in
 // x_operator.cpp.
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <torch/library.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "core/cuda_launch.h"
+#include "core/device.h"
 #include "core/instruction_set.h"
 #include "dispatcher/build_facts.h"
-#include "dispatcher/checks.h"
-#include "dispatcher/device_errors.h"
+#include "dispatcher/launch.h"
 #include "dispatcher/operator.h"
 #include "posembed/build_info.h"
+#include "posembed/errors.h"
 #include "posembed/mapped_memory.h"
 #include "posembed/memory.h"
 
@@ -32,11 +34,7 @@ std::string build_info_text() {
       .dump();
 }
 
-}  // namespace
-
 // ------------------------------------------------------------------------------------ declarations
-
-namespace {
 
 /// The function that keeps gradients, for an operator that writes: rotary for
 /// posembed::rotary_pair_ and posembed::rotary_pair_out.
@@ -88,6 +86,46 @@ void Declaration::raise_history(const at::Tensor& tensor, size_t argument) const
   check_inference_only(tensor, name_of(argument),
                        without_suffixes(operator_.schema().name()).c_str());
   TORCH_INTERNAL_ASSERT(false, "a tensor without history was refused");
+}
+
+// ----------------------------------------------------------------------------------- device errors
+
+namespace {
+
+/// A device without an index counts as device 0.
+int number_of(c10::DeviceIndex device) { return std::max<int>(device, 0); }
+
+}  // namespace
+
+core::DeviceError* device_error(c10::Device device) {
+  if (!core::built_with_cuda || !on_cuda(device)) return nullptr;
+  const int number = number_of(device.index());
+  if (core::DeviceError* known = core::known_error_record(number)) return known;
+  const c10::DeviceGuard guard(device);  // otherwise the driver would start on the current one
+  core::DeviceError* record = core::error_record(number);
+  TORCH_CHECK(record != nullptr,
+              "posembed: ", core::cuda_failure("CUDA gave no pinned memory for errors of kernels"));
+  return record;
+}
+
+void mark_device_used(c10::DeviceIndex device) {
+  const int number = number_of(device);
+  if (core::is_device_used(number)) return;
+  const std::string failure = core::cuda_failure("");
+  TORCH_CHECK(failure.empty(), "posembed: ", failure);
+  core::mark_device_used(number);
+}
+
+void raise_device_error() {
+  const std::string text = core::take_device_error();
+  TORCH_CHECK_INDEX(text.empty(), text);
+}
+
+void check_errors(bool wait) {
+  for (int device = 0; wait && device < core::devices_end(); ++device) {
+    if (core::is_device_used(device)) wait_for_device(device);
+  }
+  raise_device_error();
 }
 
 }  // namespace posembed::dispatcher
@@ -160,6 +198,9 @@ void define_math_bits(torch::Library& library, const std::string& schema) {
 }  // namespace posembed::dispatcher
 
 namespace posembed {
+
+void check_errors(bool wait) { dispatcher::check_errors(wait); }
+
 namespace {
 
 // -------------------------------------------------------------------------------------- build info

@@ -4,16 +4,15 @@
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
+#include <torch/types.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -97,28 +96,22 @@ inline void define(torch::Library& library, const std::string& schema) {
 // How schemas pass the fields of a struct of arguments: an enum as its name, an Offset as a SymInt,
 // a Given<T> as T, everything else unchanged.
 
-/// An enum's argument name and values. Specialise it beside the operators that take the enum:
+/// An enum's argument, and the name of each value, from 0. Specialise it beside the operators that
+/// take the enum:
 ///   static constexpr const char* argument = "layout";
-///   static constexpr Layout values[] = {Layout::bshd, …};
-/// name(value) gives each value's text.
+///   static constexpr const char* names[] = {"bshd", …};
 template <typename Enum>
 struct EnumArgument;
 
 /// The value of an enum by its name. Throws c10::ValueError for an unknown one.
 template <typename Enum>
 Enum enum_from(std::string_view text) {
-  using Argument = EnumArgument<Enum>;
-  for (const Enum value : Argument::values) {
-    if (text == name(value)) return value;
-  }
-  std::ostringstream known;
-  for (const Enum value : Argument::values) {
-    const bool last = value == *(std::end(Argument::values) - 1);
-    if (value != Argument::values[0]) known << (last ? " or " : ", ");
-    known << "'" << name(value) << "'";
-  }
-  TORCH_CHECK_VALUE(false, Argument::argument, ": expected ", known.str(), ", got '",
-                    core::brief(text), "'");
+  return static_cast<Enum>(index_of(text, EnumArgument<Enum>::argument, EnumArgument<Enum>::names));
+}
+
+template <typename Enum>
+const char* name_of(Enum value) {
+  return EnumArgument<Enum>::names[static_cast<size_t>(value)];
 }
 
 /// The type in which a schema passes a field, and the conversions.
@@ -147,7 +140,7 @@ struct SchemaType<std::string> {
 template <typename Enum>
 struct SchemaType<Enum, std::enable_if_t<std::is_enum_v<Enum>>> {
   using Type = std::string_view;
-  static Type to(Enum field) { return name(field); }
+  static Type to(Enum field) { return name_of(field); }
   static Enum from(Type value) { return enum_from<Enum>(value); }
 };
 

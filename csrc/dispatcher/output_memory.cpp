@@ -1,10 +1,6 @@
 #include "dispatcher/output_memory.h"
 
 #include <ATen/EmptyTensor.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -25,11 +21,10 @@
 #include <vector>
 
 #include "core/cuda_launch.h"
-#include "core/huge_pages.h"
-#include "core/pinned_memory.h"
-#include "core/stream_bytes.h"
-#include "dispatcher/cuda_scope.h"
+#include "core/device.h"
+#include "core/memory.h"
 #include "dispatcher/fork.h"
+#include "dispatcher/launch.h"
 #include "posembed/mapped_memory.h"
 #include "posembed/memory.h"
 

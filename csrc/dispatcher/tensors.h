@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <string>
+#include <utility>
 
 #include "core/index.h"
 #include "core/position.h"
@@ -52,6 +53,13 @@ inline core::PositionView position_view(const at::Tensor& positions) {
     view.index = index_view(positions).type;
   }
   return view;
+}
+
+/// The sizes of `tensor`, and one more.
+inline c10::SymDimVector sizes_and(const at::Tensor& tensor, c10::SymInt last) {
+  c10::SymDimVector sizes(tensor.sym_sizes().begin(), tensor.sym_sizes().end());
+  sizes.push_back(std::move(last));
+  return sizes;
 }
 
 /// Whether the last dimension is contiguous, as kernels require. Strides of a tensor without

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "core/cpu_kernel.h"
 #include "core/cuda_launch.h"
+#include "core/instruction_set.h"
 #include "core/macros.h"
 #include "core/position.h"
 #include "core/scalar.h"

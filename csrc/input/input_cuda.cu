@@ -9,7 +9,6 @@
 
 #include "core/block_reduce.h"
 #include "core/device_vector.h"
-#include "core/part_sum.h"
 #include "core/philox.h"
 #include "input/input.h"
 #include "input/input_cuda.h"

@@ -3,9 +3,8 @@
 
 #include <algorithm>
 
-#include "core/async_copy.h"
 #include "core/block_reduce.h"
-#include "core/device_store.h"
+#include "core/device_vector.h"
 #include "core/divisor.h"
 #include "core/philox.h"
 #include "input/input.h"

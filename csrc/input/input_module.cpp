@@ -13,10 +13,7 @@
 
 namespace posembed {
 
-const char* name(InputNorm norm) {
-  constexpr const char* names[] = {"none", "layer", "rms"};
-  return names[static_cast<size_t>(norm)];
-}
+const char* name(InputNorm norm) { return dispatcher::name_of(norm); }
 
 namespace {
 

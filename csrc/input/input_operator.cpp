@@ -11,16 +11,15 @@
 
 #include <algorithm>
 
-#include "core/index_range.h"
-#include "dispatcher/autocast.h"
+#include "core/index.h"
+#include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
-#include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
 #include "dispatcher/tensors.h"
 #include "input/input.h"
 #include "learned/learned_operator.h"
-#include "token/token_backward.h"
+#include "sinusoidal/sinusoidal_operator.h"
 #include "token/token_operator.h"
 
 namespace posembed::input {

@@ -22,7 +22,7 @@ namespace posembed::dispatcher {
 template <>
 struct EnumArgument<InputNorm> {
   static constexpr const char* argument = "norm";
-  static constexpr InputNorm values[] = {InputNorm::none, InputNorm::layer, InputNorm::rms};
+  static constexpr const char* names[] = {"none", "layer", "rms"};
 };
 
 }  // namespace posembed::dispatcher

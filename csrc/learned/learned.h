@@ -4,10 +4,9 @@
 
 #include <cstdint>
 
-#include "core/cpu_kernel.h"
 #include "core/cuda_launch.h"
-#include "core/device_error.h"
 #include "core/index.h"
+#include "core/instruction_set.h"
 #include "core/scalar.h"
 
 namespace posembed::learned {

@@ -1,8 +1,6 @@
 // A warp adds one piece of a token's row. In the batch sum each thread adds one vector of columns,
 // or, of short sequences, a block loads them together. Both give the same bits.
-#include "core/async_copy.h"
-#include "core/device_item.h"
-#include "core/device_store.h"
+#include "core/device_vector.h"
 #include "core/divisor.h"
 #include "learned/learned.h"
 

@@ -6,7 +6,6 @@
 #include <ostream>
 #include <string_view>
 
-#include "dispatcher/checks.h"
 #include "learned/learned_operator.h"
 #include "posembed/learned.h"
 #include "posembed/memory.h"
@@ -19,8 +18,7 @@ namespace {
 
 void check_options(const LearnedOptions& options) {
   const std::vector<int64_t>& grid = options.grid();
-  TORCH_CHECK_VALUE(options.prefix_tokens() >= 0, "prefix_tokens: expected 0 or more, got ",
-                    options.prefix_tokens());
+  dispatcher::check_at_least(options.prefix_tokens(), 0, "prefix_tokens");
   TORCH_CHECK_VALUE(!grid.empty() || options.prefix_tokens() == 0,
                     "prefix_tokens: expected 0 without a grid, got ", options.prefix_tokens());
   TORCH_CHECK_VALUE(grid.empty() || (grid.size() == 2 && grid[0] >= 1 && grid[1] >= 1),
@@ -144,12 +142,9 @@ LearnedPositionalEmbeddingImpl::LearnedPositionalEmbeddingImpl(const LearnedOpti
 void LearnedPositionalEmbeddingImpl::reset() {
   learned::check_options(options);
   if (!options.grid().empty()) options.max_positions(learned::positions_of(options));
-  TORCH_CHECK_VALUE(options.max_positions() >= 0, "max_positions: expected 0 or more, got ",
-                    options.max_positions());
-  TORCH_CHECK_VALUE(options.embedding_dim() >= 0, "embedding_dim: expected 0 or more, got ",
-                    options.embedding_dim());
-  TORCH_CHECK_VALUE(options.first_row() >= 0, "first_row: expected 0 or more, got ",
-                    options.first_row());
+  dispatcher::check_at_least(options.max_positions(), 0, "max_positions");
+  dispatcher::check_at_least(options.embedding_dim(), 0, "embedding_dim");
+  dispatcher::check_at_least(options.first_row(), 0, "first_row");
   const int64_t rows =
       dispatcher::sum(options.first_row(), options.max_positions(), "max_positions");
   weight = register_parameter("weight", torch::empty({rows, options.embedding_dim()}));

@@ -3,33 +3,13 @@
 // the batch.
 #include "learned/learned_operator.h"
 
-#include <ATen/ops/_upsample_bicubic2d_aa.h>
-#include <ATen/ops/_upsample_bilinear2d_aa.h>
-#include <ATen/ops/add.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/cumsum.h>
-#include <ATen/ops/remainder.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/upsample_bicubic2d.h>
-#include <ATen/ops/upsample_bilinear2d.h>
-#include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
-#include <torch/csrc/autograd/VariableTypeUtils.h>
-#include <torch/library.h>
-
 #include <cmath>
 
 #include "bag/bag_operator.h"
-#include "core/brief.h"
-#include "core/index_range.h"
-#include "dispatcher/autocast.h"
+#include "core/index.h"
 #include "dispatcher/autograd.h"
-#include "dispatcher/checks.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/tensors.h"
 #include "learned/learned.h"
 #include "positions/positions_operator.h"
 #include "token/token_operator.h"
@@ -116,9 +96,8 @@ void add(const Tensor& x, const Tensor& weight, const Rows& rows, const Tensor& 
 
 Tensor empty_rows(const Tensor& weight, const Tensor& positions, int64_t first_row) {
   check_encode(weight, positions, first_row);
-  c10::SymDimVector sizes(positions.sym_sizes().begin(), positions.sym_sizes().end());
-  sizes.push_back(weight.sym_size(1));
-  return dispatcher::empty_symint(sizes, weight.options());
+  return dispatcher::empty_symint(dispatcher::sizes_and(positions, weight.sym_size(1)),
+                                  weight.options());
 }
 
 void encode(const Tensor& weight, const Tensor& positions, int64_t first_row, const Tensor& out) {
@@ -176,7 +155,7 @@ void check_table(const Tensor& weight, const char* argument, int64_t first_row) 
 
 void check_positions(const MaybeTensor& positions, const c10::SymInt& batch, const c10::SymInt& seq,
                      const c10::SymInt& offset) {
-  TORCH_CHECK_VALUE(offset >= 0, "offset: expected 0 or more, got ", offset);
+  dispatcher::check_at_least(offset, 0, "offset");
   if (!positions.has_value()) return;
   dispatcher::check_position_integers(*positions, "positions");
   dispatcher::check_positions_shape(*positions, "positions", batch, seq, offset);
@@ -291,9 +270,7 @@ Tensor extend(const Tensor& weight, int64_t max_positions, int64_t first_row,
               std::string_view method) {
   check_table(weight, "weight", first_row);
   const int64_t length = weight.size(0) - first_row;
-  TORCH_CHECK_VALUE(method == "linear" || method == "cubic" || method == "repeat",
-                    "method: expected 'linear', 'cubic' or 'repeat', got '", core::brief(method),
-                    "'");
+  dispatcher::index_of(method, "method", {"linear", "cubic", "repeat"});
   TORCH_CHECK_VALUE(length > 0, "weight: expected rows to extend, got none");
   TORCH_CHECK_VALUE(max_positions >= length, "max_positions: expected ", length,
                     " or more, which the table has, got ", max_positions);
@@ -379,9 +356,7 @@ c10::SymInt prefix_of(const Tensor& weight, c10::SymIntArrayRef grid) {
 }
 
 void check_resampling(const Resampling& how) {
-  TORCH_CHECK_VALUE(how.method() == "bicubic" || how.method() == "bilinear",
-                    "method: expected 'bicubic' or 'bilinear', got '", core::brief(how.method()),
-                    "'");
+  dispatcher::index_of(how.method(), "method", {"bicubic", "bilinear"});
   TORCH_CHECK_VALUE(std::isfinite(how.scale_offset()) && how.scale_offset() >= 0,
                     "scale_offset: expected a finite number of at least 0, got ",
                     how.scale_offset());
@@ -412,8 +387,7 @@ Tensor add_tangent(const Tensor& x, const Tensor& weight, const Rows& rows) {
 Tensor add_autograd(const Tensor& x, const Tensor& weight, const Rows& rows) {
   auto node = dispatcher::node_for<dispatcher::FunctionNode<learned_add, add_gradient>>(x, weight);
   if (node && weight.requires_grad()) node->save(rows, weight.sym_size(0));
-  Tensor output = dispatcher::below_autograd([&] { return learned_add(x, weight, rows); });
-  if (node) torch::autograd::set_history(output, node);
+  Tensor output = dispatcher::recorded(node, [&] { return learned_add(x, weight, rows); });
   dispatcher::set_tangent(output, add_tangent(x, weight, rows));
   return output;
 }
@@ -447,26 +421,21 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
          "int max_positions, "
          "int first_row=0, "
          "str method=\"linear\") -> Tensor");
+  const std::string resampling = resampling_schema("bicubic");
   define(m,
          "learned_resample("
          "Tensor weight, "
          "SymInt[] grid, "
-         "SymInt[] new_grid, "
-         "str method=\"bicubic\", "
-         "bool align_corners=False, "
-         "bool antialias=False, "
-         "float scale_offset=0.0) -> Tensor");
+         "SymInt[] new_grid, " +
+             resampling + ") -> Tensor");
   define(m,
          "learned_packed("
          "Tensor weight, "
          "SymInt[] grid, "
          "Tensor grids, "
          "int merge=1, "
-         "SymInt? num_tokens=None, "
-         "str method=\"bicubic\", "
-         "bool align_corners=False, "
-         "bool antialias=False, "
-         "float scale_offset=0.0) -> Tensor");
+         "SymInt? num_tokens=None, " +
+             resampling + ") -> Tensor");
   define(m, "learned_positions(Tensor mask, SymInt past=0, SymInt skip=0) -> Tensor");
   learned_add.implement<empty_sum, add>(m);
   learned_add.autocast<add_autocast>(m);

@@ -1,8 +1,6 @@
 // The learned-position operators, as C++ code calls them and as their kernels are registered.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <optional>
 #include <ostream>
 #include <string_view>
@@ -46,6 +44,12 @@ struct Resample {
   POSEMBED_FIELDS(self.how.method(), self.how.align_corners(), self.how.antialias(),
                   self.how.scale_offset())
 };
+
+/// Those fields in a schema.
+inline std::string resampling_schema(const char* method) {
+  return std::string("str method=\"") + method +
+         "\", bool align_corners=False, bool antialias=False, float scale_offset=0.0";
+}
 
 /// The last rows of a table as a grid, resampled to another one; the rows before it do not change.
 inline const dispatcher::Operator<Tensor(const Tensor&, c10::SymIntArrayRef, c10::SymIntArrayRef),

@@ -5,10 +5,10 @@
 
 #include <cstdint>
 
-#include "core/cpu_kernel.h"
 #include "core/cuda_launch.h"
 #include "core/divisor.h"
 #include "core/index.h"
+#include "core/instruction_set.h"
 
 namespace posembed::ngram {
 

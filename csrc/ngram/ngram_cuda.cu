@@ -1,5 +1,5 @@
 // A thread hashes the n-gram of one column, so that a warp writes neighbouring ids.
-#include "core/device_item.h"
+#include "core/device_vector.h"
 #include "core/divisor.h"
 #include "ngram/ngram.h"
 

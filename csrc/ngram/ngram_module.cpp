@@ -1,27 +1,19 @@
 // NgramEmbedding, PerLayerEmbedding and functional::ngram_ids: thin wrappers around operators.
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/where.h>
 #include <torch/nn/init.h>
 
 #include <algorithm>
 #include <cmath>
 #include <ostream>
 
-#include "dispatcher/checks.h"
 #include "ngram/ngram_operator.h"
 #include "posembed/bag.h"
 #include "posembed/memory.h"
 #include "posembed/ngram.h"
-#include "token/token_module.h"
+#include "token/token_operator.h"
 
 namespace posembed {
 
-const char* name(NgramRule rule) {
-  constexpr const char* names[] = {"xor", "rolling", "modular"};
-  return names[static_cast<int>(rule)];
-}
+const char* name(NgramRule rule) { return dispatcher::name_of(rule); }
 
 namespace ngram {
 namespace {
@@ -222,10 +214,9 @@ PerLayerEmbeddingImpl::PerLayerEmbeddingImpl(int64_t num_embeddings, int64_t num
 }
 
 void PerLayerEmbeddingImpl::reset() {
-  TORCH_CHECK_VALUE(num_embeddings >= 0, "num_embeddings: expected 0 or more, got ",
-                    num_embeddings);
-  TORCH_CHECK_VALUE(num_layers >= 1, "num_layers: expected 1 or more, got ", num_layers);
-  TORCH_CHECK_VALUE(layer_dim >= 0, "layer_dim: expected 0 or more, got ", layer_dim);
+  dispatcher::check_at_least(num_embeddings, 0, "num_embeddings");
+  dispatcher::check_at_least(num_layers, 1, "num_layers");
+  dispatcher::check_at_least(layer_dim, 0, "layer_dim");
   TORCH_CHECK_VALUE(std::isfinite(scale), "scale: expected a finite number, got ", scale);
   if (!table.is_empty()) {
     table = register_module("table", token::same_codes(table));

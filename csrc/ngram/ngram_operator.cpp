@@ -3,13 +3,10 @@
 #include "ngram/ngram_operator.h"
 
 #include <ATen/TensorSubclassLikeUtils.h>
-#include <ATen/ops/arange.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <limits>
 
-#include "dispatcher/checks.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
 #include "ngram/ngram.h"
@@ -123,9 +120,9 @@ void check_tensors(const Tensor& ids, const Call& call, int64_t longest) {
 Tensor empty_ids(const Tensor& ids, const Call& call) {
   check_spec(call);
   check_tensors(ids, call, sizes_of(call).back());
-  c10::SymDimVector shape(ids.sym_sizes().begin(), ids.sym_sizes().end());
-  shape.emplace_back(static_cast<int64_t>(call.moduli().size()));
-  return dispatcher::empty_symint(shape, ids.options().dtype(at::kLong));
+  return dispatcher::empty_symint(
+      dispatcher::sizes_and(ids, static_cast<int64_t>(call.moduli().size())),
+      ids.options().dtype(at::kLong));
 }
 
 IdsArguments numbers_of(const NgramSpec& spec) {
@@ -237,8 +234,8 @@ uint64_t split_mix(uint64_t state) {
 std::vector<int64_t> multipliers(int64_t count, int64_t vocab_size, int64_t layer, int64_t seed) {
   TORCH_CHECK_VALUE(count >= 1 && count <= max_multipliers, "count: expected 1 to ",
                     max_multipliers, ", got ", count);
-  TORCH_CHECK_VALUE(vocab_size >= 1, "vocab_size: expected 1 or more, got ", vocab_size);
-  TORCH_CHECK_VALUE(layer >= 0, "layer: expected 0 or more, got ", layer);
+  dispatcher::check_at_least(vocab_size, 1, "vocab_size");
+  dispatcher::check_at_least(layer, 0, "layer");
   // Odd, and so small that a token's product fits in 63 bits.
   const int64_t bound = std::numeric_limits<int64_t>::max() / vocab_size / 2;
   const auto half = static_cast<uint64_t>(std::max<int64_t>(1, bound));

@@ -1,8 +1,6 @@
 // C++ calls of the n-gram operators, through the dispatcher as in Python.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <optional>
 #include <utility>
 #include <vector>
@@ -15,8 +13,7 @@ namespace posembed::dispatcher {
 template <>
 struct EnumArgument<NgramRule> {
   static constexpr const char* argument = "rule";
-  static constexpr NgramRule values[] = {NgramRule::products, NgramRule::rolling,
-                                         NgramRule::modular};
+  static constexpr const char* names[] = {"xor", "rolling", "modular"};
 };
 
 /// Lists of numbers.

@@ -7,10 +7,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include "core/cpu_kernel.h"
 #include "core/cuda_launch.h"
-#include "core/device_error.h"
 #include "core/index.h"
+#include "core/instruction_set.h"
 #include "core/philox.h"
 #include "core/scalar.h"
 

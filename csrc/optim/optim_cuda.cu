@@ -1,6 +1,6 @@
 // A warp steps on one row.
 #include "core/block_reduce.h"
-#include "core/device_item.h"
+#include "core/device_vector.h"
 #include "optim/optim.h"
 
 namespace posembed::optim {

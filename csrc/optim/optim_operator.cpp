@@ -1,14 +1,10 @@
 // A step on rows: state and options are checked against the rule before anything is written.
 #include "optim/optim_operator.h"
 
-#include <torch/library.h>
-
 #include <cmath>
 
-#include "core/index_range.h"
+#include "core/index.h"
 #include "core/philox.h"
-#include "dispatcher/checks.h"
-#include "dispatcher/device_errors.h"
 #include "dispatcher/launch.h"
 #include "optim/optim.h"
 
@@ -42,8 +38,8 @@ void check_options(const RowStep& step) {
   check_number(step.weight_decay(), "weight_decay");
   TORCH_CHECK_VALUE(std::isfinite(step.gradient_scale()),
                     "gradient_scale: expected a finite number, got ", step.gradient_scale());
-  TORCH_CHECK_VALUE(step.step() >= 1, "step: expected 1 or more, got ", step.step());
-  TORCH_CHECK_VALUE(step.first_row() >= 0, "first_row: expected 0 or more, got ", step.first_row());
+  dispatcher::check_at_least(step.step(), 1, "step");
+  dispatcher::check_at_least(step.first_row(), 0, "first_row");
 }
 
 /// State of the rule: [rows, dim], or [rows] if not `wide`.

@@ -2,8 +2,6 @@
 // are registered.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include "dispatcher/operator.h"
 #include "posembed/optim.h"
 
@@ -12,15 +10,13 @@ namespace posembed::dispatcher {
 template <>
 struct EnumArgument<StepRule> {
   static constexpr const char* argument = "rule";
-  static constexpr StepRule values[] = {StepRule::sgd, StepRule::rowwise_adagrad,
-                                        StepRule::rowwise_adam, StepRule::adam};
+  static constexpr const char* names[] = {"sgd", "rowwise_adagrad", "rowwise_adam", "adam"};
 };
 
 template <>
 struct EnumArgument<StepRounding> {
   static constexpr const char* argument = "rounding";
-  static constexpr StepRounding values[] = {StepRounding::nearest, StepRounding::stochastic,
-                                            StepRounding::remainder};
+  static constexpr const char* names[] = {"nearest", "stochastic", "remainder"};
 };
 
 }  // namespace posembed::dispatcher

@@ -1,22 +1,10 @@
 // M-RoPE: rules as JSON, of which mrope_rules.json has those of published models, and positions by
 // a rule.
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/maximum.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/ones_like.h>
-#include <ATen/ops/searchsorted.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/where.h>
-#include <ATen/ops/zeros_like.h>
-#include <c10/util/Exception.h>
-#include <torch/library.h>
 
 #include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "core/brief.h"
-#include "dispatcher/checks.h"
 #include "dispatcher/fork.h"
 #include "dispatcher/json.h"
 #include "dispatcher/text_cache.h"
@@ -104,15 +92,11 @@ MropeRule parse(const json& object, const std::string& text) {
   return rule;
 }
 
-void check_at_least(int64_t value, int64_t least, const char* field) {
-  TORCH_CHECK_VALUE(value >= least, field, ": expected ", least, " or more, got ", value);
-}
-
 void check(const MropeRule& rule) {
-  check_at_least(rule.spatial_merge, 1, "spatial_merge");
-  check_at_least(rule.temporal_merge, 1, "temporal_merge");
-  check_at_least(rule.audio_chunk, 0, "audio_chunk");
-  check_at_least(rule.margin, 0, "margin");
+  dispatcher::check_at_least(rule.spatial_merge, 1, "spatial_merge");
+  dispatcher::check_at_least(rule.temporal_merge, 1, "temporal_merge");
+  dispatcher::check_at_least(rule.audio_chunk, 0, "audio_chunk");
+  dispatcher::check_at_least(rule.margin, 0, "margin");
   TORCH_CHECK_VALUE(rule.axes == 3 || (rule.pages && rule.axes == 4), "axes: expected 3",
                     rule.pages ? " or 4" : "", ", got ", rule.axes);
   TORCH_CHECK_VALUE(rule.canvas.empty() || rule.canvas.size() == 5, "canvas: expected 5 ids, got ",
@@ -126,19 +110,7 @@ void check(const MropeRule& rule) {
 
 }  // namespace
 
-const char* name(MropeTime time) {
-  switch (time) {
-    case MropeTime::index:
-      return "index";
-    case MropeTime::interval:
-      return "interval";
-    case MropeTime::elapsed:
-      return "elapsed";
-    case MropeTime::exact:
-      return "exact";
-  }
-  return "unknown";
-}
+const char* name(MropeTime time) { return dispatcher::name_of(time); }
 
 std::vector<std::string> MropeRule::names() {
   std::vector<std::string> names;

@@ -1,25 +1,12 @@
 // Positions of grids, of documents packed into one sequence, and of parts of these.
 #include "positions/positions_operator.h"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/maximum.h>
-#include <ATen/ops/minimum.h>
-#include <ATen/ops/ones_like.h>
-#include <ATen/ops/searchsorted.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/where.h>
-#include <ATen/ops/zeros_like.h>
-#include <torch/library.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
 
 #include "core/brief.h"
-#include "dispatcher/checks.h"
 #include "dispatcher/output_memory.h"
 #include "posembed/offset.h"
 
@@ -182,7 +169,7 @@ Tensor compute_documents(const Tensor& documents) {
 std::tuple<Tensor, Tensor, Tensor> compute_zigzag(const Tensor& cu_seqlens, int64_t rank,
                                                   int64_t world_size, MaybeSize num_tokens) {
   dispatcher::check_boundaries(cu_seqlens);
-  TORCH_CHECK_VALUE(world_size >= 1, "world_size: expected 1 or more, got ", world_size);
+  dispatcher::check_at_least(world_size, 1, "world_size");
   dispatcher::check_length(world_size, "world_size");
   TORCH_CHECK_VALUE(rank >= 0 && rank < world_size, "rank: expected 0 to ", world_size - 1,
                     ", got ", rank);
@@ -263,7 +250,7 @@ void check_grids(const Tensor& grids, const char* argument) {
 
 Places places_of(const Tensor& grids, int64_t merge, const MaybeSize& num_tokens) {
   check_grids(grids, "grids");
-  TORCH_CHECK_VALUE(merge >= 1, "merge: expected 1 or more, got ", merge);
+  dispatcher::check_at_least(merge, 1, "merge");
   dispatcher::check_length(merge, "merge");
   if (num_tokens.has_value()) dispatcher::check_length(*num_tokens, "num_tokens");
   const Tensor sizes = with_time(grids).to(at::kLong);  // [pictures, 3]

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <ATen/TensorSubclassLikeUtils.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/constant_pad_nd.h>
 #include <c10/core/SymInt.h>
 
 #include <cstdint>
@@ -22,8 +20,7 @@ namespace posembed::dispatcher {
 template <>
 struct EnumArgument<MropeTime> {
   static constexpr const char* argument = "time";
-  static constexpr MropeTime values[] = {MropeTime::index, MropeTime::interval, MropeTime::elapsed,
-                                         MropeTime::exact};
+  static constexpr const char* names[] = {"index", "interval", "elapsed", "exact"};
 };
 
 }  // namespace posembed::dispatcher

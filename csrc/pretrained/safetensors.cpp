@@ -1,5 +1,3 @@
-#include "pretrained/safetensors.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>

@@ -1,7 +1,6 @@
 // Reads safetensors as tensors: views of a mapping of the file, or copies in another dtype, whole
 // or by rows. In a sharded model, a file is open only while one of its tensors is read, because a
 // model may have more files than a process may open.
-#include <ATen/ops/from_blob.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
@@ -16,7 +15,6 @@
 
 #include "posembed/memory.h"
 #include "pretrained/file.h"
-#include "pretrained/safetensors.h"
 #include "pretrained/source.h"
 
 namespace posembed::pretrained {

@@ -2,11 +2,6 @@
 // modules.
 #include "pretrained/source.h"
 
-#include <ATen/ops/aminmax.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/isfinite.h>
-#include <ATen/ops/real.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -23,7 +18,6 @@
 #include "dispatcher/tensors.h"
 #include "posembed/pretrained.h"
 #include "pretrained/file.h"
-#include "pretrained/safetensors.h"
 
 namespace posembed::pretrained {
 namespace {
@@ -425,16 +419,8 @@ FileFormatError::FileFormatError(std::string path, int64_t offset, std::string r
       reason_(std::move(reason)) {}
 
 const char* name(Format format) {
-  switch (format) {
-    case Format::safetensors:
-      return "safetensors";
-    case Format::word2vec_binary:
-      return "word2vec-binary";
-    case Format::word2vec_text:
-      return "word2vec-text";
-    default:
-      return "glove";
-  }
+  constexpr const char* names[] = {"safetensors", "word2vec-binary", "word2vec-text", "glove"};
+  return names[static_cast<size_t>(format)];
 }
 
 std::shared_ptr<const Source> open_source(const std::string& path, const OpenOptions& options) {

@@ -16,7 +16,6 @@
 #include "posembed/export.h"
 #include "posembed/pretrained.h"
 #include "pretrained/file.h"
-#include "pretrained/safetensors.h"
 
 namespace posembed::pretrained {
 

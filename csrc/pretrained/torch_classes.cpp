@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "dispatcher/checks.h"
 #include "dispatcher/tensors.h"
 #include "pretrained/source.h"
 
@@ -99,18 +100,12 @@ Progress progress_in_python(int64_t bar) {
 }
 
 Missing missing_of(const std::string& text) {
-  if (text == "mean") return Missing::mean;
-  if (text == "zero") return Missing::zero;
-  if (text == "random") return Missing::random;
-  TORCH_CHECK_VALUE(text == "error", "missing: expected 'mean', 'zero', 'random' or 'error', got '",
-                    text, "'");
-  return Missing::error;
+  return static_cast<Missing>(
+      dispatcher::index_of(text, "missing", {"mean", "zero", "random", "error"}));
 }
 
 OnBadRow on_bad_row_of(const std::string& text) {
-  if (text == "raise") return OnBadRow::raise;
-  TORCH_CHECK_VALUE(text == "skip", "on_bad_row: expected 'raise' or 'skip', got '", text, "'");
-  return OnBadRow::skip;
+  return static_cast<OnBadRow>(dispatcher::index_of(text, "on_bad_row", {"raise", "skip"}));
 }
 
 namespace {

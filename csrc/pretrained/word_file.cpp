@@ -1,5 +1,3 @@
-#include "pretrained/word_file.h"
-
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -390,16 +388,8 @@ std::pair<size_t, size_t> RowReader::word_in(std::string_view line) const {
 namespace {
 
 const char* name(core::Scalar scalar) {
-  switch (scalar) {
-    case core::Scalar::float64:
-      return "float64";
-    case core::Scalar::bfloat16:
-      return "bfloat16";
-    case core::Scalar::float16:
-      return "float16";
-    default:
-      return "float32";
-  }
+  constexpr const char* names[] = {"float32", "float64", "bfloat16", "float16"};
+  return names[static_cast<size_t>(scalar)];
 }
 
 /// Rounds a finite number to its stored type; returns whether it is still finite.

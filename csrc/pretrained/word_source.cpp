@@ -1,6 +1,5 @@
 // Reads word vectors as tensors. One thread finds the rows and all threads decode numbers, the slow
 // part. Releases pages that have been read.
-#include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -13,7 +12,6 @@
 #include "posembed/memory.h"
 #include "pretrained/file.h"
 #include "pretrained/source.h"
-#include "pretrained/word_file.h"
 
 namespace posembed::pretrained {
 namespace {

@@ -16,12 +16,9 @@
 
 namespace posembed {
 
-const char* name(RelativeBuckets buckets) {
-  constexpr const char* names[] = {"t5", "bert", "clipped", "deberta", "band", "grid"};
-  return names[static_cast<size_t>(buckets)];
-}
+const char* name(RelativeBuckets buckets) { return dispatcher::name_of(buckets); }
 
-const char* name(RelativeMlp rule) { return rule == RelativeMlp::swin ? "swin" : "cr"; }
+const char* name(RelativeMlp rule) { return dispatcher::name_of(rule); }
 
 namespace relative_bias {
 namespace {
@@ -49,7 +46,7 @@ void check_window_options(const RelativeBiasOptions& options) {
   }
   check_sizes(options.window(), "window", options.mlp_dim() == 0 ? 3 : 2);
   learned::check_resampling(options.resampling());
-  TORCH_CHECK_VALUE(options.mlp_dim() >= 0, "mlp_dim: expected 0 or more, got ", options.mlp_dim());
+  dispatcher::check_at_least(options.mlp_dim(), 0, "mlp_dim");
   TORCH_CHECK_VALUE(options.mlp_dim() == 0 || !options.class_token(),
                     "class_token: expected False beside mlp_dim");
   if (options.pretrained_window().empty()) return;
@@ -118,8 +115,7 @@ torch::Tensor functional::relative_window_resample(const torch::Tensor& weight,
 }
 
 void RelativePositionBiasImpl::reset() {
-  TORCH_CHECK_VALUE(options.num_heads() >= 0, "num_heads: expected 0 or more, got ",
-                    options.num_heads());
+  dispatcher::check_at_least(options.num_heads(), 0, "num_heads");
   relative_bias::check_window_options(options);
   if (options.mlp_dim() > 0) {
     mlp = register_module(

@@ -2,22 +2,9 @@
 // compilation.
 #include "relative_bias/relative_bias_operator.h"
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/ceil.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/log.h>
-#include <ATen/ops/log1p.h>
-#include <ATen/ops/log2.h>
-#include <ATen/ops/sign.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/where.h>
-#include <torch/library.h>
-
 #include <algorithm>
 #include <cmath>
 
-#include "dispatcher/checks.h"
 #include "dispatcher/output_memory.h"
 #include "token/token_operator.h"
 
@@ -258,33 +245,23 @@ void check_window(c10::SymIntArrayRef window, const char* argument, size_t most_
 
 TORCH_LIBRARY_FRAGMENT(posembed, m) {
   using posembed::dispatcher::define;
-  define(m,
-         "relative_buckets("
-         "Tensor distances, "
-         "int num_buckets, "
-         "int max_distance=128, "
-         "bool bidirectional=True, "
-         "str kind=\"t5\") -> Tensor");
+  const std::string bucketing = bucketing_schema;
+  define(m, "relative_buckets(Tensor distances, int num_buckets, " + bucketing + ") -> Tensor");
   define(m,
          "relative_bias("
          "Tensor weight, "
          "SymInt query_length, "
          "SymInt key_length, "
-         "SymInt? query_offset=None, "
-         "int max_distance=128, "
-         "bool bidirectional=True, "
-         "str kind=\"t5\") -> Tensor");
+         "SymInt? query_offset=None, " +
+             bucketing + ") -> Tensor");
   define(m,
          "relative_window_bias(Tensor weight, SymInt[] window, bool class_token=False) -> Tensor");
   define(m,
          "relative_window_resample("
          "Tensor weight, "
          "SymInt[] window, "
-         "SymInt[] new_window, "
-         "str method=\"bilinear\", "
-         "bool align_corners=False, "
-         "bool antialias=False, "
-         "float scale_offset=0.0) -> Tensor");
+         "SymInt[] new_window, " +
+             learned::resampling_schema("bilinear") + ") -> Tensor");
   define(m,
          "relative_log_distances(Tensor like, SymInt[] window, SymInt[] scale_window) -> Tensor");
   relative_buckets.compose_batched<buckets_of>(m);

@@ -1,8 +1,6 @@
 // C++ calls of the relative-bias operators, through the dispatcher as in Python.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <optional>
 
 #include "dispatcher/operator.h"
@@ -14,15 +12,13 @@ namespace posembed::dispatcher {
 template <>
 struct EnumArgument<RelativeBuckets> {
   static constexpr const char* argument = "kind";
-  static constexpr RelativeBuckets values[] = {RelativeBuckets::t5,      RelativeBuckets::bert,
-                                               RelativeBuckets::clipped, RelativeBuckets::deberta,
-                                               RelativeBuckets::band,    RelativeBuckets::grid};
+  static constexpr const char* names[] = {"t5", "bert", "clipped", "deberta", "band", "grid"};
 };
 
 template <>
 struct EnumArgument<RelativeMlp> {
   static constexpr const char* argument = "mlp_rule";
-  static constexpr RelativeMlp values[] = {RelativeMlp::swin, RelativeMlp::cr};
+  static constexpr const char* names[] = {"swin", "cr"};
 };
 
 }  // namespace posembed::dispatcher
@@ -39,6 +35,10 @@ struct Bucketing {
 
   POSEMBED_FIELDS(self.max_distance, self.bidirectional, self.kind)
 };
+
+/// Those fields in a schema.
+inline constexpr const char* bucketing_schema =
+    "int max_distance=128, bool bidirectional=True, str kind=\"t5\"";
 
 /// The buckets of distances, int64: distances, num_buckets.
 inline const dispatcher::Operator<Tensor(const Tensor&, int64_t), Bucketing> relative_buckets{

@@ -5,9 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/cpu_kernel.h"
 #include "core/cuda_launch.h"
-#include "core/device_error.h"
+#include "core/instruction_set.h"
 #include "core/scalar.h"
 
 namespace posembed::relative_logits {

@@ -1,7 +1,7 @@
 // A thread gathers one logit. A warp sums the keys of one query: it adds runs of equal rows first,
 // then the runs of a row one after another, so that the order of additions is fixed. By key, a
 // thread sums the queries of one key.
-#include "core/device_item.h"
+#include "core/device_vector.h"
 #include "core/divisor.h"
 #include "relative_logits/relative_logits.h"
 

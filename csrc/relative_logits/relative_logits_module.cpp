@@ -57,10 +57,8 @@ RelativeLogitsImpl::RelativeLogitsImpl(const RelativeLogitsOptions& options) : o
 void RelativeLogitsImpl::reset() {
   TORCH_CHECK_VALUE(!options.num_buckets().empty(),
                     "num_buckets: expected a number for each axis, got none");
-  TORCH_CHECK_VALUE(options.head_dim() >= 1, "head_dim: expected 1 or more, got ",
-                    options.head_dim());
-  TORCH_CHECK_VALUE(options.num_heads() >= 0, "num_heads: expected 0 or more, got ",
-                    options.num_heads());
+  dispatcher::check_at_least(options.head_dim(), 1, "head_dim");
+  dispatcher::check_at_least(options.num_heads(), 0, "num_heads");
   for (const int64_t count : options.num_buckets()) {  // checks the options
     relative_bias::relative_buckets(
         torch::zeros({0}, torch::kLong), count,

@@ -5,29 +5,16 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/bmm.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/mm.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/VariableTypeUtils.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "core/index_range.h"
-#include "dispatcher/autocast.h"
+#include "core/index.h"
 #include "dispatcher/autograd.h"
-#include "dispatcher/checks.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/tensors.h"
 #include "relative_logits/relative_logits.h"
 
 namespace posembed::relative_logits {
@@ -562,8 +549,7 @@ Tensor logits_autograd(const Factors& factors, const MaybeTensor& scores) {
   using Node = dispatcher::FunctionNode<relative_logits, logits_gradient>;
   auto node = dispatcher::node_for<Node>(query, table, scores.value_or(Tensor()));
   if (node) node->save(factors);
-  Tensor output = dispatcher::below_autograd([&] { return relative_logits(factors, scores); });
-  if (node) torch::autograd::set_history(output, node);
+  Tensor output = dispatcher::recorded(node, [&] { return relative_logits(factors, scores); });
   Tensor direction = scores.has_value() ? dispatcher::copied_tangent(*scores) : Tensor();
   add_derived(direction, factors, tangent(query), primal(table));
   add_derived(direction, factors, primal(query), tangent(table));
@@ -594,11 +580,9 @@ Two backward_autograd(const Tensor& gradient, const Factors& factors, bool query
   using Node = dispatcher::FunctionNode<relative_logits_backward, backward_gradient>;
   auto node = dispatcher::node_for<Node>(gradient, factors.query, factors.table);
   if (node) node->save(gradient, factors, query_gradient, table_gradient);
-  const Two results = dispatcher::below_autograd(
-      [&] { return relative_logits_backward(gradient, factors, query_gradient, table_gradient); });
-  if (node) {
-    torch::autograd::set_history(variable_list{std::get<0>(results), std::get<1>(results)}, node);
-  }
+  const Two results = dispatcher::recorded(node, [&] {
+    return relative_logits_backward(gradient, factors, query_gradient, table_gradient);
+  });
   set_backward_tangents(gradient, factors, results, query_gradient, table_gradient);
   return results;
 }
@@ -618,19 +602,9 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
          "Tensor like, "
          "SymInt query_length, "
          "SymInt key_length, "
-         "int[] num_buckets, "
-         "int max_distance=128, "
-         "bool bidirectional=True, "
-         "str kind=\"t5\", "
-         "bool causal=False, "
-         "SymInt? query_offset=None, "
-         "Tensor? attention_mask=None, "
-         "bool positions_from_mask=False, "
-         "Tensor? query_positions=None, "
-         "Tensor? key_positions=None, "
-         "Tensor? cu_seqlens=None, "
-         "bool apply_mask=True, "
-         "Tensor? query_offsets=None) -> Tensor");
+         "int[] num_buckets, " +
+             std::string(relative_bias::bucketing_schema) + ", " + alibi::call_schema("False") +
+             ") -> Tensor");
   relative_logits.implement<empty_logits, fill_logits>(m);
   relative_logits.autocast<logits_autocast>(m);
   relative_logits_.implement<check_in_place, change_scores>(m);

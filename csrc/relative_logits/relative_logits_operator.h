@@ -1,8 +1,6 @@
 // C++ calls of the operators of relative logits, through the dispatcher as in Python.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <optional>
 #include <tuple>
 

@@ -9,12 +9,11 @@
 #include <type_traits>
 #include <vector>
 
-#include "core/cpu_kernel.h"
 #include "core/cuda_launch.h"
-#include "core/device_error.h"
 #include "core/double_double.h"
 #include "core/fma.h"
 #include "core/index.h"
+#include "core/instruction_set.h"
 #include "core/macros.h"
 #include "core/position.h"
 #include "core/scalar.h"

@@ -1,7 +1,7 @@
 // The gradient of rotary frequencies on CUDA: a block sums a chunk of tokens, and a thread sums
 // packs of pairs over some of the tokens and heads. A second kernel adds the chunks. There are no
 // atomics, so results are deterministic.
-#include "core/part_sum.h"
+#include "core/block_reduce.h"
 #include "rotary/rotary.h"
 #include "rotary/rotary_cuda.h"
 

@@ -13,8 +13,6 @@
 #include <vector>
 
 #include "dispatcher/checks.h"
-#include "dispatcher/cuda_scope.h"
-#include "dispatcher/device_errors.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
 #include "dispatcher/text_cache.h"

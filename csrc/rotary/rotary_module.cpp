@@ -15,12 +15,9 @@
 
 namespace posembed {
 
-const char* name(Layout layout) {
-  constexpr const char* names[] = {"bshd", "bhsd", "sbhd", "thd"};
-  return names[static_cast<int>(layout)];
-}
+const char* name(Layout layout) { return dispatcher::name_of(layout); }
 
-const char* name(PackedOrder order) { return order == PackedOrder::blocks ? "blocks" : "groups"; }
+const char* name(PackedOrder order) { return dispatcher::name_of(order); }
 
 torch::Tensor RotarySpec::frequencies(std::optional<int64_t> seq_len) const {
   const RotarySpec& spec = *this;

@@ -15,7 +15,6 @@
 
 #include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
-#include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
 

@@ -26,21 +26,20 @@ namespace posembed::dispatcher {
 template <>
 struct EnumArgument<Layout> {
   static constexpr const char* argument = "layout";
-  static constexpr Layout values[] = {Layout::bshd, Layout::bhsd, Layout::sbhd, Layout::thd};
+  static constexpr const char* names[] = {"bshd", "bhsd", "sbhd", "thd"};
 };
 
 template <>
 struct EnumArgument<Numerics> {
   static constexpr const char* argument = "numerics";
-  static constexpr Numerics values[] = {Numerics::exact, Numerics::float32,
-                                        Numerics::float32_product, Numerics::float32_rounded_table,
-                                        Numerics::float32_polar};
+  static constexpr const char* names[] = {"exact", "float32", "float32_product",
+                                          "float32_rounded_table", "float32_polar"};
 };
 
 template <>
 struct EnumArgument<PackedOrder> {
   static constexpr const char* argument = "order";
-  static constexpr PackedOrder values[] = {PackedOrder::blocks, PackedOrder::groups};
+  static constexpr const char* names[] = {"blocks", "groups"};
 };
 
 }  // namespace posembed::dispatcher

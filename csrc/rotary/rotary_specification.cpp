@@ -27,11 +27,7 @@ namespace posembed {
 
 using nlohmann::json;
 
-const char* name(Numerics numerics) {
-  constexpr const char* names[] = {"exact", "float32", "float32_product", "float32_rounded_table",
-                                   "float32_polar"};
-  return names[static_cast<int>(numerics)];
-}
+const char* name(Numerics numerics) { return dispatcher::name_of(numerics); }
 
 // ------------------------------------------------------------------------------------------ fields
 

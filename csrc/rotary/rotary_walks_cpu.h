@@ -10,7 +10,6 @@
 
 #include "core/instruction_set.h"
 #include "core/macros.h"
-#include "core/prefetch.h"
 #include "core/stream.h"
 #include "core/vector.h"
 #include "rotary/rotary.h"

@@ -5,9 +5,9 @@
 
 #include <cstdint>
 
-#include "core/cpu_kernel.h"
 #include "core/cuda_launch.h"
 #include "core/index.h"
+#include "core/instruction_set.h"
 #include "rotary/rotary.h"
 #include "rotary_norm/rotary_norm.h"
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "core/block32.h"
-#include "core/float8.h"
+#include "core/scalar.h"
 #include "core/stream.h"
 #include "rotary/rotary_angles_cpu.h"
 #include "rotary/rotary_walks_cpu.h"

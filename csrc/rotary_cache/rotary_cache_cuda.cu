@@ -1,7 +1,7 @@
 // As in the rotary kernel, a block processes some or all heads of one token, and a thread owns both
 // members of its pairs. Each thread writes its results to every destination, so keys and values are
 // read once.
-#include "core/float8.h"
+#include "core/scalar.h"
 #include "rotary/rotary_cuda.h"
 #include "rotary_cache/rotary_cache.h"
 #include "rotary_norm/rotary_norm_cuda.h"

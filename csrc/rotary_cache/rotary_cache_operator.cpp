@@ -9,10 +9,9 @@
 #include <cmath>
 
 #include "core/brief.h"
-#include "core/index_range.h"
+#include "core/index.h"
 #include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
-#include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
 #include "rotary/rotary_operator.h"
 #include "rotary_cache/rotary_cache.h"

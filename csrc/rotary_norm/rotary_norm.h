@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-#include "core/cpu_kernel.h"
 #include "core/cuda_launch.h"
+#include "core/instruction_set.h"
 #include "rotary/rotary.h"
 
 namespace posembed::rotary_norm {

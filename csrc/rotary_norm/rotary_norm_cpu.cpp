@@ -7,7 +7,6 @@
 #include <type_traits>
 
 #include "core/block32_sum.h"
-#include "core/prefetch.h"
 #include "core/stream.h"
 #include "rotary/rotary_walks_cpu.h"
 #include "rotary_norm/rotary_norm.h"

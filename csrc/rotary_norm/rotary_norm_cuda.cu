@@ -2,7 +2,7 @@
 // packs of a head: both members of its pairs, or components outside the window. The threads of a
 // head reduce their squares with shuffles. In the backward pass each of a fixed number of blocks
 // takes a share of the tokens and sums its part of the weights' gradients; there are no atomics.
-#include "core/part_sum.h"
+#include "core/block_reduce.h"
 #include "rotary/rotary_cuda.h"
 #include "rotary_norm/rotary_norm.h"
 #include "rotary_norm/rotary_norm_cuda.h"

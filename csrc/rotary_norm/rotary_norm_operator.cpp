@@ -20,10 +20,8 @@
 #include <utility>
 #include <vector>
 
-#include "dispatcher/autocast.h"
 #include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
-#include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
 #include "dispatcher/tensors.h"

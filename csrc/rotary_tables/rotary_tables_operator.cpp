@@ -12,7 +12,7 @@
 
 #include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
-#include "dispatcher/cuda_scope.h"
+#include "dispatcher/launch.h"
 #include "rotary/rotary_operator.h"
 
 namespace posembed::rotary_tables {

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/cpu_kernel.h"
 #include "core/cuda_launch.h"
 #include "core/double_double.h"
+#include "core/instruction_set.h"
 #include "core/macros.h"
 #include "core/position.h"
 #include "core/scalar.h"

@@ -3,7 +3,7 @@
 // the rows, so that a thread always has rows to read while it computes and writes.
 #include <algorithm>
 
-#include "core/device_store.h"
+#include "core/device_vector.h"
 #include "core/divisor.h"
 #include "sinusoidal/sinusoidal.h"
 

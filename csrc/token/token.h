@@ -7,13 +7,12 @@
 #include <cstdint>
 #include <limits>
 
-#include "core/cpu_kernel.h"
 #include "core/cuda_launch.h"
-#include "core/device_error.h"
 #include "core/fma.h"
 #include "core/index.h"
+#include "core/instruction_set.h"
+#include "core/lane_sum.h"
 #include "core/scalar.h"
-#include "core/span.h"
 
 namespace posembed::token {
 
@@ -164,7 +163,7 @@ POSEMBED_CPU_KERNEL(gather_codes,
 /// Gathers all rows on `stream`; zeros for an id outside.
 const char* gather_codes_cuda(const QuantizedArguments& arguments, core::CudaStream stream);
 
-/// The number of one code. Float8: see core/float8.h.
+/// The number of one code. Float8: see core/scalar.h.
 template <Code code>
 POSEMBED_INLINE float number_of(uint32_t bits) {
   if constexpr (code == Code::int8) return static_cast<float>(static_cast<int8_t>(bits));

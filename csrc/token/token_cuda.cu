@@ -6,10 +6,7 @@
 #include <cub/device/device_radix_sort.cuh>
 
 #include "core/block_reduce.h"
-#include "core/device_item.h"
-#include "core/device_store.h"
 #include "core/device_vector.h"
-#include "core/words.h"
 #include "token/token.h"
 
 namespace posembed::token {
@@ -553,7 +550,7 @@ template <int in_flight, typename T, int width, int vectors>
 __device__ void add_rows(const SpanRows<T>& rows, int count, int64_t column,
                          Compute<T> (&total)[vectors][width]) {
   for (int first = 0; first < count; first += in_flight) {
-    core::Words<T, width> loaded[in_flight][vectors];
+    core::DeviceWords<T, width> loaded[in_flight][vectors];
     Compute<T> factors[in_flight] = {};
 #pragma unroll
     for (int i = 0; i < in_flight; ++i) {
@@ -644,7 +641,7 @@ __device__ void copy_row(const BackwardArguments& a, const Share& share, IdIndex
   const int64_t source = a.sources.rows != nullptr ? a.sources.rows[index] : index;
   const T* from = static_cast<const T*>(a.gradient) + source * a.embedding_dim;
   for_columns<width, copy_vectors>(a, share, [&](int64_t column) {
-    core::Words<T, width> vectors[copy_vectors];
+    core::DeviceWords<T, width> vectors[copy_vectors];
 #pragma unroll
     for (int v = 0; v < copy_vectors; ++v) {
       const int64_t offset = column + v * warp_size * width;

@@ -1,22 +1,5 @@
 // TokenEmbedding and functional::embedding: thin wrappers around the operators.
-#include "token/token_module.h"
-
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/embedding_renorm.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/isin.h>
-#include <ATen/ops/linear.h>
-#include <ATen/ops/mean.h>
-#include <ATen/ops/randn.h>
-#include <ATen/ops/sub.h>
-#include <ATen/ops/unique_dim.h>
-#include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
-#include <torch/library.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
@@ -31,10 +14,8 @@
 #include <vector>
 
 #include "core/brief.h"
-#include "dispatcher/checks.h"
-#include "dispatcher/cuda_scope.h"
+#include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
-#include "posembed/pretrained.h"
 #include "posembed/token.h"
 #include "pretrained/source.h"
 #include "token/token_operator.h"
@@ -66,9 +47,7 @@ torch::Tensor within(const torch::Tensor& ids, int64_t rows) {
 
 }  // namespace
 
-const char* name(TableGradient gradient) {
-  return gradient == TableGradient::rows ? "rows" : "dense";
-}
+const char* name(TableGradient gradient) { return dispatcher::name_of(gradient); }
 
 torch::Tensor functional::embedding(const torch::Tensor& ids, const torch::Tensor& weight,
                                     const EmbeddingCall& call) {
@@ -195,18 +174,6 @@ TokenEmbedding TokenEmbedding::from_pretrained(const torch::Tensor& weight, bool
   return token::over_table<TokenEmbedding>(weight, freeze, std::move(options));
 }
 
-TokenEmbedding TokenEmbedding::from_file(
-    const std::string& path, const std::optional<std::vector<std::string>>& vocabulary) {
-  return from_file(path, vocabulary, pretrained::ReadOptions());
-}
-
-TokenEmbedding TokenEmbedding::from_file(const std::string& path,
-                                         const std::optional<std::vector<std::string>>& vocabulary,
-                                         const pretrained::ReadOptions& read, bool freeze,
-                                         TokenOptions options) {
-  return from_file(path, vocabulary, read, freeze, std::move(options), pretrained::OpenOptions());
-}
-
 TokenEmbedding TokenEmbedding::from_file(const std::string& path,
                                          const std::optional<std::vector<std::string>>& vocabulary,
                                          const pretrained::ReadOptions& read, bool freeze,
@@ -264,8 +231,7 @@ void check(const Tensor& weight, int64_t num_embeddings, const std::optional<Ten
            Text initialization, double covariance_scale) {
   dispatcher::check_floating(weight, "weight");
   dispatcher::check_rank(weight, "weight", 2, "[num_embeddings, embedding_dim]");
-  TORCH_CHECK_VALUE(num_embeddings >= 0, "num_embeddings: expected 0 or more, got ",
-                    num_embeddings);
+  dispatcher::check_at_least(num_embeddings, 0, "num_embeddings");
   dispatcher::check_result({num_embeddings, weight.size(1)}, weight.scalar_type(),
                            "num_embeddings");
   TORCH_CHECK_VALUE(
@@ -273,8 +239,7 @@ void check(const Tensor& weight, int64_t num_embeddings, const std::optional<Ten
           initialization == "normal",
       "initialization: expected 'mean', 'mean-and-covariance', 'normal' or new rows, ", "got '",
       core::brief(initialization), "'");
-  TORCH_CHECK_VALUE(covariance_scale >= 0, "covariance_scale: expected 0 or more, got ",
-                    covariance_scale);
+  dispatcher::check_at_least(covariance_scale, 0, "covariance_scale");
   if (!rows.has_value()) return;
   const c10::DimVector expected = {std::max<int64_t>(0, num_embeddings - weight.size(0)),
                                    weight.size(1)};
@@ -391,7 +356,7 @@ Tensor checked_rows(const Tensor& rows, int64_t count) {
 }
 
 int64_t padded(int64_t num_embeddings, int64_t multiple) {
-  TORCH_CHECK_VALUE(multiple >= 1, "pad_to_multiple_of: expected 1 or more, got ", multiple);
+  dispatcher::check_at_least(multiple, 1, "pad_to_multiple_of");
   if (num_embeddings <= 0) return num_embeddings;
   return dispatcher::rounded_up(num_embeddings, multiple, "pad_to_multiple_of");
 }
@@ -441,16 +406,7 @@ void replace(torch::optim::Optimizer& optimizer, const Tensor& old, const Tensor
 
 }  // namespace
 
-const char* name(Initialization initialization) {
-  switch (initialization) {
-    case Initialization::mean_and_covariance:
-      return "mean-and-covariance";
-    case Initialization::normal:
-      return "normal";
-    default:
-      return "mean";
-  }
-}
+const char* name(Initialization initialization) { return dispatcher::name_of(initialization); }
 
 void TokenEmbeddingImpl::resize(int64_t num_embeddings, const ResizeOptions& how,
                                 torch::optim::Optimizer* optimizer) {

@@ -3,33 +3,15 @@
 // same bits.
 #include "token/token_operator.h"
 
-#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
-#include <ATen/ops/clamp_min.h>
-#include <ATen/ops/div.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/eq.h>
-#include <ATen/ops/full_like.h>
-#include <ATen/ops/masked_fill.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/searchsorted.h>
-#include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
-#include <torch/library.h>
-
 #include <algorithm>
 
 #include "core/brief.h"
-#include "core/index_range.h"
-#include "core/stream_bytes.h"
+#include "core/index.h"
+#include "core/memory.h"
 #include "dispatcher/autograd.h"
-#include "dispatcher/checks.h"
-#include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/tensors.h"
 #include "token/token.h"
-#include "token/token_backward.h"
 
 namespace posembed::token {
 namespace {
@@ -80,9 +62,8 @@ void check_gradient(const Tensor& gradient, const c10::SymInt& num_embeddings, c
 
 Tensor empty_rows(const Tensor& weight, const Ids& in, Text gradient) {
   check(weight, in, gradient);
-  c10::SymDimVector sizes(in.ids.sym_sizes().begin(), in.ids.sym_sizes().end());
-  sizes.push_back(weight.sym_size(1));
-  return dispatcher::empty_symint(sizes, weight.options());
+  return dispatcher::empty_symint(dispatcher::sizes_and(in.ids, weight.sym_size(1)),
+                                  weight.options());
 }
 
 void gather_rows(const Tensor& weight, const Ids& in, Text, const Tensor& out) {
@@ -252,10 +233,7 @@ void check_table_size(const Tensor& ids, const c10::SymInt& num_embeddings,
                            "num_embeddings");
 }
 
-void check_gradient_form(Text gradient) {
-  TORCH_CHECK_VALUE(gradient == "dense" || gradient == "rows",
-                    "gradient: expected 'dense' or 'rows', got '", core::brief(gradient), "'");
-}
+void check_gradient_form(Text gradient) { dispatcher::enum_from<TableGradient>(gradient); }
 
 void check_ids(const Tensor& ids, int64_t num_embeddings) {
   const core::IndexView view = dispatcher::index_view(ids);
@@ -419,9 +397,8 @@ Tensor empty_rows_and_features(const Tensor& weight, const Tensor& features, con
                     "padding_idx: expected -1 (none) or a row of the table of ", weight.sym_size(0),
                     " rows, got ", in.padding_idx);
   check_gradient_form(gradient);
-  c10::SymDimVector sizes(in.ids.sym_sizes().begin(), in.ids.sym_sizes().end());
-  sizes.push_back(weight.sym_size(1));
-  return dispatcher::empty_symint(sizes, weight.options());
+  return dispatcher::empty_symint(dispatcher::sizes_and(in.ids, weight.sym_size(1)),
+                                  weight.options());
 }
 
 /// Throws c10::IndexError for the first index on the CPU that is neither a row nor a hole.
@@ -489,8 +466,7 @@ Tensor features_autograd(const Tensor& weight, const Tensor& features, const Pla
   const auto call = [&](const Tensor& table, const Tensor& others) {
     return embedding_with_features(table, others, in, gradient);
   };
-  Tensor output = dispatcher::below_autograd([&] { return call(weight, features); });
-  if (node) torch::autograd::set_history(output, node);
+  Tensor output = dispatcher::recorded(node, [&] { return call(weight, features); });
   // Linear in both together.
   const Tensor of_weight = dispatcher::tangent(weight), of_features = dispatcher::tangent(features);
   if (of_weight.defined() || of_features.defined()) {
@@ -526,9 +502,8 @@ Tensor embedding_transpose(const Tensor& gradient, const dispatcher::Shape& tabl
 /// The count of each id among the ids: [..., 1], in a dtype that can hold it. 1 for ids outside the
 /// table, whose rows are zeros.
 Tensor counts(const Ids& in, const c10::SymInt& num_embeddings, const Tensor& like) {
-  c10::SymDimVector sizes(in.ids.sym_sizes().begin(), in.ids.sym_sizes().end());
-  sizes.push_back(1);
-  const Tensor ones = at::ones_symint(sizes, like.options().dtype(dispatcher::compute_type(like)));
+  const Tensor ones = at::ones_symint(dispatcher::sizes_and(in.ids, 1),
+                                      like.options().dtype(dispatcher::compute_type(like)));
   Ids plain{in.ids};
   plain.vocabulary_start = in.vocabulary_start;
   return look_up(embedding_backward(ones, num_embeddings, plain), plain).clamp_min(1);

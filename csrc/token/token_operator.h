@@ -1,34 +1,37 @@
-// The token operators, as C++ code calls them and as their kernels are registered.
+// The token operators, as C++ code calls them and as their kernels are registered, and what other
+// families share: gradients of tables, and modules with a table.
 #pragma once
 
-#include <ATen/core/Generator.h>
-#include <ATen/core/Tensor.h>
-#include <c10/util/Exception.h>
+#include <torch/nn/init.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <tuple>
+#include <utility>
+#include <vector>
 
-#include "core/device_error.h"
-#include "dispatcher/checks.h"
-#include "dispatcher/operator.h"
-#include "dispatcher/tensors.h"
+#include "core/cuda_launch.h"
+#include "dispatcher/autograd.h"
+#include "posembed/memory.h"
+#include "posembed/quantized.h"
 #include "posembed/token.h"
+#include "token/token.h"
 
 namespace posembed::dispatcher {
 
 template <>
 struct EnumArgument<Initialization> {
   static constexpr const char* argument = "initialization";
-  static constexpr Initialization values[] = {
-      Initialization::mean, Initialization::mean_and_covariance, Initialization::normal};
+  static constexpr const char* names[] = {"mean", "mean-and-covariance", "normal"};
 };
 
 template <>
 struct EnumArgument<TableGradient> {
   static constexpr const char* argument = "gradient";
-  static constexpr TableGradient values[] = {TableGradient::dense, TableGradient::rows};
+  static constexpr const char* names[] = {"dense", "rows"};
 };
 
 }  // namespace posembed::dispatcher
@@ -185,6 +188,151 @@ inline std::optional<CodeBlocks> split(CodeBlocks blocks, int64_t dim, int64_t p
     return CodeBlocks{dispatcher::product(blocks.rows, parts, "parts"), part};
   if (blocks.rows > 1 || part % blocks.columns != 0) return std::nullopt;
   return blocks;
+}
+
+// ----------------------------------------------------------------------------- gradients of tables
+// Ids sorted by row, the rows that they touch, and a node with rows.
+
+/// See GroupArguments; owns the memory that its pointers refer to.
+struct SortedIds {
+  Tensor words, counts;
+  uint64_t* entries = nullptr;
+  int64_t* starts = nullptr;
+  int64_t groups = 0;
+
+  int64_t kept() const { return starts[groups]; }
+  int64_t row(int64_t group) const { return static_cast<int64_t>(entries[starts[group]] >> 32); }
+  /// The first group that begins at or after `entry`.
+  int64_t group_at(int64_t entry) const {
+    return std::lower_bound(starts, starts + groups + 1, entry) - starts;
+  }
+};
+
+/// `ids`: contiguous; `first_row`: the row of id 0.
+SortedIds sort_ids(const Tensor& ids, int64_t num_embeddings, int64_t padding_idx,
+                   int64_t first_row = 0);
+
+/// Sums all groups of `sorted`.
+void sum_groups(const SumArguments& arguments, const SortedIds& sorted);
+
+// ------------------------------------------------------------------------------------- row targets
+// Destinations for a kernel that computes the gradient of each token: rows of ids that occur once
+// are written directly to the table's gradient.
+
+/// The destinations, on the CPU.
+struct RowTargets {
+  Tensor row_ids;              // of the touched rows, ascending
+  Tensor rows;                 // [row_ids, embedding_dim]: complete after sum_repeated()
+  std::vector<void*> targets;  // the address of each token's row; nullptr: not written
+  Tensor repeated;             // rows of tokens whose ids occur more than once
+  SortedIds sums;              // entries: row of `rows` << 32 | row of `repeated`
+};
+
+/// Uninitialised targets for a gradient of `table`; ids are contiguous, and padding has no target.
+RowTargets row_targets(const Tensor& table, const Tensor& ids, int64_t padding_idx);
+
+/// Adds the rows of repeated ids. Call it after all targets are written.
+void sum_repeated(const RowTargets& destinations);
+
+// --------------------------------------------------------------------------------------- rows node
+// A table's gradient in the rows form has no derivative: second derivatives need gradient="dense".
+
+inline constexpr const char* no_second_derivative =
+    "posembed: gradient='rows' has no second derivative; use gradient='dense'";
+
+inline dispatcher::variable_list refuse_rows(const dispatcher::Gradients&) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, no_second_derivative);
+}
+
+/// Calls `function`, which calls `op`, and gives the rows that it returns beside their ids a node
+/// that throws when it runs.
+template <auto& op, typename Function, typename... Inputs>
+std::tuple<Tensor, Tensor> underived_rows(const Function& function, const Inputs&... inputs) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!(dispatcher::tangent(inputs).defined() || ...),
+                              no_second_derivative);
+  auto node = dispatcher::node_for<dispatcher::FunctionNode<op, refuse_rows>>(inputs...);
+  std::tuple<Tensor, Tensor> outputs = dispatcher::below_autograd(function);
+  if (node) torch::autograd::set_history(std::get<1>(outputs), node);
+  return outputs;
+}
+
+// ----------------------------------------------------------------------------------------- modules
+// Modules with a table of tokens: checks of options, and the table as a parameter.
+
+/// Throws c10::ValueError for bad sizes or padding_idx; converts a negative padding_idx to an index
+/// from the start.
+template <typename Options>
+void check_table_options(Options& options) {
+  dispatcher::check_at_least(options.num_embeddings(), 0, "num_embeddings");
+  dispatcher::check_at_least(options.embedding_dim(), 0, "embedding_dim");
+  if (const auto padding = options.padding_idx(); padding.has_value()) {
+    const int64_t rows = options.num_embeddings();
+    TORCH_CHECK_VALUE(*padding >= -rows && *padding < rows, "padding_idx: expected ", -rows, " to ",
+                      rows - 1, ", got ", *padding);
+    if (*padding < 0) options.padding_idx(*padding + rows);
+  }
+}
+
+/// The codes of module.weight.
+template <typename Module>
+QuantizedTable codes_of(const Module& module, const std::string& format, int64_t block) {
+  TORCH_CHECK_VALUE(module.weight.defined(), "weight: expected a table of numbers, got none");
+  return QuantizedTable(functional::quantize_rows(module.weight, format, block),
+                        module.weight.scalar_type());
+}
+
+/// A table over the same codes. A clone that is reset has the original's, which must stay as it is.
+inline QuantizedTable same_codes(const QuantizedTable& table) {
+  return QuantizedTable(table->rows, table->dtype);
+}
+
+/// The bytes of a module's table.
+template <typename Module>
+int64_t table_bytes(const Module& module) {
+  return module.weight.defined() ? static_cast<int64_t>(module.weight.nbytes())
+                                 : module.table->rows.memory();
+}
+
+/// Registers module.weight: the table of the options, or a new one with its initial values.
+template <typename Module>
+void reset_table(Module& module) {
+  auto& options = module.options;
+  // A clone is reset while it still has the original's table, so a frozen table stays frozen.
+  const bool trainable = !module.weight.defined() || module.weight.requires_grad();
+  const std::vector<int64_t> sizes = {options.num_embeddings(), options.embedding_dim()};
+  if (!options._weight().defined()) {
+    module.weight = module.register_parameter("weight", torch::empty(sizes), trainable);
+    module.reset_parameters();
+    return;
+  }
+  TORCH_CHECK_VALUE(options._weight().sizes() == torch::IntArrayRef(sizes),
+                    "_weight: expected shape ", torch::IntArrayRef(sizes), ", got ",
+                    options._weight().sizes());
+  module.weight = module.register_parameter("weight", options._weight());
+  options._weight(torch::Tensor());  // so that a clone makes its own table
+}
+
+/// Fills the table from N(0, 1), and the row of padding_idx with zeros.
+template <typename Module>
+void reset_table_parameters(Module& module) {
+  prefer_huge_pages(module.weight);
+  torch::nn::init::normal_(module.weight);
+  if (const auto padding = module.options.padding_idx(); padding.has_value()) {
+    const torch::NoGradGuard no_grad;
+    module.weight[*padding].fill_(0);
+  }
+}
+
+/// A module that shares `weight`.
+template <typename Holder, typename Options>
+Holder over_table(const torch::Tensor& weight, bool freeze, Options options) {
+  TORCH_CHECK_VALUE(weight.dim() == 2, "weight: expected [num_embeddings, embedding_dim], got ",
+                    weight.sizes());
+  dispatcher::check_floating(weight, "weight");
+  options.num_embeddings(weight.size(0)).embedding_dim(weight.size(1))._weight(weight);
+  Holder module(std::move(options));
+  module->weight.set_requires_grad(!freeze);
+  return module;
 }
 
 }  // namespace posembed::token

@@ -1,19 +1,9 @@
 // Tables of codes: looked up without a table of numbers, and made from one. They are frozen.
-#include <ATen/ops/amax.h>
-#include <ATen/ops/amin.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <ostream>
 #include <utility>
 
-#include "core/brief.h"
-#include "dispatcher/checks.h"
-#include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
 #include "posembed/quantized.h"
@@ -96,9 +86,8 @@ Tensor widened_shape(const Tensor& codes, const Tensor& scales, const Codes& in)
   dispatcher::check_integers(in.ids, "ids");
   const at::ScalarType type = in.dtype.value_or(at::kFloat);
   dispatcher::check_floating(type, "dtype");
-  c10::SymDimVector sizes(in.ids.sym_sizes().begin(), in.ids.sym_sizes().end());
-  sizes.push_back(dim_of(codes));
-  return dispatcher::empty_symint(sizes, codes.options().dtype(type));
+  return dispatcher::empty_symint(dispatcher::sizes_and(in.ids, dim_of(codes)),
+                                  codes.options().dtype(type));
 }
 
 void widen_rows(const Tensor& codes, const Tensor& scales, const Codes& in, const Tensor& out) {
@@ -158,8 +147,7 @@ Table packed(const Tensor& blocks) {
 Table quantize(const Tensor& weight, Text format, int64_t block) {
   dispatcher::check_floating(weight, "weight");
   dispatcher::check_rank(weight, "weight", 2, "[num_embeddings, embedding_dim]");
-  TORCH_CHECK_VALUE(format == "float8" || format == "int8" || format == "int4",
-                    "format: expected 'float8', 'int8' or 'int4', got '", core::brief(format), "'");
+  dispatcher::index_of(format, "format", {"float8", "int8", "int4"});
   const int64_t dim = weight.size(1), columns = block == 0 ? dim : block;
   TORCH_CHECK_VALUE(dim > 0, "weight: expected columns, got none");
   TORCH_CHECK_VALUE(columns > 0 && dim % columns == 0, "block: expected a divisor of ", dim,

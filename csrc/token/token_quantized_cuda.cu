@@ -1,7 +1,6 @@
 // A lane widens 16 neighbouring codes of a row at a time, or single codes where rows are not
 // aligned, and has two such vectors in flight.
-#include "core/device_item.h"
-#include "core/device_store.h"
+#include "core/device_vector.h"
 #include "core/divisor.h"
 #include "token/token.h"
 

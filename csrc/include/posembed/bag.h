@@ -132,16 +132,9 @@ class TokenBag : public torch::nn::ModuleHolder<TokenBagImpl> {
   /// A module with vectors of a file; see TokenEmbedding::from_file.
   static POSEMBED_API TokenBag
   from_file(const std::string& path,
-            const std::optional<std::vector<std::string>>& vocabulary = std::nullopt);
-  static POSEMBED_API TokenBag from_file(const std::string& path,
-                                         const std::optional<std::vector<std::string>>& vocabulary,
-                                         const pretrained::ReadOptions& read, bool freeze = true,
-                                         TokenBagOptions options = {0, 0});
-  static POSEMBED_API TokenBag from_file(const std::string& path,
-                                         const std::optional<std::vector<std::string>>& vocabulary,
-                                         const pretrained::ReadOptions& read, bool freeze,
-                                         TokenBagOptions options,
-                                         const pretrained::OpenOptions& open);
+            const std::optional<std::vector<std::string>>& vocabulary = std::nullopt,
+            const pretrained::ReadOptions& read = {}, bool freeze = true,
+            TokenBagOptions options = {0, 0}, const pretrained::OpenOptions& open = {});
 };
 
 }  // namespace posembed

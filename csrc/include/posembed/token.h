@@ -16,6 +16,7 @@
 
 #include "posembed/export.h"
 #include "posembed/given.h"
+#include "posembed/pretrained.h"
 #include "posembed/quantized.h"
 
 namespace torch::optim {
@@ -25,11 +26,6 @@ class Optimizer;
 namespace torch::nn {
 class LinearImpl;
 }
-
-namespace posembed::pretrained {
-struct OpenOptions;
-struct ReadOptions;
-}  // namespace posembed::pretrained
 
 namespace posembed {
 
@@ -256,15 +252,9 @@ class TokenEmbedding : public torch::nn::ModuleHolder<TokenEmbeddingImpl> {
   ///     convert to
   static POSEMBED_API TokenEmbedding
   from_file(const std::string& path,
-            const std::optional<std::vector<std::string>>& vocabulary = std::nullopt);
-  /// The same with options, which posembed/pretrained.h defines.
-  static POSEMBED_API TokenEmbedding
-  from_file(const std::string& path, const std::optional<std::vector<std::string>>& vocabulary,
-            const pretrained::ReadOptions& read, bool freeze = true, TokenOptions options = {0, 0});
-  static POSEMBED_API TokenEmbedding
-  from_file(const std::string& path, const std::optional<std::vector<std::string>>& vocabulary,
-            const pretrained::ReadOptions& read, bool freeze, TokenOptions options,
-            const pretrained::OpenOptions& open);
+            const std::optional<std::vector<std::string>>& vocabulary = std::nullopt,
+            const pretrained::ReadOptions& read = {}, bool freeze = true,
+            TokenOptions options = {0, 0}, const pretrained::OpenOptions& open = {});
 };
 
 }  // namespace posembed

@@ -1,5 +1,6 @@
 // Tests CUDA sources that all families share, run on the CPU by tests/cpp/cuda_on_cpu.
 #include <cuda_runtime.h>
+#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,8 +16,6 @@
 #define wait_for_device wait_for_device_on_cpu
 #define missing_driver missing_driver_on_cpu
 #include "core/device_vector.h"
-#include "core/host_floats.cu"
-#include "core/pinned_memory.cu"
 
 // Two devices.
 static int current_device = 0;

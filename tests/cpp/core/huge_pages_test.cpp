@@ -1,5 +1,3 @@
-#include "core/huge_pages.h"
-
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -8,6 +6,8 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+
+#include "core/memory.h"
 
 namespace posembed::core {
 namespace {

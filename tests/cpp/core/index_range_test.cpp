@@ -1,10 +1,10 @@
 // Tests the search for an index outside a range.
-#include "core/index_range.h"
-
 #include <gtest/gtest.h>
 
 #include <limits>
 #include <vector>
+
+#include "core/index.h"
 
 namespace posembed::core {
 namespace {

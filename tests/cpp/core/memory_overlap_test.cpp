@@ -1,11 +1,11 @@
 // Compares overlap checks of strided memory with the sets of all addresses.
-#include "core/memory_overlap.h"
-
 #include <gtest/gtest.h>
 
 #include <random>
 #include <set>
 #include <vector>
+
+#include "core/memory.h"
 
 namespace posembed::core {
 namespace {

@@ -1,6 +1,6 @@
 // Replaces csrc/dispatcher/cuda_scope.cpp: CUDA kernels run for every device, on the CPU, without
 // streams.
-#include "dispatcher/cuda_scope.h"
+#include "dispatcher/launch.h"
 
 namespace posembed::dispatcher {
 

@@ -14,8 +14,6 @@
 #include <vector>
 
 #include "pretrained/file.h"
-#include "pretrained/safetensors.h"
-#include "pretrained/word_file.h"
 
 namespace posembed::pretrained {
 namespace {

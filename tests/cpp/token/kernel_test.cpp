@@ -15,7 +15,7 @@
 #define backward_cuda backward_cuda_on_cpu
 #define backward_workspace_cuda backward_workspace_cuda_on_cpu
 #include "copies.h"
-#include "core/index_range.h"
+#include "core/index.h"
 #include "token/token_cuda.cu"
 #include "values.h"
 

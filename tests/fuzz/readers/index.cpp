@@ -2,7 +2,7 @@
 #include "answer.h"
 #include "budget.h"
 #include "mutator.h"
-#include "pretrained/safetensors.h"
+#include "pretrained/file.h"
 
 using namespace posembed;
 

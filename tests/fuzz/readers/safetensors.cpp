@@ -1,11 +1,10 @@
 // Fuzzes the header of safetensors: accepted tensors must lie within the file, and fill it.
-#include "pretrained/safetensors.h"
-
 #include <algorithm>
 
 #include "answer.h"
 #include "budget.h"
 #include "mutator.h"
+#include "pretrained/file.h"
 
 using namespace posembed;
 

@@ -8,7 +8,6 @@
 #include "budget.h"
 #include "mutator.h"
 #include "pretrained/file.h"
-#include "pretrained/word_file.h"
 
 using namespace posembed;
 

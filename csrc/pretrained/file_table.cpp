@@ -1,13 +1,9 @@
 // Tables in files, whose rows are read as they are needed, and the threads that fetch rows ahead.
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
+#include "posembed/file_table.h"
+
 #include <c10/core/ScalarType.h>
-#include <c10/util/Exception.h>
 #include <semaphore.h>
 #include <torch/custom_class.h>
-#include <torch/library.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,12 +22,9 @@
 #include <vector>
 
 #include "core/index.h"
-#include "dispatcher/checks.h"
 #include "dispatcher/fork.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/tensors.h"
-#include "posembed/file_table.h"
 #include "posembed/memory.h"
 #include "pretrained/source.h"
 #include "token/token_operator.h"
@@ -382,9 +375,8 @@ dispatcher::Unallocated shape_of_rows(const torch::Tensor& ids, int64_t file, do
   const auto rows = open_tables.find(file);
   const at::ScalarType own = rows->has_codes ? at::kFloat : rows->table.dtype();
   dispatcher::check_floating(dtype.value_or(own), "dtype");
-  c10::SymDimVector sizes(ids.sym_sizes().begin(), ids.sym_sizes().end());
-  sizes.emplace_back(rows->table.columns());
-  return {sizes, ids.options().dtype(dtype.value_or(own))};
+  return {dispatcher::sizes_and(ids, rows->table.columns()),
+          ids.options().dtype(dtype.value_or(own))};
 }
 
 /// Numbers in another dtype; throws FileFormatError if one becomes infinite.
