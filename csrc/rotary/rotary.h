@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -88,7 +89,7 @@ struct HeadView {
 };
 
 /// How x * cos and y * sin are rounded before they are added, in rotations by tables: see
-/// rounding.h.
+/// rotate_in_steps().
 enum class ProductRounding : int8_t { none, to_data_type, fused };
 
 struct Arguments {
@@ -118,7 +119,7 @@ struct Arguments {
   double decay_center = 0.0;                    // the position where amplitudes are 1
   double decay_sign = 1.0;                      // of the query; the key's is the opposite
   const void* cosines = nullptr;                // tables [batch, seq, pairs] to turn by instead, as
-  const void* sines = nullptr;                  // PyTorch does it: see rounding.h
+  const void* sines = nullptr;                  // PyTorch does it: see rotate_in_steps()
   core::Scalar table_scalar = core::Scalar::float32;
   int64_t table_stride[3] = {0, 0, 1};  // batch, seq, pair; in elements
   int64_t table_head_stride = 0;        // 0: heads share tables
@@ -190,7 +191,7 @@ POSEMBED_INLINE bool leaves_token(const Call& call, const core::Position& positi
 ///
 /// `windows` [window_count + 1], in host memory, are the first pairs of windows, then the number of
 /// pairs: a pair of window w is (i, i + windows[w + 1] - windows[w]), where the components of a
-/// window follow those of the window before. See parts.h.
+/// window follow those of the window before. See pairs_of_window().
 ///
 /// With `tangent`, `frequencies` are the frequencies' tangents and `in` holds rotated pairs (x,
 /// y): `out` becomes their tangents, position * frequency * (-y, x). Components that do not turn
@@ -345,15 +346,41 @@ using Series = std::vector<core::DoubleDouble>;
 /// relative error below 2^-98. Su et al., "RoFormer", 2021.
 ///
 /// Requires base > 0 and an even rotary_dim >= 0.
-Series geometric_frequencies(core::DoubleDouble base, int64_t rotary_dim);
+inline Series geometric_frequencies(core::DoubleDouble base, int64_t rotary_dim) {
+  const core::DoubleDouble log_base = core::log(base);
+  Series frequencies;
+  frequencies.reserve(static_cast<size_t>(rotary_dim / 2));
+  for (int64_t i = 0; i < rotary_dim; i += 2) {
+    const core::DoubleDouble exponent =
+        core::DoubleDouble(static_cast<double>(-i)) / static_cast<double>(rotary_dim);
+    frequencies.push_back(core::exp(exponent * log_base));
+  }
+  return frequencies;
+}
 
 /// The same, with a whole series for the pairs of each axis.
-Series restarted_frequencies(core::DoubleDouble base, const std::vector<int64_t>& axis_of_pair);
+inline Series restarted_frequencies(core::DoubleDouble base,
+                                    const std::vector<int64_t>& axis_of_pair) {
+  Series frequencies(axis_of_pair.size());
+  const int64_t axes = 1 + *std::max_element(axis_of_pair.begin(), axis_of_pair.end());
+  for (int64_t axis = 0; axis < axes; ++axis) {
+    const auto count = std::count(axis_of_pair.begin(), axis_of_pair.end(), axis);
+    const Series series = geometric_frequencies(base, 2 * count);
+    auto next = series.begin();
+    for (size_t pair = 0; pair < axis_of_pair.size(); ++pair) {
+      if (axis_of_pair[pair] == axis) frequencies[pair] = *next++;
+    }
+  }
+  return frequencies;
+}
 
 /// The base that makes the longest wavelength `factor` times as long: base * factor^(d / (d - 2)).
 ///
 /// Requires rotary_dim > 2.
-core::DoubleDouble ntk_base(double base, double factor, int64_t rotary_dim);
+inline core::DoubleDouble ntk_base(double base, double factor, int64_t rotary_dim) {
+  const double dim = static_cast<double>(rotary_dim);
+  return base * core::pow(factor, core::DoubleDouble(dim) / (dim - 2.0));
+}
 
 /// The range of pairs that YaRN blends: from the pair that makes `fast` turns within
 /// `original_max_positions` to the pair that makes `slow`, rounded outwards to whole pairs if
@@ -369,16 +396,79 @@ template <typename Number>
 struct YarnRange {
   Number begin, end;
 };
-YarnRange<double> yarn_range(double base, const YarnBlend& blend, int64_t rotary_dim);
+
+/// The fractional pair index that turns by `radians` within `length` positions.
+template <typename Number>
+Number pair_with_radians(Number radians, Number base, int64_t length, double rotary_dim) {
+  using std::log;
+  // Keep the order of the paper's code, because rounding decides between neighbouring whole pairs.
+  return rotary_dim * log(static_cast<double>(length) / radians) / (2.0 * log(base));
+}
+
+/// The range in the precision of Number; `turn` is 2 pi.
+template <typename Number>
+YarnRange<Number> yarn_range(Number turn, Number base, const YarnBlend& blend, int64_t rotary_dim) {
+  const double dim = static_cast<double>(rotary_dim);
+  Number begin = pair_with_radians(blend.fast * turn, base, blend.original_max_positions, dim);
+  Number end = pair_with_radians(blend.slow * turn, base, blend.original_max_positions, dim);
+  if constexpr (std::is_same_v<Number, double>) {
+    if (blend.truncate) {
+      begin = std::floor(begin);
+      end = std::ceil(end);
+    }
+  }
+  begin = std::max<Number>(begin, 0.0);
+  end = std::min<Number>(end, dim - 1.0);
+  if (begin == end) end = end + 0.001;  // as in the paper's code, so that the ramp has a slope
+  return {begin, end};
+}
+
+inline YarnRange<double> yarn_range(double base, const YarnBlend& blend, int64_t rotary_dim) {
+  return yarn_range<double>(core::constants::two_pi.high, base, blend, rotary_dim);
+}
+
+/// Whole pairs as in the paper's code; fractional ones are exact.
+inline YarnRange<core::DoubleDouble> exact_yarn_range(double base, const YarnBlend& blend,
+                                                      int64_t rotary_dim) {
+  if (!blend.truncate) {
+    return yarn_range<core::DoubleDouble>(core::constants::two_pi, base, blend, rotary_dim);
+  }
+  const YarnRange<double> whole = yarn_range(base, blend, rotary_dim);
+  return {whole.begin, whole.end};
+}
+
+/// A blend of frequencies: `part` of `kept`, the rest of `stretched`.
+inline core::DoubleDouble blend(core::DoubleDouble kept, core::DoubleDouble part,
+                                core::DoubleDouble stretched) {
+  return kept * part + stretched * (1.0 - part);
+}
 
 /// Divides the frequencies that YaRN interpolates and blends those in the range `blended`. Peng et
 /// al., "YaRN", 2023.
-void scale_yarn(Series& series, double base, double factor, const YarnBlend& blended);
+inline void scale_yarn(Series& series, double base, double factor, const YarnBlend& blended) {
+  const auto [begin, end] =
+      exact_yarn_range(base, blended, 2 * static_cast<int64_t>(series.size()));
+  for (size_t pair = 0; pair < series.size(); ++pair) {
+    const core::DoubleDouble clamped = std::clamp<core::DoubleDouble>(
+        static_cast<double>(pair), std::min(begin, end), std::max(begin, end));
+    const core::DoubleDouble kept = (end - clamped) / (end - begin);
+    series[pair] = blend(series[pair], kept, series[pair] / factor);
+  }
+}
 
 /// Llama 3.1: stretches wavelengths over original_max_positions / low by `factor`, keeps those
 /// under original_max_positions / high, and blends in between.
-void scale_llama3(Series& series, double factor, double low, double high,
-                  int64_t original_max_positions);
+inline void scale_llama3(Series& series, double factor, double low, double high,
+                         int64_t original_max_positions) {
+  const double length = static_cast<double>(original_max_positions);
+  for (core::DoubleDouble& frequency : series) {
+    const core::DoubleDouble turns = length * frequency / core::constants::two_pi;
+    if (!(turns < high)) continue;  // also if the factors are equal and nothing is blended
+    const core::DoubleDouble kept =
+        turns < low ? 0.0 : (turns - low) / (core::DoubleDouble(high) - low);
+    frequency = blend(frequency, kept, frequency / factor);
+  }
+}
 
 namespace {
 
@@ -407,11 +497,8 @@ void advance(Address*& address, core::Scalar scalar, int64_t elements) {
   part.window_count = 1;
   part.pairs = arguments.windows[w + 1] - first;
   part.start += 2 * first;
-  if (part.axis_of_pair != nullptr) part.axis_of_pair += first;
-  if (part.turns != nullptr) part.turns += first;
-  if (part.wide_turns != nullptr) part.wide_turns += first;
-  if (part.radians != nullptr) part.radians += first;
-  if (part.decay != nullptr) part.decay += first;
+  const auto skip = [first](auto&... arrays) { ((arrays += arrays == nullptr ? 0 : first), ...); };
+  skip(part.axis_of_pair, part.turns, part.wide_turns, part.radians, part.decay);
   advance(part.cosines, part.table_scalar, first * part.table_stride[2]);
   advance(part.sines, part.table_scalar, first * part.table_stride[2]);
   advance(part.frequencies.data, part.frequencies.scalar, first);

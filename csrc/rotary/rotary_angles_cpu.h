@@ -174,12 +174,12 @@ void order_whole_turns(const Arguments& arguments, Turns<T>* turns) {
   }
 }
 
-template <typename T, bool interleaved>
-void order_axes(const Arguments& arguments, Turns<T>* turns) {
-  if (arguments.axis_of_pair == nullptr) return;
-  for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
+/// Puts the values of pairs into the order of slots, and `rest` behind the last pair.
+template <typename T, bool interleaved, typename Value>
+void order_pairs(int64_t pairs, const Value* of_pair, Value rest, Value* of_slot) {
+  for (int64_t slot = 0; slot < padded(pairs); ++slot) {
     const int64_t pair = pair_of_slot<T, interleaved>(slot);
-    turns->axis_of_slot[slot] = pair < arguments.pairs ? arguments.axis_of_pair[pair] : 0;
+    of_slot[slot] = pair < pairs ? of_pair[pair] : rest;
   }
 }
 
@@ -203,16 +203,16 @@ void order_turns(const Arguments& arguments, Turns<T>* turns) {
     place_turns<T, interleaved>(arguments.pairs, core::turns_of<T>(arguments), turns);
   }
   order_whole_turns<T, interleaved>(arguments, turns);
-  order_axes<T, interleaved>(arguments, turns);
+  if (arguments.axis_of_pair != nullptr) {
+    order_pairs<T, interleaved>(arguments.pairs, arguments.axis_of_pair, uint8_t{0},
+                                turns->axis_of_slot);
+  }
 }
 
 template <typename T, bool interleaved>
 void order_decay(const Arguments& arguments, Turns<T>* turns) {
   if (arguments.decay == nullptr) return;
-  for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
-    const int64_t pair = pair_of_slot<T, interleaved>(slot);
-    turns->decay_of_slot[slot] = pair < arguments.pairs ? arguments.decay[pair] : 0.0;
-  }
+  order_pairs<T, interleaved>(arguments.pairs, arguments.decay, 0.0, turns->decay_of_slot);
 }
 
 template <typename T>

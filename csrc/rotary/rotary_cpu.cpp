@@ -20,28 +20,12 @@ namespace {
 // -------------------------------------------------------------------------------------- rotations
 
 /// `fixed_pairs`: the number of pairs as a constant, or 0.
-template <bool interleaved, bool streaming, int64_t fixed_pairs, typename T>
+template <bool interleaved, bool streaming, typename Source, int64_t fixed_pairs, typename T>
 void rotate_group(const T* in, T* out, int64_t count, int64_t in_step, int64_t out_step,
                   const Angles<T>& angles, int64_t pairs, const Margins& margins) {
-  const RowGroup<T> rows{in, out, count, in_step, out_step};
-  if constexpr (fixed_pairs > 0) {
-    rotate_each<interleaved, streaming>(rows, AnglesInRegisters<fixed_pairs>(angles), fixed_pairs,
-                                        margins);
-  } else {
-    rotate_each<interleaved, streaming>(rows, AnglesInMemory(angles), pairs, margins);
-  }
-}
-
-/// The rotation for xPos.
-template <bool interleaved, bool streaming, typename T>
-void rotate_decaying_group(const T* in, T* out, int64_t count, int64_t in_step, int64_t out_step,
-                           const Angles<T>& angles, int64_t pairs, const Margins& margins) {
-  const RowGroup<T> rows{in, out, count, in_step, out_step};
-  if constexpr (std::is_same_v<T, double>) {  // doubles need no outer factor
-    rotate_each<interleaved, streaming>(rows, AnglesInMemory(angles), pairs, margins);
-  } else {
-    rotate_each<interleaved, streaming>(rows, DecayingAngles(angles), pairs, margins);
-  }
+  rotate_each<interleaved, streaming>(RowGroup<T>{in, out, count, in_step, out_step},
+                                      Source(angles), fixed_pairs > 0 ? fixed_pairs : pairs,
+                                      margins);
 }
 
 /// The rotation by tables.
@@ -66,14 +50,21 @@ constexpr int64_t tile_tokens = 128 / static_cast<int64_t>(sizeof(Compute<T>));
 
 template <typename T, bool interleaved, bool streaming, int64_t... known>
 RotateGroup<T> rotation_of(int64_t pairs, std::integer_sequence<int64_t, known...>) {
-  RotateGroup<T> chosen = rotate_group<interleaved, streaming, 0, T>;
-  ((pairs == known ? void(chosen = rotate_group<interleaved, streaming, known, T>) : void()), ...);
+  RotateGroup<T> chosen = rotate_group<interleaved, streaming, AnglesInMemory<Compute<T>>, 0, T>;
+  ((pairs == known
+        ? void(chosen = rotate_group<interleaved, streaming, AnglesInRegisters<known>, known, T>)
+        : void()),
+   ...);
   return chosen;
 }
 
 template <typename T, bool interleaved, bool streaming>
 RotateGroup<T> rotation_of(const Arguments& arguments) {
-  if (arguments.decay != nullptr) return rotate_decaying_group<interleaved, streaming, T>;
+  if (arguments.decay != nullptr) {  // xPos; doubles need no outer factor
+    using Source =
+        std::conditional_t<std::is_same_v<T, double>, AnglesInMemory<double>, DecayingAngles>;
+    return rotate_group<interleaved, streaming, Source, 0, T>;
+  }
   if (arguments.cosines != nullptr) {
     return arguments.product_rounding == ProductRounding::to_data_type
                ? rotate_group_in_steps<interleaved, streaming, ProductRounding::to_data_type, T>

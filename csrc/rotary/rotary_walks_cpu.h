@@ -256,7 +256,7 @@ template <typename T>
 void round_both(double*, double*) {}
 
 /// Turns the first component by `cosine` and `sine` and the second by the others, in PyTorch's
-/// steps: see rounding.h.
+/// steps: see rotate_in_steps().
 template <ProductRounding rounding, typename T, typename Values>
 POSEMBED_INLINE void turn_in_steps(Values* first, Values* second, Values cosine, Values sine,
                                    Values other_cosine, Values other_sine) {

@@ -25,7 +25,7 @@ OPTIONS = (
 )
 # One of the kernels, of the operators and of the Python module: each kind has flags of its own.
 OBJECTS = (
-    "csrc/CMakeFiles/posembed_kernels.dir/rotary/rotary_frequencies.cpp.o",
+    "csrc/CMakeFiles/posembed_kernels.dir/sinusoidal/sinusoidal_frequencies.cpp.o",
     "csrc/CMakeFiles/posembed.dir/Unity/unity_posembed_dispatcher_cxx.cxx.o",
     "csrc/binding/CMakeFiles/posembed_python.dir/Unity/unity_posembed_python__cxx.cxx.o",
 )
