@@ -10,26 +10,6 @@
 namespace posembed::rotary_norm {
 namespace {
 
-/// Adds the products of the elements of a and b to `sum`.
-template <typename C, int size>
-__device__ C dot(const Pack<C, size>& a, const Pack<C, size>& b, C sum) {
-#pragma unroll
-  for (int i = 0; i < size; ++i) sum = core::fma(a.element[i], b.element[i], sum);
-  return sum;
-}
-
-template <typename C, int size>
-__device__ void multiply(C factor, Pack<C, size>* pack) {
-#pragma unroll
-  for (int i = 0; i < size; ++i) pack->element[i] *= factor;
-}
-
-template <typename C, int size>
-__device__ void multiply(const Pack<C, size>& factor, Pack<C, size>* pack) {
-#pragma unroll
-  for (int i = 0; i < size; ++i) pack->element[i] *= factor.element[i];
-}
-
 /// Sines and cosines of a token times the weights of query or key, in shared memory.
 template <typename C, int pairs>
 struct alignas(16) Coefficients {
@@ -43,9 +23,9 @@ struct alignas(16) Coefficients {
     second_sine[pair] = sine * second_weight;
   }
 
-  /// Rotates normalised pairs and multiplies them by the weights.
+  /// Normalises and rotates pairs and multiplies them by the weights.
   template <int size, bool interleaved>
-  __device__ void apply(const rotary::PackColumns<size, interleaved>& columns,
+  __device__ void apply(const rotary::PackColumns<size, interleaved>& columns, C rstd,
                         rotary::Pairs<C, size, interleaved>* owned) const {
     constexpr int run = interleaved ? size / 2 : 4;  // neighbouring pairs
 #pragma unroll
@@ -57,7 +37,7 @@ struct alignas(16) Coefficients {
       core::load_values<run>(second_sine + columns.pair(i), s2);
 #pragma unroll
       for (int k = 0; k < run; ++k) {
-        const C x = owned->a(i + k), y = owned->b(i + k);
+        const C x = owned->a(i + k) * rstd, y = owned->b(i + k) * rstd;
         owned->a(i + k) = core::fma(x, c1[k], -(y * s2[k]));
         owned->b(i + k) = core::fma(y, c2[k], x * s1[k]);
       }
@@ -119,7 +99,7 @@ __global__ void __launch_bounds__(rotary::threads_wanted, 3)
         if (pass >= end) break;
         Owned owned = {widen(ahead[i].first), widen(ahead[i].second)};
         ahead[i] = read_head(head + in_flight * step);
-        C squares = dot(owned.second, owned.second, dot(owned.first, owned.first, C(0)));
+        C squares = add(owned.second, true, C(0), add(owned.first, true, C(0), C(0)));
 #pragma unroll
         for (int lanes = threads_per_head / 2; lanes > 0; lanes /= 2) {
           squares += __shfl_xor_sync(0xffffffffu, squares, lanes);
@@ -127,16 +107,12 @@ __global__ void __launch_bounds__(rotary::threads_wanted, 3)
         if (head >= group_end) continue;
         const int r = head >= launch.query_heads;
         const C rstd = core::reciprocal_sqrt(squares * (C(1) / (2 * pairs)) + norms.eps);
-        if (index == 0 && norms.rstd[r] != nullptr) {
-          norms.rstd[r][Head(launch, token, head).rstd_index] = rstd;
-        }
-        multiply(rstd, &owned.first);
-        multiply(rstd, &owned.second);
+        if (index == 0) keep_rstd(launch, norms, token, head, rstd);
         if (rotated) {
-          coefficients[r].apply(columns, &owned);
+          coefficients[r].apply(columns, rstd, &owned);
         } else {
-          multiply(weights<T, size, true>(norms, r, columns.first), &owned.first);
-          multiply(weights<T, size, true>(norms, r, columns.first + pairs), &owned.second);
+          apply<true, T>(norms, {C(0), rstd}, r, columns.first, &owned.first);
+          apply<true, T>(norms, {C(0), rstd}, r, columns.second, &owned.second);
         }
         T* const out = heads.row(head).out + columns.first;
         narrow<T, size>(owned.first).write(out);
@@ -267,7 +243,7 @@ __global__ void __launch_bounds__(backward_threads<size>, rotary::min_blocks<siz
           projection += through_weight(&gradient.second, row.second, columns.second, &sums.second);
         }
       }
-      projection = sum_of_head(threads, projection);
+      projection = sum_of_group(threads.count, threads.group, projection);
       const C factor = -(projection * inverse * rstd * rstd);
       const auto through_norm = [&](Pack<C, size>* g, const Pack<C, size>& n, int column) {
 #pragma unroll

@@ -71,38 +71,26 @@ int threads_of_head(const Launch<T, capacity>& launch, int size) {
   return threads;
 }
 
-/// The sum of `value` over these threads. All threads of the block must call it.
+/// The sum of `value` over `count` such threads, in a fixed order; `group` numbers them in a block.
+/// All threads of the block must call it.
 template <typename C>
-__device__ C sum_of_head(const HeadThreads& threads, C value) {
+__device__ C sum_of_group(int count, int group, C value) {
 #pragma unroll
   for (int lanes = core::warp_size / 2; lanes > 0; lanes /= 2) {
-    if (lanes < threads.count) value += __shfl_xor_sync(0xffffffffu, value, lanes);
+    if (lanes < count) value += __shfl_xor_sync(0xffffffffu, value, lanes);
   }
-  if (threads.count <= core::warp_size) return value;
+  if (count <= core::warp_size) return value;
   __shared__ C sums[2 * rotary::max_pairs / core::warp_size];
   const int warp = static_cast<int>(threadIdx.x) / core::warp_size;
   __syncthreads();  // the previous sums have been read
   if (threadIdx.x % core::warp_size == 0) sums[warp] = value;
   __syncthreads();
-  const int warps = threads.count / core::warp_size;
+  const int warps = count / core::warp_size;
   value = 0;
 #pragma unroll 1
-  for (int i = 0; i < warps; ++i) value += sums[threads.group * warps + i];
+  for (int i = 0; i < warps; ++i) value += sums[group * warps + i];
   return value;
 }
-
-/// The tensor and index of a head.
-struct Head {
-  int r;           // 0: query, 1: key
-  int64_t number;  // among the heads of query or key
-  int64_t rstd_index;
-
-  template <typename T, int capacity>
-  __device__ Head(const Launch<T, capacity>& launch, const Token& token, int head)
-      : r(head >= launch.query_heads),
-        number(r == 0 ? head : head - launch.query_heads),
-        rstd_index(token.number * launch.views[r].heads + number) {}
-};
 
 /// Arguments of a launch in addition to those of the rotation, in the compute type; index 0 is
 /// query, 1 is key.
@@ -185,21 +173,13 @@ bool can_use_vectors(const Arguments& arguments) {
   return fits;
 }
 
-/// The sum of `value` over the block's threads, in a fixed order. All of them must call it.
-template <typename C>
-__device__ C block_sum(C value) {
-  __shared__ C values[rotary::max_pairs / core::warp_size];
-  for (int lanes = core::warp_size / 2; lanes > 0; lanes /= 2) {
-    value += __shfl_xor_sync(0xffffffffu, value, lanes);
-  }
-  __syncthreads();  // until the previous sums have been read
-  if (threadIdx.x % core::warp_size == 0) values[threadIdx.x / core::warp_size] = value;
-  __syncthreads();
-  C sum = 0;
-  for (int warp = 0; warp < static_cast<int>(blockDim.x) / core::warp_size; ++warp) {
-    sum += values[warp];
-  }
-  return sum;
+/// Keeps a head's 1 / deviation for the backward pass, if it is needed.
+template <typename T, int capacity>
+__device__ void keep_rstd(const Launch<T, capacity>& launch, const Norms<Compute<T>>& norms,
+                          const Token& token, int head, Compute<T> rstd) {
+  const int r = head >= launch.query_heads;
+  if (norms.rstd[r] == nullptr) return;
+  norms.rstd[r][token.number * launch.views[r].heads + own_head(launch, head)] = rstd;
 }
 
 /// Mean and 1 / deviation of a row, or of a token's rows; the mean is 0 unless it is subtracted.
@@ -350,7 +330,7 @@ __device__ void norm_tokens(const rotary::TableLaunch<T, capacity>& launch,
           const auto window = read_head(head, last);
           sum = add_row({widen(window.first), widen(window.second)}, squares, mean, sum);
         }
-        return block_sum(sum) / count;
+        return sum_of_group(static_cast<int>(blockDim.x), 0, sum) / count;
       });
     }
     const auto process = [&](int head, Window<T, size>* next) {
@@ -362,15 +342,12 @@ __device__ void norm_tokens(const rotary::TableLaunch<T, capacity>& launch,
       if (!all_heads) {
         of_head = Moments<C>::template of<usual>(norms, [&](bool squares, C mean) {
           const C sum = active ? add_row(owned, squares, mean, C(0)) : C(0);
-          return sum_of_head(threads, sum) * inverse_dim;
+          return sum_of_group(threads.count, threads.group, sum) * inverse_dim;
         });
       }
       if (!active) return;
-      const Head at(launch, token, head);
-      if (norms.rstd[r] != nullptr && threads.index == 0) {
-        norms.rstd[r][at.rstd_index] = of_head.rstd;
-      }
-      const int64_t column = all_heads ? at.number * norms.head_dim : 0;
+      if (threads.index == 0) keep_rstd(launch, norms, token, head, of_head.rstd);
+      const int64_t column = all_heads ? int64_t{own_head(launch, head)} * norms.head_dim : 0;
       apply<usual, T>(norms, of_head, r, column + columns.first, &owned.first);
       if (columns.has_second)
         apply<usual, T>(norms, of_head, r, column + columns.second, &owned.second);
