@@ -315,6 +315,8 @@ Tensor empty_output(const Input& in) {
 /// one of every token, and in forward records such an index.
 Tensor find_outside(const Prepared& prepared) {
   const Arguments& all = prepared.arguments;
+  TORCH_CHECK_VALUE(all.batch * all.seq < int64_t{1} << 31,
+                    "ids: expected fewer than 2^31 tokens on CUDA, got ", all.batch * all.seq);
   const Tensor one = at::ones({1}, prepared.token.options()), zero = at::zeros_like(one);
   const auto column = [](Table table, const Tensor& value) {
     if (table.data != nullptr) table.data = value.const_data_ptr();
