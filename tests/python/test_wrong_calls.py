@@ -25,7 +25,7 @@ class Given:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.q, self.k = torch.randn(2, 10, 8, 64), torch.randn(2, 10, 2, 64)
-        self.rope, self.heads = R(64), R(64, heads=8, key_heads=2)
+        self.rope = R(64)
         self.ids, self.x = torch.randint(100, (2, 10)), torch.randn(2, 10, 64)
         self.embed = I(100, 64, max_positions=32, num_types=2)
         self.token, self.bag, self.alibi = T(100, 64), Bag(100, 64), A(8)
@@ -101,8 +101,6 @@ R(N(64), base=5e5) | base | RotarySpec
 R(N(64), spec=N(64)) | head_dim | both
 R() | head_dim | neither
 R({"head_dim": 64}) | head_dim | {'head_dim': 64}
-R(64, key_heads=2) | key_heads | heads | 2
-R(64, heads=0) | heads | positive | 0
 N(64, theta=1e4) | RotarySpec | 'theta' | did you mean base?
 N(64, 1e4) | RotarySpec | head_dim | 10000.0
 N(64, rotary_pct=0.5) | did you mean rotary_dim?
@@ -163,26 +161,18 @@ R(64, scaling=pe.DynamicNtkScaling(2.0, 4))(q, k, seq_len=12, offset=3) | seq_le
 R(64, scaling=pe.DynamicNtkScaling(2.0, 4))(q, k, pos + 5, seq_len=12) | seq_len | at least 15 | 12
 R(64, scaling=pe.DynamicNtkScaling(2.0, 4)).rotate_(q, k, seq_len=4) | seq_len | at least 10 | 4
 rope.rotate_(q, k, seq_len=10) | seq_len | none | 10
-heads(q.transpose(1, 2), q.transpose(1, 2)) | query | 8 heads | 10 | heads=None
-heads(q, k[:, :, :1]) | key | 2 heads | 8 | 1
-heads(q[:, :, :4], k) | key | parts | 4
-heads(q[:, :, :3]) | query | 8 heads | 3
-heads.rotate_(q.transpose(1, 2), q.transpose(1, 2)) | query | 8 heads | 10
-R.from_config(CONFIG)(q.transpose(1, 2), q.transpose(1, 2)) | query | 8 heads | 10 | heads=None
 R.from_config(CONFIG, head_count=8) | 'head_count'
 R.from_config("meta-llama/Llama-3.1-8B") | AutoConfig
 R.from_config({**CONFIG, "model_type": "mymodel"}) | model_type | mymodel
 R.from_config({**CONFIG, "rope_scaling": {"rope_type": "yarm", "factor": 2.0}}) | rope_type | yarm
 rope(q.numpy()) | query | numpy | torch.from_numpy
 rope(None) | query | None
-rope(q.to("meta"), k) | device
 S(64, 512) | embedding_dim | 512 | no maximum
 S(64, max_len=512) | 'max_len' | no maximum
 S(d_model=64) | 'd_model' | did you mean embedding_dim?
 S(64, batch_first=False) | 'batch_first' | did you mean layout?
 S(64, temperature=1e4) | did you mean base?
 S(64, flip_sin_to_cos=True) | did you mean cos_first?
-waves(ids) | x | float32 | int64
 waves(torch.randn(2, 10, 32)) | x | 64 | 32
 waves(x, position_ids=pos) | 'position_ids' | did you mean positions?
 waves(x, pos, 3) | x, positions | 3 | offset=
@@ -214,7 +204,6 @@ I(100, 64, n_positions=32) | did you mean max_positions?
 I(100, 64, max_positions=32, type_vocab_size=2) | did you mean num_types?
 I(100, 64, max_positions=32, layer_norm_eps=1e-5) | did you mean eps?
 I(100, 64, max_positions=32, hidden_dropout_prob=0.1) | did you mean dropout?
-I(100, 64, max_positions=32, eps=1e-12) | eps | norm | 1e-12
 I(100, 64, max_positions=32, norm="LayerNorm") | norm | 'layer' | 'LayerNorm'
 I(100, 64, positions="rope") | positions | 'learned' | 'rope'
 F.input_embedding(ids, token.weight, eps=1e-5) | eps | norm
