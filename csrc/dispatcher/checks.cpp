@@ -7,6 +7,7 @@
 #include "core/memory.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/tensors.h"
+#include "posembed/export.h"
 
 namespace posembed::dispatcher {
 
@@ -31,7 +32,9 @@ void check_cu_seqlens(const at::Tensor& cu_seqlens, int64_t total, const char* t
                     total, ", last, got ", core::read(view, last));
 }
 
-void refuse_text(std::string_view text, const char* argument, c10::ArrayRef<const char*> names) {
+// Shown, because the bindings read names too.
+POSEMBED_API void refuse_text(std::string_view text, const char* argument,
+                              c10::ArrayRef<const char*> names) {
   std::string known;
   for (const char* name : names) {
     if (!known.empty()) known += name == names.back() ? " or " : ", ";
