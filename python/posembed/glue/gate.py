@@ -62,9 +62,11 @@ def gated(operator: Any, *, sharded: bool = False, **names: str) -> Callable[...
     not return one Tensor, ``typing.cast`` says what it returns. If ``sharded``, one of the first
     two arguments may be a DTensor: each process then calls the operator with its shards.
     """
+    # The last of the two that is a tensor; torch.compile knows no types of some other arguments.
+    last = 1 if sharded and "Tensor" in str(operator._schema.arguments[1].type) else 0
 
     def call(*arguments: Any) -> Any:
-        if sharded and sharding.any_sharded(arguments[0], arguments[1]):
+        if sharded and sharding.any_sharded(arguments[0], arguments[last]):
             return sharding.call(call, *arguments)
         try:
             return operator(*arguments)

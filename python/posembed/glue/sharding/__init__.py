@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 Result = TypeVar("Result")
 PLAIN = (Tensor, nn.Parameter)
-WHOLE = (*PLAIN, str, int, tuple)
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -23,7 +22,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 def any_sharded(first: Any, second: Any) -> bool:
     """Whether one of two arguments is a DTensor, in one look."""
-    plain = type(first) in PLAIN and type(second) in WHOLE
+    plain = type(first) in PLAIN and type(second) in PLAIN
     return not plain and (is_sharded(first) or is_sharded(second))
 
 
