@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from posembed.glue import sharding
+from posembed.glue.sharding import PLAIN
 
 _REFUSED = re.compile(
     r"posembed::\w+\(\) Expected a value of type '(.+?)' for argument '(\w+)' "
@@ -66,7 +67,8 @@ def gated(operator: Any, *, sharded: bool = False, **names: str) -> Callable[...
     last = 1 if sharded and "Tensor" in str(operator._schema.arguments[1].type) else 0
 
     def call(*arguments: Any) -> Any:
-        if sharded and sharding.any_sharded(arguments[0], arguments[last]):
+        plain = not sharded or (type(arguments[0]) in PLAIN and type(arguments[last]) in PLAIN)
+        if not plain and sharding.any_sharded(arguments[0], arguments[last]):
             return sharding.call(call, *arguments)
         try:
             return operator(*arguments)
