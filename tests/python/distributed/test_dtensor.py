@@ -5,7 +5,9 @@ Each process computes both; no collective may run in a function of DTensors.
 
 import functools
 import importlib
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import posembed as pe
@@ -242,6 +244,13 @@ def along(case: OperatorCase, letter: str) -> Case:
 
 
 CASES |= generated()
+
+
+def test_every_operator_is_called_with_shards() -> None:
+    """Its gate sends DTensors there; that of embeddings is one of several."""
+    code = "".join(path.read_text() for path in Path(functional.__file__).parent.glob("*.py"))
+    gates = re.findall(r"\.(\w+[a-z])\.default, sharded=True", code)
+    assert sorted(gates) == sorted(shared_cases().keys() - {"embedding"})
 
 
 def test_every_operator_has_cases() -> None:
