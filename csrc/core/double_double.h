@@ -20,9 +20,10 @@ struct DoubleDouble {
   constexpr DoubleDouble(double h, double l) : high(h), low(l) {}
 };
 
+// Not inline: the library would show a symbol of which a process has one, whatever the build.
 namespace constants {
-inline constexpr DoubleDouble two_pi{0x1.921fb54442d18p+2, 0x1.1a62633145c07p-52};
-inline constexpr DoubleDouble ln_two{0x1.62e42fefa39efp-1, 0x1.abc9e3b39803fp-56};
+constexpr DoubleDouble two_pi{0x1.921fb54442d18p+2, 0x1.1a62633145c07p-52};
+constexpr DoubleDouble ln_two{0x1.62e42fefa39efp-1, 0x1.abc9e3b39803fp-56};
 }  // namespace constants
 
 /// a + b exactly, for |a| >= |b|.

@@ -195,6 +195,7 @@ COVERING = {
         *("alibi-attention", "bag", "bag-offsets", "fourier-time2vec", "input", "input-roberta", "input-sinusoidal"),
         *("learned-antialias", "learned-grid", "ngram", "quantized", "relative-bias", "relative-logits"),
         *("relative-window", "rotary-half", "rotary-sections", "rotary-xpos", "sinusoidal-grid", "sinusoidal-mask"),
+        "sinusoidal-sequence-first",
     ),
     "onnx": (
         *("norm_rotary", "rotary-half", "rotary-learned", "rotary-sections", "rotary-xpos", "rotary-yarn"),

@@ -100,6 +100,7 @@ def test_every_function_has_a_call_for_dtensors() -> None:
         gates = dict(re.findall(r"(\w+) = (?:cast\(\w+, )?gated\(torch\.ops\.posembed\.(\w+)\.default", source))
         passed = re.findall(r"\b(?:call|on_scores)\(\s*(\w+)", source)
         split |= {gates[name] for name in passed if name in gates}
+        split |= set(re.findall(r"\.(\w+)\.default, sharded=True", source))
     takes_tensors = {
         name for name in called if name in names(NOT_IN_TABLE) | set(WITHOUT_RULE) or name.rstrip("_") in TABLE
     }

@@ -29,10 +29,11 @@ class Preset(NamedTuple):
 
 def _heads(config: Keys) -> int:
     """The number of heads. Its key differs between models and their versions."""
-    heads = config.same("num_attention_heads", "n_head", "n_heads")
+    names = ("num_attention_heads", "n_head", "n_heads")
+    heads = config.same(*names)
     if heads is None:
         raise ValueError("num_attention_heads: missing in the configuration")
-    return whole("num_attention_heads", heads)
+    return whole(config.stated(*names), heads)
 
 
 class NotUsedError(ValueError):

@@ -26,23 +26,22 @@ def in_turns(sizes: list[int], pairs: int) -> Sections:
 
 def sections_of_text(rope: Keys, axes: Any, pairs: int) -> Sections | None:
     """M-RoPE of a text model: alternating or contiguous, as the catalogue's entry says."""
-    sizes = rope.same("mrope_section", "xdrope_section")
+    names = ("mrope_section", "xdrope_section")
+    key, sizes = rope.stated(*names), rope.same(*names)
     turns = rope.same("mrope_interleaved", "interleaved")
     rule: Fields = axes or {}
     order = rule.get("order")
     if order == "two_in_turns":
         return Sections(axis_of_pair=[pair % 2 for pair in range(pairs)])
     if order is None and sizes is not None:
-        raise ValueError(f"mrope_section: the model's code has no sections, got {shown(sizes)}")
+        raise ValueError(f"{key}: the model's code has no sections, got {shown(sizes)}")
     if order is None or (sizes is None and rule.get("if_stated")):
         return None
-    given = wholes("mrope_section", sizes or rule.get("sizes"))
+    given = wholes(key, sizes or rule.get("sizes"))
     if order == "time_last":  # ERNIE-4.5-VL: height and width alternate, time has the slowest
         height = given[0] if given else -1
         if [*given[:2], sum(given)] != [height, height, pairs] or len(given) != 3 or min(given) < 0:
-            raise ValueError(
-                f"mrope_section: expected (n, n, t) of {pairs} pairs, got {shown(given)}"
-            )
+            raise ValueError(f"{key}: expected (n, n, t) of {pairs} pairs, got {shown(given)}")
         return Sections(axis_of_pair=[1, 2] * height + [0] * given[2], axes=3)
     same("mrope_interleaved", (order == "alternating", turns))
     return in_turns(given, pairs) if order == "alternating" else Sections(given)

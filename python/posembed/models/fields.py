@@ -304,6 +304,10 @@ class Keys:
         """The value on which several keys agree; None if none is present."""
         return same(keys[0], [self.take(key) for key in keys])
 
+    def stated(self, *keys: str) -> str:
+        """The key of several that is present, for messages; the first if none is."""
+        return next((key for key in keys if key in self.fields), keys[0])
+
     def ignore(self, *keys: str) -> None:
         """Accepts keys that do not matter here."""
         self.accepted.update(keys)

@@ -101,15 +101,14 @@ def _llama3(rope: Keys, config: Keys) -> RotaryScaling:
 
 def _longrope(rope: Keys, config: Keys) -> RotaryScaling:
     """LongRoPE; Phi-3.5-MoE gives its two attention factors as short_mscale and long_mscale."""
+    names = ("attention_factor", "short_mscale")
     return LongRopeScaling(
         reals("short_factor", rope.need("short_factor")),
         reals("long_factor", rope.need("long_factor")),
         original_max_positions=_original_length(rope, config),
         factor=_context_factor(rope, config),
-        attention_factor=optional_real(
-            "attention_factor", rope.same("attention_factor", "short_mscale")
-        ),
-        long_attention_factor=optional_real("long_attention_factor", rope.take("long_mscale")),
+        attention_factor=optional_real(rope.stated(*names), rope.same(*names)),
+        long_attention_factor=optional_real("long_mscale", rope.take("long_mscale")),
     )
 
 

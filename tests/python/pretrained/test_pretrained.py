@@ -610,7 +610,7 @@ def test_a_bar_is_drawn_and_errors_pass_through_it(files: dict[str, Path], capfd
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        open_vectors(files["glove"])._file.table("", None, stop)
+        open_vectors(files["glove"])._file.read("table", stop, "", None)
 
 
 READ = """
