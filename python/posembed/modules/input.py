@@ -369,8 +369,8 @@ class InputEmbedding(Leaf, nn.Module):
         another type, has hooks, an option that the kernel lacks, or a parameter that is not a plain
         tensor.
         """
-        # Submodule access is slow.
-        token, position, token_type, norm = self.token, self.position, self.token_type, self.norm
+        module: Any = self._modules.get  # attributes that are modules are slow to look up
+        token, position, token_type, norm = map(module, ("token", "position", "token_type", "norm"))
         parts: dict[str, Any] = {}
         if with_token:
             if not (is_plain(token, TABLES) and has_plain_rows(token)):

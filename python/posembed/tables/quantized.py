@@ -165,9 +165,16 @@ class QuantizedTable(Hosted, Table):
 
     def rows(self, ids: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
         """:meth:`forward` with results in ``dtype``."""
-        tensors: Any = [self.near(name, ids) for name in ("codes", "scales", "biases")]
-        blocks: Any = {"block_rows": self.block_rows, "block_columns": self.block_columns}
-        return functional.embedding_quantized(ids, *tensors, **blocks, scale=scale, dtype=dtype)
+        return functional.embedding_quantized(
+            ids,
+            self.near("codes", ids),
+            self.near("scales", ids),
+            self.near("biases", ids),
+            block_rows=self.block_rows,
+            block_columns=self.block_columns,
+            scale=scale,
+            dtype=dtype,
+        )
 
     def part(self, ids: Tensor, index: int, parts: int, scale: float) -> Tensor:
         """See :meth:`posembed.tables.table.Table.part`."""
@@ -176,25 +183,27 @@ class QuantizedTable(Hosted, Table):
         if self.codes.shape[1] % parts:  # two codes of 4 bits are a byte
             return super().part(ids, index, parts, scale)
         if columns >= self.embedding_dim:  # the scale of a row is that of its parts
-            sizes: Any = {"block_rows": self.block_rows * parts, "block_columns": width}
+            block_rows, block_columns = self.block_rows * parts, width
         elif self.block_rows == 1 and width % columns == 0:
-            sizes = {"block_rows": 1, "block_columns": columns}
+            block_rows, block_columns = 1, columns
         else:
             return super().part(ids, index, parts, scale)
-        blocks = -(-width // sizes["block_columns"])
+        blocks = -(-width // block_columns)
 
         def shorter(name: str, columns: int) -> Any:
             tensor = self.near(name, ids)
             return None if tensor is None else tensor.reshape(-1, columns)
 
-        codes = shorter("codes", self.codes.shape[1] // parts)
-        given = (
+        return functional.embedding_quantized(
             ids.long() * parts + index,
-            codes,
+            shorter("codes", self.codes.shape[1] // parts),
             shorter("scales", blocks),
             shorter("biases", blocks),
+            block_rows=block_rows,
+            block_columns=block_columns,
+            scale=scale,
+            dtype=self.dtype,
         )
-        return functional.embedding_quantized(*given, **sizes, scale=scale, dtype=self.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedTable:
         """Moves the buffers as integers, because conversions to a dtype would change their bits."""
