@@ -197,6 +197,7 @@ def test_from_the_file_of_a_configuration(tmp_path: Path) -> None:
         (LlamaConfig(), "model_type: expected one of 'bloom', .* got 'llama'"),
         ({}, "model_type: expected one of 'bloom', .* got None"),
         ({"model_type": "bloom"}, "num_attention_heads: missing"),
+        ({"model_type": "bloom", "n_head": "8"}, "n_head: expected a whole number, got '8'"),
         ({"model_type": "bloom", "n_head": 8, "alibi_scaling": {}}, "unknown keys"),
         (FalconConfig(alibi=False), "alibi: the model does not use ALiBi, got False"),
         ({"model_type": "falcon", "n_head": 8}, "alibi: the model does not use ALiBi, got None"),

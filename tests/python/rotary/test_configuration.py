@@ -417,3 +417,11 @@ def test_objects_with_keys_that_their_class_does_not_know() -> None:
     refused((lambda: pe.RotarySpec.from_huggingface(config), ValueError, "keys that are not understood: ['wavelength']"))  # fmt: skip
     assert pe.RotarySpec.from_huggingface(config, ignore=["wavelength"]) == pe.RotarySpec(128)
     assert pe.describe(config, ignore=["wavelength"])["rotary"] == 0
+
+
+def test_errors_name_the_key_that_the_file_has() -> None:
+    """Of several names for one value."""
+    hunyuan = {"model_type": "hunyuan_vl", "hidden_size": 64, "num_attention_heads": 4, "rope_theta": 1e4}
+    for key, value in (("xdrope_section", "x"), ("mrope_section", 3)):
+        rope = {"type": "xdrope", "alpha": 1000.0, "factor": 1.0, key: value}
+        refused((lambda rope=rope: pe.RotarySpec.from_huggingface({**hunyuan, "rope_scaling": rope}), ValueError, f"{key}: expected whole numbers"))  # fmt: skip
