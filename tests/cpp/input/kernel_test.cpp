@@ -564,6 +564,7 @@ void check_ids_outside(int64_t dim, Norm norm) {
   Output<T> out(problem);
   core::DeviceError error = {};
   Arguments input = problem.arguments();
+  if (!takes_cuda(input)) return;  // in float64 the widest are too wide
   input.error = &error;
   ASSERT_EQ(forward_cuda(out.arguments(input), nullptr), nullptr);
   EXPECT_EQ(error.state, 2u);
@@ -589,7 +590,7 @@ void check_ids_outside(int64_t dim, Norm norm) {
 /// Covers teams that continue with other tokens after a bad one.
 TYPED_TEST(InputKernel, IdsOutsideTheirTables) {
   const int usual = std::exchange(pretended_multiprocessors, 1);
-  for (const int64_t dim : {64, 83, 300, 302, 512, 768, 2040}) {
+  for (const int64_t dim : {64, 83, 300, 302, 512, 768, 2176}) {
     for (const Norm norm : {Norm::layer, Norm::rms}) {
       ASSERT_NO_FATAL_FAILURE(check_ids_outside<TypeParam>(dim, norm)) << dim;
     }
