@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Bytes of a header or of a JSON file beside one, as in csrc/pretrained/safetensors.h.
+# Bytes of a header or of a JSON file beside one, as in csrc/pretrained/file.h.
 MOST_HEADER_BYTES = 100_000_000
 
 # Lists within lists.
