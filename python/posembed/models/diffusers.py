@@ -74,9 +74,13 @@ def read(fields: Fields, options: Options) -> RotarySpec:
         raise ValueError(f"{row['needs']}: is false, so the model does not rotate")
     head_dim = _head_dim_of(fields, row)
     stated = {name: _need(fields, row[name]) for name in ("axes", "base", "ntk") if name in row}
-    readers: Any = (("axes", wholes), ("base", real), ("ntk", reals))
-    given = [read(row[name], stated[name]) if name in stated else None for name, read in readers]
-    text = torch.ops.posembed.rotary_preset.default(row["preset"], head_dim, *given)
+    text = torch.ops.posembed.rotary_preset.default(
+        row["preset"],
+        head_dim,
+        wholes(row["axes"], stated["axes"]) if "axes" in stated else None,
+        real(row["base"], stated["base"]) if "base" in stated else None,
+        reals(row["ntk"], stated["ntk"]) if "ntk" in stated else None,
+    )
     return RotarySpec.from_json(text)
 
 

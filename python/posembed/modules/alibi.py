@@ -342,10 +342,13 @@ class ALiBi(AlibiSlopes):
             >>> pe.ALiBi(8).lse_correction(2, query_start=4, key_start=2)[0]
             tensor([-1., -1.])
         """
-        where: Any = {"query_start": query_start, "key_start": key_start}
-        slopes = self._slopes(None, 0)
         return functional.alibi_lse_correction(
-            slopes, query_length, **where, form=form, causal=self.causal
+            self._slopes(None, 0),
+            query_length,
+            query_start=query_start,
+            key_start=key_start,
+            form=form,
+            causal=self.causal,
         )
 
     def score_mod(
@@ -464,10 +467,16 @@ class ALiBi(AlibiSlopes):
             )
         keys = key.shape[-2] if key.dim() == 4 else 0  # the operators reject other keys
         if backend == "fused":
-            slopes = self._of_samples(sample_slopes, query, keys)
-            options: Any = {"scale": scale, "dropout": dropout, "causal": self.causal, **positions}
             return functional.alibi_attention(
-                query, key, value, slopes, positions_from_mask=True, **options
+                query,
+                key,
+                value,
+                self._of_samples(sample_slopes, query, keys),
+                scale=scale,
+                dropout=dropout,
+                causal=self.causal,
+                positions_from_mask=True,
+                **positions,
             )
         if backend not in ("flash", "flex"):
             raise ValueError(f"backend: expected 'flash', 'flex' or 'fused', got {backend!r}")

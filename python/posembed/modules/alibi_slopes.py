@@ -67,11 +67,15 @@ class AlibiSlopes(Leaf, nn.Module):
         return [float(slope) for slope in slopes.detach().double().flatten().tolist()]
 
     def _derived_slopes(self, device: torch.device) -> Tensor:
-        of_heads: Any = {"total_heads": self.total_heads, "head_start": self.head_start}
-        series: Any = {"max_bias": self.max_bias, "values": self._given, "factor": self.factor}
-        kind = "paper" if self.kind == "given" else self.kind
         return functional.alibi_slopes(
-            self.num_heads, kind=kind, **of_heads, **series, device=device
+            self.num_heads,
+            kind="paper" if self.kind == "given" else self.kind,
+            max_bias=self.max_bias,
+            total_heads=self.total_heads,
+            head_start=self.head_start,
+            values=self._given,
+            factor=self.factor,
+            device=device,
         )
 
     def _follow(self, like: Tensor) -> None:

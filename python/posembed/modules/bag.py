@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -115,9 +114,17 @@ class TokenBag(Leaf, TableOwner, nn.EmbeddingBag):
             ValueError: ``embeddings`` is not a matrix.
         """
         check_matrix(embeddings)
-        options: Any = {"include_last_offset": include_last_offset, "gradient": gradient}
         rows, columns = embeddings.shape
-        return cls(rows, columns, mode, padding_idx, **options, _weight=embeddings, _freeze=freeze)
+        return cls(
+            rows,
+            columns,
+            mode,
+            padding_idx,
+            include_last_offset=include_last_offset,
+            gradient=gradient,
+            _weight=embeddings,
+            _freeze=freeze,
+        )
 
     @classmethod
     def from_file(
@@ -161,8 +168,14 @@ class TokenBag(Leaf, TableOwner, nn.EmbeddingBag):
         """
 
         def made(weight: Tensor) -> TokenBag:
-            options: Any = {"include_last_offset": include_last_offset, "gradient": gradient}
-            return cls.from_pretrained(weight, freeze, mode, padding_idx, **options)
+            return cls.from_pretrained(
+                weight,
+                freeze,
+                mode,
+                padding_idx,
+                include_last_offset=include_last_offset,
+                gradient=gradient,
+            )
 
         others = {name: reading.get(name) for name in ("vocabulary", "words", "fallback")}
         kept = kept_table(path, keep, reading.get("tensor"), reading.get("dtype"), freeze, **others)

@@ -164,10 +164,14 @@ class FourierFeatures(Leaf, nn.Module):
         self.reset_parameters()
         axes = 1 if self.apart else values.shape[0]
         start = self._initial.get("phases")
-        tensors = (values.to("meta"), None if start is None else start.to("meta"))
-        kinds: Any = {"unit": self.unit, "waves": self.waves, "order": self.order}
-        # Checks the options.
-        functional.fourier_features(torch.empty(0, axes, device="meta"), *tensors, **kinds)
+        functional.fourier_features(  # checks the options
+            torch.empty(0, axes, device="meta"),
+            values.to("meta"),
+            None if start is None else start.to("meta"),
+            unit=self.unit,
+            waves=self.waves,
+            order=self.order,
+        )
 
     def reset_parameters(self) -> None:
         """Resets parameters to their initial values: drawn frequencies to those drawn first."""

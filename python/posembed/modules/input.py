@@ -221,19 +221,28 @@ class InputEmbedding(Leaf, nn.Module):
         positions = self._positions(tokens, ids, positions, attention_mask, offset, cu_seqlens)
         offset = 0 if positions is not None else offset
         dropout = self.dropout if self.training else 0.0
-        drawn: Any = {"dropout": dropout, "seed": seed, "first_token": first_token}
         parts = self._plain_parts(inputs_embeds is None and self.token_dim is None)
         if parts is None:
             result = self._call_parts(ids, inputs_embeds, positions, types, offset)  # type: ignore[arg-type]
             if dropout > 0:
                 ids, table = own_rows(result)
-                result = functional.input_embedding(ids, **drawn, **table)
+                result = functional.input_embedding(
+                    ids, dropout=dropout, seed=seed, first_token=first_token, **table
+                )
         else:
             if "token" not in parts:
                 ids, table = own_rows(self._vectors(ids, inputs_embeds))
                 parts |= table
-            parts |= {"positions": positions, "types": types, "offset": offset}
-            result = functional.input_embedding(ids, **drawn, **parts)  # type: ignore[arg-type]
+            result = functional.input_embedding(
+                ids,  # type: ignore[arg-type]
+                positions=positions,
+                types=types,
+                offset=offset,
+                dropout=dropout,
+                seed=seed,
+                first_token=first_token,
+                **parts,
+            )
         if self.projection is None or self.token_dim is not None:
             return result
         return self.projection(result)  # type: ignore[no-any-return]

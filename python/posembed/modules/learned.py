@@ -170,8 +170,13 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
                 f"embeddings: expected [tokens, embedding_dim] with at least the cells of grid "
                 f"({rows}, {columns}), or [rows, columns, embedding_dim], got {shape}"
             )
-        sizes: Any = {"prefix_tokens": len(table) - rows * columns, "embedding_dim": table.shape[1]}
-        made = cls(grid=grid, **sizes, device="meta", **options)
+        made = cls(
+            grid=grid,
+            prefix_tokens=len(table) - rows * columns,
+            embedding_dim=table.shape[1],
+            device="meta",
+            **options,
+        )
         made.weight = nn.Parameter(table.detach(), requires_grad=not freeze)
         return made
 
@@ -368,8 +373,12 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
         with torch.no_grad():
             if grid is None:
                 max_positions = whole("max_positions", max_positions)
-                how: Any = {"first_row": self.first_row, "method": method or "linear"}
-                table = functional.learned_extend(self.weight, max_positions, **how)
+                table = functional.learned_extend(
+                    self.weight,
+                    max_positions,
+                    first_row=self.first_row,
+                    method=method or "linear",  # type: ignore[arg-type]
+                )
             else:
                 new_grid = checked_grid("max_positions", max_positions)
                 options = {**self._resampling(), "method": method or self.resampling}

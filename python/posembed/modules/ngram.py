@@ -637,9 +637,13 @@ class PerLayerEmbedding(TokenEmbedding):
         check_sizes(num_layers=num_layers, layer_dim=layer_dim)
         if num_layers < 1:
             raise ValueError(f"num_layers: expected 1 or more, got {num_layers}")
-        place: Any = {"device": device, "dtype": dtype}
-        factor = scale_number(scale, layer_dim)
-        super().__init__(num_embeddings, num_layers * layer_dim, scale=factor, **place)
+        super().__init__(
+            num_embeddings,
+            num_layers * layer_dim,
+            scale=scale_number(scale, layer_dim),
+            device=device,
+            dtype=dtype,
+        )
         self.num_layers = num_layers
         self.layer_dim = layer_dim
 

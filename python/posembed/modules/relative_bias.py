@@ -238,9 +238,14 @@ class RelativePositionBias(Leaf, nn.Module):
             return self._of_positions(
                 query_length, keys, ScorePositions(query_offset=offset, **positions)
             )
-        rule: Any = {"max_distance": self.max_distance, "bidirectional": self.bidirectional}
         return functional.relative_bias(
-            self.weight, query_length, keys, query_offset=offset, kind=self.buckets, **rule
+            self.weight,
+            query_length,
+            keys,
+            query_offset=offset,
+            max_distance=self.max_distance,
+            bidirectional=self.bidirectional,
+            kind=self.buckets,
         )
 
     def _of_positions(
@@ -281,10 +286,13 @@ class RelativePositionBias(Leaf, nn.Module):
         assert self.window is not None
         if same_grid(wanted, self.window):
             return weight
-        how: Any = {"method": self.resampling, "antialias": self.antialias}
-        windows = cast(Grid, self.window), cast(Grid, wanted)
         return functional.relative_window_resample(
-            weight, *windows, align_corners=self.align_corners, **how
+            weight,
+            cast(Grid, self.window),
+            cast(Grid, wanted),
+            method=self.resampling,
+            align_corners=self.align_corners,
+            antialias=self.antialias,
         )
 
     def _own_window(self, window: Window | None) -> Window:

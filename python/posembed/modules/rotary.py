@@ -377,9 +377,12 @@ class RotaryEmbedding(Leaf, nn.Module):
 
         Learned frequencies do not depend on the length and are shared with this module.
         """
-        heads: Any = {"heads": self.heads, "key_heads": self.key_heads}
-        spec = self.spec.resolve(seq_len)
-        module: RotaryEmbedding = RotaryEmbedding(spec, layout=self.layout, **heads)
+        module = RotaryEmbedding(
+            self.spec.resolve(seq_len),
+            layout=self.layout,
+            heads=self.heads,
+            key_heads=self.key_heads,
+        )
         module.frequencies = self.frequencies
         module.frequency_sizes = self.frequency_sizes
         return module
@@ -619,9 +622,14 @@ class RotaryEmbedding(Leaf, nn.Module):
         if seq_len is not None:
             for positions in (old_positions, new_positions):
                 self._check_length(seq_len, key, positions, 0, None)
-        specs: Any = {"spec": self.spec_for(seq_len), "new_spec": new_spec, "layout": self.layout}
         return functional.rerotate_(
-            key, old_positions, new_positions, **specs, frequencies=self._frequencies()
+            key,
+            old_positions,
+            new_positions,
+            spec=self.spec_for(seq_len),
+            new_spec=new_spec,
+            layout=self.layout,
+            frequencies=self._frequencies(),
         )
 
     def extra_repr(self) -> str:

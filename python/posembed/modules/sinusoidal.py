@@ -90,11 +90,22 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        given: Any = {"base": base, "preset": preset, "cos_first": cos_first, "shift": shift}
-        given |= {"scale": scale, "position_scale": position_scale, "padding_idx": padding_idx}
-        given |= {"axes": axes, "widths": widths, "start": start, "length": length}
-        given |= {"interpolation_scale": interpolation_scale, "max_size": max_size}
-        spec = SinusoidalSpec(embedding_dim, **given)
+        spec = SinusoidalSpec(
+            embedding_dim,
+            base=base,
+            preset=preset,
+            cos_first=cos_first,
+            shift=shift,
+            scale=scale,
+            position_scale=position_scale,
+            padding_idx=padding_idx,
+            axes=axes,
+            widths=widths,
+            start=start,
+            length=length,
+            interpolation_scale=interpolation_scale,
+            max_size=max_size,
+        )
         self.initial_scale = spec.scale
         self.layout = additive_layout(layout)
         self.scale: nn.Parameter | None = None

@@ -91,8 +91,14 @@ def table_from_file(
     elif vocabulary is None:
         table = file.table(tensor, dtype, progress=progress)
     else:
-        how: Any = {"missing": missing, "fallback": fallback, "progress": progress}
-        table = file.rows(vocabulary, tensor=tensor, dtype=dtype, **how).vectors
+        table = file.rows(
+            vocabulary,
+            tensor=tensor,
+            dtype=dtype,
+            missing=missing,
+            fallback=fallback,
+            progress=progress,
+        ).vectors
     if on_bad_row == "skip":
         warn_of_skipped(file)
     return table
@@ -256,9 +262,19 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
                 f"{embeddings.dtype}; from_file converts to its dtype="
             )
         rows, columns = embeddings.shape
-        options = (padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
-        given: Any = {"scale": scale, "gradient": gradient}
-        return cls(rows, columns, *options, **given, _weight=embeddings, _freeze=freeze)
+        return cls(
+            rows,
+            columns,
+            padding_idx,
+            max_norm,
+            norm_type,
+            scale_grad_by_freq,
+            sparse,
+            scale=scale,
+            gradient=gradient,
+            _weight=embeddings,
+            _freeze=freeze,
+        )
 
     @classmethod
     def from_file(
@@ -328,13 +344,22 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         """
         # Check options before reading a large file.
         inspect.signature(cls.from_pretrained).bind(None, freeze, **options)
-        others: Any = {"vocabulary": vocabulary, "words": words, "fallback": fallback}
+        others = {"vocabulary": vocabulary, "words": words, "fallback": fallback}
         kept = kept_table(path, keep, tensor, dtype, freeze, **others)
         if kept is not None:
             return over_table(lambda weight: cls.from_pretrained(weight, True, **options), kept)
-        how: Any = {"unicode_errors": unicode_errors, "on_bad_row": on_bad_row, "missing": missing}
-        how |= {"tensor": tensor, "dtype": dtype, "progress": progress}
-        table = table_from_file(path, **how, **others)
+        table = table_from_file(
+            path,
+            tensor=tensor,
+            vocabulary=vocabulary,
+            words=words,
+            unicode_errors=unicode_errors,
+            on_bad_row=on_bad_row,
+            missing=missing,
+            fallback=fallback,
+            dtype=dtype,
+            progress=progress,
+        )
         return cls.from_pretrained(table, freeze, **options)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -400,10 +425,14 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
             return among(self(ids.masked_fill(mask, 0)), features, mask)
         if self.on_host:
             weight = self.near("weight", ids)
-        features = in_autocast(features, weight)
-        options: Any = {"padding_idx": self.padding_idx, "scale": self.scale}
         return functional.embedding_with_features(
-            ids, weight, features, mask, **options, gradient=self.gradient
+            ids,
+            weight,
+            in_autocast(features, weight),
+            mask,
+            padding_idx=self.padding_idx,
+            scale=self.scale,
+            gradient=self.gradient,
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -478,9 +507,13 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         sources[:kept] = torch.arange(kept)
 
         def resized(rows: Tensor, how: Initialization | Tensor) -> Tensor:
-            given = rows[:, None] if rows.dim() == 1 else rows
-            random: Any = {"covariance_scale": covariance_scale, "generator": generator}
-            table = functional.embedding_resize(given, num_embeddings, how, **random)
+            table = functional.embedding_resize(
+                rows[:, None] if rows.dim() == 1 else rows,
+                num_embeddings,
+                how,
+                covariance_scale=covariance_scale,
+                generator=generator,
+            )
             return table[:, 0] if rows.dim() == 1 else table
 
         def of_head(rows: Tensor) -> Tensor:

@@ -195,10 +195,14 @@ class Table(Leaf, nn.Module, abc.ABC):
         rows = self.rows(torch.cat([flat, flat.new_zeros(1)]), 1.0, wide)
         places = torch.arange(flat.shape[0], device=ids.device)
         places = torch.where(flat == padding, flat.shape[0], places).view(ids.shape)
-        weights = None if weights is None else weights.to(wide)
-        how: Any = {"mode": mode, "include_last_offset": include_last_offset}
         found: Tensor = functional.token_bag(
-            places, rows, offsets, weights, padding_idx=flat.shape[0], **how
+            places,
+            rows,
+            offsets,
+            None if weights is None else weights.to(wide),
+            mode=mode,
+            padding_idx=flat.shape[0],
+            include_last_offset=include_last_offset,
         )
         return found.to(self.dtype)
 
