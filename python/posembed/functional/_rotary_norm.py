@@ -201,7 +201,19 @@ def norm_rotary_(
     positions: Tensor | None = None,
     *,
     spec: RotarySpec | None = None,
-    **options: Unpack[NormRotaryOptions],
+    layout: Layout = "bshd",
+    offset: int | Tensor = 0,
+    cu_seqlens: Tensor | None = None,
+    eps: float = 1e-6,
+    weight_offset: float = 0.0,
+    norm: Norm = "rms",
+    over: NormOver = "head",
+    query_bias: Tensor | None = None,
+    key_bias: Tensor | None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    numerics: TableNumerics = "float32",
+    round_before_weight: bool = True,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """In-place :func:`norm_rotary` for inference; returns query, and key if passed.
 
@@ -227,9 +239,11 @@ def norm_rotary_(
         ... )
     """
     both = key is not None
-    given = (query, key, query_weight, key_weight, positions, spec)
-    tensors, others = _norm_rotary(*given, **options)
-    _NORM_ROTARY_(*tensors, *others)
+    tensors, options = _norm_rotary(
+        query, key, query_weight, key_weight, positions, spec, layout, offset, cu_seqlens, eps,
+        weight_offset, norm, over, query_bias, key_bias, cos, sin, numerics, round_before_weight,
+    )  # fmt: skip
+    _NORM_ROTARY_(*tensors, *options)
     return (query, tensors[1]) if both else query
 
 
