@@ -1,4 +1,4 @@
-// 16-byte vectors for device code, and helpers for launchers.
+// Device code of every family: 16-byte vectors, launches of kernels, asynchronous copies.
 #pragma once
 
 #include <cuda_runtime.h>

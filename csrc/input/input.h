@@ -18,10 +18,9 @@ namespace posembed::input {
 struct Table {
   const void* data = nullptr;
   int64_t rows = 0;
-  int64_t stride = 0;     // between rows, in elements
-  core::IndexView index;  // the row; data == nullptr: offset + stride * seq index
-  int64_t index_stride[2] = {0,
-                             1};  // batch, seq; in elements; token, type: contiguous [batch, seq]
+  int64_t stride = 0;                // between rows, in elements
+  core::IndexView index;             // the row; data == nullptr: offset + stride * seq index
+  int64_t index_stride[2] = {0, 1};  // batch, seq, in elements; ids of tokens and types: contiguous
   int64_t offset = 0;
   int64_t first_row = 0;  // added to every index
   core::ErrorKind kind = core::ErrorKind::token_id;

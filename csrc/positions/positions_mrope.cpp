@@ -5,34 +5,15 @@
 #include <nlohmann/json.hpp>
 
 #include "core/brief.h"
+#include "dispatcher/fields.h"
 #include "dispatcher/fork.h"
-#include "dispatcher/json.h"
 #include "dispatcher/text_cache.h"
 #include "positions/positions_operator.h"
 
 namespace posembed {
-namespace {
 
-using nlohmann::json;
-
-/// By model type of transformers 5.23, whose get_rope_index each rule equals, but for ERNIE 4.5 VL,
-/// PaddleOCR-VL and names that end in "_trained": these number text after a video as the models
-/// were trained, from the latest position on any axis, as vLLM does (ernie45_vl.py,
-/// paddleocr_vl.py). What is absent is MropeRule's default. Ids are those of its configuration
-/// classes, except that Qwen2.5-VL's 2 positions per second and Qwen3-Omni's 13 and its audio id
-/// are the checkpoints', and that MiniCPM-V has none: they come from a configuration.
-constexpr const char* rules_text =
-#include "positions/mrope_rules.inc"
-    ;
-
-const json& table() {
-  static dispatcher::FirstUse<json> rules;
-  return rules.get([] { return json::parse(rules_text); });
-}
-
-/// Calls visit(name, field) for each field of a rule.
-template <typename Rule, typename Visit>
-void for_each_field(Rule& rule, const Visit& visit) {
+template <typename Visitor>
+static void fields(Visitor& visit, MropeRule& rule) {
   visit("image_token", rule.image_token);
   visit("video_token", rule.video_token);
   visit("audio_token", rule.audio_token);
@@ -53,42 +34,28 @@ void for_each_field(Rule& rule, const Visit& visit) {
   visit("canvas", rule.canvas);
 }
 
-template <typename Field>
-json as_json(const Field& field) {
-  return field;
+namespace {
+
+using nlohmann::json;
+
+/// By model type of transformers 5.23, whose get_rope_index each rule equals, but for ERNIE 4.5 VL,
+/// PaddleOCR-VL and names that end in "_trained": these number text after a video as the models
+/// were trained, from the latest position on any axis, as vLLM does (ernie45_vl.py,
+/// paddleocr_vl.py). What is absent is MropeRule's default. Ids are those of its configuration
+/// classes, except that Qwen2.5-VL's 2 positions per second and Qwen3-Omni's 13 and its audio id
+/// are the checkpoints', and that MiniCPM-V has none: they come from a configuration.
+constexpr const char* rules_text =
+#include "positions/mrope_rules.inc"
+    ;
+
+const json& table() {
+  static dispatcher::FirstUse<json> rules;
+  return rules.get([] { return json::parse(rules_text); });
 }
 
-json as_json(const std::optional<int64_t>& field) {
-  return field.has_value() ? json(*field) : json();
-}
-
-json as_json(MropeTime time) { return name(time); }
-
-/// Reads a field; get() alone would truncate fractions and take numbers for true and false.
-template <typename Field>
-void read(const char* key, const json& value, Field& field) {
-  if constexpr (std::is_same_v<Field, MropeTime>) {
-    field = dispatcher::enum_from<MropeTime>(value.get<std::string>());
-  } else if constexpr (std::is_same_v<Field, std::optional<int64_t>>) {
-    field.emplace();
-    read(key, value, *field);
-  } else {
-    TORCH_CHECK_VALUE(!(std::is_same_v<Field, int64_t>) || value.is_number_integer(), key,
-                      ": expected a whole number, got ", value.dump());
-    field = value.get<Field>();
-  }
-}
-
-MropeRule parse(const json& object, const std::string& text) {
+MropeRule parse(json object) {
   MropeRule rule;
-  size_t found = 0;
-  for_each_field(rule, [&](const char* key, auto& field) {
-    if (!object.contains(key)) return;
-    ++found;
-    if (!object.at(key).is_null()) read(key, object.at(key), field);
-  });
-  TORCH_CHECK_VALUE(found == object.size(), "MropeRule: expected keys ",
-                    json::parse(MropeRule().to_json()).dump(), ", got ", core::brief(text));
+  dispatcher::read_fields("MropeRule", std::move(object), rule);
   return rule;
 }
 
@@ -124,25 +91,16 @@ MropeRule MropeRule::named(const std::string& name) {
     for (const std::string& each : names()) known += (known.empty() ? "'" : ", '") + each + "'";
     TORCH_CHECK_VALUE(false, "rule: expected one of ", known, ", got '", core::brief(name), "'");
   }
-  return parse(table().at(name), name);
+  return parse(table().at(name));
 }
 
-std::string MropeRule::to_json() const {
-  json object;
-  for_each_field(*this, [&](const char* key, const auto& field) { object[key] = as_json(field); });
-  return object.dump();
-}
+std::string MropeRule::to_json() const { return dispatcher::written(*this).dump(); }
 
 MropeRule MropeRule::from_json(const std::string& text) {
   if (text.find('{') == std::string::npos) return named(text);
-  try {
-    const MropeRule rule = parse(dispatcher::parse_json("MropeRule", text), text);
-    check(rule);
-    return rule;
-  } catch (const json::exception& error) {
-    TORCH_CHECK_VALUE(false, "MropeRule: expected JSON text of a rule, got '", core::brief(text),
-                      "': ", dispatcher::reason(error));
-  }
+  const MropeRule rule = dispatcher::read_text("MropeRule", text, parse);
+  check(rule);
+  return rule;
 }
 
 bool MropeRule::operator==(const MropeRule& other) const { return to_json() == other.to_json(); }
