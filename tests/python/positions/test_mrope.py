@@ -283,6 +283,8 @@ def test_rules_are_texts_and_objects() -> None:
     refused(
         (lambda: pe.positions.MropeRule(spatial_merge=0), ValueError, "spatial_merge: expected 1 or more"),
         (lambda: pe.positions.MropeRule(time="seconds"), ValueError, "time: expected 'index', 'interval', 'elapsed' or"),
+        (lambda: pe.positions.MropeRule.from_json('{"merge": 2}'), ValueError, "MropeRule: unknown key 'merge'; known are: image_token"),
+        (lambda: pe.positions.MropeRule.from_json('{"axes": 3.5}'), ValueError, "MropeRule: axes: expected a whole number, got 3.5"),
     )  # fmt: skip
 
 
