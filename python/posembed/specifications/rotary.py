@@ -371,8 +371,8 @@ class RotarySpec:
     ) -> RotarySpec:
         """Reads a model's specification from a GGUF file: its metadata and its frequency tensors.
 
-        Needs the gguf package. :meth:`from_huggingface`, :meth:`for_layers` and
-        :meth:`posembed.ALiBi.from_config` accept the file, too.
+        :meth:`from_huggingface`, :meth:`for_layers` and :meth:`posembed.ALiBi.from_config` accept
+        the file, too. Only quantised frequency tensors need the gguf package.
 
         Args:
             path: The file; of a split model, the first part.
@@ -381,7 +381,7 @@ class RotarySpec:
 
         Raises:
             ValueError: The file is not GGUF, or as in :meth:`from_huggingface`.
-            ImportError: The gguf package is not installed.
+            FileNotFoundError: There is no such file.
 
         Examples:
             >>> import pathlib, tempfile, gguf, posembed as pe
@@ -397,6 +397,7 @@ class RotarySpec:
             1000000.0
             >>> folder.cleanup()
         """
+        os.stat(path)  # raises FileNotFoundError
         if not gguf.is_gguf(path):
             raise ValueError(f"path: expected a GGUF file, got {os.fspath(path)!r}")
         return cls.from_huggingface(path, layer_type, ignore=ignore)
