@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
+from posembed.glue.gate import gated
 from posembed.glue.other_names import check_options
 from posembed.glue.validation import convert_fields, fields_of, positive, shown, whole
 from posembed.models.options import READING, Reading
@@ -222,7 +223,8 @@ class RotarySpec:
         Raises:
             ValueError: The text is not JSON, or has a key that is not a field.
         """
-        return cls._of_canonical(torch.ops.posembed.rotary_specification.default(text))
+        checked: Any = gated(torch.ops.posembed.rotary_specification.default)(text)
+        return cls._of_canonical(checked)
 
     @classmethod
     def _of_canonical(cls, text: str) -> RotarySpec:
@@ -329,7 +331,7 @@ class RotarySpec:
             True
         """
         try:
-            text: str = torch.ops.posembed.rotary_preset.default(name, head_dim)
+            text: Any = gated(torch.ops.posembed.rotary_preset.default)(name, head_dim)
         except ValueError as error:
             if not str(error).startswith("name: expected"):
                 raise

@@ -340,5 +340,5 @@ def _models(model: Any) -> list[nn.Module]:
     found = [x for x in values if isinstance(x, nn.Module)]
     if not found:
         expected = "a torch.nn.Module or a pipeline of them"
-        raise TypeError(f"model must be {expected}, got {type(model).__name__}")
+        raise TypeError(f"model: expected {expected}, got {type(model).__name__}")
     return found
