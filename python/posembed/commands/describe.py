@@ -1,4 +1,4 @@
-"""describe: writes all that a program has to know about a model's positions."""
+"""describe: writes all that a program needs to know about a model's positions."""
 
 from __future__ import annotations
 
