@@ -219,8 +219,8 @@ def patch(
     cosines and sines that they compute. A rotation that gets these tables unchanged computes exact
     angles from the specification in the model's configuration. Results then differ from the model's
     by the rounding of its float32 angles, which grows with the position. Other rotations, compiled
-    code and inference mode use the tables. ``report.calls()`` counts both. Integer positions below -1 raise,
-    and -1 leaves a token unchanged.
+    code and inference mode use the tables. ``report.calls()`` counts both. Integer positions below
+    -1 raise, and -1 leaves a token unchanged.
 
     Tables whose rows are scaled (Gemma 3n, 4) or hashed from n-grams (qwen4_exp) are looked up in
     one kernel, with bitwise identical results. With ``tables="host"``, all but input tables move to
