@@ -4,7 +4,8 @@ PYTHONPATH=python python docs/pages.py               sections, whole pages, pict
 PYTHONPATH=python python docs/pages.py --notebooks   the outputs of the notebooks too: minutes
 
 A section stands between ``<!-- written: KIND SOURCE -->`` and ``<!-- end -->``. KIND is "python" (a
-name of posembed and, after it, inherited methods to show), "header" or "table" (files).
+name of posembed and, after it, inherited methods to show), "header" (a file) or "table" (a file of
+results and, after it, how many of its cases to show).
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ def header(source: str) -> str:
 
 def table(source: str) -> str:
     """A file of benchmarks/results without its title; its headings become small ones."""
-    text = (ROOT / source).read_text(encoding="utf-8").split("\n", 1)[1]
-    return re.sub(r"^##+ ", "#### ", text, flags=re.M).strip()
+    path, *count = source.split()
+    text = (ROOT / path).read_text(encoding="utf-8").split("\n", 1)[1]
+    cases = re.split(r"^##+ ", text, flags=re.M)
+    shown = "#### ".join(cases[: 1 + int(count[0])] if count else cases).strip()
+    return f"{shown}\n\nThe other cases are in `{path}`." if count else shown
 
 
 def names(text: str) -> dict[str, tuple[str, ...]]:

@@ -44,13 +44,13 @@ STACK = """\
 ## {name} {version}
 
 {text} Of {rotating} classes that rotate, {patched} are patched: the kernel runs in every call, with
-the model's bits in bfloat16 and float32, but for the last bit of complex products in float32.
+the model's bits in bfloat16 and float32, except the last bit of complex products in float32.
 
 {table}
 """
 TEXTS = {
     "diffusers": "The small models of its own tests run, with tables that rotate.",
-    "timm": "All run with one layer at their own image size, but for vit_5b_patch16_sapiens2.",
+    "timm": "All run with one layer at their own image size, except vit_5b_patch16_sapiens2.",
 }
 
 

@@ -19,9 +19,9 @@ compares both, and another compares every model type of transformers with its ow
 
 A configuration file gives base, widths and scaling. It does not say which components form a pair,
 which way they turn, and which axis of a position turns them. posembed knows that for each
-`model_type`, and what its configuration class adds to a file. An unknown type raises: pass
-`read_module=True`, or describe its rotation with `RotarySpec(...)`. A known type that does not
-rotate raises, too, and the message says what it has instead.
+`model_type`, and the defaults of its configuration class. An unknown type raises: pass
+`read_module=True`, or describe its rotation with `RotarySpec(...)`. A model type without RoPE
+raises, too; the message names its positions.
 
 ```python
 import posembed as pe
@@ -44,23 +44,22 @@ print(spec.explain(), spec.diff(local), sep="\\n\\n")
 | Meta's and Mistral's `params.json` | `rope_theta`, `use_scaled_rope`, `yarn` | interleaved |
 | GGUF: a file or its metadata | `<architecture>.*` | by `general.architecture` |
 
-A published file leaves out what the model's configuration class adds: layers of different kinds,
-second bases, widths, defaults. `python/posembed/models/catalogue.json` has that as data, read off
-the classes of transformers {version} by `scripts/catalogue.py`: a file is read alike whether
-transformers is installed or not, nothing is downloaded, and without `read_module=True` no model's
-code runs. Of an object, its own configuration class is asked for its keys. Families whose code is
-in their own repositories are in `python/posembed/models/models.json`, with the lines of vLLM that
-say how they rotate.
+Published files omit what the model's configuration class adds: kinds of layers, second bases,
+widths, defaults. `python/posembed/models/catalogue.json` has these, read off the classes of
+transformers {version} by `scripts/catalogue.py`. So a file gives the same result with and without
+transformers, nothing is downloaded, and no model code runs without `read_module=True`. The keys of
+a configuration object come from its own class. Families whose code is in their own repositories are
+in `python/posembed/models/models.json`, with the lines of vLLM that say how they rotate.
 
-A key that concerns positions is read, or known to the class; any other raises until `ignore=` has
-it. So do two keys that contradict each other, and an argument that has no effect.
-`from_huggingface(config)` is the specification of all layers that rotate, if they rotate alike;
-`layer_type=` chooses a kind, and raises where that kind does not rotate.
-`RotarySpec.for_layers(config)` has an entry for each layer. `part=` chooses a nested configuration
+A key about positions that posembed does not know raises unless `ignore=` names it. So do two keys
+that contradict each other, and an argument without effect. `from_huggingface(config)` returns the
+specification of all layers that rotate, if they rotate alike; `layer_type=` chooses a kind of
+layers, and raises if it does not rotate. `RotarySpec.for_layers(config)` has an entry for each
+layer. `part=` chooses a nested configuration
 (`"vision_config"`), a part of a layer (`"indexer"`), or both (`"text_config.indexer"`).
 
-A GGUF file brings its tensors of the rotation: posembed reads its header, and only quantised
-tensors need the gguf package. With a dict, pass the tensors among the keys:
+From a GGUF file, posembed also reads the tensors that change the rotation; only quantised ones need
+the gguf package. With a dict, pass the tensors among the keys:
 `rope_freqs.weight`, without which a GGUF file of Llama 3.1 or later is not scaled (its metadata
 does not say so) and one of Gemma 4 is refused, `rope_factors_short.weight` and
 `rope_factors_long.weight`, and `rotary_emb.alpha` of Mistral Large 4.

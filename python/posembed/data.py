@@ -248,7 +248,7 @@ def windows(
     if length < 1 or stride < 1:
         raise ValueError(f"length, stride: expected at least 1, got {length} and {stride}")
     if ids.dim() != 1 or len(ids) <= length:
-        raise ValueError(f"ids: expected [more than {length}], got {list(ids.shape)}")
+        raise ValueError(f"ids: expected [count] with more than {length}, got {list(ids.shape)}")
     return ids[:-1].unfold(0, length, stride), ids[1:].unfold(0, length, stride)
 
 

@@ -514,8 +514,9 @@ def in_backward(
         >>> optimizer.step()
     """
     if not isinstance(optimizer, _TableOptimizer):
-        name = type(optimizer).__name__
-        raise TypeError(f"optimizer: expected one of posembed.optim, got a torch.optim.{name}")
+        kind = type(optimizer)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        raise TypeError(f"optimizer: expected one of posembed.optim, got {name}")
     if not_negative("grad_scale", grad_scale) == 0:
         raise ValueError("grad_scale: expected a number above 0, got 0")
     known = {p for group in optimizer.param_groups for p in group["params"]}

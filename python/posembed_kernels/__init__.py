@@ -134,6 +134,8 @@ def struct(function: str, fields: Fields) -> ctypes.Structure:
     for name, value in fields.items():  # ctypes would drop the upper bits
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise ValueError(f"{name}: expected an integer of 64 bits, got {value}")
+        if isinstance(value, str):
+            raise ValueError(f"{name}: expected a number, got {value!r}")
     values = {
         name: value.ctypes.data if isinstance(value, np.ndarray) else value
         for name, value in fields.items()
@@ -160,7 +162,8 @@ def choice(argument: str, value: Any, known: Any) -> int:
 def _refuse_unknown(argument: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
     unknown = [key for key, value in given.items() if key not in known and value is not None]
     if unknown:
-        raise ValueError(f"{argument}: {unknown[0]} is not offered without torch")
+        have = ", ".join(known)
+        raise ValueError(f"{argument}: no {unknown[0]!r} is offered without torch, but {have}")
 
 
 def _series(spec: Mapping[str, Any], rotary_dim: int, axis_of_pair: Any) -> Fields:
@@ -230,6 +233,8 @@ def _rotation(text: str, head_dim: int) -> Fields:
 
 def text_of(spec: Spec) -> str:
     """A specification as JSON."""
+    if not isinstance(spec, str | Mapping | None):
+        raise TypeError(f"spec: expected a dict or JSON text, got {type(spec).__name__}")
     return spec if isinstance(spec, str) else json.dumps(dict(spec or {}))
 
 

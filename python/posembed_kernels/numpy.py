@@ -286,8 +286,9 @@ def sinusoidal(x: Any, positions: Any = None, *, spec: Spec = None, offset: int 
         [[0.84, 0.54, 0.01, 1.0], [0.91, -0.42, 0.02, 1.0]]
     """
     rows = _readable(x)
-    if rows.ndim == 0:
-        raise ValueError("x: expected [batch, seq, embedding_dim] or [seq, embedding_dim], got []")
+    if rows.ndim not in (2, 3):
+        expected = "[batch, seq, embedding_dim] or [seq, embedding_dim]"
+        raise ValueError(f"x: expected {expected}, got {list(rows.shape)}")
     return _encode(rows, np.empty(rows.shape, rows.dtype), positions, offset, spec)
 
 
@@ -372,6 +373,8 @@ def alibi_bias(
         [[[-0.5, 0.0, -inf], [-1.0, -0.5, 0.0]]]
     """
     slopes = np.asarray(slopes, order="C")
+    if slopes.ndim == 0:
+        raise ValueError("slopes: expected [heads], [2, heads] or [batch, sides, heads], got []")
     rows = {"query_positions": query_positions, "key_positions": key_positions}
     rows["attention_mask"] = None if attention_mask is None else np.asarray(attention_mask) != 0
     arrays = {

@@ -254,6 +254,16 @@ pe.plot.losses({"rope": [5.0, 4.0, 3.0]}) | curves | 'rope' | steps
 pe.plot.losses({"rope": ([1, 2, 3], [5.0, 4.0])}) | curves | 3 steps | 2 losses
 pe.plot.grid(pe.positions.grid(2, 3, 4)) | positions | 2 frames
 pe.analysis.float32_error(N(64), 0) | length | positive | 0
+R(64, base="10000") | base | number | '10000'
+A(8, max_bias="8") | max_bias | number | '8'
+N.from_preset(5) | name | str | int
+N.from_json(5) | spec | str | int
+pe.NgramEmbedding(100, 64) | spec | NgramSpec | int
+pe.MropeRule("qwen2_vl") | nothing by position | 'qwen2_vl'
+pe.decompose(rope) | program | ExportedProgram | RotaryEmbedding | torch.export.export
+pe.set_cache_limit("1") | bytes | '1'
+pe.patch(5) | model | torch.nn.Module | int
+pe.optim.in_backward(token, 5) | optimizer | posembed.optim | int
 """
 # fmt: on
 ROWS = [tuple(row.split(" | ")) for row in WRONG.strip().splitlines()]

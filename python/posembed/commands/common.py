@@ -111,10 +111,10 @@ def add_rotation_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--read-module",
         action="store_true",
-        help="run transformers' model where there is no rule, and read what its attention gets",
+        help="without a rule for the model: run transformers' and read what its attention gets",
     )
     parser.add_argument(
-        "--trust-remote-code", action="store_true", help="the code in the model's folder, too"
+        "--trust-remote-code", action="store_true", help="also run the code in the model's folder"
     )
 
 
@@ -126,9 +126,10 @@ def add_rotary_options(parser: argparse.ArgumentParser) -> None:
     add_reading_options(parser)
 
 
-def add_length_option(parser: argparse.ArgumentParser) -> None:
+def add_length_option(parser: argparse.ArgumentParser, purpose: str = "") -> None:
     """Adds the option for the length of sequences."""
-    parser.add_argument("--seq-len", type=positive, help="length, where frequencies depend on it")
+    summary = f"length of the text, for frequencies that depend on it{purpose}"
+    parser.add_argument("--seq-len", type=positive, help=summary)
 
 
 def only_with(arguments: argparse.Namespace, wanted: str, *options: str) -> None:

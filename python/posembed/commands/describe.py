@@ -1,4 +1,4 @@
-"""describe: writes all that a program has to know about a model's positions."""
+"""describe: writes all that a program needs to know about a model's positions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from posembed.models.description import describe
 
 def add(commands: common.Commands) -> None:
     """Arguments of describe."""
-    summary = "write what a program has to know about a model's positions, as JSON"
+    summary = "write what a program needs to know about a model's positions, as JSON"
     examples = ["model_folder > positions.json", "model.gguf > positions.json"]
     parser = common.add_command(commands, "describe", run, summary, examples, always_json=True)
     parser.add_argument("config", help=common.FILES)

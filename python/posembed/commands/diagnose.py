@@ -33,7 +33,7 @@ def add(commands: common.Commands) -> None:
     )
     parser.add_argument("--layer", type=int, help="the index of a layer, where layers differ")
     parser.add_argument("--max-position", type=common.positive, help="the last position to test")
-    parser.add_argument("--heads", type=common.positive, help="heads of x")
+    parser.add_argument("--heads", type=common.positive, help="number of heads of x")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of x")
     parser.add_argument("--device", default="cpu", help="of x and positions")
     common.add_reading_options(parser)

@@ -15,7 +15,7 @@ def add(commands: common.Commands) -> None:
     examples = ["config.json", "model_folder --seq-len 131072", f"config.json {one}"]
     parser = common.add_command(commands, "explain", run, summary, examples)
     parser.add_argument("config", help=common.FILES)
-    common.add_length_option(parser)
+    common.add_length_option(parser, " and the error of float32 angles")
     common.add_reading_options(parser)
 
 

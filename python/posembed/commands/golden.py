@@ -20,7 +20,7 @@ def add(commands: common.Commands) -> None:
     examples = ["model_folder -o golden.safetensors", "--all -o folder"]
     parser = common.add_command(commands, "golden", run, summary, examples)
     parser.add_argument("config", nargs="?", help=common.FILES)
-    every = "every model type whose defaults are known, by these"
+    every = "every model type whose defaults are known, with these"
     parser.add_argument("--all", action="store_true", help=every)
     where = "a .safetensors file; a folder with --all"
     parser.add_argument("-o", "--output", required=True, help=where)

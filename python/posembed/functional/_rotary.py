@@ -166,19 +166,17 @@ def rotate_into(
 ) -> None:
     """:func:`rotated` into ``out``."""
     parts = out if isinstance(out, tuple) else (out,)
-    as_given = isinstance(out, tuple) == (key is not None) and len(parts) == (
-        2 if key is not None else 1
-    )
+    count = 1 if key is None else 2
+    as_given = isinstance(out, tuple) == (count == 2) and len(parts) == count
     if not as_given or not all(isinstance(part, Tensor) for part in parts):
         expected = "a tensor" if key is None else "two tensors, (query_out, key_out)"
         kinds = ", ".join(type(part).__name__ for part in parts)
         raise ValueError(f"out: expected {expected}, got {kinds}")
-    query_out, key_out = out if isinstance(out, tuple) else (out, None)
     options = (spec, positions, layout, offset, inverse, cu_seqlens, frequencies)
     if key is None:
-        _ROTARY_OUT(query_out, query, *options)
+        _ROTARY_OUT(*parts, query, *options)
     else:
-        _ROTARY_PAIR_OUT(query_out, key_out, query, key, *options)
+        _ROTARY_PAIR_OUT(*parts, query, key, *options)
 
 
 def rerotate_(

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from posembed.glue.validation import whole
+
 
 def empty_cache() -> int:
     """Releases the cached memory, as `torch.cuda.empty_cache` does on a device.
@@ -69,4 +71,4 @@ def set_cache_limit(bytes: int) -> int:
         >>> pe.set_cache_limit(before) == 1 << 30
         True
     """
-    return torch.ops.posembed.set_cache_limit.default(bytes)  # type: ignore[no-any-return]
+    return torch.ops.posembed.set_cache_limit.default(whole("bytes", bytes))  # type: ignore[no-any-return]

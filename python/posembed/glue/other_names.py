@@ -66,10 +66,10 @@ def refused(
         return None
     more = ", ".join(map(_brief, args[len(placed) :]))
     hint = ours("positional", owner)
-    return TypeError(
-        f"{owner}: expected {', '.join(placed)} alone by position, got {more} after "
-        f"{'it' if len(placed) == 1 else 'them'}{f'; {hint}' if hint else ''}"
-    )
+    after = f" after {'it' if len(placed) == 1 else 'them'}" if placed else ""
+    alone = f"{', '.join(placed)} alone" if placed else "nothing"
+    hint = f"; {hint}" if hint else ""
+    return TypeError(f"{owner}: expected {alone} by position, got {more}{after}{hint}")
 
 
 def _parameters(method: Callable[..., Any]) -> tuple[list[str] | None, list[str] | None]:

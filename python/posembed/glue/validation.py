@@ -56,6 +56,8 @@ def whole(name: str, value: Any) -> int:
 def finite(name: str, value: Any) -> float:
     """``value`` as a float. It must be finite, because JSON has only finite numbers."""
     try:
+        if isinstance(value, str):
+            raise TypeError
         number = constant(float(value))
     except (TypeError, ValueError):
         raise ValueError(f"{name}: expected a number, got {value!r}") from None

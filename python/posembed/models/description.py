@@ -147,7 +147,7 @@ def for_part(name: str, options: Fields) -> Fields:
 
 
 def describe(config: Any, **facts: Unpack[Facts]) -> dict[str, Any]:
-    """All that a program has to know about a model's positions, as a JSON object.
+    """All that a program needs to know about a model's positions, as a JSON object.
 
     ``python -m posembed describe MODEL > positions.json`` writes it, and C++ programs read it
     (``posembed::ModelPositions``). docs/reference/positions.schema.json describes its members:

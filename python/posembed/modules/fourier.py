@@ -150,6 +150,20 @@ class FourierFeatures(Leaf, nn.Module):
         if self.linear:
             self._initial["linear_weight"] = torch.zeros(values.shape[0], 1, device="cpu")
             self._initial["linear_bias"] = torch.zeros(1, device="cpu")
+        self._register(series, device, dtype)
+        axes = 1 if self.apart else values.shape[0]
+        start = self._initial.get("phases")
+        functional.fourier_features(  # checks the options
+            torch.empty(0, axes, device="meta"),
+            values.to("meta"),
+            None if start is None else start.to("meta"),
+            unit=self.unit,
+            waves=self.waves,
+            order=self.order,
+        )
+
+    def _register(self, series: bool, device: Device | None, dtype: torch.dtype | None) -> None:
+        """Makes parameters of what is trained and buffers of the rest."""
         kind = torch.get_default_dtype() if dtype is None else dtype
         place = torch.get_default_device() if device is None else device
         for name in ("frequencies", "phases", "linear_weight", "linear_bias"):
@@ -162,16 +176,6 @@ class FourierFeatures(Leaf, nn.Module):
                 derived = series and name == "frequencies"
                 self.register_buffer(name, buffer, persistent=not derived)
         self.reset_parameters()
-        axes = 1 if self.apart else values.shape[0]
-        start = self._initial.get("phases")
-        functional.fourier_features(  # checks the options
-            torch.empty(0, axes, device="meta"),
-            values.to("meta"),
-            None if start is None else start.to("meta"),
-            unit=self.unit,
-            waves=self.waves,
-            order=self.order,
-        )
 
     def reset_parameters(self) -> None:
         """Resets parameters to their initial values: drawn frequencies to those drawn first."""

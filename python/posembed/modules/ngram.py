@@ -22,6 +22,7 @@ from posembed.functional import Device, Gradient, NgramRule
 from posembed.functional._bag import pooled
 from posembed.functional._ngram import derived_multipliers, derived_primes, hashed, lists, text_mask
 from posembed.functional._token import looked_up
+from posembed.glue.gate import wrong_type
 from posembed.glue.sharding import is_sharded, summed_over_processes
 from posembed.glue.tracers import Leaf
 from posembed.glue.validation import flag, whole, written
@@ -358,6 +359,8 @@ class NgramEmbedding(Leaf, Prefetching):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(spec, NgramSpec):
+            raise wrong_type("spec", "a NgramSpec", type(spec).__name__)
         check_sizes(embedding_dim=embedding_dim)
         check_table_options(spec.num_embeddings, None, gradient)
         self.spec = spec

@@ -412,7 +412,7 @@ class RotaryEmbedding(Leaf, nn.Module):
         if cu_seqlens is not None or tokens is None:  # documents are shorter than all tokens
             return
         least = tokens + offset if positions is None and isinstance(offset, int) else 0
-        if positions is not None and _is_readable(positions) and positions.numel() > 0:
+        if positions is not None and _is_readable(positions):
             last = positions.max().item()
             if not math.isfinite(last):
                 raise ValueError(f"positions: expected finite numbers, got {last}")

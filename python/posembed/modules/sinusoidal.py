@@ -147,11 +147,8 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
             positions = positions.unsqueeze(1)
         if self.layout == "sbd" and x.dim() == 3:
             if not self.spec.block_texts:
-                positions, offset, cu_seqlens = (
-                    sequence_first(x, positions, offset, cu_seqlens),
-                    0,
-                    None,
-                )
+                positions = sequence_first(x, positions, offset, cu_seqlens)
+                offset, cu_seqlens = 0, None
             elif positions is not None:  # [axes, batch or 1, seq]
                 positions = positions.transpose(-1, -2).expand(-1, -1, x.shape[1])
         if isinstance(offset, Tensor) or cu_seqlens is not None:

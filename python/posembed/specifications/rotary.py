@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
+from posembed.glue.gate import gated
 from posembed.glue.other_names import check_options
 from posembed.glue.validation import convert_fields, fields_of, positive, shown, whole
 from posembed.models.options import READING, Reading
@@ -222,7 +223,8 @@ class RotarySpec:
         Raises:
             ValueError: The text is not JSON, or has a key that is not a field.
         """
-        return cls._of_canonical(torch.ops.posembed.rotary_specification.default(text))
+        checked: Any = gated(torch.ops.posembed.rotary_specification.default)(text)
+        return cls._of_canonical(checked)
 
     @classmethod
     def _of_canonical(cls, text: str) -> RotarySpec:
@@ -329,7 +331,7 @@ class RotarySpec:
             True
         """
         try:
-            text: str = torch.ops.posembed.rotary_preset.default(name, head_dim)
+            text: Any = gated(torch.ops.posembed.rotary_preset.default)(name, head_dim)
         except ValueError as error:
             if not str(error).startswith("name: expected"):
                 raise
@@ -371,8 +373,8 @@ class RotarySpec:
     ) -> RotarySpec:
         """Reads a model's specification from a GGUF file: its metadata and its frequency tensors.
 
-        Needs the gguf package. :meth:`from_huggingface`, :meth:`for_layers` and
-        :meth:`posembed.ALiBi.from_config` accept the file, too.
+        :meth:`from_huggingface`, :meth:`for_layers` and :meth:`posembed.ALiBi.from_config` accept
+        the file, too. Only quantised frequency tensors need the gguf package.
 
         Args:
             path: The file; of a split model, the first part.
@@ -381,7 +383,7 @@ class RotarySpec:
 
         Raises:
             ValueError: The file is not GGUF, or as in :meth:`from_huggingface`.
-            ImportError: The gguf package is not installed.
+            FileNotFoundError: There is no such file.
 
         Examples:
             >>> import pathlib, tempfile, gguf, posembed as pe
@@ -397,6 +399,7 @@ class RotarySpec:
             1000000.0
             >>> folder.cleanup()
         """
+        os.stat(path)  # raises FileNotFoundError
         if not gguf.is_gguf(path):
             raise ValueError(f"path: expected a GGUF file, got {os.fspath(path)!r}")
         return cls.from_huggingface(path, layer_type, ignore=ignore)

@@ -286,7 +286,7 @@ def test_axes_that_turn_components_of_a_pair_apart() -> None:
 
 def test_what_is_no_model_or_option() -> None:
     for call in (patch, unpatch):
-        with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module or .*, got str"):
+        with pytest.raises(TypeError, match=r"model: expected a torch\.nn\.Module or .*, got str"):
             call("llama")
     for option, known in (("numerics", "'model' or 'exact'"), ("tables", "'stay' or 'host'")):
         with pytest.raises(ValueError, match=f"{option}: expected {known}, got 'fast'"):

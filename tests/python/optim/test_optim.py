@@ -532,7 +532,7 @@ def test_what_a_step_in_the_backward_pass_refuses() -> None:
     table, optimizer = table_and("sgd")
     other = pe.optim.SGD([drawn()])
     refused(
-        (lambda: pe.optim.in_backward(table, torch.optim.SGD(table.parameters())), TypeError, "optimizer: expected posembed.optim, got torch.optim.SGD"),
+        (lambda: pe.optim.in_backward(table, torch.optim.SGD(table.parameters())), TypeError, "optimizer: expected posembed.optim, got torch.optim.sgd.SGD"),
         (lambda: pe.optim.in_backward(table, optimizer, grad_scale=0.0), ValueError, "grad_scale: expected 0, got 0"),
         (lambda: pe.optim.in_backward(table, other), ValueError, "module: expected got none"),
     )  # fmt: skip

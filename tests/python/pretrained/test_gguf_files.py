@@ -146,6 +146,7 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: from_file(path, tensor="other"), ValueError, "tensor: expected one of ['large', 'norm', 'token_emb"),
         (lambda: from_file(path, vocabulary=["a"]), ValueError, "vocabulary: expected none for a GGUF file"),
         (lambda: pe.RotarySpec.from_gguf(__file__), ValueError, "path: expected a GGUF file, got"),
+        (lambda: pe.RotarySpec.from_gguf("missing.gguf"), FileNotFoundError, "missing.gguf"),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "gguf", None)
     assert from_file(path, tensor="large").weight.shape == (ROWS, DIM)  # has no codes

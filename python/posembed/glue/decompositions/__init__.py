@@ -71,6 +71,7 @@ def decompose(program: ExportedProgram, *, target: str | None = None) -> Exporte
             ``opset_version=23`` or higher.
 
     Raises:
+        TypeError: ``program`` is of another type.
         ValueError: ``target`` is unknown; or the program has a posembed operator that writes in
             place, such as those for paged caches, computes a gradient, or draws a dropout mask. The
             message names it.
@@ -83,6 +84,10 @@ def decompose(program: ExportedProgram, *, target: str | None = None) -> Exporte
         >>> any("posembed" in str(node.target) for node in program.graph.nodes)
         False
     """
+    if not isinstance(program, ExportedProgram):
+        remedy = "; torch.export.export(model, inputs)" * isinstance(program, torch.nn.Module)
+        kind = type(program).__name__
+        raise TypeError(f"program: expected an ExportedProgram, got {kind}{remedy}")
     if target not in (None, "onnx"):
         raise ValueError(f"target: expected None or 'onnx', got {target!r}")
     before = TARGET.set(target)

@@ -73,7 +73,7 @@ class Place(NamedTuple):
         return self.function.__qualname__ + inner, where
 
 
-def worth(module: Any) -> bool:
+def may_hold_models(module: Any) -> bool:
     """Whether a module may hold model code: not torch, and not a library's infrastructure."""
     root, _, rest = str(module).partition(".")
     if module not in sys.modules:  # created by hand
@@ -90,7 +90,7 @@ def parts_of(model: nn.Module) -> Iterator[Any]:
         yield module
         for value in list(vars(module).values()):
             other = not isinstance(value, nn.Module | torch.Tensor | type | types.FunctionType)
-            other = other and hasattr(value, "__dict__") and worth(type(value).__module__)
+            other = other and hasattr(value, "__dict__") and may_hold_models(type(value).__module__)
             if other and id(value) not in seen:
                 seen.add(id(value))
                 yield value
@@ -126,7 +126,7 @@ def functions_behind(value: Any, names: Any = None) -> Iterator[types.FunctionTy
         if isinstance(value, type) and issubclass(value, nn.Module):
             return  # its instances are parts of the model themselves
         module = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
-        members = vars(value) if worth(module) else {}
+        members = vars(value) if may_hold_models(module) else {}
         for name in names & members.keys():
             if not isinstance(members[name], type | types.ModuleType):
                 yield from functions_behind(members[name])
@@ -145,7 +145,7 @@ def _used(function: types.FunctionType) -> Iterator[tuple[str, Any, Any]]:
                 with contextlib.suppress(ImportError):
                     package = space.get("__package__") or ""
                     where = importlib.util.resolve_name("." * level + where, package)
-                    members = vars(sys.modules[where]) if worth(where) else {}
+                    members = vars(sys.modules[where]) if may_hold_models(where) else {}
                     yield from ((n, members[n], names) for n in before[1] if n in members)
             before = [before[1], x.argval]
     yield from (("", value, None) for value in contents(function))
@@ -154,7 +154,7 @@ def _used(function: types.FunctionType) -> Iterator[tuple[str, Any, Any]]:
 def _members(part: Any) -> Iterator[tuple[types.FunctionType, type | None, bool]]:
     """Functions that an object's class has, and that itself holds: with owner, whether bound."""
     taken: set[str] = set()
-    for base in filter(lambda x: worth(x.__module__), type(part).__mro__):
+    for base in filter(lambda x: may_hold_models(x.__module__), type(part).__mro__):
         for name, value in list(vars(base).items()):
             functions = [] if name in taken else list(functions_behind(value))
             yield from ((f, base, isinstance(value, types.FunctionType)) for f in functions)
@@ -175,7 +175,7 @@ def reach(part: Any) -> dict[Place, Rotation | str]:
     while pending:
         place, owner, bound = pending.pop()
         function, code = place.function, place.code
-        if place in seen or not worth(function.__module__):
+        if place in seen or not may_hold_models(function.__module__):
             continue
         seen.add(place)
         known = _found.setdefault(function, {})
@@ -198,7 +198,7 @@ def reach(part: Any) -> dict[Place, Rotation | str]:
             pending += [(Place(f), None, False) for f in behind]
             if behind or not callable(value) or isinstance(value, type | nn.Module):
                 continue
-            if ROTATES.match(name) or (worth(type(value).__module__) and roles_of(value)):
+            if ROTATES.match(name) or (may_hold_models(type(value).__module__) and roles_of(value)):
                 found[Place(value)] = f"it is no function, but of the type {type(value).__name__}"
     return {place: x for place, x in found.items() if not _composes(place, x, found)}
 

@@ -203,11 +203,11 @@ def patch(
     """Makes posembed rotate in a loaded model of transformers, diffusers, timm, or your own.
 
     Functions that rotate query and key are recognised by what they compute. Each gets other code,
-    which calls the kernel; whatever holds the function follows. Weights, ``state_dict``, hooks and
-    classes do not change. The effect is the process's: other models of the family run the kernel
-    too, with the same bits, until ``unpatch`` of the last patched one. Patched models can be
-    compiled and copied; a model that was compiled before is compiled again by itself. A pickle has
-    the model alone: patch it again in another process. Patching a second time has no effect.
+    which calls the kernel; the function objects stay the same, and so do weights, ``state_dict``,
+    hooks and classes. The whole process is affected: other models of the family run the kernel too,
+    with the same bits, until ``unpatch`` of the last patched one. Patched models can be compiled
+    and copied; a model that was compiled before is compiled again by itself. A pickled model is not
+    patched: patch it again in another process. Patching a second time has no effect.
 
     Results are bitwise identical to those of the model's own code in eager mode: the first call of
     each kind (dtypes, widths, heads, layout, gradients, autocast) runs that code too and compares.
@@ -215,17 +215,17 @@ def patch(
     products (Llama 4, DeepSeek-V2) may differ in the last bit, because PyTorch's depend on the
     memory layout.
 
-    With ``numerics="exact"`` the model's rotary modules keep the positions beside the tables that
-    they make. A rotation that gets those tables untouched computes exact angles from the
-    specification in the model's configuration. Results then differ from the model's by the rounding
-    of its float32 angles, which grows with the position. Other rotations, compiled code and
-    inference mode use the tables. ``report.calls()`` counts both. Integer positions below -1 raise,
-    and -1 leaves a token unchanged.
+    With ``numerics="exact"`` the model's rotary modules keep the positions with the tables of
+    cosines and sines that they compute. A rotation that gets these tables unchanged computes exact
+    angles from the specification in the model's configuration. Results then differ from the model's
+    by the rounding of its float32 angles, which grows with the position. Other rotations, compiled
+    code and inference mode use the tables. ``report.calls()`` counts both. Integer positions below
+    -1 raise, and -1 leaves a token unchanged.
 
     Tables whose rows are scaled (Gemma 3n, 4) or hashed from n-grams (qwen4_exp) are looked up in
-    one kernel, with equal bits. With ``tables="host"`` those that are no input table of the model
-    move to pinned memory of the host, frozen, where the GPU's kernels read their rows: a table may
-    then be larger than the GPU's memory. ``unpatch`` moves them back.
+    one kernel, with bitwise identical results. With ``tables="host"``, all but input tables move to
+    pinned memory of the host, frozen, where the GPU's kernels read their rows: a table may then be
+    larger than the GPU's memory. ``unpatch`` moves them back.
 
     Other threads may run the model meanwhile.
 
@@ -340,5 +340,5 @@ def _models(model: Any) -> list[nn.Module]:
     found = [x for x in values if isinstance(x, nn.Module)]
     if not found:
         expected = "a torch.nn.Module or a pipeline of them"
-        raise TypeError(f"model must be {expected}, got {type(model).__name__}")
+        raise TypeError(f"model: expected {expected}, got {type(model).__name__}")
     return found
