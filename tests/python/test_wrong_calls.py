@@ -237,6 +237,14 @@ alibi(4.0) | query_length | int | float
 alibi(4, dtype="half") | dtype | torch.dtype | str
 alibi.add_([1.0]) | scores | Tensor | list
 alibi(10, attention_mask=torch.zeros(10)) | attention_mask | float32
+alibi.add_(scores, casual=True) | ALiBi.add_: no argument 'casual'
+alibi.softmax(scores, mask=pos) | ALiBi.softmax: no argument 'mask'; did you mean attention_mask?
+alibi.attention(q, q, q, scales=1.0) | ALiBi.attention: no argument 'scales'; did you mean scale?
+alibi.attention([1.0], q, q) | query | Tensor | list
+pe.RelativeLogits(5, 64).add_(scores, q, mask=pos) | RelativeLogits.add_: no argument 'mask'
+pe.RelativeLogits(5, 64)([1.0]) | query | Tensor | list
+Bag.from_file(folder, key="a") | TokenBag.from_file: no argument 'key'
+T.from_file(folder, learn=True) | TokenEmbedding.from_file | 'learn'
 B(8, relative_attention_num_buckets=32) | did you mean num_buckets?
 B(n_heads=8) | did you mean num_heads?
 bias(qlen=10) | did you mean query_length?
