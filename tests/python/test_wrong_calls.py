@@ -92,6 +92,11 @@ R(64, scaling="unheard of") | pe.YarnScaling(factor, original_max_positions)
 R(64, scaling={"rope_type": "linear", "factor": 2.0}) | pe.LinearScaling(factor=2.0)
 R(64, scaling={"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}) | pe.YarnScaling(factor=4.0, original_max_positions=4096)
 R(64, scaling={"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}) | pe.Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=8192)
+R(True) | head_dim: expected a whole number, got True
+R(64, base=True) | base: expected a number, got True
+R(64, base=10**400) | base: expected a number, got 1000
+rope(q, k, offset=2**70) | offset: expected an int, got an int of more than 64 bits
+T(100, 64, padding_idx=True) | padding_idx: expected a whole number, got True
 R(64, base="ten") | base: expected | 'ten'
 R(64, base=0.5) | base: expected | 0.5
 R(64, base=float("nan")) | base: expected | nan
