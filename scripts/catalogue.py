@@ -329,8 +329,22 @@ def parts(own: Class) -> Fields:
         usual = plain(value["model_type"])
         if usual is None:
             continue
-        differs = {k: v for k, v in value.items() if k in TAKEN and usual.get(k) != v}
+        taken = {k: v for k, v in value.items() if k in TAKEN}
+        differs = {k: v for k, v in taken.items() if usual.get(k) != v}
+        derived = Class(value["model_type"]).completed(**differs) or usual  # such as head_dim
+        differs |= {k: v for k, v in taken.items() if derived.get(k) != v}
         found[key] = {"model_type": value["model_type"], **differs}
+    return found
+
+
+def merged(own: Class, nested: Fields) -> list[str]:
+    """The parts of a file to which this class adds what it passes to those that a file lacks."""
+    found = []
+    for key, part in nested.items():
+        sizes = [k for k, v in part.items() if k != "model_type" and isinstance(v, int)]
+        made = own.value(key, **{key: {"model_type": part["model_type"]}}) or {}
+        if sizes and all(made.get(k) == part[k] for k in sizes):
+            found.append(key)
     return found
 
 
@@ -476,6 +490,8 @@ def entry(model_type: str) -> Fields:
         found["parts"] = nested
         if own_parts(own, nested):
             found["own_parts"] = sorted(own_parts(own, nested))
+        if merged(own, nested):
+            found["merged"] = merged(own, nested)
     beside = TAKEN - {"original_max_position_embeddings"}  # which classes keep without a scaling
     known = sorted({name for name in own.names() if CONCERNS.search(name)} - beside)
     if known:

@@ -108,8 +108,8 @@ __all__ = [
 
 for _name in __all__:
     _value = globals()[_name]
-    if isinstance(_value, type) and "__init__" in vars(_value):
-        other_names.answered(_value)
+    if isinstance(_value, type):
+        other_names.answered_class(_value)
 
 # Imported on first use: models do not need them, plots need matplotlib, and the C++ modules are
 # bound for one version of Python.

@@ -43,6 +43,12 @@ def test_what_is_not_a_tensor_is_refused_by_name(name: str) -> None:
             assert str(caught.value).replace("none", "None") == message
 
 
+@pytest.mark.parametrize("name", functions())
+def test_an_unknown_argument_is_refused_by_the_function_that_was_called(name: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{name}(\(\)|: no argument).*'cosine'"):
+        getattr(functional, name)(**functions()[name], cosine=1)
+
+
 def test_every_function_of_tensors_is_tried() -> None:
     takes = {
         name

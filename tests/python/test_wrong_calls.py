@@ -92,6 +92,11 @@ R(64, scaling="unheard of") | pe.YarnScaling(factor, original_max_positions)
 R(64, scaling={"rope_type": "linear", "factor": 2.0}) | pe.LinearScaling(factor=2.0)
 R(64, scaling={"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}) | pe.YarnScaling(factor=4.0, original_max_positions=4096)
 R(64, scaling={"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}) | pe.Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=8192)
+R(True) | head_dim: expected a whole number, got True
+R(64, base=True) | base: expected a number, got True
+R(64, base=10**400) | base: expected a number, got 1000
+rope(q, k, offset=2**70) | offset: expected an int, got an int of more than 64 bits
+T(100, 64, padding_idx=True) | padding_idx: expected a whole number, got True
 R(64, base="ten") | base: expected | 'ten'
 R(64, base=0.5) | base: expected | 0.5
 R(64, base=float("nan")) | base: expected | nan
@@ -237,6 +242,14 @@ alibi(4.0) | query_length | int | float
 alibi(4, dtype="half") | dtype | torch.dtype | str
 alibi.add_([1.0]) | scores | Tensor | list
 alibi(10, attention_mask=torch.zeros(10)) | attention_mask | float32
+alibi.add_(scores, casual=True) | ALiBi.add_: no argument 'casual'
+alibi.softmax(scores, mask=pos) | ALiBi.softmax: no argument 'mask'; did you mean attention_mask?
+alibi.attention(q, q, q, scales=1.0) | ALiBi.attention: no argument 'scales'; did you mean scale?
+alibi.attention([1.0], q, q) | query | Tensor | list
+pe.RelativeLogits(5, 64).add_(scores, q, mask=pos) | RelativeLogits.add_: no argument 'mask'
+pe.RelativeLogits(5, 64)([1.0]) | query | Tensor | list
+Bag.from_file(folder, key="a") | TokenBag.from_file: no argument 'key'
+T.from_file(folder, learn=True) | TokenEmbedding.from_file | 'learn'
 B(8, relative_attention_num_buckets=32) | did you mean num_buckets?
 B(n_heads=8) | did you mean num_heads?
 bias(qlen=10) | did you mean query_length?

@@ -11,6 +11,7 @@ from typing_extensions import Unpack
 
 from posembed.functional._options import Device
 from posembed.glue.gate import gated
+from posembed.glue.other_names import answered
 from posembed.specifications.score_positions import ScorePositions
 
 _ALIBI_ATTENTION = gated(torch.ops.posembed.alibi_attention.default, sharded=True)
@@ -136,6 +137,7 @@ def alibi_positions(attention_mask: Tensor) -> Tensor:
     return _ALIBI_POSITIONS(attention_mask)
 
 
+@answered
 def alibi_bias(
     slopes: Tensor,
     query_length: int,
@@ -203,6 +205,7 @@ def bias(
     return out
 
 
+@answered
 def alibi_add(
     scores: Tensor,
     slopes: Tensor,
@@ -242,6 +245,7 @@ def alibi_add(
     return _ALIBI_ADD(scores, slopes, scale, *options)
 
 
+@answered
 def alibi_add_(
     scores: Tensor,
     slopes: Tensor,
@@ -266,6 +270,7 @@ def alibi_add_(
     return scores
 
 
+@answered
 def alibi_softmax(
     scores: Tensor,
     slopes: Tensor,
@@ -297,6 +302,7 @@ def alibi_softmax(
     return _ALIBI_SOFTMAX(scores, slopes, scale, *options)
 
 
+@answered
 def alibi_softmax_(
     scores: Tensor,
     slopes: Tensor,
@@ -321,6 +327,7 @@ def alibi_softmax_(
     return scores
 
 
+@answered
 def alibi_attention(
     query: Tensor,
     key: Tensor,

@@ -11,6 +11,7 @@ from typing_extensions import Unpack
 
 from posembed.functional._options import By, Device, RelativeBuckets
 from posembed.glue.gate import check_tensors, gated, wrong_type
+from posembed.glue.other_names import answered
 from posembed.glue.sharding import any_sharded, call, is_sharded
 from posembed.specifications.score_positions import ScorePositions, check_names
 
@@ -26,6 +27,7 @@ def by_key(by: By) -> bool:
     return by == "key"
 
 
+@answered
 def relative_rows(
     query_length: int,
     key_length: int,
@@ -130,6 +132,7 @@ def _with_axes(
     return torch.cat(tuple(table), -2), stacked.unsqueeze(1) if stacked.dim() == 3 else stacked
 
 
+@answered
 def relative_logits(
     query: Tensor,
     table: Tensor | Sequence[Tensor],
@@ -206,6 +209,7 @@ def relative_logits(
         )  # fmt: skip
         joined = torch.cat(tuple(tables), -2) if len(tables) > 1 else tables[0]
     else:
+        check_names(positions)
         if positions or other_length is not None or num_buckets is not None:
             raise ValueError("rows: expected None beside positions, other_length or num_buckets")
         _check_axes("rows", rows)

@@ -14,6 +14,7 @@ from posembed.functional._options import Layout, rotary_text
 from posembed.functional._rotary_packed import PackedOrder, Three
 from posembed.functional._rotary_tables import TableNumerics
 from posembed.glue.gate import Pair, check_tensors, gated
+from posembed.glue.other_names import answered
 from posembed.glue.sharding import is_sharded
 from posembed.specifications import RotarySpec
 
@@ -247,6 +248,7 @@ def norm_rotary_(
     return (query, tensors[1]) if both else query
 
 
+@answered
 def norm_rotary_packed(
     qkv: Tensor,
     heads: int,
@@ -299,6 +301,7 @@ def norm_rotary_packed(
     )
 
 
+@answered
 def norm_rotary_packed_(
     qkv: Tensor,
     heads: int,

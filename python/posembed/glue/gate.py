@@ -45,6 +45,7 @@ def wrong_type(name: str, expected: str, found: str) -> TypeError:
     """The error for an argument whose type has the name ``found``."""
     article = "an" if found[0] in "aeiou" else "a"
     got = _FOUND.get(found, f"{article} {found}")
+    got += " of more than 64 bits" if got == expected else ""
     remedy = _REMEDIES.get(found, "") if expected == "a Tensor" else ""
     return TypeError(f"{name}: expected {expected}, got {got}{remedy.format(name=name)}")
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from posembed.glue.validation import shown
 
-Class = TypeVar("Class", bound=type)
+Answered = TypeVar("Answered", bound=Callable[..., Any])
 
 
 @functools.cache
@@ -55,7 +55,7 @@ def check_options(owner: str, options: Iterable[str], known: Iterable[str]) -> N
 def refused(
     owner: str, kind: str, method: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
 ) -> TypeError | None:
-    """The error for arguments that ``method`` cannot take after self; None if it can."""
+    """The error for arguments that ``method`` cannot take; None if it can. Self is not in them."""
     named, placed = _parameters(method)
     if named is not None:
         known = [name for name in named if not name.startswith("_")]
@@ -76,10 +76,11 @@ def _parameters(method: Callable[..., Any]) -> tuple[list[str] | None, list[str]
     """Names of a method's arguments, and of those that have a place; None if any are taken."""
     plain: Any = inspect.unwrap(method)
     every = [*inspect.signature(plain).parameters.values()]
+    every = every[every[0].name in ("self", "cls") :] if every else every
     of_any_number = any(each.kind is each.VAR_POSITIONAL for each in every)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    placed = [each.name for each in every if each.kind in kinds][1:]
-    named = [each.name for each in every[1:] if each.kind in (kinds[1], each.KEYWORD_ONLY)]
+    placed = [each.name for each in every if each.kind in kinds]
+    named = [each.name for each in every if each.kind in (kinds[1], each.KEYWORD_ONLY)]
     for each in every:
         if each.kind is each.VAR_KEYWORD:
             fields = _fields(each.annotation, plain)
@@ -106,19 +107,40 @@ def _brief(value: Any) -> str:
     return shown(value) if shape is None else f"a {type(value).__name__} {list(shape)}"
 
 
-def answered(cls: Class) -> Class:
-    """Makes the constructor's TypeError for a wrong name say the right one."""
-    init = cls.__init__  # type: ignore[misc]
+def answered(function: Answered) -> Answered:
+    """Makes a function's TypeError for a wrong name say the right one."""
+    return _answered(function, function.__name__, "argument", 0)
 
-    @functools.wraps(init)
-    def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+
+def answered_class(cls: type) -> None:
+    """The same for a constructor, and for methods that pass their options on."""
+    for name, method in [*vars(cls).items()]:
+        plain = getattr(method, "__func__", method)
+        if name == "__init__":
+            found: Any = _answered(plain, cls.__name__, "option", 1)
+        elif inspect.isfunction(plain) and name[0] != "_" and _passes_on(plain, name):
+            found = _answered(plain, f"{cls.__name__}.{name}", "argument", 1)
+        else:
+            continue
+        setattr(cls, name, found if plain is method else type(method)(found))
+
+
+def _passes_on(function: Callable[..., Any], name: str) -> bool:
+    every = inspect.signature(function).parameters.values()
+    return name != "forward" and any(each.kind is each.VAR_KEYWORD for each in every)
+
+
+def _answered(function: Answered, owner: str, kind: str, own: int) -> Answered:
+    """The function; ``own``: the arguments before those that a caller writes."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            init(self, *args, **kwargs)
+            return function(*args, **kwargs)
         except TypeError:
-            explained = refused(cls.__name__, "option", init, args, kwargs)
+            explained = refused(owner, kind, function, args[own:], kwargs)
             if explained is None:
                 raise
             raise explained from None
 
-    cls.__init__ = construct  # type: ignore[misc]
-    return cls
+    return call  # type: ignore[return-value]

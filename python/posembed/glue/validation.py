@@ -46,7 +46,9 @@ def constant(number: Number) -> Number:
 
 
 def whole(name: str, value: Any) -> int:
-    """``value`` as an int, from any integer type."""
+    """``value`` as an int, from any integer type but bool."""
+    if isinstance(value, bool):
+        raise ValueError(f"{name}: expected a whole number, got {value}")
     try:
         return constant(operator.index(value))
     except TypeError:
@@ -55,12 +57,14 @@ def whole(name: str, value: Any) -> int:
 
 def finite(name: str, value: Any) -> float:
     """``value`` as a float. It must be finite, because JSON has only finite numbers."""
+    if isinstance(value, bool):
+        raise ValueError(f"{name}: expected a number, got {value}")
     try:
         if isinstance(value, str):
             raise TypeError
         number = constant(float(value))
-    except (TypeError, ValueError):
-        raise ValueError(f"{name}: expected a number, got {value!r}") from None
+    except (OverflowError, TypeError, ValueError):
+        raise ValueError(f"{name}: expected a number, got {shown(value)}") from None
     if not math.isfinite(number):
         raise ValueError(f"{name}: expected a finite number, got {number}")
     return number

@@ -318,6 +318,15 @@ def known(fields: Fields) -> frozenset[str]:
     return frozenset(of(fields).get("known", ()))
 
 
+def _unstated(part: Fields, nested: Fields) -> Fields:
+    """What a class passes to a part, without what the file's part states."""
+    rope = part.get("rope_parameters", {})
+    stated = _stated_keys(nested)
+    found = {**part, **({"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {})}
+    found.pop("rope_parameters", None)
+    return {key: value for key, value in found.items() if not _is_stated(stated, key)}
+
+
 def with_parts(fields: Fields) -> Fields:
     """A configuration with its nested ones, as its class makes them where the file has none."""
     fields = dict(fields)
@@ -327,17 +336,20 @@ def with_parts(fields: Fields) -> Fields:
         if key != "model_type" and (not isinstance(value, dict) or key.startswith("rope_"))
     }
     sizes = ("hidden_size", "num_attention_heads")
-    own_parts = of(fields).get("own_parts", ())  # whatever type a file states
-    for name, part in of(fields).get("parts", {}).items():
+    own = of(fields)
+    own_parts = own.get("own_parts", ())  # whatever type a file states
+    for name, part in own.get("parts", {}).items():
         nested = fields.get(name)
         if (
             nested is None
             and name == "text_config"
-            and all(flat.get(key) is not None for key in sizes)
+            and ("text" in own or all(flat.get(key) is not None for key in sizes))
         ):
             nested = flat  # the keys of a text model beside other parts, as in older files
         if nested is None:
             nested = part
+        elif name in own.get("merged", ()) and isinstance(nested, dict):
+            nested = {**_unstated(part, nested), **nested}
         if isinstance(nested, dict) and (name in own_parts or not nested.get("model_type")):
             nested = {**nested, "model_type": part["model_type"]}
         fields[name] = nested

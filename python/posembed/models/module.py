@@ -36,8 +36,11 @@ SOURCE = "read from the module"
 BATCH, HEADS = 16, 2  # sequences of a run, and how many heads of it are read
 MOST_BITS, FEW_BITS = 17, 5  # positions 0, 1, 2, 4, ... below 2^17
 ROUNDOFF = 1e-6
+MASKED = 1e3  # by how much masked scores differ from others, at least
 MAKERS = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
 PRODUCTS = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, torch.baddbmm, torch.einsum}
+SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax}
+CAPS = {torch.tanh, Tensor.tanh}
 WITH_WEIGHTS = {*PRODUCTS, functional.linear, torch.addmm, functional.embedding, functional.conv1d}
 
 
@@ -79,6 +82,7 @@ class _Run(TorchFunctionMode):
     def __init__(self, tokens: int, seed: int | None) -> None:
         super().__init__()
         self.tokens, self.seed = tokens, seed
+        self.seen: tuple[Tensor, ...] = ()  # query, key and their product
 
     def _numbers(self, shape: torch.Size) -> Tensor:
         rows, width = math.prod(shape[:-1]), shape[-1]
@@ -94,14 +98,30 @@ class _Run(TorchFunctionMode):
         if function is functional.scaled_dot_product_attention:
             raise _Seen(*args[:2], kwargs.get("scale"))
         tensors = [x for x in args if isinstance(x, Tensor)]
+        if function in SOFTMAX and self.seen:
+            raise _Seen(*self.seen[:2], self._scale(args[0]))
+        if function in CAPS and self.seen:  # of scores, which small ones pass unchanged
+            return args[0]
         if function in WITH_WEIGHTS and any(x.is_meta for x in tensors):
             metas = tree_map_only(Tensor, lambda x: x.to("meta"), (args, kwargs))
             return self._numbers(function(*metas[0], **metas[1]).shape)
         found = function(*args, **kwargs)
         scores = function in PRODUCTS and found.shape[-2:] == (self.tokens, self.tokens)
-        if scores and len(tensors) == 2 and tensors[0].shape[-1] > 1:
-            raise _Seen(tensors[0], tensors[1].transpose(-1, -2), None)
+        if scores and not self.seen and len(tensors) == 2 and tensors[0].shape[-1] > 1:
+            self.seen = (tensors[0], tensors[1].transpose(-1, -2), found)
         return found
+
+    def _scale(self, scores: Tensor) -> float:
+        """What multiplies products of query and key: scores may also lose a row's maximum."""
+        plain = self.seen[2]
+        given = scores[..., : self.tokens, : self.tokens].reshape(plain.shape)
+        near, own = (x - x.diagonal(dim1=-2, dim2=-1).unsqueeze(-1) for x in (given, plain))
+        known = (own.abs() > 1 / 2) & (near.abs() < MASKED) & torch.ones_like(own).tril().bool()
+        ratios = near[known] / own[known]
+        scale = float(ratios.median()) if len(ratios) else math.nan
+        if not torch.allclose(ratios, ratios.new_tensor(scale), rtol=1e-3):
+            raise UnreadableError("its scores are more than a multiple of query times key")
+        return scale
 
 
 def _config_of(config: Any, fields: Fields, trust: bool) -> tuple[Any, Callable[[Any], Any]]:
@@ -208,6 +228,8 @@ class _Model:
                     self.model(**self._given(positions))
             except _Seen as seen:
                 return seen.found
+            except UnreadableError:
+                raise
             except Exception as raised:  # the model's code may raise anything
                 error = raised
         raise UnreadableError(f"layer {layer} of {type(self.model).__name__} does not run", error)
@@ -254,7 +276,8 @@ class _Model:
 
     def _layer(self, place: int, seen: tuple[Any, ...]) -> LayerPositions:
         query, key, scale = seen
-        factor = None if scale is None else scale * math.sqrt(key.shape[-1])
+        size = float(query[..., 0, :].norm(dim=-1).mean() / key[..., 0, :].norm(dim=-1).mean())
+        factor = (1.0 if scale is None else scale * math.sqrt(key.shape[-1])) * size
         growth = query.norm(dim=-1) / query[..., :1, :].norm(dim=-1)
         if float((growth - 1).abs().max()) > 1e-3:
             raise UnreadableError("queries grow with their position")
@@ -265,8 +288,7 @@ class _Model:
         here = key[..., near, :]
         if not all(torch.allclose(other[..., near, :], here, atol=1e-5) for other in others):
             raise UnreadableError("frequencies depend on the length of the sequence")
-        is_own = factor is not None and abs(factor - 1) > 1e-6
-        own = ScoreScale(factor or 1.0, source=SOURCE) if is_own else None
+        own = ScoreScale(factor, source=SOURCE) if abs(factor - 1) > 1e-4 else None
         spec = self._rotation(place, key)
         if spec is not None:
             for name, value in {"score_scale": own, "source": SOURCE}.items():

@@ -145,7 +145,11 @@ def rope_type(rope: Keys) -> str:
 def read(rope: Keys, config: Keys) -> RotaryScaling | None:
     """The scaling of rope_parameters. Leaves the keys of other types, which are then rejected."""
     scaling = _READERS[rope_type(rope)](rope, config)
-    if "doubled_ntk" not in catalogue.of(config.fields):
+    rules = catalogue.of(config.fields)
+    if scaling is not None and "unscaled" in rules:
+        name = shown(config.fields.get("model_type"))
+        raise ValueError(f"rope_scaling: the code of model_type {name} has none, got {scaling}")
+    if "doubled_ntk" not in rules:
         return scaling
     config.ignore("seq_length")
     if not config.take("use_dynamic_ntk"):

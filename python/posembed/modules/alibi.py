@@ -461,6 +461,7 @@ class ALiBi(AlibiSlopes):
             >>> pe.ALiBi(8).attention(query, key, key).shape  # a step of generation
             torch.Size([2, 8, 1, 64])
         """
+        check_tensors(query=query, key=key)
         if backend is None:
             backend = self.attention_backend(
                 query, key, dropout=dropout, sample_slopes=sample_slopes, **positions

@@ -18,6 +18,7 @@ from typing_extensions import Unpack
 from posembed import functional
 from posembed.functional import By, Device, RelativeBuckets
 from posembed.functional._relative_logits import by_key, logits_of
+from posembed.glue.gate import check_tensors
 from posembed.glue.tracers import Leaf
 from posembed.glue.validation import flag, whole, written
 from posembed.modules.relative_bias import check_rule, rows_of
@@ -114,6 +115,7 @@ class RelativeLogits(Leaf, nn.Module):
     def _rows_of(
         self, query: Tensor, other_length: int | None, positions: ScorePositions
     ) -> tuple[Tensor, int, int]:
+        check_tensors(query=query)
         if query.dim() != 4:
             raise ValueError(
                 f"query: expected [batch, heads, queries, dim], got {list(query.shape)}"
@@ -148,7 +150,7 @@ class RelativeLogits(Leaf, nn.Module):
             ValueError: Shapes are incompatible.
             TypeError: Dtypes differ.
         """
-        if other_length is None and scores is not None and scores.dim() == 4:
+        if other_length is None and isinstance(scores, Tensor) and scores.dim() == 4:
             other_length = scores.shape[2 if self.by == "key" else 3]
         rows, _, _ = self._rows_of(query, other_length, positions)
         weight: Tensor = self._parameter("weight")
@@ -162,6 +164,7 @@ class RelativeLogits(Leaf, nn.Module):
             ValueError: Shapes are incompatible.
             TypeError: Dtypes differ.
         """
+        check_tensors(scores=scores)
         if scores.dim() != 4:
             raise ValueError(
                 f"scores: expected [batch, heads, queries, keys], got {list(scores.shape)}"

@@ -343,7 +343,10 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
             tensor([[1., 2.]])
         """
         # Check options before reading a large file.
-        inspect.signature(cls.from_pretrained).bind(None, freeze, **options)
+        try:
+            inspect.signature(cls.from_pretrained).bind(None, freeze, **options)
+        except TypeError as error:
+            raise TypeError(f"{cls.__name__}.from_file: {error}") from None
         others = {"vocabulary": vocabulary, "words": words, "fallback": fallback}
         kept = kept_table(path, keep, tensor, dtype, freeze, **others)
         if kept is not None:

@@ -22,6 +22,8 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3": {"rope_scaling": YARN, "rope_theta": 1e6},
     "glm4": {"partial_rotary_factor": 0.5, "rope_theta": 1e4},  # interleaved
     "gemma3_text": {"num_hidden_layers": 6, "query_pre_attn_scalar": 8},
+    "gemma2": {"query_pre_attn_scalar": 7},  # multiplies scores after the product, and caps them
+    "esm": {"position_embedding_type": "rotary", "vocab_size": 96},  # multiplies queries
     "cohere2": {"num_hidden_layers": 4},
     "deepseek_v3": {**LATENT, "head_dim": 8},
     "qwen2_vl_text": {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}},

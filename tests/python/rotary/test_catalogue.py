@@ -177,6 +177,7 @@ def test_bases_of_kinds() -> None:
         ({"model_type": "cohere2_moe", "first_k_dense_replace": 2}, "layer_types: missing in the configuration, and its class derives it from ['first_k_dense_replace']"),
         ({"model_type": "deepseek_v4", "num_hidden_layers": 2, "compress_ratios": [0, 5]}, "compress_ratios: expected one of ['0', '128', '4'] for each layer"),
         ({"model_type": "deepseek_v3", "partial_rotary_factor": 0.5}, "partial_rotary_factor: the configuration contradicts itself"),
+        ({"model_type": "gptj", "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling: the code of model_type 'gptj' has none, got LinearScaling(factor=2.0)"),
         ({"model_type": "hrm_text", "num_hidden_layers": 4}, "num_layers_per_stack: missing"),
     ],
 )  # fmt: skip

@@ -154,3 +154,30 @@ def test_files_are_read_as_objects(read: Callable[[Any], Any]) -> None:
         count += not isinstance(found, str)
     assert wrong == {}
     assert count > 1000
+
+
+def of_parts() -> Iterator[tuple[dict[str, Any], str | None]]:
+    """Files of models made of parts, one of which may say its type alone; and a part to read."""
+    for model_type in sorted(transformers.CONFIG_MAPPING):
+        minimal = {"model_type": model_type, **COMPLETED.get(model_type, {})}
+        parts = TYPES.get(model_type, {}).get("parts", {})
+        files = [minimal, *({**minimal, part: {"model_type": own["model_type"]}} for part, own in parts.items())]
+        if "text" in TYPES.get(model_type, {}):
+            files.append({**minimal, "rope_theta": 54321.0})
+        yield from ((file, part) for file in files if parts for part in (None, *parts))
+
+
+def test_parts_of_files_are_read_as_those_of_objects() -> None:
+    transformers.logging.set_verbosity_error()
+    wrong, count = [], 0
+    for file, part in of_parts():
+        config = own_object(file)
+        if config is None:
+            continue
+        read = functools.partial(pe.RotarySpec.for_layers, part=part)
+        truth, found = outcome(read, config), outcome(read, file)
+        if found != truth and not (isinstance(found, str) and isinstance(truth, str)):
+            wrong.append((file, part, found, truth))
+        count += not isinstance(found, str)
+    assert wrong == []
+    assert count > 500
