@@ -4,7 +4,6 @@
 
 #include <ATen/autocast_mode.h>
 
-#include <atomic>
 #include <cmath>
 #include <tuple>
 #include <vector>
@@ -338,14 +337,7 @@ namespace {
 // correction for a block of scores whose biases used local positions.
 
 SlopeKind kind_of(Text kind) {
-  if (kind != "press") {
-    return static_cast<SlopeKind>(dispatcher::index_of(kind, "kind", {"paper", "geometric"}));
-  }
-  static std::atomic<bool> is_said{false};  // TORCH_WARN_ONCE takes a lock, which a fork may copy
-  if (!is_said.exchange(true)) {
-    TORCH_WARN("The slopes 'press' are now called 'paper'; the old name is deprecated.");
-  }
-  return SlopeKind::paper;
+  return static_cast<SlopeKind>(dispatcher::index_of(kind, "kind", {"paper", "geometric"}));
 }
 
 /// Slopes [sides, num_heads] of a model's heads, starting at head_start; 0 for padding after them.
@@ -491,6 +483,11 @@ Tensor weights_of(Tensor scores, const Tensor& slopes, double scale, const Call&
 Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& slopes,
                  std::optional<double> scale, double dropout, const Call& call) {
   check_attention(query, key, value, dropout);
+  check_slopes(slopes, call);
+  // As long as there are no scores, a misfit is the query's: tensors in another layout, usually.
+  TORCH_CHECK_VALUE(query.sym_size(1) == slopes.sym_size(-1),
+                    "query: expected [batch, heads, seq, head_dim] with ", slopes.sym_size(-1),
+                    " heads, got ", query.sym_sizes());
   const c10::SymInt batch = query.sym_size(0), heads = query.sym_size(1),
                     queries = query.sym_size(2), key_heads = key.sym_size(1),
                     keys = key.sym_size(2);

@@ -53,8 +53,8 @@ void check_rotated(const Tensor& tensor, const char* argument, const Dimensions&
                     ": expected head_dim ", spec.head_dim, or_window(spec), ", got ", head_dim);
 }
 
-/// Checks that heads are those of the model, or a whole part of them; keys may be repeated. Heads
-/// of a symbolic number are checked when the program runs.
+/// Checks that heads are as many as the model's, or a divisor of that number; keys may be repeated.
+/// Heads of a symbolic number are checked when the program runs.
 void check_heads(const Tensor& query, const Tensor* key, const Dimensions& where,
                  const Specification& spec, const Names& names) {
   const auto found = query.sym_size(where.heads).maybe_as_int();
@@ -66,7 +66,7 @@ void check_heads(const Tensor& query, const Tensor* key, const Dimensions& where
   };
   const int64_t parts = *found > 0 ? spec.heads / *found : 0;
   TORCH_CHECK_VALUE(parts > 0 && spec.heads % *found == 0, names.query, ": expected ", spec.heads,
-                    " heads, or a whole part of them, got ", *found, hint(query, spec.heads),
+                    " heads, or a divisor of that number, got ", *found, hint(query, spec.heads),
                     "; heads=None takes any number");
   if (key == nullptr || spec.key_heads == 0) return;
   const auto keys = key->sym_size(where.heads).maybe_as_int();

@@ -1,4 +1,4 @@
-// RotaryEmbedding and the functional interface: thin wrappers around the operators.
+// RotaryEmbedding and the functional interface. They choose the frequencies; operators rotate.
 #include <ATen/ops/arange.h>
 #include <torch/library.h>
 
@@ -192,11 +192,6 @@ RotaryEmbeddingImpl::RotaryEmbeddingImpl(const RotaryOptions& options) : options
 
 void RotaryEmbeddingImpl::reset() {
   const RotarySpec spec = options.spec();
-  text_ = spec.to_json();
-  if (options.heads().has_value()) {
-    text_ = "heads " + std::to_string(*options.heads()) + " " +
-            std::to_string(options.key_heads().value_or(0)) + " " + text_;
-  }
   std::vector<int64_t> sizes = options.frequency_sizes();
   TORCH_CHECK_VALUE(sizes.size() <= 2 && std::all_of(sizes.begin(), sizes.end(),
                                                      [](int64_t size) { return size > 0; }),
@@ -209,6 +204,11 @@ void RotaryEmbeddingImpl::reset() {
                     "key_heads: expected a positive number, got ", *options.key_heads());
   TORCH_CHECK_VALUE(heads.has_value() || !options.key_heads().has_value(),
                     "key_heads: expected none without heads, got ", *options.key_heads());
+  text_ = spec.to_json();
+  if (heads.has_value()) {
+    text_ = "heads " + std::to_string(*heads) + " " +
+            std::to_string(options.key_heads().value_or(0)) + " " + text_;
+  }
   if (!options.learned_frequencies()) return;
   TORCH_CHECK_VALUE(!spec.is_dynamic(),
                     "learned_frequencies: expected a specification whose frequencies do not depend "

@@ -62,7 +62,7 @@ struct Rules {
 void check_key_type(const Tensor& key) {
   if (key.scalar_type() == at::kFloat8_e4m3fn) return;
   TORCH_CHECK_TYPE(at::isFloatingType(key.scalar_type()) && key.element_size() > 1,
-                   "key: expected ", "float32, float64, bfloat16, float16 or float8_e4m3fn, got ",
+                   "key: expected float32, float64, bfloat16, float16 or float8_e4m3fn, got ",
                    key.scalar_type());
 }
 

@@ -83,8 +83,7 @@ inline const Operator<void, const Tensor&, const Tensor&, const Tensor&, const T
 /// place.
 inline const Operator<Tensor, const Tensor&> rotary_tangent{"rotary_tangent"};
 
-/// The gradient of frequencies, in their shape and dtype, from the gradient of query and
-/// query.
+/// The gradient of frequencies, in their shape and dtype, from the gradient of query and query.
 inline const Operator<Tensor, const Tensor&, const Tensor&> rotary_frequencies_backward{
     "rotary_frequencies_backward"};
 

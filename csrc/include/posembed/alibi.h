@@ -28,7 +28,6 @@ enum class Slopes {
   /// higher one.
   paper,
   geometric,  ///< 2^(-max_bias (h + 1) / n) for any number n of heads
-  press [[deprecated("Slopes::press is now Slopes::paper")]] = paper,
 };
 
 /// "paper" or "geometric".

@@ -1,4 +1,4 @@
-/// What a program has to know about a model's positions, from one file. posembed's Python package
+/// What a program needs to know about a model's positions, from one file. posembed's Python package
 /// knows other people's configurations, and writes the file once:
 ///
 ///     python -m posembed describe MODEL > MODEL/positions.json

@@ -228,8 +228,8 @@ struct POSEMBED_API RotaryOptions {
   /// Sizes of learned frequencies before rotary_dim / 2: {heads}, if each head has its own, or
   /// {axes, heads}, if angles are also summed over the axes of positions.
   TORCH_ARG(std::vector<int64_t>, frequency_sizes);
-  /// Heads of queries and of keys, which each call must have, or a whole part of them, as under
-  /// tensor parallelism; keys may also be repeated to the query's heads. Default: any.
+  /// The numbers of heads of each query and key, or a divisor of them, as under tensor parallelism;
+  /// keys may also be repeated to the query's heads. Default: any number.
   TORCH_ARG(std::optional<int64_t>, heads) = std::nullopt;
   TORCH_ARG(std::optional<int64_t>, key_heads) = std::nullopt;
 

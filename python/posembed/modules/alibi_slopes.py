@@ -41,7 +41,7 @@ class AlibiSlopes(Leaf, nn.Module):
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
-        if isinstance(slopes, str) and slopes not in ("paper", "geometric", "press"):
+        if isinstance(slopes, str) and slopes not in ("paper", "geometric"):
             raise ValueError(f"slopes: expected 'paper', 'geometric' or a tensor, got {slopes!r}")
         if train_length is not None and whole("train_length", train_length) <= 0:
             raise ValueError(f"train_length: expected a positive number, got {train_length}")
@@ -52,8 +52,7 @@ class AlibiSlopes(Leaf, nn.Module):
         self.train_length = train_length
         self.kind = slopes if isinstance(slopes, str) else "given"
         self._given = [] if isinstance(slopes, str) else self._numbers(slopes)
-        self._follow(torch.empty(0, device=device, dtype=dtype))  # warns that "press" is deprecated
-        self.kind = "paper" if self.kind == "press" else self.kind
+        self._follow(torch.empty(0, device=device, dtype=dtype))
         if self.learned:
             self.slopes = nn.Parameter(self._derived.to(self._dtype, copy=True))
 

@@ -147,7 +147,7 @@ class RotaryEmbedding(Leaf, nn.Module):
         frequency_sizes: Sizes of learned frequencies before rotary_dim / 2: (heads,), if each head
             has its own, or (axes, heads), if angles are also summed over the axes of positions.
             All begin with the values of the specification.
-        heads: Heads of a query, which each call must have, or a whole part of them, as under tensor
+        heads: The number of heads that each query must have, or a divisor of it, as under tensor
             parallelism. Default: any number. A layout that does not fit is then noticed.
         key_heads: Heads of a key, in as many parts as the query's; or keys have as many heads as
             the query, if they are repeated. Default: any number.
