@@ -109,7 +109,7 @@ __all__ = [
 for _name in __all__:
     _value = globals()[_name]
     if isinstance(_value, type):
-        other_names.answered_class(_value)
+        other_names.answered(_value)
 
 # Imported on first use: models do not need them, plots need matplotlib, and the C++ modules are
 # bound for one version of Python.

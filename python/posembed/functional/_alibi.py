@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from posembed.functional._options import Device
 from posembed.glue.gate import gated
-from posembed.glue.other_names import answered
+from posembed.glue.other_names import unexpected
 from posembed.specifications.score_positions import ScorePositions
 
 _ALIBI_ATTENTION = gated(torch.ops.posembed.alibi_attention.default, sharded=True)
@@ -37,8 +37,11 @@ def score_options(
     cu_seqlens: Tensor | None = None,
     attention_mask: Tensor | None = None,
     apply_mask: bool = True,
+    **unknown: Any,
 ) -> tuple[Any, ...]:
     """The operators' last arguments, without trailing defaults."""
+    if unknown:
+        raise unexpected(unknown)
     positions: tuple[Any, ...] = (query_positions, key_positions, cu_seqlens)
     if isinstance(query_offset, Tensor):
         rest = (positions_from_mask, *positions, apply_mask, query_offset)
@@ -137,7 +140,6 @@ def alibi_positions(attention_mask: Tensor) -> Tensor:
     return _ALIBI_POSITIONS(attention_mask)
 
 
-@answered
 def alibi_bias(
     slopes: Tensor,
     query_length: int,
@@ -205,7 +207,6 @@ def bias(
     return out
 
 
-@answered
 def alibi_add(
     scores: Tensor,
     slopes: Tensor,
@@ -245,7 +246,6 @@ def alibi_add(
     return _ALIBI_ADD(scores, slopes, scale, *options)
 
 
-@answered
 def alibi_add_(
     scores: Tensor,
     slopes: Tensor,
@@ -270,7 +270,6 @@ def alibi_add_(
     return scores
 
 
-@answered
 def alibi_softmax(
     scores: Tensor,
     slopes: Tensor,
@@ -302,7 +301,6 @@ def alibi_softmax(
     return _ALIBI_SOFTMAX(scores, slopes, scale, *options)
 
 
-@answered
 def alibi_softmax_(
     scores: Tensor,
     slopes: Tensor,
@@ -327,7 +325,6 @@ def alibi_softmax_(
     return scores
 
 
-@answered
 def alibi_attention(
     query: Tensor,
     key: Tensor,

@@ -11,7 +11,6 @@ from typing_extensions import Unpack
 
 from posembed.functional._options import By, Device, RelativeBuckets
 from posembed.glue.gate import check_tensors, gated, wrong_type
-from posembed.glue.other_names import answered
 from posembed.glue.sharding import any_sharded, call, is_sharded
 from posembed.specifications.score_positions import ScorePositions, check_names
 
@@ -27,7 +26,6 @@ def by_key(by: By) -> bool:
     return by == "key"
 
 
-@answered
 def relative_rows(
     query_length: int,
     key_length: int,
@@ -132,7 +130,6 @@ def _with_axes(
     return torch.cat(tuple(table), -2), stacked.unsqueeze(1) if stacked.dim() == 3 else stacked
 
 
-@answered
 def relative_logits(
     query: Tensor,
     table: Tensor | Sequence[Tensor],

@@ -14,7 +14,7 @@ from posembed.functional._options import Layout, rotary_text
 from posembed.functional._rotary_packed import PackedOrder, Three
 from posembed.functional._rotary_tables import TableNumerics
 from posembed.glue.gate import Pair, check_tensors, gated
-from posembed.glue.other_names import answered
+from posembed.glue.other_names import unexpected
 from posembed.glue.sharding import is_sharded
 from posembed.specifications import RotarySpec
 
@@ -248,7 +248,6 @@ def norm_rotary_(
     return (query, tensors[1]) if both else query
 
 
-@answered
 def norm_rotary_packed(
     qkv: Tensor,
     heads: int,
@@ -301,7 +300,6 @@ def norm_rotary_packed(
     )
 
 
-@answered
 def norm_rotary_packed_(
     qkv: Tensor,
     heads: int,
@@ -380,8 +378,11 @@ def _norm_rotary(
     sin: Tensor | None = None,
     numerics: str = "float32",
     round_before_weight: bool = True,
+    **unknown: Any,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Tensors and options as the operators take them."""
+    if unknown:
+        raise unexpected(unknown)
     positions, offset = counted(offset, positions, query, layout, cu_seqlens)
     if key is None:
         if key_weight is not None:

@@ -9,14 +9,15 @@ import difflib
 import functools
 import inspect
 import json
+import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from posembed.glue.validation import shown
 
-Answered = TypeVar("Answered", bound=Callable[..., Any])
+_PUBLIC = ("posembed.functional", "posembed.modules")  # where functions and methods stand
 
 
 @functools.cache
@@ -107,40 +108,42 @@ def _brief(value: Any) -> str:
     return shown(value) if shape is None else f"a {type(value).__name__} {list(shape)}"
 
 
-def answered(function: Answered) -> Answered:
-    """Makes a function's TypeError for a wrong name say the right one."""
-    return _answered(function, function.__name__, "argument", 0)
+def unexpected(unknown: Mapping[str, Any]) -> TypeError:
+    """The error of the public function or method that passed unknown arguments on."""
+    frame: Any = sys._getframe(1)
+    while frame.f_back.f_globals.get("__name__", "").startswith(_PUBLIC):
+        frame = frame.f_back
+    name, this = frame.f_code.co_name, frame.f_locals.get("self")
+    function = frame.f_globals[name] if this is None else getattr(type(this), name)
+    owner = name if this is None else f"{type(this).__name__}.{name}"
+    explained = refused(owner, "argument", function, (), unknown)
+    return explained or TypeError(f"{owner}: no argument {next(iter(unknown))!r}")
 
 
-def answered_class(cls: type) -> None:
-    """The same for a constructor, and for methods that pass their options on."""
+def answered(cls: type) -> None:
+    """Makes the TypeError of constructors and class methods for a wrong name say the right one."""
     for name, method in [*vars(cls).items()]:
-        plain = getattr(method, "__func__", method)
         if name == "__init__":
-            found: Any = _answered(plain, cls.__name__, "option", 1)
-        elif inspect.isfunction(plain) and name[0] != "_" and _passes_on(plain, name):
-            found = _answered(plain, f"{cls.__name__}.{name}", "argument", 1)
-        else:
-            continue
-        setattr(cls, name, found if plain is method else type(method)(found))
+            cls.__init__ = _answered(method, cls.__name__, "option")  # type: ignore[misc]
+        elif isinstance(method, classmethod) and _passes_on(method.__func__):
+            found = _answered(method.__func__, f"{cls.__name__}.{name}", "argument")
+            setattr(cls, name, classmethod(found))
 
 
-def _passes_on(function: Callable[..., Any], name: str) -> bool:
+def _passes_on(function: Callable[..., Any]) -> bool:
     every = inspect.signature(function).parameters.values()
-    return name != "forward" and any(each.kind is each.VAR_KEYWORD for each in every)
+    return any(each.kind is each.VAR_KEYWORD for each in every)
 
 
-def _answered(function: Answered, owner: str, kind: str, own: int) -> Answered:
-    """The function; ``own``: the arguments before those that a caller writes."""
-
+def _answered(function: Callable[..., Any], owner: str, kind: str) -> Callable[..., Any]:
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(this: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return function(*args, **kwargs)
+            return function(this, *args, **kwargs)
         except TypeError:
-            explained = refused(owner, kind, function, args[own:], kwargs)
+            explained = refused(owner, kind, function, args, kwargs)
             if explained is None:
                 raise
             raise explained from None
 
-    return call  # type: ignore[return-value]
+    return call

@@ -6,6 +6,8 @@ from typing import TypedDict
 
 from torch import Tensor
 
+from posembed.glue.other_names import unexpected
+
 
 class ScorePositions(TypedDict, total=False):
     """Arguments of all ALiBi methods: positions of queries and keys, and which keys are visible.
@@ -38,4 +40,4 @@ def check_names(positions: ScorePositions) -> None:
     """Raises TypeError for an argument that is none of the positions'."""
     unknown = positions.keys() - ScorePositions.__annotations__.keys()
     if unknown:
-        raise TypeError(f"unexpected keyword argument {unknown.pop()!r}")
+        raise unexpected(dict.fromkeys(unknown))
