@@ -490,8 +490,8 @@ def entry(model_type: str) -> Fields:
         found["parts"] = nested
         if own_parts(own, nested):
             found["own_parts"] = sorted(own_parts(own, nested))
-        if merged(own, nested):
-            found["merged"] = merged(own, nested)
+        if of_class := merged(own, nested):
+            found["merged"] = of_class
     beside = TAKEN - {"original_max_position_embeddings"}  # which classes keep without a scaling
     known = sorted({name for name in own.names() if CONCERNS.search(name)} - beside)
     if known:

@@ -202,19 +202,7 @@ def norm_rotary_(
     positions: Tensor | None = None,
     *,
     spec: RotarySpec | None = None,
-    layout: Layout = "bshd",
-    offset: int | Tensor = 0,
-    cu_seqlens: Tensor | None = None,
-    eps: float = 1e-6,
-    weight_offset: float = 0.0,
-    norm: Norm = "rms",
-    over: NormOver = "head",
-    query_bias: Tensor | None = None,
-    key_bias: Tensor | None = None,
-    cos: Tensor | None = None,
-    sin: Tensor | None = None,
-    numerics: TableNumerics = "float32",
-    round_before_weight: bool = True,
+    **options: Unpack[NormRotaryOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """In-place :func:`norm_rotary` for inference; returns query, and key if passed.
 
@@ -240,11 +228,9 @@ def norm_rotary_(
         ... )
     """
     both = key is not None
-    tensors, options = _norm_rotary(
-        query, key, query_weight, key_weight, positions, spec, layout, offset, cu_seqlens, eps,
-        weight_offset, norm, over, query_bias, key_bias, cos, sin, numerics, round_before_weight,
-    )  # fmt: skip
-    _NORM_ROTARY_(*tensors, *options)
+    given = (query, key, query_weight, key_weight, positions, spec)
+    tensors, others = _norm_rotary(*given, **options)
+    _NORM_ROTARY_(*tensors, *others)
     return (query, tensors[1]) if both else query
 
 

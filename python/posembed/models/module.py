@@ -36,6 +36,7 @@ SOURCE = "read from the module"
 BATCH, HEADS = 16, 2  # sequences of a run, and how many heads of it are read
 MOST_BITS, FEW_BITS = 17, 5  # positions 0, 1, 2, 4, ... below 2^17
 ROUNDOFF = 1e-6
+SCALE_ERROR = 1e-4  # of a scale read off scores in float32
 MASKED = 1e3  # by how much masked scores differ from others, at least
 MAKERS = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
 PRODUCTS = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, torch.baddbmm, torch.einsum}
@@ -288,7 +289,7 @@ class _Model:
         here = key[..., near, :]
         if not all(torch.allclose(other[..., near, :], here, atol=1e-5) for other in others):
             raise UnreadableError("frequencies depend on the length of the sequence")
-        own = ScoreScale(factor, source=SOURCE) if abs(factor - 1) > 1e-4 else None
+        own = ScoreScale(factor, source=SOURCE) if abs(factor - 1) > SCALE_ERROR else None
         spec = self._rotation(place, key)
         if spec is not None:
             for name, value in {"score_scale": own, "source": SOURCE}.items():
