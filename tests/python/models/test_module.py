@@ -176,12 +176,24 @@ class Model(PreTrainedModel):
 """
 
 
-def test_own_code_runs_only_if_trusted(tmp_path: Path) -> None:
-    told = tmp_path / "it ran"
-    (tmp_path / "modeling_mine.py").write_text(OWN.replace("TOLD", repr(str(told))))
+def own_model(folder: Path, code: str) -> dict[str, Any]:
+    """Writes a model of its own code, which leaves the file "it ran"; its configuration."""
+    code = code.replace("TOLD", repr(str(folder / "it ran")))
+    (folder / "modeling_mine.py").write_text(code)
     names = {"AutoConfig": "modeling_mine.Config", "AutoModel": "modeling_mine.Model"}
     fields = {"model_type": "mine", "auto_map": names, "num_hidden_layers": 2}
-    (tmp_path / "config.json").write_text(json.dumps(fields))
+    (folder / "config.json").write_text(json.dumps(fields))
+    return fields
+
+
+def test_scores_that_are_no_multiple_of_the_product_are_refused(tmp_path: Path) -> None:
+    own_model(tmp_path, OWN.replace("scores.softmax", "(scores + scores**3).softmax"))
+    with pytest.raises(ValueError, match="scores are more than a multiple of query times key"):
+        pe.ScoreScale.for_layers(tmp_path, read_module=True, trust_remote_code=True)
+
+
+def test_own_code_runs_only_if_trusted(tmp_path: Path) -> None:
+    told, fields = tmp_path / "it ran", own_model(tmp_path, OWN)
     for config in (tmp_path, tmp_path / "config.json", fields):
         for options in ({}, {"read_module": True}):
             with pytest.raises(ValueError, match="read_module" if not options else "trust_remote"):
