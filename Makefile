@@ -35,7 +35,7 @@ export PATH := $(dir $(python)):$(PATH)
 export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: all build build-tests test test-cpp test-python test-programs test-transformers test-transformers-suite run-transformers-suite test-stacks run-stacks test-stacks-suite run-stacks-suite test-torchrec run-torchrec test-jax fuzz fuzz-readers reliability test-gpu test-packaging check-newest-torch requirements install-locked sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu test-families-cuda-on-cpu build-cuda-on-cpu test-without-cpp test-aarch64 lint format docs demo demo-requirements benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels wheel-all test-wheel clean
+.PHONY: all build build-tests test test-cpp test-python test-programs test-transformers test-transformers-suite run-transformers-suite test-stacks run-stacks test-stacks-suite run-stacks-suite test-torchrec run-torchrec test-jax fuzz fuzz-readers reliability test-gpu test-packaging check-newest-torch requirements install-locked sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu build-cuda-on-cpu test-without-cpp test-aarch64 lint format docs demo demo-requirements benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels wheel-all test-wheel clean
 all: build
 
 # pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
@@ -83,7 +83,7 @@ test-cpp: build-tests
 # Files of tests are spread over processes, the longest first (tests/python/conftest.py); waiting threads leave the cores
 # to each other. Whole programs, which CI runs when they, the Python code or the C++ interface have changed, are apart.
 spread = OMP_WAIT_POLICY=passive $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
-programs := tests/install/test_docs.py tests/python/test_nanogpt.py tests/python/test_examples.py tests/python/distributed/test_example.py tests/python/integrations/test_huggingface_all.py tests/python/integrations/test_huggingface.py tests/python/alibi/test_alibi.py tests/python/test_compatibility.py
+programs := tests/install/test_docs.py tests/install/test_wheel.py tests/python/test_nanogpt.py tests/python/test_examples.py tests/python/test_decompositions.py tests/python/rotary/test_completion.py tests/python/distributed/test_example.py tests/python/integrations/test_huggingface_all.py tests/python/integrations/test_huggingface.py tests/python/alibi/test_alibi.py tests/python/test_compatibility.py
 test-python: build $(requirements_dev)
 	$(spread) -m 'not program' --junitxml=$(BUILD)/reports/pytest.xml $(PYTEST_ARGS)
 
@@ -168,19 +168,14 @@ check-memory check-races: build-tests
 	cmake --build $(BUILD) --target $(subst -,_,$@) -- -k 0
 
 # Without a GPU: Python tests on a library whose operators take their CUDA half for tensors on the CPU, beside a copy of
-# the Python sources. A build without CUDA kernels has no such half. Tests of all operators and launches, and the sweep;
-# then the families' own tests, which CI runs when their sources have changed.
+# the Python sources. A build without CUDA kernels has no such half.
 cuda_on_cpu := $(BUILD)/tests/cpp/cuda_on_cpu
 with_cuda_on_cpu = POSEMBED_CUDA_ON_CPU=1 PYTHONPATH=$(abspath $(cuda_on_cpu)/python) OMP_WAIT_POLICY=passive $(python)
-families := token bag learned sinusoidal fourier rotary rotary_cache rotary_norm alibi relative_logits input
+on_both_halves := test_operators.py test_launches.py test_parity.py without_torch/test_c_cuda.py token bag learned sinusoidal fourier rotary rotary_cache rotary_norm alibi relative_logits input
 test-cuda-on-cpu: build-cuda-on-cpu
 	test ! -e $(cuda_on_cpu)/libposembed.so || $(with_cuda_on_cpu) -m pytest --numprocesses 2 -m 'not slow' \
-	  $(addprefix tests/python/,test_operators.py test_launches.py without_torch/test_c_cuda.py) $(PYTEST_ARGS)
+	  $(addprefix tests/python/,$(on_both_halves)) $(PYTEST_ARGS)
 	test ! -e $(cuda_on_cpu)/libposembed.so || $(with_cuda_on_cpu) tests/gpu/sweep.py --quick
-
-test-families-cuda-on-cpu: build-cuda-on-cpu
-	test ! -e $(cuda_on_cpu)/libposembed.so || $(with_cuda_on_cpu) -m pytest --numprocesses 2 -m 'not slow' \
-	  $(addprefix tests/python/,$(families) test_parity.py) $(PYTEST_ARGS)
 
 build-cuda-on-cpu: build-tests
 	cmake --build $(BUILD) --target posembed_cuda_on_cpu

@@ -84,8 +84,12 @@ def main() -> None:
     import charts
     import pictures
 
-    drawn = {charts.CHARTS / name: text.encode() for name, text in charts.charts().items()}
-    for path, content in {**drawn, **pictures.files()}.items():
+    charted = {charts.CHARTS / name: text.encode() for name, text in charts.charts().items()}
+    drawn = pictures.files()
+    for path in set(pictures.PICTURES.iterdir()) - drawn.keys():
+        path.unlink()
+        print(path.relative_to(ROOT))
+    for path, content in {**charted, **drawn}.items():
         if pictures.is_stale(path, content):
             path.write_bytes(content)
             print(path.relative_to(ROOT))

@@ -27,7 +27,7 @@ STAMPS = ROOT / ".ci" / "stamps"
 PINS = (".ci/requirements.txt", ".ci/newest-torch.txt")
 BUILD_FILES = ("CMakeLists.txt", "*/CMakeLists.txt", "cmake")
 LISTS = dict(
-    re.findall(r"^(families|programs) := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    re.findall(r"^(on_both_halves|programs) := (.*)$", (ROOT / "Makefile").read_text(), re.M)
 )
 
 
@@ -60,12 +60,15 @@ STAGES = {
     "programs": Stage(
         "test-programs",
         420,
-        "runs whole programs of the examples and pages, and whole models",
+        "runs whole programs of the examples and pages, whole models, and wheels",
         (
             "docs/start/nanogpt.md",
             "examples",
             "python",
             "csrc/include",
+            "cmake",
+            "setup.py",
+            "scripts/build_wheel.py",
             "tests/python/support",
             *LISTS["programs"].split(),
         ),
@@ -97,15 +100,16 @@ STAGES = {
         ("csrc/*.cu", "csrc/*.h", *BUILD_FILES, "scripts/machine_code.*"),
         ("nvcc",),
     ),
-    "stand-in": Stage("test-cuda-on-cpu", 240, "runs the operators' CUDA half on the CPU"),
-    "stand-in-families": Stage(
-        "test-families-cuda-on-cpu",
-        180,
-        "runs the families' tests on the CUDA half",
+    "stand-in": Stage(
+        "test-cuda-on-cpu",
+        480,
+        "runs the operators' CUDA half on the CPU",
         (
             "csrc",
             "tests/cpp/cuda_on_cpu",
-            *(f"tests/python/{name}" for name in LISTS["families"].split()),
+            "tests/gpu/sweep.py",
+            "tests/python/support",
+            *(f"tests/python/{name}" for name in LISTS["on_both_halves"].split()),
         ),
         ("c++",),
     ),

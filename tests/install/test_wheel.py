@@ -26,6 +26,8 @@ SITE = Path(sysconfig.get_path("purelib"))
 QUICKSTART = ROOT / "examples/cpp/quickstart"
 
 
+pytestmark = pytest.mark.program  # minutes
+
 MINOR = ".".join(torch.__version__.split(".")[:2])
 
 

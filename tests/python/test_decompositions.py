@@ -216,6 +216,7 @@ def test_programs_for_onnx_have_every_step(target: str | None) -> None:
     assert steps(EVERY[target], target) == steps(COVERING[target], target)
 
 
+@pytest.mark.program
 @pytest.mark.parametrize(("name", "opset"), [(n, 23 if to else 20) for to, names in CONVERTED.items() for n in names])
 def test_onnx_runtime(name: str, opset: int) -> None:
     """Runs with another batch and length than those of the export."""

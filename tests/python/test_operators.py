@@ -156,10 +156,8 @@ def test_against_float64(case: OperatorCase, size: tuple[int, int], device: torc
 UNREPEATABLE = {"embedding_resize", "mapped", "prefer_huge_pages"}
 
 
-@pytest.mark.parametrize(
-    "case",
-    [case for case in calls.every() if case in OPERATORS or case.name in WITHOUT_CASE.keys() - UNREPEATABLE],
-    ids=lambda case: case.name,
+@first_of_each(
+    [case for case in calls.every() if case in OPERATORS or case.name in WITHOUT_CASE.keys() - UNREPEATABLE], signature
 )
 def test_opcheck(case: OperatorCase, device: torch.device) -> None:
     if case not in OPERATORS and device.type != "cpu":

@@ -14,6 +14,7 @@ import posembed as pe
 import pytest
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
+pytestmark = pytest.mark.program
 
 from support.catalogue import TYPES  # noqa: E402
 from support.transformers_models import COMPLETED, ROTARY_KEY  # noqa: E402
