@@ -9,6 +9,7 @@ from torch import Tensor
 
 from posembed.functional._options import AdditiveLayout
 from posembed.glue.gate import gated
+from posembed.glue.validation import one_of, whole
 
 INTEGERS = (torch.int32, torch.int64)
 # The first number that positions cast to 16 bits cannot hold.
@@ -105,15 +106,14 @@ def counted(
     """Positions and offset for operators without documents, whose offset is a number."""
     if not isinstance(offset, Tensor) and cu_seqlens is None:
         return positions, offset
-    if not isinstance(offset, Tensor) and offset < 0:
-        raise ValueError(f"offset: expected 0 or more, got {offset}")
+    if not isinstance(offset, Tensor):
+        whole("offset", offset, 0)
     return of_layout(offset, positions, query, layout, cu_seqlens), 0
 
 
 def additive_layout(layout: Any) -> AdditiveLayout:
     """The layout of what positions are added to; raises ValueError for an unknown one."""
-    if layout not in ("bsd", "sbd"):
-        raise ValueError(f"layout: expected 'bsd' or 'sbd', got {layout!r}")
+    one_of("layout", layout, "bsd", "sbd")
     return layout  # type: ignore[no-any-return]
 
 

@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 from posembed.functional._options import By, Device, RelativeBuckets
 from posembed.glue.gate import check_tensors, gated, wrong_type
 from posembed.glue.sharding import any_sharded, call, is_sharded
+from posembed.glue.validation import one_of
 from posembed.specifications.score_positions import ScorePositions, check_names
 
 _RELATIVE_LOGITS = gated(torch.ops.posembed.relative_logits.default, sharded=True)
@@ -21,8 +22,7 @@ _RELATIVE_ROWS = gated(torch.ops.posembed.relative_rows.default)
 
 def by_key(by: By) -> bool:
     """Whether the table multiplies keys; a ValueError for an unknown ``by``."""
-    if by not in ("query", "key"):
-        raise ValueError(f"by: expected 'query' or 'key', got {by!r}")
+    one_of("by", by, "query", "key")
     return by == "key"
 
 

@@ -16,6 +16,7 @@ from posembed.functional._rotary_tables import TableNumerics
 from posembed.glue.gate import Pair, check_tensors, gated
 from posembed.glue.other_names import unexpected
 from posembed.glue.sharding import is_sharded
+from posembed.glue.validation import one_of
 from posembed.specifications import RotarySpec
 
 _NORM_ROTARY = cast(Pair, gated(torch.ops.posembed.norm_rotary.default, sharded=True))
@@ -391,10 +392,8 @@ def _norm_rotary(
 
 def norm_flags(norm: str, over: str) -> tuple[bool, bool]:
     """Whether a norm subtracts the mean, and whether it is over all heads."""
-    if norm not in ("rms", "layer"):
-        raise ValueError(f"norm: expected 'rms' or 'layer', got {norm!r}")
-    if over not in ("head", "all_heads"):
-        raise ValueError(f"over: expected 'head' or 'all_heads', got {over!r}")
+    one_of("norm", norm, "rms", "layer")
+    one_of("over", over, "head", "all_heads")
     return norm == "layer", over == "all_heads"
 
 

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from posembed.glue.validation import one_of
+
 LAYOUTS = {"bshd": "bsh.", "bhsd": "bhs.", "sbhd": "sbh.", "thd": "sh."}
 
 
@@ -37,8 +39,7 @@ class Dimensions(NamedTuple):
         """The same for tensors in ``layout``; a ValueError for an unknown one."""
         if layout is None:
             return self
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got {layout!r}")
+        one_of("layout", layout, *LAYOUTS)
         leading = {name: _arranged(letters, layout) for name, letters in self.leading.items()}
         results = tuple(r if r in leading else _arranged(r, layout) for r in self.results)
         return self._replace(leading=leading, results=results)

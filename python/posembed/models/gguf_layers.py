@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from posembed.models.fields import Fields, Keys, flag, shown, whole
+from posembed.models.fields import Fields, Keys, flag, positive, shown, whole
 from posembed.models.layers import MOST_LAYERS
 
 if TYPE_CHECKING:
@@ -99,9 +99,7 @@ def _recurrent_of(file: Metadata, counts: Counts) -> list[bool]:
             return none
         return [place >= len(heads) or heads[place] == 0 for place in range(counts.all)]
     listed, key = file.model.take("attention.recurrent_layers"), "full_attention_interval"
-    period = whole(key, file.model.take(key, rule))
-    if period <= 0:
-        raise ValueError(f"{key}: expected a positive number, got {period}")
+    period = positive(key, file.model.take(key, rule))
     if listed is not None:
         return _listed("attention.recurrent_layers", listed, counts.all, False)
     return [place < counts.trunk and (place + 1) % period != 0 for place in range(counts.all)]

@@ -17,7 +17,7 @@ from posembed.functional import Device, Gradient
 from posembed.functional._offset import positions_from
 from posembed.functional._options import is_wrapper
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import finite, not_negative
+from posembed.glue.validation import finite, not_negative, one_of
 from posembed.models import input_families
 from posembed.modules.learned import LearnedPositionalEmbedding
 from posembed.modules.sinusoidal import SinusoidalPositionalEmbedding
@@ -118,8 +118,7 @@ class InputEmbedding(Leaf, nn.Module):
         eps = 1e-5 if eps is None else not_negative("eps", eps)
         if not 0 <= finite("dropout", dropout) <= 1:
             raise ValueError(f"dropout: expected 0 to 1, got {dropout}")
-        if norm not in ("layer", "rms", None):
-            raise ValueError(f"norm: expected 'layer', 'rms' or None, got {norm!r}")
+        one_of("norm", norm, "layer", "rms", None)
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         self.embedding_dim = embedding_dim
         self.dropout = dropout
@@ -481,8 +480,7 @@ def either(name: str, ours: Tensor | None, other: str, theirs: Tensor | None) ->
 
 
 def _check_rule(rule: str, positions: str | None, padding_idx: int | None) -> None:
-    if rule not in ("consecutive", "roberta", "opt"):
-        raise ValueError(f"position_rule: expected 'consecutive', 'roberta' or 'opt', got {rule!r}")
+    one_of("position_rule", rule, "consecutive", "roberta", "opt")
     if rule != "consecutive" and positions is None:
         raise ValueError(f"position_rule: expected 'consecutive' without positions, got {rule!r}")
     if rule == "opt" and positions != "learned":
@@ -563,8 +561,7 @@ def _position(
     rows: dict[str, Any],
     place: dict[str, Any],
 ) -> Position | None:
-    if kind not in ("learned", "sinusoidal", None):
-        raise ValueError(f"positions: expected 'learned', 'sinusoidal' or None, got {kind!r}")
+    one_of("positions", kind, "learned", "sinusoidal", None)
     if kind == "learned":
         if max_positions is None:
             raise ValueError("max_positions: expected a number for learned positions, got none")

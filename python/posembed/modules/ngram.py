@@ -637,9 +637,8 @@ class PerLayerEmbedding(TokenEmbedding):
         device: Device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check_sizes(num_layers=num_layers, layer_dim=layer_dim)
-        if num_layers < 1:
-            raise ValueError(f"num_layers: expected 1 or more, got {num_layers}")
+        whole("num_layers", num_layers, 1)
+        check_sizes(layer_dim=layer_dim)
         super().__init__(
             num_embeddings,
             num_layers * layer_dim,

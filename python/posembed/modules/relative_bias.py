@@ -19,7 +19,7 @@ from posembed import functional
 from posembed.functional import Device, RelativeBuckets, RelativeMlp, ResamplingMethod
 from posembed.functional._learned import Grid, Window, checked_grid, same_grid
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import flag, whole, written
+from posembed.glue.validation import flag, one_of, whole, written
 from posembed.specifications.score_positions import ScorePositions, check_names
 
 
@@ -131,15 +131,13 @@ class RelativePositionBias(Leaf, nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.num_heads = whole("num_heads", num_heads)
-        if num_heads < 0:
-            raise ValueError(f"num_heads: expected 0 or more, got {num_heads}")
+        self.num_heads = whole("num_heads", num_heads, 0)
         self.num_buckets = whole("num_buckets", num_buckets)
         self.max_distance = whole("max_distance", max_distance)
         self.bidirectional = flag("bidirectional", bidirectional)
         self.buckets = buckets
         self.class_token = flag("class_token", class_token)
-        self.mlp_dim = whole("mlp_dim", mlp_dim)
+        self.mlp_dim = whole("mlp_dim", mlp_dim, 0)
         self.mlp_rule = mlp_rule
         self.resampling = resampling
         self.align_corners = flag("align_corners", align_corners)
@@ -166,8 +164,7 @@ class RelativePositionBias(Leaf, nn.Module):
         self.reset_parameters()
 
     def _check_window(self) -> None:
-        if self.mlp_rule not in ("swin", "cr"):
-            raise ValueError(f"mlp_rule: expected 'swin' or 'cr', got {self.mlp_rule!r}")
+        one_of("mlp_rule", self.mlp_rule, "swin", "cr")
         if self.mlp_rule == "cr" and (self.mlp_dim == 0 or self.pretrained_window):
             raise ValueError("mlp_rule: expected 'swin' without mlp_dim or with pretrained_window")
         if self.window is None:
@@ -177,12 +174,7 @@ class RelativePositionBias(Leaf, nn.Module):
                 )
             check_rule(self, self.num_buckets)
             return
-        if self.resampling not in ("bicubic", "bilinear"):
-            raise ValueError(
-                f"resampling: expected 'bicubic' or 'bilinear', got {self.resampling!r}"
-            )
-        if self.mlp_dim < 0:
-            raise ValueError(f"mlp_dim: expected 0 or more, got {self.mlp_dim}")
+        one_of("resampling", self.resampling, "bicubic", "bilinear")
         if self.mlp_dim and self.class_token:
             raise ValueError("class_token: expected False beside mlp_dim")
         if self.pretrained_window and not self.mlp_dim:
