@@ -16,8 +16,6 @@ from posembed.models.options import READING
 from posembed.specifications import RotarySpec
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 FILES = "config.json, params.json, a GGUF file or a model's folder"
@@ -252,10 +250,3 @@ def without_infinity(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [without_infinity(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def save_picture(axes: Axes, path: str) -> None:
-    """Writes the plot in the format of the path's extension."""
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    figure.savefig(path)

@@ -218,15 +218,6 @@ class _Found(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def _bases_of(spec: RotarySpec) -> list[tuple[Rotation, tuple[str, ...]]]:
-    """The truth; and that in another order of components, which leaves scores as they are."""
-    bases: list[tuple[Rotation, tuple[str, ...]]] = [(Rotation(spec), ())]
-    if spec.interleaved:
-        note = "order: pairs come out split in halves, which is right if query and key both do"
-        bases.append((Rotation(spec, halves_out=True), (note,)))
-    return bases
-
-
 def _explained(
     judge: _Judge, base: Rotation, every: list[Mistake], caller: Caller | None
 ) -> tuple[tuple[str, ...], ...]:
@@ -250,8 +241,10 @@ def _explained(
 
 
 def _search(judge: _Judge, spec: RotarySpec, every: list[Mistake], caller: Caller | None) -> _Found:
-    """What the outputs are."""
-    bases = _bases_of(spec)
+    """What the outputs are; interleaved pairs may come out in halves, which leaves scores alike."""
+    note = "order: pairs come out split in halves, which is right if query and key both do"
+    bases: list[tuple[Rotation, tuple[str, ...]]] = [(Rotation(spec), ())]
+    bases += [(Rotation(spec, halves_out=True), (note,))] * spec.interleaved
     for base, notes in bases:
         if judge.fits(base):
             return _Found("right", base, (), notes)
@@ -279,10 +272,6 @@ def _groups(observed: Observed, spec: RotarySpec) -> list[list[int]]:
         else:
             groups.append([head])
     return groups
-
-
-def _text(found: _Found) -> str:
-    return found.verdict if not found.mistakes else named(found.mistakes)
 
 
 def named(mistakes: Iterable[tuple[str, ...]]) -> str:
@@ -343,7 +332,8 @@ def _diagnosis(
         notes = [*notes, f"positions from {position} on are not compared: {words}"]
     heads = {}
     if len(findings) > 1:
-        heads = {head: _text(each) for group, each in findings for head in group}
+        texts = ((group, named(each.mistakes) or each.verdict) for group, each in findings)
+        heads = {head: text for group, text in texts for head in group}
     if verdict == "right":
         notes = [*notes, *_unseen(judge, found.base, every)]
     errors = judge.errors(found.base)

@@ -37,7 +37,14 @@ def positions_from(
         TypeError: The offsets are not int32 or int64.
     """
     if cu_seqlens is not None:
-        return _of_documents(offset, positions, x, batch, seq, cu_seqlens)
+        if positions is not None:
+            raise ValueError("cu_seqlens: expected none where positions are given")
+        if batch is not None and x.dim() + batch >= 0 and x.shape[batch] != 1:
+            raise ValueError(f"cu_seqlens: expected batch 1, got batch {x.shape[batch]}")
+        if isinstance(offset, Tensor):
+            return _PACKED_POSITIONS(cu_seqlens, x.shape[seq], offset)
+        _check_number(offset)
+        return _PACKED_POSITIONS(cu_seqlens, x.shape[seq]) + offset
     assert isinstance(offset, Tensor)
     shape = list(offset.shape)
     if positions is not None:
@@ -54,24 +61,6 @@ def positions_from(
         )
     tokens = torch.arange(x.shape[seq], dtype=offset.dtype, device=offset.device)
     return offset.unsqueeze(-1) + tokens
-
-
-def _of_documents(
-    offset: int | Tensor,
-    positions: Tensor | None,
-    x: Tensor,
-    batch: int | None,
-    seq: int,
-    cu_seqlens: Tensor,
-) -> Tensor:
-    if positions is not None:
-        raise ValueError("cu_seqlens: expected none where positions are given")
-    if batch is not None and x.dim() + batch >= 0 and x.shape[batch] != 1:
-        raise ValueError(f"cu_seqlens: expected batch 1, got batch {x.shape[batch]}")
-    if isinstance(offset, Tensor):
-        return _PACKED_POSITIONS(cu_seqlens, x.shape[seq], offset)
-    _check_number(offset)
-    return _PACKED_POSITIONS(cu_seqlens, x.shape[seq]) + offset
 
 
 def _check_number(offset: Any) -> None:

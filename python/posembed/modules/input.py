@@ -220,14 +220,13 @@ class InputEmbedding(Leaf, nn.Module):
         positions = self._positions(tokens, ids, positions, attention_mask, offset, cu_seqlens)
         offset = 0 if positions is not None else offset
         dropout = self.dropout if self.training else 0.0
+        drawn: dict[str, Any] = {"dropout": dropout, "seed": seed, "first_token": first_token}
         parts = self._plain_parts(inputs_embeds is None and self.token_dim is None)
         if parts is None:
             result = self._call_parts(ids, inputs_embeds, positions, types, offset)  # type: ignore[arg-type]
             if dropout > 0:
                 ids, table = own_rows(result)
-                result = functional.input_embedding(
-                    ids, dropout=dropout, seed=seed, first_token=first_token, **table
-                )
+                result = functional.input_embedding(ids, **drawn, **table)
         else:
             if "token" not in parts:
                 ids, table = own_rows(self._vectors(ids, inputs_embeds))
@@ -237,9 +236,7 @@ class InputEmbedding(Leaf, nn.Module):
                 positions=positions,
                 types=types,
                 offset=offset,
-                dropout=dropout,
-                seed=seed,
-                first_token=first_token,
+                **drawn,
                 **parts,
             )
         if self.projection is None or self.token_dim is not None:
@@ -518,16 +515,11 @@ def own_rows(vectors: Tensor) -> tuple[Tensor, dict[str, Any]]:
 
 def is_plain(module: nn.Module, kinds: tuple[type, ...]) -> bool:
     """Whether the kernel can read the module's parameters instead of calling it."""
-    if type(module) not in kinds or "forward" in module.__dict__:
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    hooks = hooks or module._backward_hooks or module._backward_pre_hooks
+    if type(module) not in kinds or "forward" in module.__dict__ or hooks:
         return False
-    if module._forward_hooks or module._forward_pre_hooks:
-        return False
-    if module._backward_hooks or module._backward_pre_hooks:
-        return False
-    for parameter in module._parameters.values():
-        if parameter is not None and is_wrapper(parameter):
-            return False
-    return True
+    return not any(x is not None and is_wrapper(x) for x in module._parameters.values())
 
 
 def has_plain_rows(table: nn.Embedding) -> bool:

@@ -482,8 +482,6 @@ class NgramEmbedding(Leaf, Prefetching):
         lengths: Tensor | None = None,
     ) -> Tensor:
         """The rows that :meth:`forward` looks up: int64 [batch, seq, sizes * heads]."""
-        if attention_mask is None and lengths is None:
-            return hashed(ids, *self.spec.arguments, history, cu_seqlens)
         text = _text(ids, attention_mask, lengths)
         return hashed(ids, *self.spec.arguments, history, cu_seqlens, text)
 

@@ -85,8 +85,7 @@ class RelativePositionBias(Leaf, nn.Module):
         resampling: How the table of a window becomes that of another one: "bilinear" or "bicubic".
         align_corners: The corners of both tables are the same points.
         antialias: Average over all rows that a smaller table merges.
-        device: Device of the table.
-        dtype: Dtype of the table.
+        device, dtype: Device and dtype of the table.
 
     Raises:
         ValueError: Options are inconsistent.

@@ -43,8 +43,7 @@ class RelativeLogits(Leaf, nn.Module):
         causal: Hide keys after the query.
         by: "key": the table multiplies keys (DeBERTa's second term).
         scale: Multiplies the logits.
-        device: Device of the table.
-        dtype: Dtype of the table.
+        device, dtype: Device and dtype of the table.
 
     Raises:
         ValueError: Options are inconsistent.
