@@ -161,10 +161,9 @@ TABLE = {
 }
 
 
-def _arguments(name: str) -> dict[str, Any]:
-    schema = getattr(torch.ops.posembed, name).default._schema
-    return {argument.name: argument.default_value for argument in schema.arguments}
-
-
+_OPERATORS = {name: getattr(torch.ops.posembed, name).default for name in TABLE}
 # The arguments of each of these operators, in the order of the schema, with default values.
-ARGUMENTS = {name: _arguments(name) for name in TABLE}
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    name: {argument.name: argument.default_value for argument in operator._schema.arguments}
+    for name, operator in _OPERATORS.items()
+}

@@ -86,17 +86,14 @@ class RelativeLogits(Leaf, nn.Module):
         self.causal = flag("causal", causal)
         self.by: By = "key" if by_key(by) else "query"
         self.scale = float(scale)
-        self._check_options()
-        count = math.prod(self.num_buckets) if buckets == "grid" else sum(self.num_buckets)
-        sizes = [count, head_dim] if num_heads is None else [num_heads, count, head_dim]
-        self.weight = nn.Parameter(torch.empty(sizes, device=device, dtype=dtype))
-        self.reset_parameters()
-
-    def _check_options(self) -> None:
         if not self.num_buckets:
             raise ValueError("num_buckets: expected a number for each axis, got none")
         for count in self.num_buckets:
             check_rule(self, count)
+        count = math.prod(self.num_buckets) if buckets == "grid" else sum(self.num_buckets)
+        sizes = [count, head_dim] if num_heads is None else [num_heads, count, head_dim]
+        self.weight = nn.Parameter(torch.empty(sizes, device=device, dtype=dtype))
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draws the table from N(0, 0.02)."""
