@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ def _checked_window(name: str, window: Any, most_axes: int = 3) -> Window:
 
 def check_rule(module: Any, count: int) -> None:
     """Raises ValueError for options of distances that are inconsistent."""
+    one_of("buckets", module.buckets, *get_args(RelativeBuckets))
     functional.relative_buckets(
         torch.zeros(0, dtype=torch.int64, device="cpu"),
         count,
