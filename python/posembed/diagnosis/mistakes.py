@@ -221,11 +221,6 @@ def _numbers() -> Iterator[Mistake]:
             yield _of_rotation("rounding", name, rounded=what, precision=precision)
 
 
-def _others(others: Mapping[str, RotarySpec]) -> Iterator[Mistake]:
-    for kind, spec in others.items():
-        yield _of_rotation("kind", f"rotates as layers of kind {kind!r} do", spec=spec)
-
-
 def mistakes_of(
     spec: RotarySpec, longest: int, read: Read, others: Mapping[str, RotarySpec]
 ) -> list[Mistake]:
@@ -234,7 +229,10 @@ def mistakes_of(
     The order counts where two are made together: those that replace the specification come first.
     """
     return [
-        *_others(others),
+        *(
+            _of_rotation("kind", f"rotates as layers of kind {kind!r} do", spec=other)
+            for kind, other in others.items()
+        ),
         *_bases(spec, read),
         *_windows(spec),
         *_pairs(spec),

@@ -114,7 +114,11 @@ class _Judge:
     def __init__(self, observed: Observed, heads: list[int]) -> None:
         self.roundoff = observed.roundoff
         self.calls = [call._replace(output=call.output[heads]) for call in observed.calls]
-        self.parts = [_part(call) for call in self.calls]
+        self.parts = []  # one head and one vector at some positions
+        for positions, length, x, output in self.calls:
+            tokens = positions.shape[-1]
+            some = sorted({round(i * (tokens - 1) / 9) for i in range(10)})
+            self.parts.append(Call(positions[:, some], length, x[:1, some], output[:1, :1, some]))
         self.units = observed.units
 
     def _compared(self, rotation: Rotation, call: Call) -> tuple[Tensor, Tensor]:
@@ -171,14 +175,6 @@ class _Judge:
                 at = call.positions[:, token].tolist()
                 rows.append(PositionError(at[0] if len(at) == 1 else tuple(at), *values))
         return rows
-
-
-def _part(call: Call) -> Call:
-    """One head and one vector at some positions."""
-    tokens = call.positions.shape[-1]
-    some = sorted({round(i * (tokens - 1) / 9) for i in range(10)})
-    x, output = call.x[:1, some], call.output[:1, :1, some]
-    return Call(call.positions[:, some], call.length, x, output)
 
 
 def _short_table(judge: _Judge, rotation: Rotation, caller: Caller | None) -> str | None:

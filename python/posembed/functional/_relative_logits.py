@@ -73,33 +73,15 @@ def relative_rows(
                 [0, 1, 2],
                 [0, 0, 1]])
     """
+    check_names(positions)
     like = torch.empty(0, device=device)
     counts = [num_buckets] if isinstance(num_buckets, int) else list(num_buckets)
-    return _rows(
-        like, query_length, key_length, counts, rule, max_distance, bidirectional, causal,
-        positions_from_mask, positions,
-    )  # fmt: skip
-
-
-def _rows(
-    like: Tensor,
-    query_length: int,
-    key_length: int,
-    num_buckets: list[int],
-    rule: RelativeBuckets,
-    max_distance: int,
-    bidirectional: bool,
-    causal: bool,
-    positions_from_mask: bool,
-    positions: ScorePositions,
-) -> Tensor:
-    check_names(positions)
     at = positions.get
     offset = at("query_offset")
     number, offsets = (None, offset) if isinstance(offset, Tensor) else (offset, None)
     places = (at("query_positions"), at("key_positions"), at("cu_seqlens"))
     return _RELATIVE_ROWS(
-        like, query_length, key_length, num_buckets, max_distance, bidirectional, rule, causal,
+        like, query_length, key_length, counts, max_distance, bidirectional, rule, causal,
         number, at("attention_mask"), positions_from_mask, *places, at("apply_mask", True), offsets,
     )  # fmt: skip
 
@@ -200,9 +182,10 @@ def relative_logits(
         if other_length is None:
             other_length = own if scores is None else scores.shape[-2 if keyed else -1]
         lengths = (other_length, own) if keyed else (own, other_length)
-        found = _rows(
-            query, *lengths, counts, rule, max_distance, bidirectional, causal,
-            positions_from_mask, positions,
+        found = relative_rows(
+            *lengths, counts, rule=rule, max_distance=max_distance, bidirectional=bidirectional,
+            causal=causal, positions_from_mask=positions_from_mask, device=query.device,
+            **positions,
         )  # fmt: skip
         joined = torch.cat(tuple(tables), -2) if len(tables) > 1 else tables[0]
     else:

@@ -21,7 +21,14 @@ from posembed.glue.validation import finite, not_negative, one_of
 from posembed.models import input_families
 from posembed.modules.learned import LearnedPositionalEmbedding
 from posembed.modules.sinusoidal import SinusoidalPositionalEmbedding
-from posembed.modules.token import TokenEmbedding, among, check_mask, check_sizes, scale_number
+from posembed.modules.token import (
+    TokenEmbedding,
+    among,
+    check_computed,
+    check_mask,
+    check_sizes,
+    scale_number,
+)
 
 Position = LearnedPositionalEmbedding | SinusoidalPositionalEmbedding
 PositionRule = Literal["consecutive", "roberta", "opt"]
@@ -494,14 +501,10 @@ def _check_vectors(vectors: Tensor, width: int, dtype: torch.dtype) -> None:
     if vectors.dim() != 3 or vectors.shape[-1] != width:
         found = list(vectors.shape)
         raise ValueError(f"inputs_embeds: expected [batch, seq, {width}], got {found}")
-    found_dtype = vectors.dtype
-    if not found_dtype.is_floating_point:
+    check_computed("inputs_embeds", vectors)
+    if vectors.dtype != dtype and not torch.is_autocast_enabled(vectors.device.type):
         raise TypeError(
-            f"inputs_embeds: expected float32, float64, bfloat16 or float16, got {found_dtype}"
-        )
-    if found_dtype != dtype and not torch.is_autocast_enabled(vectors.device.type):
-        raise TypeError(
-            f"inputs_embeds: expected the dtype of the tables, {dtype}, got {found_dtype}"
+            f"inputs_embeds: expected the dtype of the tables, {dtype}, got {vectors.dtype}"
         )
 
 

@@ -227,9 +227,10 @@ class RelativePositionBias(Leaf, nn.Module):
         keys = query_length if key_length is None else key_length
         offset = positions.pop("query_offset", None)
         if isinstance(offset, Tensor) or positions:
-            return self._of_positions(
-                query_length, keys, ScorePositions(query_offset=offset, **positions)
-            )
+            rows = rows_of(self, query_length, keys, query_offset=offset, **positions)
+            bias = functional.embedding(rows.clamp_min(0), self.weight).movedim(-1, -3)
+            rows = rows.unsqueeze(-3)
+            return bias.masked_fill(rows == -1, 0).masked_fill(rows == -2, -math.inf)
         return functional.relative_bias(
             self.weight,
             query_length,
@@ -239,14 +240,6 @@ class RelativePositionBias(Leaf, nn.Module):
             bidirectional=self.bidirectional,
             kind=self.buckets,
         )
-
-    def _of_positions(
-        self, query_length: int, key_length: int, positions: ScorePositions
-    ) -> Tensor:
-        rows = rows_of(self, query_length, key_length, **positions)
-        bias = functional.embedding(rows.clamp_min(0), self.weight).movedim(-1, -3)
-        rows = rows.unsqueeze(-3)
-        return bias.masked_fill(rows == -1, 0).masked_fill(rows == -2, -math.inf)
 
     def of_window(self, window: Window | None = None) -> Tensor:
         """The bias of a window, [num_heads, tokens, tokens]; :meth:`forward` without lengths."""

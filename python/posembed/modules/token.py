@@ -32,9 +32,6 @@ from posembed.tables.vocabulary import Rows, change_rows, row_ids, taken
 Keep = Literal["numbers", "codes", "file"]
 Owner = TypeVar("Owner", bound=TableOwner)
 
-# The dtypes of tables.
-COMPUTED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
 
 def warn_of_skipped(file: pretrained.VectorFile) -> None:
     """Warns of skipped rows: their count, and the first of them."""
@@ -237,11 +234,7 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
             TypeError: Its dtype does not support arithmetic, such as float8.
         """
         check_matrix(embeddings)
-        if embeddings.dtype not in COMPUTED:
-            raise TypeError(
-                f"embeddings: expected float32, float64, bfloat16 or float16, got "
-                f"{embeddings.dtype}; from_file converts to its dtype="
-            )
+        check_computed("embeddings", embeddings, "; from_file converts to its dtype=")
         rows, columns = embeddings.shape
         return cls(
             rows,
@@ -688,6 +681,13 @@ def check_matrix(embeddings: Tensor) -> None:
     if embeddings.dim() != 2:
         shape = list(embeddings.shape)
         raise ValueError(f"embeddings: expected [num_embeddings, embedding_dim], got {shape}")
+
+
+def check_computed(name: str, tensor: Tensor, hint: str = "") -> None:
+    """Raises TypeError for a dtype that does not support arithmetic, such as float8."""
+    if tensor.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        expected = "float32, float64, bfloat16 or float16"
+        raise TypeError(f"{name}: expected {expected}, got {tensor.dtype}{hint}")
 
 
 def check_sizes(**sizes: int) -> None:

@@ -166,9 +166,7 @@ class QuantizedTable(Hosted, Table):
         """:meth:`forward` with results in ``dtype``."""
         return functional.embedding_quantized(
             ids,
-            self.near("codes", ids),
-            self.near("scales", ids),
-            self.near("biases", ids),
+            *(self.near(name, ids) for name in ("codes", "scales", "biases")),
             block_rows=self.block_rows,
             block_columns=self.block_columns,
             scale=scale,
