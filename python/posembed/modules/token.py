@@ -18,6 +18,7 @@ from posembed import functional, pretrained
 from posembed.functional import Device, Gradient, Initialization
 from posembed.functional._token import looked_up, padding_row
 from posembed.glue.gate import check_tensors
+from posembed.glue.other_names import check_options
 from posembed.glue.sharding import PLAIN, is_sharded
 from posembed.glue.tracers import Leaf
 from posembed.glue.validation import finite, flag, one_of, whole, written
@@ -60,6 +61,7 @@ class TableOptions(TypedDict, total=False):
 
 def table_from_file(path: str | os.PathLike[str], **reading: Unpack[TableOptions]) -> Tensor:
     """The table that :meth:`TokenEmbedding.from_file` reads."""
+    check_options("from_file", reading, TableOptions.__annotations__)
     given: Any = reading
     tensor, dtype = given.get("tensor"), given.get("dtype")
     by_word = [name for name in ("vocabulary", "words") if given.get(name) is not None]
