@@ -163,10 +163,7 @@ def distances_to(distances: int | Tensor) -> Tensor:
     """All distances from 0 to a number inclusive, or the given distances: int64 [n]."""
     if isinstance(distances, Tensor):
         return places("distances", distances)
-    farthest = whole("distances", distances)
-    if farthest < 0:
-        raise ValueError(f"distances: expected a number of at least 0, got {farthest}")
-    return torch.arange(farthest + 1)
+    return torch.arange(whole("distances", distances, 0) + 1)
 
 
 def head_vector(name: str, vector: Tensor | None, spec: RotarySpec) -> Tensor:
@@ -180,10 +177,7 @@ def head_vector(name: str, vector: Tensor | None, spec: RotarySpec) -> Tensor:
 
 
 def rotate_one(vector: Tensor, positions: Tensor, spec: RotarySpec) -> Tensor:
-    """The same query at each position: [head_dim] -> [positions, head_dim].
-
-    For a key, pass ``spec.for_keys()``, because xPos scales keys by the inverse.
-    """
+    """A query, or a key for ``spec.for_keys()``, at each position: [positions, head_dim]."""
     tokens = vector.expand(len(positions), 1, -1).contiguous()
     return functional.rotary(tokens, positions=positions, spec=spec, layout="thd")[:, 0]
 
@@ -253,14 +247,6 @@ def scores_by_distance(
 # --------------------------------------------------------------------------------------- encodings
 
 
-def count_of(positions: int) -> int:
-    """Checks a number of positions; raises ValueError if it is below 0."""
-    count = whole("positions", positions)
-    if count < 0:
-        raise ValueError(f"positions: expected 0 or more, got {count}")
-    return count
-
-
 def heat_map(spec: Sinusoid, positions: int = 100) -> Tensor:
     """Sinusoidal encodings of the first positions: [positions, embedding_dim].
 
@@ -269,8 +255,8 @@ def heat_map(spec: Sinusoid, positions: int = 100) -> Tensor:
         >>> pe.analysis.heat_map(pe.SinusoidalSpec(512, base=1e6)).shape
         torch.Size([100, 512])
     """
-    count, spec = count_of(positions), sinusoid(spec)
-    return functional.sinusoidal_encode(torch.arange(count), spec=spec, dtype=torch.float64)
+    at = torch.arange(whole("positions", positions, 0))
+    return functional.sinusoidal_encode(at, spec=sinusoid(spec), dtype=torch.float64)
 
 
 def binary_codes(positions: int = 100, width: int | None = None) -> Tensor:
@@ -290,7 +276,7 @@ def binary_codes(positions: int = 100, width: int | None = None) -> Tensor:
         >>> pe.analysis.binary_codes(7)[6].tolist()
         [0, 1, 1]
     """
-    positions = count_of(positions)
+    positions = whole("positions", positions, 0)
     needed = max(1, (positions - 1).bit_length())
     width = needed if width is None else width
     if not needed <= width <= 63:
@@ -322,7 +308,7 @@ def similarity(embedding: Tensor | Encoder, positions: int | None = None) -> Ten
         >>> pe.analysis.similarity(pe.LearnedPositionalEmbedding(32, 64)).shape
         torch.Size([32, 32])
     """
-    count = None if positions is None else count_of(positions)
+    count = None if positions is None else whole("positions", positions, 0)
     if isinstance(embedding, Tensor):
         rows = embedding[:count]
     elif not hasattr(embedding, "encode"):
@@ -368,10 +354,8 @@ def most_similar(table: Tensor, query: int | Tensor, count: int = 10) -> tuple[T
     check_tensors(table=table)
     if table.dim() != 2:
         raise ValueError(f"table: expected [rows, dim], got {list(table.shape)}")
-    if whole("count", count) < 0:
-        raise ValueError(f"count: expected 0 or more, got {count}")
-    wide = torch.float64 if table.dtype == torch.float64 else torch.float32
-    rows = table.detach().to(wide)
+    count = whole("count", count, 0)
+    rows = table.detach().to(torch.promote_types(table.dtype, torch.float32))
     own = None if isinstance(query, Tensor) else whole("query", query)
     if isinstance(query, Tensor):
         vector = query.detach().to(rows)

@@ -243,10 +243,8 @@ def windows(
         [1, 2, 3, 4]
     """
     ids = tensor_of(ids, dtype)
-    length = whole("length", length)
-    stride = length if stride is None else whole("stride", stride)
-    if length < 1 or stride < 1:
-        raise ValueError(f"length, stride: expected at least 1, got {length} and {stride}")
+    length = whole("length", length, 1)
+    stride = length if stride is None else whole("stride", stride, 1)
     if ids.dim() != 1 or len(ids) <= length:
         raise ValueError(f"ids: expected [count] with more than {length}, got {list(ids.shape)}")
     return ids[:-1].unfold(0, length, stride), ids[1:].unfold(0, length, stride)

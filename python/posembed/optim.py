@@ -18,7 +18,7 @@ from posembed import functional
 from posembed.functional._optim import StepRounding, StepRule, merged_rows
 from posembed.glue.memory import prefer_huge_pages
 from posembed.glue.sharding import is_sharded
-from posembed.glue.validation import flag, not_negative, whole
+from posembed.glue.validation import flag, not_negative, one_of, whole
 
 Decay = Literal["touched", "exact"]
 
@@ -112,13 +112,10 @@ class _TableOptimizer(torch.optim.Optimizer):
         for name, value in decays:
             if not 0 <= value < 1:
                 raise ValueError(f"{name}: expected at least 0 and below 1, got {value}")
-        if group["decay"] not in ("touched", "exact"):
-            raise ValueError(f"decay: expected 'touched' or 'exact', got {group['decay']!r}")
+        one_of("decay", group["decay"], "touched", "exact")
         group["maximize"] = flag("maximize", group["maximize"])
         group["seed"] = whole("seed", group["seed"])
-        if group["rounding"] not in ("nearest", "stochastic", "remainder"):
-            known = "'nearest', 'stochastic' or 'remainder'"
-            raise ValueError(f"rounding: expected {known}, got {group['rounding']!r}")
+        one_of("rounding", group["rounding"], "nearest", "stochastic", "remainder")
         for parameter in group["params"]:
             _check_table(parameter)
             if group["rounding"] != "nearest" and parameter.dtype != torch.bfloat16:
@@ -349,11 +346,7 @@ class RowwiseAdagrad(_TableOptimizer):
         params: Tables [rows, dim] in float32, float64 or bfloat16, or groups of them.
         lr: Learning rate; schedulers change it.
         eps: Outside of the root.
-        weight_decay: Decoupled from the gradient.
-        decay: As for :class:`SGD`.
-        maximize: Step against the sign.
-        rounding: As for :class:`SGD`.
-        seed: As for :class:`SGD`.
+        weight_decay, decay, maximize, rounding, seed: As for :class:`SGD`.
 
     Raises:
         ValueError: An option is out of range, or a parameter is no table.
@@ -403,11 +396,8 @@ class Adam(_TableOptimizer):
         lr: Learning rate; schedulers change it.
         betas: Decay of the first and of the second moment, each at least 0 and below 1.
         eps: Outside of the root.
-        weight_decay: Decoupled from the gradient.
         decay: As for :class:`SGD`; it concerns weight decay alone.
-        maximize: Step against the sign.
-        rounding: As for :class:`SGD`.
-        seed: As for :class:`SGD`.
+        weight_decay, maximize, rounding, seed: As for :class:`SGD`.
 
     Raises:
         ValueError: An option is out of range, or a parameter is no table.
@@ -554,24 +544,18 @@ def in_backward(
     return _Handles([*handles, module.register_forward_pre_hook(check)])
 
 
-def _refuse_wrapped(module: nn.Module, tables: Iterable[Tensor]) -> None:
+def _refuse_wrapped(module: nn.Module, tables: dict[Tensor, str]) -> None:
     """Raises ValueError for a table whose gradient DDP or FSDP would reduce."""
-    ids = {id(table) for table in tables}
     for table in tables:
         if is_sharded(table):
             raise ValueError("module: expected tables of this process alone, got a DTensor")
     for each in module.modules():
         kind = type(each).__name__
-        if kind not in ("DistributedDataParallel", "FullyShardedDataParallel"):
-            continue
-        ignored = getattr(each, "parameters_to_ignore", ())
-        managed = [
-            name
-            for name, p in each.module.named_parameters()  # type: ignore[union-attr]
-            if id(p) in ids and name not in ignored
-        ]
-        if managed:
-            raise ValueError(f"module: expected tables that {kind} ignores, got {managed[0]}")
+        if kind in ("DistributedDataParallel", "FullyShardedDataParallel"):
+            ignored = getattr(each, "parameters_to_ignore", ())
+            for name, p in each.module.named_parameters():  # type: ignore[union-attr]
+                if p in tables and name not in ignored:
+                    raise ValueError(f"module: expected tables that {kind} ignores, got {name}")
 
 
 # -------------------------------------------------------------------------------------- gradients
@@ -611,10 +595,12 @@ def clip_grad_norm_(
         if parameter.grad.is_sparse:
             ids, rows = _rows_of(parameter.grad, parameter)
             assert ids is not None
-            parameter.grad = torch.sparse_coo_tensor(
-                ids[None], rows.to(parameter.dtype), parameter.shape, is_coalesced=True,
-                check_invariants=False,
-            )  # fmt: skip
+            rows = rows.to(parameter.dtype)
+            # As an argument, False would warn.
+            with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]
+                parameter.grad = torch.sparse_coo_tensor(
+                    ids[None], rows, parameter.shape, is_coalesced=True
+                )
             gradients.append(parameter.grad._values())
         else:
             gradients.append(parameter.grad)

@@ -19,7 +19,7 @@ from torch import Tensor
 from posembed import analysis, functional
 from posembed.analysis import Cells, Encoder, Rotation, Sinusoid, rotation, sinusoid
 from posembed.glue.gate import check_tensors, wrong_type
-from posembed.glue.validation import shown
+from posembed.glue.validation import shown, whole
 from posembed.modules.alibi import ALiBi
 from posembed.specifications import Numerics, RotarySpec
 
@@ -194,7 +194,7 @@ def rotated_pair(
     second = first + (1 if spec.interleaved else speeds.numel())
     vector = torch.zeros(spec.head_dim, dtype=torch.float64)
     vector[first] = 1.0
-    at = torch.arange(analysis.count_of(positions))
+    at = torch.arange(whole("positions", positions, 0))
     points = analysis.rotate_one(vector, at, spec)[:, [first, second]].tolist()
     axes = new_axes(axes, height=WIDTH)
     colors = LinearSegmentedColormap.from_list("positions", FIRST_TO_LAST)

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from posembed.glue.validation import shown, whole
+from posembed.glue.validation import one_of, shown, whole
 from posembed.tables import code_formats
 from posembed.tables.file_format import FileFormatError as FileFormatError
 from posembed.tables.files import OpenFile, Words
@@ -176,10 +176,7 @@ class VectorFile:
         unicode_errors: Literal["strict", "replace"] = "strict",
         on_bad_row: OnBadRow = "raise",
     ) -> None:
-        if unicode_errors not in ("strict", "replace"):
-            raise ValueError(
-                f"unicode_errors: expected 'strict' or 'replace', got {unicode_errors!r}"
-            )
+        one_of("unicode_errors", unicode_errors, "strict", "replace")
         self.path = os.fsdecode(path)
         given = [] if words is None else words_of(words, "words", may_share=True)
         self._first = first_words(words, given)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 
@@ -77,4 +78,7 @@ def in_one_line(error: Exception) -> str:
     """The error in one line, starting with the file if it is about a file."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    return common.in_options(" ".join(str(error).split()))
+    message = " ".join(str(error).split())
+    for argument, option in common.ARGUMENTS.items():
+        message = re.sub(rf"(?<!-){argument}", option, message)
+    return message

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,6 @@ from posembed.models.options import READING
 from posembed.specifications import RotarySpec
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 FILES = "config.json, params.json, a GGUF file or a model's folder"
@@ -194,13 +191,6 @@ def read_kinds(
     return found
 
 
-def in_options(message: str) -> str:
-    """The message with Python argument names replaced by command-line options."""
-    for argument, option in ARGUMENTS.items():
-        message = re.sub(rf"(?<!-){argument}", option, message)
-    return message
-
-
 def specs_of(paths: Sequence[str], arguments: argparse.Namespace) -> dict[str, RotarySpec]:
     """The specifications of configurations by path, or the one that options describe.
 
@@ -212,23 +202,18 @@ def specs_of(paths: Sequence[str], arguments: argparse.Namespace) -> dict[str, R
         specs = {path: read_spec(path, arguments, compared=several) for path in paths}
     else:
         only_with(arguments, "with CONFIG", "--layer-type", "--part", "--ignore", "--read-module")
-        spec = spec_from_numbers(arguments)
+        if arguments.head_dim is None:
+            raise ValueError("expected CONFIG or --head-dim")
+        spec = RotarySpec(
+            arguments.head_dim,
+            base=10000.0 if arguments.base is None else arguments.base,
+            rotary_dim=arguments.rotary_dim,
+            interleaved=bool(arguments.interleaved),
+        )
         specs = {f"head_dim {spec.describe()}": spec}
     if arguments.seq_len is None:
         return specs
     return {name: spec.resolve(arguments.seq_len) for name, spec in specs.items()}
-
-
-def spec_from_numbers(arguments: argparse.Namespace) -> RotarySpec:
-    """The specification that the options describe."""
-    if arguments.head_dim is None:
-        raise ValueError("expected CONFIG or --head-dim")
-    return RotarySpec(
-        arguments.head_dim,
-        base=10000.0 if arguments.base is None else arguments.base,
-        rotary_dim=arguments.rotary_dim,
-        interleaved=bool(arguments.interleaved),
-    )
 
 
 def facts(spec: RotarySpec) -> dict[str, Any]:
@@ -252,10 +237,3 @@ def without_infinity(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [without_infinity(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def save_picture(axes: Axes, path: str) -> None:
-    """Writes the plot in the format of the path's extension."""
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    figure.savefig(path)

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Numbers = dict[str, Any]
-Drawn = tuple[Callable[[], Numbers], Callable[[], "Axes"]]  # its numbers, and its picture
+# Its numbers; and its picture, drawn by functions of posembed.plot.
+Drawn = tuple[Callable[[], Numbers], Callable[[Any], "Axes"]]
 
 
 def add(commands: common.Commands) -> None:
@@ -58,7 +59,11 @@ def run(arguments: argparse.Namespace) -> int:
     output = arguments.output or (None if arguments.json else f"{arguments.kind}.png")
     numbers, picture = arguments.draw(arguments)
     if output is not None:
-        common.save_picture(picture(), output)
+        from posembed import plot
+
+        figure = picture(plot).get_figure(root=True)
+        assert figure is not None
+        figure.savefig(output)
     if arguments.json:
         common.print_json({"output": output, **numbers()})
     else:
@@ -75,12 +80,7 @@ def wavelengths(arguments: argparse.Namespace) -> Drawn:
         columns = vars(analysis.wavelengths(spec))
         return {"specification": common.facts(spec), **{k: x.tolist() for k, x in columns.items()}}
 
-    def picture() -> Axes:
-        from posembed import plot
-
-        return plot.wavelengths(spec)
-
-    return numbers, picture
+    return numbers, lambda plot: plot.wavelengths(spec)
 
 
 def scores(arguments: argparse.Namespace) -> Drawn:
@@ -96,12 +96,7 @@ def scores(arguments: argparse.Namespace) -> Drawn:
         found = {k: analysis.scores_by_distance(x, farthest).tolist() for k, x in specs.items()}
         return {"distances": list(range(farthest + 1)), "scores": found}
 
-    def picture() -> Axes:
-        from posembed import plot
-
-        return plot.scores_by_distance(specs, farthest, log=arguments.log)
-
-    return numbers, picture
+    return numbers, lambda plot: plot.scores_by_distance(specs, farthest, log=arguments.log)
 
 
 def heatmap(arguments: argparse.Namespace) -> Drawn:
@@ -117,13 +112,11 @@ def heatmap(arguments: argparse.Namespace) -> Drawn:
             values["binary"] = analysis.binary_codes(positions, bits).tolist()
         return values
 
-    def picture() -> Axes:
-        from posembed import plot
-
+    def picture(plot: Any) -> Axes:
         if not arguments.binary:
-            return plot.heat_map(spec, positions)
+            return plot.heat_map(spec, positions)  # type: ignore[no-any-return]
         left, right = plot.side_by_side((2, 1))
         plot.heat_map(spec, positions, axes=left)
-        return plot.binary_codes(positions, bits, axes=right)
+        return plot.binary_codes(positions, bits, axes=right)  # type: ignore[no-any-return]
 
     return numbers, picture

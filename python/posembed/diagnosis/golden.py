@@ -6,6 +6,7 @@ docs/guide/diagnose.md describes the file.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -42,9 +43,9 @@ class Golden(NamedTuple):
 
     def save(self, path: Any) -> None:
         """Writes a safetensors file; ImportError without safetensors."""
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
-        save_file(self.tensors, path, self.metadata)
+        Path(path).write_bytes(save(self.tensors, self.metadata))
 
 
 def _entry(spec: RotarySpec, length: int) -> dict[str, Tensor]:

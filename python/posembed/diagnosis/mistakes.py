@@ -6,6 +6,7 @@ Mistakes of one aspect exclude one another; those of different aspects are also 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -63,13 +64,15 @@ def _scalings(spec: RotarySpec, longest: int, read: Read) -> Iterator[Mistake]:
         how = (
             f"multiplied by {read.ratio:g}" if read.ratio > 1 else f"divided by {1 / read.ratio:g}"
         )
-        yield _of_spec("scaling", f"all frequencies {how}", lambda s: _stretched(s, read.ratio))
+        name, ratio = f"all frequencies {how}", read.ratio
+        yield _of_spec("scaling", name, lambda s: _custom(s, s.frequencies() * ratio))
     if scaling is None:
         return
     yield _of_spec("scaling", "scaling ignored", lambda s: {"scaling": None})
     if spec.attention_factor != 1.0:
         name = "frequencies not scaled, though the attention factor is there"
-        yield _of_spec("scaling", name, _unscaled)
+        plain = functools.partial(dataclasses.replace, scaling=None)
+        yield _of_spec("scaling", name, lambda s: _custom(s, plain(s).frequencies()))
     factor = getattr(scaling, "factor", None)
     if isinstance(scaling, LinearScaling):
         inverse = LinearScaling(1 / scaling.factor)
@@ -89,24 +92,11 @@ def _scalings(spec: RotarySpec, longest: int, read: Read) -> Iterator[Mistake]:
         yield _of_spec("scaling", name, lambda s: {"scaling": blunt})
 
 
-def _unscaled(spec: RotarySpec) -> dict[str, Any]:
-    """The frequencies without scaling, and the attention factor of the scaling."""
-    plain = dataclasses.replace(spec, scaling=None)
-    return {
-        "scaling": None,
-        "custom_frequencies": plain.frequencies().tolist(),
-        "custom_attention_factor": spec.attention_factor,
-    }
-
-
-def _stretched(spec: RotarySpec, ratio: float | None) -> dict[str, Any]:
-    """The specification's frequencies times a number."""
-    assert ratio is not None
-    return {
-        "scaling": None,
-        "custom_frequencies": (spec.frequencies() * ratio).tolist(),
-        "custom_attention_factor": spec.attention_factor,
-    }
+def _custom(spec: RotarySpec, frequencies: torch.Tensor) -> dict[str, Any]:
+    """Other frequencies, and the attention factor of the scaling."""
+    factor = spec.attention_factor
+    custom = {"custom_frequencies": frequencies.tolist(), "custom_attention_factor": factor}
+    return {"scaling": None, **custom}
 
 
 def _with_factor(spec: RotarySpec, factor: float) -> dict[str, Any]:
@@ -172,17 +162,10 @@ def _windows(spec: RotarySpec) -> Iterator[Mistake]:
         yield _of_spec("window", name, lambda s: {"rotary_start": other})
     whole: dict[str, Any] = {"rotary_dim": head, "rotary_start": 0}
     yield _of_spec("window", f"the whole head rotates, not {width} components", lambda s: whole)
-
-    def series_of_head(spec: RotarySpec) -> dict[str, Any]:
-        series = dataclasses.replace(spec, **whole).frequencies()[: width // 2].tolist()
-        factor = spec.attention_factor
-        return {
-            "scaling": None, "custom_frequencies": series, "custom_attention_factor": factor,
-        }  # fmt: skip
-
     if spec.sections is None and spec.custom_frequencies is None:
         name = f"frequencies of {head} components, not of the {width} that rotate"
-        yield _of_spec("series", name, series_of_head)
+        wide = functools.partial(dataclasses.replace, **whole)
+        yield _of_spec("series", name, lambda s: _custom(s, wide(s).frequencies()[: width // 2]))
 
 
 def _pairs(spec: RotarySpec) -> Iterator[Mistake]:
@@ -218,12 +201,7 @@ def _axes(spec: RotarySpec) -> Iterator[Mistake]:
         if field == "restart" and spec.custom_frequencies is not None:
             continue
         now = getattr(sections, field)
-        options: dict[str, Any] = {
-            "restart": sections.restart,
-            "within_axes": sections.within_axes,
-            field: not now,
-        }
-        other = Sections(axis_of_pair=sections.axis_of_pair, axes=sections.axes, **options)
+        other = Sections(**{**vars(sections), field: not now})
         yield _of_spec(field, names[now], _always(sections=other))
 
 
@@ -243,11 +221,6 @@ def _numbers() -> Iterator[Mistake]:
             yield _of_rotation("rounding", name, rounded=what, precision=precision)
 
 
-def _others(others: Mapping[str, RotarySpec]) -> Iterator[Mistake]:
-    for kind, spec in others.items():
-        yield _of_rotation("kind", f"rotates as layers of kind {kind!r} do", spec=spec)
-
-
 def mistakes_of(
     spec: RotarySpec, longest: int, read: Read, others: Mapping[str, RotarySpec]
 ) -> list[Mistake]:
@@ -256,7 +229,10 @@ def mistakes_of(
     The order counts where two are made together: those that replace the specification come first.
     """
     return [
-        *_others(others),
+        *(
+            _of_rotation("kind", f"rotates as layers of kind {kind!r} do", spec=other)
+            for kind, other in others.items()
+        ),
         *_bases(spec, read),
         *_windows(spec),
         *_pairs(spec),

@@ -151,13 +151,13 @@ class Caller:
 def table_end(caller: Caller, longest: int, error: Exception) -> tuple[int, str]:
     """The first position that a program refuses, and its words."""
     good, bad = 0, longest - 1
+    words = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
     if not caller.works_to(good) or caller.works_to(bad):
-        raise error
+        raise ValueError(f"program: expected rotated x, but it raises {words}") from error
     while bad - good > 1:
         middle = (good + bad) // 2
         good, bad = (middle, bad) if caller.works_to(middle) else (good, middle)
-    words = " ".join(str(error).split())
-    return bad, f"{type(error).__name__}: {words[:80]}"
+    return bad, words
 
 
 def observe(caller: Caller, longest: int) -> Observed:

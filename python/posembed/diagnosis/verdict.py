@@ -114,7 +114,11 @@ class _Judge:
     def __init__(self, observed: Observed, heads: list[int]) -> None:
         self.roundoff = observed.roundoff
         self.calls = [call._replace(output=call.output[heads]) for call in observed.calls]
-        self.parts = [_part(call) for call in self.calls]
+        self.parts = []  # one head and one vector at some positions
+        for positions, length, x, output in self.calls:
+            tokens = positions.shape[-1]
+            some = sorted({round(i * (tokens - 1) / 9) for i in range(10)})
+            self.parts.append(Call(positions[:, some], length, x[:1, some], output[:1, :1, some]))
         self.units = observed.units
 
     def _compared(self, rotation: Rotation, call: Call) -> tuple[Tensor, Tensor]:
@@ -173,14 +177,6 @@ class _Judge:
         return rows
 
 
-def _part(call: Call) -> Call:
-    """One head and one vector at some positions."""
-    tokens = call.positions.shape[-1]
-    some = sorted({round(i * (tokens - 1) / 9) for i in range(10)})
-    x, output = call.x[:1, some], call.output[:1, :1, some]
-    return Call(call.positions[:, some], call.length, x, output)
-
-
 def _short_table(judge: _Judge, rotation: Rotation, caller: Caller | None) -> str | None:
     """The mistake of a table that is too short; None where it is not so.
 
@@ -218,15 +214,6 @@ class _Found(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def _bases_of(spec: RotarySpec) -> list[tuple[Rotation, tuple[str, ...]]]:
-    """The truth; and that in another order of components, which leaves scores as they are."""
-    bases: list[tuple[Rotation, tuple[str, ...]]] = [(Rotation(spec), ())]
-    if spec.interleaved:
-        note = "order: pairs come out split in halves, which is right if query and key both do"
-        bases.append((Rotation(spec, halves_out=True), (note,)))
-    return bases
-
-
 def _explained(
     judge: _Judge, base: Rotation, every: list[Mistake], caller: Caller | None
 ) -> tuple[tuple[str, ...], ...]:
@@ -250,8 +237,10 @@ def _explained(
 
 
 def _search(judge: _Judge, spec: RotarySpec, every: list[Mistake], caller: Caller | None) -> _Found:
-    """What the outputs are."""
-    bases = _bases_of(spec)
+    """What the outputs are; interleaved pairs may come out in halves, which leaves scores alike."""
+    note = "order: pairs come out split in halves, which is right if query and key both do"
+    bases: list[tuple[Rotation, tuple[str, ...]]] = [(Rotation(spec), ())]
+    bases += [(Rotation(spec, halves_out=True), (note,))] * spec.interleaved
     for base, notes in bases:
         if judge.fits(base):
             return _Found("right", base, (), notes)
@@ -279,10 +268,6 @@ def _groups(observed: Observed, spec: RotarySpec) -> list[list[int]]:
         else:
             groups.append([head])
     return groups
-
-
-def _text(found: _Found) -> str:
-    return found.verdict if not found.mistakes else named(found.mistakes)
 
 
 def named(mistakes: Iterable[tuple[str, ...]]) -> str:
@@ -343,7 +328,8 @@ def _diagnosis(
         notes = [*notes, f"positions from {position} on are not compared: {words}"]
     heads = {}
     if len(findings) > 1:
-        heads = {head: _text(each) for group, each in findings for head in group}
+        texts = ((group, named(each.mistakes) or each.verdict) for group, each in findings)
+        heads = {head: text for group, text in texts for head in group}
     if verdict == "right":
         notes = [*notes, *_unseen(judge, found.base, every)]
     errors = judge.errors(found.base)

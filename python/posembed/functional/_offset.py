@@ -9,6 +9,7 @@ from torch import Tensor
 
 from posembed.functional._options import AdditiveLayout
 from posembed.glue.gate import gated
+from posembed.glue.validation import one_of, whole
 
 INTEGERS = (torch.int32, torch.int64)
 # The first number that positions cast to 16 bits cannot hold.
@@ -36,7 +37,14 @@ def positions_from(
         TypeError: The offsets are not int32 or int64.
     """
     if cu_seqlens is not None:
-        return _of_documents(offset, positions, x, batch, seq, cu_seqlens)
+        if positions is not None:
+            raise ValueError("cu_seqlens: expected none where positions are given")
+        if batch is not None and x.dim() + batch >= 0 and x.shape[batch] != 1:
+            raise ValueError(f"cu_seqlens: expected batch 1, got batch {x.shape[batch]}")
+        if isinstance(offset, Tensor):
+            return _PACKED_POSITIONS(cu_seqlens, x.shape[seq], offset)
+        _check_number(offset)
+        return _PACKED_POSITIONS(cu_seqlens, x.shape[seq]) + offset
     assert isinstance(offset, Tensor)
     shape = list(offset.shape)
     if positions is not None:
@@ -53,24 +61,6 @@ def positions_from(
         )
     tokens = torch.arange(x.shape[seq], dtype=offset.dtype, device=offset.device)
     return offset.unsqueeze(-1) + tokens
-
-
-def _of_documents(
-    offset: int | Tensor,
-    positions: Tensor | None,
-    x: Tensor,
-    batch: int | None,
-    seq: int,
-    cu_seqlens: Tensor,
-) -> Tensor:
-    if positions is not None:
-        raise ValueError("cu_seqlens: expected none where positions are given")
-    if batch is not None and x.dim() + batch >= 0 and x.shape[batch] != 1:
-        raise ValueError(f"cu_seqlens: expected batch 1, got batch {x.shape[batch]}")
-    if isinstance(offset, Tensor):
-        return _PACKED_POSITIONS(cu_seqlens, x.shape[seq], offset)
-    _check_number(offset)
-    return _PACKED_POSITIONS(cu_seqlens, x.shape[seq]) + offset
 
 
 def _check_number(offset: Any) -> None:
@@ -105,15 +95,14 @@ def counted(
     """Positions and offset for operators without documents, whose offset is a number."""
     if not isinstance(offset, Tensor) and cu_seqlens is None:
         return positions, offset
-    if not isinstance(offset, Tensor) and offset < 0:
-        raise ValueError(f"offset: expected 0 or more, got {offset}")
+    if not isinstance(offset, Tensor):
+        whole("offset", offset, 0)
     return of_layout(offset, positions, query, layout, cu_seqlens), 0
 
 
 def additive_layout(layout: Any) -> AdditiveLayout:
     """The layout of what positions are added to; raises ValueError for an unknown one."""
-    if layout not in ("bsd", "sbd"):
-        raise ValueError(f"layout: expected 'bsd' or 'sbd', got {layout!r}")
+    one_of("layout", layout, "bsd", "sbd")
     return layout  # type: ignore[no-any-return]
 
 

@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 from posembed.functional._options import By, Device, RelativeBuckets
 from posembed.glue.gate import check_tensors, gated, wrong_type
 from posembed.glue.sharding import any_sharded, call, is_sharded
+from posembed.glue.validation import one_of
 from posembed.specifications.score_positions import ScorePositions, check_names
 
 _RELATIVE_LOGITS = gated(torch.ops.posembed.relative_logits.default, sharded=True)
@@ -21,8 +22,7 @@ _RELATIVE_ROWS = gated(torch.ops.posembed.relative_rows.default)
 
 def by_key(by: By) -> bool:
     """Whether the table multiplies keys; a ValueError for an unknown ``by``."""
-    if by not in ("query", "key"):
-        raise ValueError(f"by: expected 'query' or 'key', got {by!r}")
+    one_of("by", by, "query", "key")
     return by == "key"
 
 
@@ -73,33 +73,15 @@ def relative_rows(
                 [0, 1, 2],
                 [0, 0, 1]])
     """
+    check_names(positions)
     like = torch.empty(0, device=device)
     counts = [num_buckets] if isinstance(num_buckets, int) else list(num_buckets)
-    return _rows(
-        like, query_length, key_length, counts, rule, max_distance, bidirectional, causal,
-        positions_from_mask, positions,
-    )  # fmt: skip
-
-
-def _rows(
-    like: Tensor,
-    query_length: int,
-    key_length: int,
-    num_buckets: list[int],
-    rule: RelativeBuckets,
-    max_distance: int,
-    bidirectional: bool,
-    causal: bool,
-    positions_from_mask: bool,
-    positions: ScorePositions,
-) -> Tensor:
-    check_names(positions)
     at = positions.get
     offset = at("query_offset")
     number, offsets = (None, offset) if isinstance(offset, Tensor) else (offset, None)
     places = (at("query_positions"), at("key_positions"), at("cu_seqlens"))
     return _RELATIVE_ROWS(
-        like, query_length, key_length, num_buckets, max_distance, bidirectional, rule, causal,
+        like, query_length, key_length, counts, max_distance, bidirectional, rule, causal,
         number, at("attention_mask"), positions_from_mask, *places, at("apply_mask", True), offsets,
     )  # fmt: skip
 
@@ -200,9 +182,10 @@ def relative_logits(
         if other_length is None:
             other_length = own if scores is None else scores.shape[-2 if keyed else -1]
         lengths = (other_length, own) if keyed else (own, other_length)
-        found = _rows(
-            query, *lengths, counts, rule, max_distance, bidirectional, causal,
-            positions_from_mask, positions,
+        found = relative_rows(
+            *lengths, counts, rule=rule, max_distance=max_distance, bidirectional=bidirectional,
+            causal=causal, positions_from_mask=positions_from_mask, device=query.device,
+            **positions,
         )  # fmt: skip
         joined = torch.cat(tuple(tables), -2) if len(tables) > 1 else tables[0]
     else:

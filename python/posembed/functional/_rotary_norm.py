@@ -16,6 +16,7 @@ from posembed.functional._rotary_tables import TableNumerics
 from posembed.glue.gate import Pair, check_tensors, gated
 from posembed.glue.other_names import unexpected
 from posembed.glue.sharding import is_sharded
+from posembed.glue.validation import one_of
 from posembed.specifications import RotarySpec
 
 _NORM_ROTARY = cast(Pair, gated(torch.ops.posembed.norm_rotary.default, sharded=True))
@@ -377,7 +378,11 @@ def _norm_rotary(
             raise ValueError("key_bias: expected None without a key, got a tensor")
         key = no_key(query, layout)
     tensors = (query, key, query_weight, key_weight)
-    text = head_text(query) if spec is None and cos is not None else rotary_text(spec)  # type: ignore[arg-type]
+    if spec is None and cos is not None:
+        check_tensors(query=query)
+        text = head_text(int(query.shape[-1]))
+    else:
+        text = rotary_text(spec)  # type: ignore[arg-type]
     centred, all_heads = norm_flags(norm, over)
     if norm == "rms" and over == "head" and cos is None and sin is None:  # the usual call
         options: tuple[Any, ...] = (text, positions, layout, offset, eps, weight_offset)
@@ -391,10 +396,8 @@ def _norm_rotary(
 
 def norm_flags(norm: str, over: str) -> tuple[bool, bool]:
     """Whether a norm subtracts the mean, and whether it is over all heads."""
-    if norm not in ("rms", "layer"):
-        raise ValueError(f"norm: expected 'rms' or 'layer', got {norm!r}")
-    if over not in ("head", "all_heads"):
-        raise ValueError(f"over: expected 'head' or 'all_heads', got {over!r}")
+    one_of("norm", norm, "rms", "layer")
+    one_of("over", over, "head", "all_heads")
     return norm == "layer", over == "all_heads"
 
 
@@ -410,12 +413,7 @@ def no_key(query: Tensor, layout: str) -> Tensor:
     return query.new_empty((*query.shape[:heads], 0, *query.shape[heads + 1 :]))
 
 
-def head_text(query: Tensor) -> str:
-    """The specification of heads that are rotated whole, half-split, by given tables."""
-    check_tensors(query=query)
-    return _head_text(int(query.shape[-1]))
-
-
 @functools.lru_cache
-def _head_text(head_dim: int) -> str:
+def head_text(head_dim: int) -> str:
+    """The specification of heads that are rotated whole, half-split, by given tables."""
     return RotarySpec(head_dim).text

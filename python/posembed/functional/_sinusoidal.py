@@ -58,14 +58,9 @@ def sinusoidal(
     text = sinusoidal_text(spec)
     if isinstance(offset, Tensor) or cu_seqlens is not None:
         positions, offset = positions_from(offset, positions, x, cu_seqlens=cu_seqlens), 0
-    return waved(x, text, _of_axes(positions, spec), offset, scale)
-
-
-def _of_axes(positions: Tensor | None, spec: SinusoidalSpec) -> Tensor | None:
-    """Positions of several axes with a dimension for the batch, as the operator expects."""
     if spec.block_texts and positions is not None and positions.dim() == 2:
-        return positions.unsqueeze(1)
-    return positions
+        positions = positions.unsqueeze(1)  # the batch
+    return waved(x, text, positions, offset, scale)
 
 
 def sinusoidal_grid_positions(

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from posembed.glue.validation import one_of
+
 LAYOUTS = {"bshd": "bsh.", "bhsd": "bhs.", "sbhd": "sbh.", "thd": "sh."}
 
 
@@ -37,8 +39,7 @@ class Dimensions(NamedTuple):
         """The same for tensors in ``layout``; a ValueError for an unknown one."""
         if layout is None:
             return self
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got {layout!r}")
+        one_of("layout", layout, *LAYOUTS)
         leading = {name: _arranged(letters, layout) for name, letters in self.leading.items()}
         results = tuple(r if r in leading else _arranged(r, layout) for r in self.results)
         return self._replace(leading=leading, results=results)
@@ -160,10 +161,9 @@ TABLE = {
 }
 
 
-def _arguments(name: str) -> dict[str, Any]:
-    schema = getattr(torch.ops.posembed, name).default._schema
-    return {argument.name: argument.default_value for argument in schema.arguments}
-
-
+_OPERATORS = {name: getattr(torch.ops.posembed, name).default for name in TABLE}
 # The arguments of each of these operators, in the order of the schema, with default values.
-ARGUMENTS = {name: _arguments(name) for name in TABLE}
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    name: {argument.name: argument.default_value for argument in operator._schema.arguments}
+    for name, operator in _OPERATORS.items()
+}

@@ -125,14 +125,9 @@ def answered(cls: type) -> None:
     for name, method in [*vars(cls).items()]:
         if name == "__init__":
             cls.__init__ = _answered(method, cls.__name__, "option")  # type: ignore[misc]
-        elif isinstance(method, classmethod) and _passes_on(method.__func__):
+        elif isinstance(method, classmethod) and inspect.getfullargspec(method.__func__).varkw:
             found = _answered(method.__func__, f"{cls.__name__}.{name}", "argument")
             setattr(cls, name, classmethod(found))
-
-
-def _passes_on(function: Callable[..., Any]) -> bool:
-    every = inspect.signature(function).parameters.values()
-    return any(each.kind is each.VAR_KEYWORD for each in every)
 
 
 def _answered(function: Callable[..., Any], owner: str, kind: str) -> Callable[..., Any]:

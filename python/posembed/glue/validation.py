@@ -45,14 +45,24 @@ def constant(number: Number) -> Number:
     return guard_scalar(number)  # type: ignore[return-value]
 
 
-def whole(name: str, value: Any) -> int:
-    """``value`` as an int, from any integer type but bool."""
+def one_of(name: str, value: Any, *known: str | None) -> None:
+    """Raises ValueError unless ``value`` is one of the known ones."""
+    if value not in known:
+        *others, last = map(repr, known)
+        raise ValueError(f"{name}: expected {', '.join(others)} or {last}, got {shown(value)}")
+
+
+def whole(name: str, value: Any, least: int | None = None) -> int:
+    """``value`` as an int, from any integer type but bool; of at least ``least``."""
     if isinstance(value, bool):
         raise ValueError(f"{name}: expected a whole number, got {value}")
     try:
-        return constant(operator.index(value))
+        number = constant(operator.index(value))
     except TypeError:
         raise ValueError(f"{name}: expected a whole number, got {value!r}") from None
+    if least is not None and number < least:
+        raise ValueError(f"{name}: expected {least} or more, got {number}")
+    return number
 
 
 def finite(name: str, value: Any) -> float:

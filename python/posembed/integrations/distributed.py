@@ -237,37 +237,28 @@ class VocabularyParallelInputEmbedding(InputEmbedding):
         part = slice(start, start + rows.shape[1])
         positions = positions if positions is None else positions[..., part]
         types = types if types is None else types[:, part]
+        first = first_token + start
         if rows.shape[1] == length or seed is None or batch == 1:
-            first = first_token + start
-            return self._fused(rows, positions, types, seed, first)
+            return self._fused(rows, positions=positions, types=types, seed=seed, first_token=first)
         # The samples are not adjacent in the whole batch's dropout mask.
-        samples = [slice(sample, sample + 1) for sample in range(batch)]
+        shared = positions is None or positions.dim() == 1
         results = [
             self._fused(
-                rows[sample],
-                positions if positions is None or positions.dim() == 1 else positions[sample],
-                types if types is None else types[sample],
-                seed,
-                first_token + sample.start * length + start,
+                row,
+                positions=positions if shared else positions[i : i + 1],  # type: ignore[index]
+                types=types if types is None else types[i : i + 1],
+                seed=seed,
+                first_token=first + i * length,
             )
-            for sample in samples
+            for i, row in enumerate(rows.unsqueeze(1))
         ]
         return torch.cat(results)
 
-    def _fused(
-        self,
-        rows: Tensor,
-        positions: Tensor | None,
-        types: Tensor | None,
-        seed: Tensor | None,
-        first_token: int,
-    ) -> Tensor:
+    def _fused(self, rows: Tensor, **options: Any) -> Tensor:
         """The module's own kernel, which takes plain tensors."""
         gradient = Partial() if self.style.place.is_shard() else Replicate()
         parameters = {
             f"embed.{name}": cast(DTensor, parameter).to_local(grad_placements=[gradient])
             for name, parameter in self.named_parameters()
         }
-        options = {"positions": positions, "types": types, "first_token": first_token}
-        result = functional_call(_Fused(self), parameters, (rows,), {**options, "seed": seed})
-        return cast(Tensor, result)
+        return cast(Tensor, functional_call(_Fused(self), parameters, (rows,), options))

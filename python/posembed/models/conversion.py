@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from posembed.glue.gate import gated
+from posembed.glue.validation import one_of
 
 _PERMUTE_WEIGHT = gated(torch.ops.posembed.rotary_permute_weight.default)
 
@@ -47,8 +48,7 @@ def permute_rotary_weight(
         >>> pe.permute_rotary_weight(weight, 1, to="interleaved").flatten().tolist()
         [0.0, 2.0, 1.0, 3.0]
     """
-    if to not in ("interleaved", "half_split"):
-        raise ValueError(f"to: expected 'interleaved' or 'half_split', got {to!r}")
+    one_of("to", to, "interleaved", "half_split")
     chosen = None if heads is None else list(heads)
     window = (to == "interleaved", rotary_dim, rotary_start)
     return _PERMUTE_WEIGHT(weight, num_heads, *window, chosen)

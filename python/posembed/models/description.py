@@ -105,13 +105,6 @@ def _alibi(config: Any, fields: Fields) -> Fields | None:
     return {"preset": preset.name, "num_heads": preset.num_heads, "options": preset.options}
 
 
-def _mrope(config: Any, fields: Fields) -> Fields | None:
-    if not mrope.has_rule(fields):
-        return None
-    rule: Fields = json.loads(reading.mrope_rule(config).to_json())
-    return rule
-
-
 def _input(config: Any, fields: Fields) -> Fields | None:
     """The input layer of a folder with tensors."""
     is_folder = isinstance(config, (str, os.PathLike)) and Path(config).is_dir()
@@ -188,6 +181,7 @@ def describe(config: Any, **facts: Unpack[Facts]) -> dict[str, Any]:
     known = biases or input_ or any("refused" not in part for part in described.values())
     if "refused" in whole and not known:
         raise ValueError(whole["refused"])
+    rule = reading.mrope_rule(source) if mrope.has_rule(fields) else None
     model = text_of(fields.get("general.architecture") or fields.get("model_type"))
     return {
         "format": FORMAT,
@@ -196,6 +190,6 @@ def describe(config: Any, **facts: Unpack[Facts]) -> dict[str, Any]:
         **whole,
         "parts": described,
         "alibi": biases,
-        "mrope": _mrope(source, fields),
+        "mrope": json.loads(rule.to_json()) if rule else None,
         "input": input_,
     }

@@ -221,11 +221,13 @@ def reals(key: str, values: Any) -> list[float]:
     return [real(key, value) for value in values]
 
 
-def whole(key: str, value: Any) -> int:
-    """An integer."""
+def whole(key: str, value: Any, least: int = -(2**63)) -> int:
+    """An integer of at least ``least``."""
     number = real(key, value)
     if not number.is_integer() or not -(2.0**63) <= number < 2.0**63:
         raise ValueError(f"{key}: expected a whole number, got {shown(value)}")
+    if number < least:
+        raise ValueError(f"{key}: expected {least} or more, got {int(value)}")
     return int(value)
 
 

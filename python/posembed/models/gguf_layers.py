@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from posembed.models.fields import Fields, Keys, flag, shown, whole
+from posembed.models.fields import Fields, Keys, flag, positive, shown, whole
 from posembed.models.layers import MOST_LAYERS
 
 if TYPE_CHECKING:
@@ -75,9 +75,7 @@ def _windows_of(file: Metadata, counts: Counts) -> list[bool]:
         raise ValueError(f"{PATTERN}: missing in the metadata")
     if isinstance(pattern, list) or known is None:
         return _listed(PATTERN, pattern, counts.all, False)
-    period = whole(PATTERN, pattern)
-    if period < 0:
-        raise ValueError(f"{PATTERN}: expected 0 or more, got {period}")
+    period = whole(PATTERN, pattern, 0)
     # In all layers but one of each period: the last, or the first.
     full = 0 if rule.get("full_first") else period - 1
     slides = [period == 0 or place % period != full for place in range(counts.trunk)]
@@ -99,19 +97,10 @@ def _recurrent_of(file: Metadata, counts: Counts) -> list[bool]:
             return none
         return [place >= len(heads) or heads[place] == 0 for place in range(counts.all)]
     listed, key = file.model.take("attention.recurrent_layers"), "full_attention_interval"
-    period = whole(key, file.model.take(key, rule))
-    if period <= 0:
-        raise ValueError(f"{key}: expected a positive number, got {period}")
+    period = positive(key, file.model.take(key, rule))
     if listed is not None:
         return _listed("attention.recurrent_layers", listed, counts.all, False)
     return [place < counts.trunk and (place + 1) % period != 0 for place in range(counts.all)]
-
-
-def _is_left_out(rule: Fields | None, windowed: bool, place: int) -> bool:
-    """One of every few layers does not rotate."""
-    if rule is None or (rule.get("windowed") and not windowed):
-        return False
-    return bool(place % rule["every"] == rule["place"])
 
 
 def _rotated_by_kind(file: Metadata, windows: list[bool]) -> list[bool]:
@@ -153,11 +142,12 @@ def layers_of(file: Metadata) -> list[Layer]:
     rotated = _rotated_by_kind(file, windows)
     off = file.rules.get("switch")
     some = off is None or flag(off, file.rope.take(off, True))
-    left_out, windowed = file.rules.get("unrotated"), has_windows(file)
+    rule = file.rules.get("unrotated", {})  # one of every few layers does not rotate
+    applies = rule and (has_windows(file) or not rule.get("windowed"))
     layers = []
     for place in range(counts.all):
         rotates = rotated[place] and not recurrent[place]
-        rotates = rotates and not _is_left_out(left_out, windowed, place)
+        rotates = rotates and not (applies and place % rule["every"] == rule["place"])
         ahead = place >= counts.trunk and bool(file.rules.get("next_tokens"))
         layers.append(Layer(windows[place], some and (rotates or ahead)))
     _check_next_tokens(file, counts, layers)

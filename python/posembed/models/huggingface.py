@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from posembed.glue.validation import one_of
 from posembed.models import axes, catalogue, rope_parameters, scalings
 from posembed.models.data import table, words
 from posembed.models.fields import (
@@ -88,10 +89,8 @@ def _is_interleaved(config: Keys, rules: Fields, stated: bool | None) -> bool:
     """Which components form a pair: as a converted file says, or as known for the model type."""
     pairing, key = rules.get("pairing"), "rope_interleave"
     converted = None if "head" in rules else config.take(catalogue.CONVERTED)
-    if converted not in (None, "interleaved", "half_split"):
-        raise ValueError(
-            f"{catalogue.CONVERTED}: expected 'interleaved' or 'half_split', got {shown(converted)}"
-        )
+    if converted is not None:
+        one_of(catalogue.CONVERTED, converted, "interleaved", "half_split")
     if converted is not None or "head" in rules:  # of a part of a layer, keys do not speak
         config.ignore(catalogue.CONVERTED, key)
         return bool(same("interleaved", (stated, (converted or pairing) == "interleaved")))

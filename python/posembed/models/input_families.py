@@ -38,7 +38,9 @@ def read(model_or_path: Any) -> InputLayer:
     """See :meth:`posembed.InputEmbedding.from_huggingface`."""
     model = model_or_path
     if isinstance(model, (str, Path)):
-        if is_folder_of_family(Path(model)):
+        config = Path(model, "config.json")  # in a folder with safetensors of a supported family
+        is_folder = config.is_file() and any(Path(model).glob("model.safetensors*"))
+        if is_folder and input_layer.family_of(files.load(config)) is not None:
             return of_folder(model)
         from transformers import AutoModel
 
@@ -47,13 +49,6 @@ def read(model_or_path: Any) -> InputLayer:
 
 
 # -------------------------------------------------------------------------------------------- files
-
-
-def is_folder_of_family(path: Path) -> bool:
-    """Whether this is a folder with safetensors of a supported family."""
-    if not (path / "config.json").is_file() or not any(path.glob("model.safetensors*")):
-        return False
-    return input_layer.family_of(files.load(path / "config.json")) is not None
 
 
 def of_folder(path: str | Path) -> InputLayer:

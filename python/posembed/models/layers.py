@@ -60,10 +60,7 @@ def count_of_layers(fields: Fields) -> int | None:
     for key in table("words")["layer_counts"]:
         value = fields.get(key)
         if value:
-            count = whole(key, value)
-            if count < 0:
-                raise ValueError(f"{key}: expected 0 or more, got {count}")
-            return count
+            return whole(key, value, 0)
     return None
 
 

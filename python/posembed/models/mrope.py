@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from posembed import positions
+from posembed.glue.validation import one_of
 from posembed.models import catalogue
 from posembed.models.fields import Fields, check_number, real, text_of, whole
 from posembed.specifications import MropeRule
@@ -102,8 +104,6 @@ def _numbers(fields: Fields, rule: MropeRule) -> dict[str, Any]:
 
 def has_rule(fields: Fields) -> bool:
     """Whether a configuration's model type numbers images among text."""
-    from posembed import positions
-
     return _name(fields) in positions.rules() or "mrope" in catalogue.of(fields)
 
 
@@ -114,6 +114,8 @@ def _name(fields: Fields) -> str:
 def read(config: Fields) -> MropeRule:
     """See :meth:`posembed.MropeRule.from_huggingface`."""
     own = catalogue.of(config).get("mrope")
+    if not own:
+        one_of("model_type", _name(config), *positions.rules())
     rule = MropeRule(**own) if own else MropeRule.from_json(_name(config))
     # The part with the tokens' ids: the thinker of an Omni model.
     fields = _block(config, "thinker_config") or config

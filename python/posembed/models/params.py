@@ -128,7 +128,5 @@ def read(fields: Fields, options: Options) -> RotarySpec:
 
 def read_layers(fields: Fields, options: Options) -> list[RotarySpec | None]:
     """The same for each layer."""
-    length = whole("n_layers", Keys(fields, "params.json").need("n_layers"))
-    if length < 0:
-        raise ValueError(f"n_layers: expected 0 or more, got {length}")
+    length = whole("n_layers", Keys(fields, "params.json").need("n_layers"), 0)
     return [read(fields, options)] * length

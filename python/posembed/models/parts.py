@@ -64,13 +64,6 @@ def path_of(fields: Fields, part: str | None) -> list[str]:
     return _walk(fields, part, dict)[0]
 
 
-def _part_type(whole: str, text: str, part: str | None) -> str:
-    """The model type of a part that does not state one."""
-    if part is None or part == "text_config":
-        return text
-    return f"{whole}_{part.removesuffix('_config')}"
-
-
 def _with_base_of_attention(fields: Fields) -> Fields:
     """DBRX has its base in a block about attention."""
     block = fields.get("attn_config")
@@ -88,4 +81,6 @@ def typed(fields: Fields, part: str | None) -> Fields:
     text = catalogue.of(fields).get("text")
     if text is None or (own and own != whole):
         return chosen
-    return {**chosen, "model_type": _part_type(whole, text, part)}
+    if part is not None and part != "text_config":
+        text = f"{whole}_{part.removesuffix('_config')}"
+    return {**chosen, "model_type": text}

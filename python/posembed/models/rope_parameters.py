@@ -106,13 +106,6 @@ def _label(fields: Fields, kind: str | None, rope: Fields) -> str:
     return "main" if name == "sliding_attention" else "compress"
 
 
-def _check_kinds(rope: Fields) -> None:
-    """Rejects other keys than those of kinds of layers."""
-    every = Keys(rope, "rope_parameters")
-    every.ignore(*SHARED, *(key for key, value in rope.items() if isinstance(value, dict)))
-    every.done()
-
-
 def of_kind(config: Keys, kind: str | None) -> Keys | None:
     """The rope_parameters of one kind of layer; None if such layers are not rotated."""
     config.ignore("rope_parameters", "rope_scaling", "rope_scaling_layers", *ALL_BASES)
@@ -120,7 +113,9 @@ def of_kind(config: Keys, kind: str | None) -> Keys | None:
         same("yarn_only_types", (config.take("yarn_only_types"), ["full_attention"]))
     rope = of(config.fields)
     if is_nested(rope):
-        _check_kinds(rope)
+        every = Keys(rope, "rope_parameters")
+        every.ignore(*SHARED, *(key for key, value in rope.items() if isinstance(value, dict)))
+        every.done()
         own = rope.get(_label(config.fields, kind, rope))
         if own is None:
             return None

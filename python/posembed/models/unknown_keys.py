@@ -18,11 +18,6 @@ from posembed.specifications import RotarySpec
 Said = Mapping[str, Collection[Any]]
 
 
-def _is_about_positions(word: str) -> bool:
-    beginnings = tuple(table("words")["beginnings"])
-    return word in words("about_positions") or word.endswith("rope") or word.startswith(beginnings)
-
-
 def _names_positions(key: str) -> bool:
     """Whether a key has a word about positions: "RoPE_base" has "rope" and "base"."""
     if key.startswith(tuple(table("words")["experts"])) or key in words("others"):
@@ -30,7 +25,8 @@ def _names_positions(key: str) -> bool:
     found = set(re.findall(r"[a-z0-9]+", key.lower()))
     if not found.isdisjoint(words("schedules")):
         found -= {"freq", "freqs"}  # every so many layers or steps
-    return any(map(_is_about_positions, found))
+    known, beginnings = words("about_positions"), tuple(table("words")["beginnings"])
+    return any(x in known or x.endswith("rope") or x.startswith(beginnings) for x in found)
 
 
 def _repeats(key: str, value: Any, said: Said) -> bool:

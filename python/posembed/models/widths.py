@@ -59,12 +59,6 @@ def latent_width(config: Keys) -> int:
     return sum(whole(key, config.take(key, 0)) for key in keys)
 
 
-def _stated_part(config: Keys, rope: Keys) -> Any:
-    """partial_rotary_factor under any of its names; None if the configuration has none."""
-    key = "partial_rotary_factor"
-    return same(key, (rope.take(key), config.take(key), config.take("rotary_pct")))
-
-
 def _check_part_of_head(config: Keys, part: Any, own: int, rules: Fields) -> None:
     """Rejects a partial_rotary_factor that qk_rope_head_dim overrides with another width."""
     if part is None or "layer_parts" in rules:
@@ -97,7 +91,8 @@ def _rotary_width(head_dim: int, part: Any, stated: Any, rules: Fields, rope_typ
 def widths_of(config: Keys, rope: Keys, rules: Fields) -> Widths:
     """The widths of a head, by the catalogue's entry and the scaling's type."""
     rope_type = scalings.rope_type(rope)
-    part = _stated_part(config, rope)
+    key = "partial_rotary_factor"
+    part = same(key, (rope.take(key), config.take(key), config.take("rotary_pct")))
     apart = config.take("qk_rope_head_dim")
     stated = config.same("rotary_dim", "attn_rotary_emb")
     config.ignore("qk_nope_head_dim", "qk_head_dim", "projection_dim")

@@ -18,7 +18,7 @@ from posembed.functional import Device
 from posembed.functional._alibi import bias as score_bias
 from posembed.functional._alibi import check_attention, score_options
 from posembed.glue.gate import check_tensors
-from posembed.glue.validation import flag, written
+from posembed.glue.validation import flag, one_of, written
 from posembed.modules import attention
 from posembed.modules.alibi_slopes import AlibiSlopes
 from posembed.specifications.score_positions import ScorePositions
@@ -132,9 +132,7 @@ class ALiBi(AlibiSlopes):
             >>> pe.ALiBi.from_preset("mosaicbert", 12)
             ALiBi(12, slopes='paper', max_bias=8, causal=False)
         """
-        if name not in _PRESETS:
-            known = ", ".join(repr(preset) for preset in _PRESETS)
-            raise ValueError(f"name: expected one of {known}, got {name!r}")
+        one_of("name", name, *_PRESETS)
         options = {**_PRESETS[name], **options}
         if name == "falcon":
             if head_dim is None:
@@ -479,8 +477,7 @@ class ALiBi(AlibiSlopes):
                 positions_from_mask=True,
                 **positions,
             )
-        if backend not in ("flash", "flex"):
-            raise ValueError(f"backend: expected 'flash', 'flex' or 'fused', got {backend!r}")
+        one_of("backend", backend, "flash", "flex", "fused")
         check_attention(query, key, value, dropout)
         attention.check_backend(backend, query, sample_slopes, positions)
         if scale is None:

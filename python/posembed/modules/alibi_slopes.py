@@ -13,7 +13,7 @@ from posembed import functional
 from posembed.functional import Device
 from posembed.glue.sharding import set_values
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import finite, flag, whole
+from posembed.glue.validation import finite, flag, positive, whole
 
 
 class AlibiSlopes(Leaf, nn.Module):
@@ -43,13 +43,11 @@ class AlibiSlopes(Leaf, nn.Module):
         super().__init__()
         if isinstance(slopes, str) and slopes not in ("paper", "geometric"):
             raise ValueError(f"slopes: expected 'paper', 'geometric' or a tensor, got {slopes!r}")
-        if train_length is not None and whole("train_length", train_length) <= 0:
-            raise ValueError(f"train_length: expected a positive number, got {train_length}")
         self.num_heads = whole("num_heads", num_heads)
         self.total_heads = None if total_heads is None else whole("total_heads", total_heads)
         self.head_start, self.learned = whole("head_start", head_start), flag("learned", learned)
         self.max_bias, self.factor = finite("max_bias", max_bias), finite("factor", factor)
-        self.train_length = train_length
+        self.train_length = None if train_length is None else positive("train_length", train_length)
         self.kind = slopes if isinstance(slopes, str) else "given"
         self._given = [] if isinstance(slopes, str) else self._numbers(slopes)
         self._follow(torch.empty(0, device=device, dtype=dtype))

@@ -12,7 +12,7 @@ from posembed.functional import BagMode, Device, Gradient
 from posembed.functional._bag import pooled
 from posembed.functional._token import padding_row
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import flag, written
+from posembed.glue.validation import flag, one_of, written
 from posembed.modules.token import (
     Keep,
     TableOptions,
@@ -73,8 +73,7 @@ class TokenBag(Leaf, TableOwner, nn.EmbeddingBag):
     ) -> None:
         check_sizes(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
         check_table_options(num_embeddings, padding_idx, gradient)
-        if mode not in ("sum", "mean", "max"):
-            raise ValueError(f"mode: expected 'sum', 'mean' or 'max', got {mode!r}")
+        one_of("mode", mode, "sum", "mean", "max")
         self.gradient: Gradient = gradient
         super().__init__(
             num_embeddings,

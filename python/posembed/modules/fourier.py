@@ -21,7 +21,7 @@ from posembed.functional._options import FourierUnit, FourierWaves
 from posembed.glue.gate import check_tensors
 from posembed.glue.sharding import set_values
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import finite, flag, positive, shown, whole
+from posembed.glue.validation import finite, flag, one_of, positive, shown, whole
 
 # nerf-pytorch's run_nerf_helpers.py, transformers' PerceiverFourierPositionEncoding and
 # SamPositionalEmbedding, score_sde_pytorch's GaussianFourierProjection, Time2Vec's paper.
@@ -264,9 +264,8 @@ def _copy(numbers: Tensor) -> Tensor:
 def _resolved(given: dict[str, Any]) -> dict[str, Any]:
     """The options that are given, over those of the preset."""
     preset = given.get("preset")
-    if preset is not None and preset not in _PRESETS:
-        known = ", ".join(repr(name) for name in _PRESETS)
-        raise ValueError(f"preset: expected one of {known}, got {shown(preset)}")
+    if preset is not None:
+        one_of("preset", preset, *_PRESETS)
     options = dict(_PRESETS[preset]) if preset is not None else {}
     if any(name in given for name in _SOURCES):
         options = {name: value for name, value in options.items() if name not in _SOURCES}

@@ -17,11 +17,18 @@ from posembed.functional import Device, Gradient
 from posembed.functional._offset import positions_from
 from posembed.functional._options import is_wrapper
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import finite, not_negative
+from posembed.glue.validation import finite, not_negative, one_of
 from posembed.models import input_families
 from posembed.modules.learned import LearnedPositionalEmbedding
 from posembed.modules.sinusoidal import SinusoidalPositionalEmbedding
-from posembed.modules.token import TokenEmbedding, among, check_mask, check_sizes, scale_number
+from posembed.modules.token import (
+    TokenEmbedding,
+    among,
+    check_computed,
+    check_mask,
+    check_sizes,
+    scale_number,
+)
 
 Position = LearnedPositionalEmbedding | SinusoidalPositionalEmbedding
 PositionRule = Literal["consecutive", "roberta", "opt"]
@@ -118,8 +125,7 @@ class InputEmbedding(Leaf, nn.Module):
         eps = 1e-5 if eps is None else not_negative("eps", eps)
         if not 0 <= finite("dropout", dropout) <= 1:
             raise ValueError(f"dropout: expected 0 to 1, got {dropout}")
-        if norm not in ("layer", "rms", None):
-            raise ValueError(f"norm: expected 'layer', 'rms' or None, got {norm!r}")
+        one_of("norm", norm, "layer", "rms", None)
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         self.embedding_dim = embedding_dim
         self.dropout = dropout
@@ -221,14 +227,13 @@ class InputEmbedding(Leaf, nn.Module):
         positions = self._positions(tokens, ids, positions, attention_mask, offset, cu_seqlens)
         offset = 0 if positions is not None else offset
         dropout = self.dropout if self.training else 0.0
+        drawn: dict[str, Any] = {"dropout": dropout, "seed": seed, "first_token": first_token}
         parts = self._plain_parts(inputs_embeds is None and self.token_dim is None)
         if parts is None:
             result = self._call_parts(ids, inputs_embeds, positions, types, offset)  # type: ignore[arg-type]
             if dropout > 0:
                 ids, table = own_rows(result)
-                result = functional.input_embedding(
-                    ids, dropout=dropout, seed=seed, first_token=first_token, **table
-                )
+                result = functional.input_embedding(ids, **drawn, **table)
         else:
             if "token" not in parts:
                 ids, table = own_rows(self._vectors(ids, inputs_embeds))
@@ -238,9 +243,7 @@ class InputEmbedding(Leaf, nn.Module):
                 positions=positions,
                 types=types,
                 offset=offset,
-                dropout=dropout,
-                seed=seed,
-                first_token=first_token,
+                **drawn,
                 **parts,
             )
         if self.projection is None or self.token_dim is not None:
@@ -481,8 +484,7 @@ def either(name: str, ours: Tensor | None, other: str, theirs: Tensor | None) ->
 
 
 def _check_rule(rule: str, positions: str | None, padding_idx: int | None) -> None:
-    if rule not in ("consecutive", "roberta", "opt"):
-        raise ValueError(f"position_rule: expected 'consecutive', 'roberta' or 'opt', got {rule!r}")
+    one_of("position_rule", rule, "consecutive", "roberta", "opt")
     if rule != "consecutive" and positions is None:
         raise ValueError(f"position_rule: expected 'consecutive' without positions, got {rule!r}")
     if rule == "opt" and positions != "learned":
@@ -499,14 +501,10 @@ def _check_vectors(vectors: Tensor, width: int, dtype: torch.dtype) -> None:
     if vectors.dim() != 3 or vectors.shape[-1] != width:
         found = list(vectors.shape)
         raise ValueError(f"inputs_embeds: expected [batch, seq, {width}], got {found}")
-    found_dtype = vectors.dtype
-    if not found_dtype.is_floating_point:
+    check_computed("inputs_embeds", vectors)
+    if vectors.dtype != dtype and not torch.is_autocast_enabled(vectors.device.type):
         raise TypeError(
-            f"inputs_embeds: expected float32, float64, bfloat16 or float16, got {found_dtype}"
-        )
-    if found_dtype != dtype and not torch.is_autocast_enabled(vectors.device.type):
-        raise TypeError(
-            f"inputs_embeds: expected the dtype of the tables, {dtype}, got {found_dtype}"
+            f"inputs_embeds: expected the dtype of the tables, {dtype}, got {vectors.dtype}"
         )
 
 
@@ -520,16 +518,11 @@ def own_rows(vectors: Tensor) -> tuple[Tensor, dict[str, Any]]:
 
 def is_plain(module: nn.Module, kinds: tuple[type, ...]) -> bool:
     """Whether the kernel can read the module's parameters instead of calling it."""
-    if type(module) not in kinds or "forward" in module.__dict__:
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    hooks = hooks or module._backward_hooks or module._backward_pre_hooks
+    if type(module) not in kinds or "forward" in module.__dict__ or hooks:
         return False
-    if module._forward_hooks or module._forward_pre_hooks:
-        return False
-    if module._backward_hooks or module._backward_pre_hooks:
-        return False
-    for parameter in module._parameters.values():
-        if parameter is not None and is_wrapper(parameter):
-            return False
-    return True
+    return not any(x is not None and is_wrapper(x) for x in module._parameters.values())
 
 
 def has_plain_rows(table: nn.Embedding) -> bool:
@@ -563,8 +556,7 @@ def _position(
     rows: dict[str, Any],
     place: dict[str, Any],
 ) -> Position | None:
-    if kind not in ("learned", "sinusoidal", None):
-        raise ValueError(f"positions: expected 'learned', 'sinusoidal' or None, got {kind!r}")
+    one_of("positions", kind, "learned", "sinusoidal", None)
     if kind == "learned":
         if max_positions is None:
             raise ValueError("max_positions: expected a number for learned positions, got none")

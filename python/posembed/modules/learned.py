@@ -21,8 +21,8 @@ from posembed.functional._options import AdditiveLayout
 from posembed.glue.memory import prefer_huge_pages
 from posembed.glue.sharding import zero_row
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import flag, not_negative, whole, written
-from posembed.modules.token import COMPUTED, check_sizes
+from posembed.glue.validation import flag, not_negative, one_of, whole, written
+from posembed.modules.token import check_computed, check_sizes
 
 # How programs name tables of positions in their checkpoints.
 TABLE_NAMES = (
@@ -117,8 +117,7 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
         self.embedding_dim = embedding_dim
         self.first_row = first_row
         self.prefix_tokens = prefix_tokens
-        if resampling not in ("bicubic", "bilinear"):
-            raise ValueError(f"resampling: expected 'bicubic' or 'bilinear', got {resampling!r}")
+        one_of("resampling", resampling, "bicubic", "bilinear")
         self.resampling = resampling
         self.align_corners = flag("align_corners", align_corners)
         self.antialias = flag("antialias", antialias)
@@ -155,11 +154,7 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
         """
         rows, columns = checked_grid("grid", grid)
         shape = list(embeddings.shape)
-        if embeddings.dtype not in COMPUTED:
-            raise TypeError(
-                f"embeddings: expected float32, float64, bfloat16 or float16, got "
-                f"{embeddings.dtype}"
-            )
+        check_computed("embeddings", embeddings)
         table = embeddings
         if table.dim() > 2 and shape[0] == 1:
             table = table.squeeze(0)

@@ -482,8 +482,6 @@ class NgramEmbedding(Leaf, Prefetching):
         lengths: Tensor | None = None,
     ) -> Tensor:
         """The rows that :meth:`forward` looks up: int64 [batch, seq, sizes * heads]."""
-        if attention_mask is None and lengths is None:
-            return hashed(ids, *self.spec.arguments, history, cu_seqlens)
         text = _text(ids, attention_mask, lengths)
         return hashed(ids, *self.spec.arguments, history, cu_seqlens, text)
 
@@ -637,9 +635,8 @@ class PerLayerEmbedding(TokenEmbedding):
         device: Device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check_sizes(num_layers=num_layers, layer_dim=layer_dim)
-        if num_layers < 1:
-            raise ValueError(f"num_layers: expected 1 or more, got {num_layers}")
+        whole("num_layers", num_layers, 1)
+        check_sizes(layer_dim=layer_dim)
         super().__init__(
             num_embeddings,
             num_layers * layer_dim,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from posembed import functional
 from posembed.functional import Device, RelativeBuckets, RelativeMlp, ResamplingMethod
 from posembed.functional._learned import Grid, Window, checked_grid, same_grid
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import flag, whole, written
+from posembed.glue.validation import flag, one_of, whole, written
 from posembed.specifications.score_positions import ScorePositions, check_names
 
 
@@ -38,6 +38,7 @@ def _checked_window(name: str, window: Any, most_axes: int = 3) -> Window:
 
 def check_rule(module: Any, count: int) -> None:
     """Raises ValueError for options of distances that are inconsistent."""
+    one_of("buckets", module.buckets, *get_args(RelativeBuckets))
     functional.relative_buckets(
         torch.zeros(0, dtype=torch.int64, device="cpu"),
         count,
@@ -85,8 +86,7 @@ class RelativePositionBias(Leaf, nn.Module):
         resampling: How the table of a window becomes that of another one: "bilinear" or "bicubic".
         align_corners: The corners of both tables are the same points.
         antialias: Average over all rows that a smaller table merges.
-        device: Device of the table.
-        dtype: Dtype of the table.
+        device, dtype: Device and dtype of the table.
 
     Raises:
         ValueError: Options are inconsistent.
@@ -131,15 +131,13 @@ class RelativePositionBias(Leaf, nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.num_heads = whole("num_heads", num_heads)
-        if num_heads < 0:
-            raise ValueError(f"num_heads: expected 0 or more, got {num_heads}")
+        self.num_heads = whole("num_heads", num_heads, 0)
         self.num_buckets = whole("num_buckets", num_buckets)
         self.max_distance = whole("max_distance", max_distance)
         self.bidirectional = flag("bidirectional", bidirectional)
         self.buckets = buckets
         self.class_token = flag("class_token", class_token)
-        self.mlp_dim = whole("mlp_dim", mlp_dim)
+        self.mlp_dim = whole("mlp_dim", mlp_dim, 0)
         self.mlp_rule = mlp_rule
         self.resampling = resampling
         self.align_corners = flag("align_corners", align_corners)
@@ -166,8 +164,7 @@ class RelativePositionBias(Leaf, nn.Module):
         self.reset_parameters()
 
     def _check_window(self) -> None:
-        if self.mlp_rule not in ("swin", "cr"):
-            raise ValueError(f"mlp_rule: expected 'swin' or 'cr', got {self.mlp_rule!r}")
+        one_of("mlp_rule", self.mlp_rule, "swin", "cr")
         if self.mlp_rule == "cr" and (self.mlp_dim == 0 or self.pretrained_window):
             raise ValueError("mlp_rule: expected 'swin' without mlp_dim or with pretrained_window")
         if self.window is None:
@@ -177,12 +174,7 @@ class RelativePositionBias(Leaf, nn.Module):
                 )
             check_rule(self, self.num_buckets)
             return
-        if self.resampling not in ("bicubic", "bilinear"):
-            raise ValueError(
-                f"resampling: expected 'bicubic' or 'bilinear', got {self.resampling!r}"
-            )
-        if self.mlp_dim < 0:
-            raise ValueError(f"mlp_dim: expected 0 or more, got {self.mlp_dim}")
+        one_of("resampling", self.resampling, "bicubic", "bilinear")
         if self.mlp_dim and self.class_token:
             raise ValueError("class_token: expected False beside mlp_dim")
         if self.pretrained_window and not self.mlp_dim:
@@ -235,9 +227,10 @@ class RelativePositionBias(Leaf, nn.Module):
         keys = query_length if key_length is None else key_length
         offset = positions.pop("query_offset", None)
         if isinstance(offset, Tensor) or positions:
-            return self._of_positions(
-                query_length, keys, ScorePositions(query_offset=offset, **positions)
-            )
+            rows = rows_of(self, query_length, keys, query_offset=offset, **positions)
+            bias = functional.embedding(rows.clamp_min(0), self.weight).movedim(-1, -3)
+            rows = rows.unsqueeze(-3)
+            return bias.masked_fill(rows == -1, 0).masked_fill(rows == -2, -math.inf)
         return functional.relative_bias(
             self.weight,
             query_length,
@@ -247,14 +240,6 @@ class RelativePositionBias(Leaf, nn.Module):
             bidirectional=self.bidirectional,
             kind=self.buckets,
         )
-
-    def _of_positions(
-        self, query_length: int, key_length: int, positions: ScorePositions
-    ) -> Tensor:
-        rows = rows_of(self, query_length, key_length, **positions)
-        bias = functional.embedding(rows.clamp_min(0), self.weight).movedim(-1, -3)
-        rows = rows.unsqueeze(-3)
-        return bias.masked_fill(rows == -1, 0).masked_fill(rows == -2, -math.inf)
 
     def of_window(self, window: Window | None = None) -> Tensor:
         """The bias of a window, [num_heads, tokens, tokens]; :meth:`forward` without lengths."""

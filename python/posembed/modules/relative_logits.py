@@ -43,8 +43,7 @@ class RelativeLogits(Leaf, nn.Module):
         causal: Hide keys after the query.
         by: "key": the table multiplies keys (DeBERTa's second term).
         scale: Multiplies the logits.
-        device: Device of the table.
-        dtype: Dtype of the table.
+        device, dtype: Device and dtype of the table.
 
     Raises:
         ValueError: Options are inconsistent.
@@ -79,28 +78,22 @@ class RelativeLogits(Leaf, nn.Module):
         super().__init__()
         given = (num_buckets,) if isinstance(num_buckets, int) else tuple(num_buckets)
         self.num_buckets = tuple(whole("num_buckets", count) for count in given)
-        self.head_dim = whole("head_dim", head_dim)
-        self.num_heads = None if num_heads is None else whole("num_heads", num_heads)
+        self.head_dim = whole("head_dim", head_dim, 1)
+        self.num_heads = None if num_heads is None else whole("num_heads", num_heads, 1)
         self.buckets = buckets
         self.max_distance = whole("max_distance", max_distance)
         self.bidirectional = flag("bidirectional", bidirectional)
         self.causal = flag("causal", causal)
         self.by: By = "key" if by_key(by) else "query"
         self.scale = float(scale)
-        self._check_options()
+        if not self.num_buckets:
+            raise ValueError("num_buckets: expected a number for each axis, got none")
+        for count in self.num_buckets:
+            check_rule(self, count)
         count = math.prod(self.num_buckets) if buckets == "grid" else sum(self.num_buckets)
         sizes = [count, head_dim] if num_heads is None else [num_heads, count, head_dim]
         self.weight = nn.Parameter(torch.empty(sizes, device=device, dtype=dtype))
         self.reset_parameters()
-
-    def _check_options(self) -> None:
-        if not self.num_buckets:
-            raise ValueError("num_buckets: expected a number for each axis, got none")
-        for name, value in (("head_dim", self.head_dim), ("num_heads", self.num_heads)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name}: expected 1 or more, got {value}")
-        for count in self.num_buckets:
-            check_rule(self, count)
 
     def reset_parameters(self) -> None:
         """Draws the table from N(0, 0.02)."""
@@ -193,7 +186,8 @@ class RelativeLogits(Leaf, nn.Module):
         """
         found, queries, keys = self._rows_of(query, other_length, positions)
         # rows: [axes, batch or 1, queries, keys]
-        rows = found.reshape(-1 if found.dim() == 4 else 1, *_batch(found), queries, keys)
+        batch = found.shape[-3:-2] or (1,)
+        rows = found.reshape(-1 if found.dim() == 4 else 1, *batch, queries, keys)
         products = query @ self._parameter("weight").mT * self.scale
         keyed, shared = self.by == "key", rows.shape[1] == 1
 
@@ -215,8 +209,3 @@ class RelativeLogits(Leaf, nn.Module):
             usual["max_distance"] = None
         usual |= {"bidirectional": True, "causal": False, "by": "query", "scale": 1.0}
         return written(self, f"{first}, {self.head_dim}", **usual)
-
-
-def _batch(rows: Tensor) -> list[Any]:
-    """The batch of rows, 1 if they have none."""
-    return [rows.shape[-3] if rows.dim() > 2 else 1]

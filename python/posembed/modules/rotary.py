@@ -17,14 +17,14 @@ from typing_extensions import Self, Unpack
 
 from posembed import functional
 from posembed.functional import Device, Layout, PackedOrder
-from posembed.functional._offset import LAYOUTS, of_layout
+from posembed.functional._offset import LAYOUTS
 from posembed.functional._options import rotary_text
 from posembed.functional._rotary import ROTARY, ROTARY_PAIR, rotated, rotated_in_place
 from posembed.functional._rotary_packed import rotated_packed, rotated_packed_in_place
 from posembed.glue.other_names import check_options
 from posembed.glue.sharding import set_values
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import flag, positive, whole
+from posembed.glue.validation import flag, one_of, positive, whole
 from posembed.models.options import READING, Reading
 from posembed.specifications import Numerics, RotaryFields, RotarySpec
 from posembed.specifications.scaling import DynamicNtkScaling, LongRopeScaling
@@ -225,8 +225,7 @@ class RotaryEmbedding(Leaf, nn.Module):
         self.spec = _specification(head_dim, spec, options)
         if numerics is not None:
             self.spec = dataclasses.replace(self.spec, numerics=numerics)
-        if layout not in ("bshd", "bhsd", "sbhd", "thd"):
-            raise ValueError(f"layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got {layout!r}")
+        one_of("layout", layout, *LAYOUTS)
         self.layout = layout
         self.register_parameter("frequencies", None)
         sizes = self.frequency_sizes = tuple(whole("frequency_sizes", x) for x in frequency_sizes)
@@ -365,12 +364,15 @@ class RotaryEmbedding(Leaf, nn.Module):
             return resolved(self._spec, int(seq_len))  # type: ignore[no-any-return]
         return self._spec.resolve(int(seq_len))
 
-    def _text_for(self, seq_len: int) -> str:
-        """``spec_for(seq_len).text``, in one step where each length has its own."""
+    def _text_for(self, seq_len: int | None, query: Tensor, *where: Any) -> str:
+        """The text of :meth:`spec_for`, in one step where each length has its own."""
+        if seq_len is None:
+            return self._text
+        self._check_length(seq_len, query, *where)
         grows = self._regimes is not None and self._regimes[1] is None
         if not grows or seq_len <= self._regimes[2] or is_compiling():  # type: ignore[index]
-            return self.spec_for(seq_len).text
-        return self._spec.resolved_text(int(seq_len))
+            return self._with_heads(self.spec_for(seq_len).text)
+        return self._with_heads(self._spec.resolved_text(int(seq_len)))
 
     def resolve(self, seq_len: int) -> RotaryEmbedding:
         """A module with the frequencies for one sequence length.
@@ -451,7 +453,8 @@ class RotaryEmbedding(Leaf, nn.Module):
         "thd": the length of each sample. Both forms of the rotation are then computed.
         """
         if isinstance(seq_len, Tensor):
-            return self._by_length(seq_len, query, key, positions, offset, cu_seqlens, inverse)
+            where = (offset, inverse, self._frequencies(), cu_seqlens)
+            return self._by_length(seq_len, query, key, positions, *where)
         if (  # nothing special: in one-token decoding every step between call and operator counts
             type(query) is Tensor
             and type(offset) is int
@@ -463,42 +466,19 @@ class RotaryEmbedding(Leaf, nn.Module):
             if key is None:
                 return ROTARY(query, self._text, positions, self.layout, offset)
             return ROTARY_PAIR(query, key, self._text, positions, self.layout, offset)
-        if seq_len is not None:
-            self._check_length(seq_len, query, positions, offset, cu_seqlens)
-        text = self._text if seq_len is None else self._with_heads(self._text_for(seq_len))
-        return self._rotated(text, query, key, positions, offset, cu_seqlens, inverse)
-
-    def _rotated(
-        self,
-        text: str,
-        query: Tensor,
-        key: Tensor | None,
-        positions: Tensor | None,
-        offset: int | Tensor,
-        cu_seqlens: Tensor | None,
-        inverse: bool,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """:meth:`forward` with the text of a specification."""
-        if isinstance(offset, Tensor):
-            positions = of_layout(offset, positions, query, self.layout, cu_seqlens)
-            offset, cu_seqlens = 0, None
+        text = self._text_for(seq_len, query, positions, offset, cu_seqlens)
         given = (query, key, positions, text, self.layout, offset, inverse)
         return rotated(*given, self._frequencies(), cu_seqlens)
 
     def _by_length(
-        self, lengths: Tensor, query: Tensor, key: Tensor | None, *given: Any
+        self, lengths: Tensor, query: Tensor, key: Tensor | None, positions: Any, *where: Any
     ) -> Tensor | tuple[Tensor, Tensor]:
         """:meth:`forward` with a length for each sample."""
-        if self._regimes is None:
-            raise ValueError(
-                "seq_len: expected none, because the frequencies do not depend on the length of "
-                f"the sequence, got a tensor {list(lengths.shape)}"
-            )
-        if self._regimes[1] is None:
-            raise ValueError(
-                "seq_len: expected a number, because dynamic NTK has other frequencies for every "
-                f"length, got a tensor {list(lengths.shape)}"
-            )
+        if self._regimes is None or self._regimes[1] is None:
+            why = "none, because the frequencies do not depend on the length of the sequence"
+            if self._regimes is not None:
+                why = "a number, because dynamic NTK has other frequencies for every length"
+            raise ValueError(f"seq_len: expected {why}, got a tensor {list(lengths.shape)}")
         axis = {"sbhd": 1}.get(self.layout, 0)
         if lengths.is_floating_point() or lengths.shape != query.shape[axis : axis + 1]:
             raise ValueError(
@@ -506,11 +486,10 @@ class RotaryEmbedding(Leaf, nn.Module):
                 f"{lengths.dtype} {list(lengths.shape)}"
             )
         near_spec, far_spec, original = self._regimes
-        assert far_spec is not None
         shape = [-1 if dim == axis else 1 for dim in range(query.dim())]
         is_near = (lengths <= original).view(shape)
-        near = self._rotated(self._with_heads(near_spec.text), query, key, *given)
-        far = self._rotated(self._with_heads(far_spec.text), query, key, *given)
+        texts = (self._with_heads(spec.text) for spec in (near_spec, far_spec) if spec)
+        near, far = (rotated(query, key, positions, text, self.layout, *where) for text in texts)
         if isinstance(near, Tensor) and isinstance(far, Tensor):
             return torch.where(is_near, near, far)
         (near_query, near_key), (far_query, far_key) = near, far
@@ -542,9 +521,7 @@ class RotaryEmbedding(Leaf, nn.Module):
 
         See :func:`posembed.functional.rotary_`.
         """
-        if seq_len is not None:
-            self._check_length(seq_len, query, positions, offset, cu_seqlens)
-        text = self._with_heads(self.spec_for(seq_len).text)
+        text = self._text_for(seq_len, query, positions, offset, cu_seqlens)
         given = (query, key, positions, text, self.layout, offset, inverse)
         return rotated_in_place(*given, self._frequencies(), cu_seqlens)
 
@@ -601,10 +578,8 @@ class RotaryEmbedding(Leaf, nn.Module):
 
     def _packed_text(self, qkv: Tensor, seq_len: int | None, *where: Any) -> str:
         """The text of the specification for a projection, [batch, seq, width] for "bhsd"."""
-        if seq_len is not None:
-            by_layout = qkv.unsqueeze(1) if self.layout == "bhsd" else qkv
-            self._check_length(seq_len, by_layout, *where)
-        return self._with_heads(self.spec_for(seq_len).text)
+        by_layout = qkv.unsqueeze(1) if seq_len is not None and self.layout == "bhsd" else qkv
+        return self._text_for(seq_len, by_layout, *where)
 
     def rerotate_(
         self,

@@ -12,14 +12,16 @@ from typing import Any, Literal, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from posembed import functional, pretrained
 from posembed.functional import Device, Gradient, Initialization
 from posembed.functional._token import looked_up, padding_row
 from posembed.glue.gate import check_tensors
+from posembed.glue.other_names import check_options
 from posembed.glue.sharding import PLAIN, is_sharded
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import finite, flag, whole, written
+from posembed.glue.validation import finite, flag, one_of, whole, written
 from posembed.tables import gguf
 from posembed.tables.file_table import FileTable
 from posembed.tables.owner import Prefetching, TableOwner
@@ -30,9 +32,6 @@ from posembed.tables.vocabulary import Rows, change_rows, row_ids, taken
 # How from_file keeps a table: as numbers, as codes, or in the file.
 Keep = Literal["numbers", "codes", "file"]
 Owner = TypeVar("Owner", bound=TableOwner)
-
-# The dtypes of tables.
-COMPUTED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def warn_of_skipped(file: pretrained.VectorFile) -> None:
@@ -60,46 +59,28 @@ class TableOptions(TypedDict, total=False):
     progress: bool | None
 
 
-def table_from_file(
-    path: str | os.PathLike[str],
-    *,
-    tensor: str | None = None,
-    vocabulary: pretrained.Vocabulary | None = None,
-    words: pretrained.Vocabulary | None = None,
-    unicode_errors: Literal["strict", "replace"] = "strict",
-    on_bad_row: pretrained.OnBadRow = "raise",
-    missing: pretrained.Missing = "mean",
-    fallback: Callable[[str], str] | None = None,
-    dtype: torch.dtype | None = None,
-    progress: bool | None = None,
-) -> Tensor:
+def table_from_file(path: str | os.PathLike[str], **reading: Unpack[TableOptions]) -> Tensor:
     """The table that :meth:`TokenEmbedding.from_file` reads."""
-    if fallback is not None and vocabulary is None:
+    check_options("from_file", reading, TableOptions.__annotations__)
+    given: Any = reading
+    tensor, dtype = given.get("tensor"), given.get("dtype")
+    by_word = [name for name in ("vocabulary", "words") if given.get(name) is not None]
+    if given.get("fallback") is not None and "vocabulary" not in by_word:
         raise ValueError("fallback: expected none without a vocabulary")
+    one_of("missing", given.get("missing", "mean"), "mean", "zero", "random", "error")
     if gguf.is_gguf(path):
-        if vocabulary is not None or words is not None:
-            name = "words" if vocabulary is None else "vocabulary"
-            raise ValueError(f"{name}: expected none for a GGUF file, whose rows are ids")
+        if by_word:
+            raise ValueError(f"{by_word[0]}: expected none for a GGUF file, whose rows are ids")
         return gguf.GgufFile(path).table(tensor, dtype)
-    file = pretrained.open_vectors(
-        path, words=words, unicode_errors=unicode_errors, on_bad_row=on_bad_row
-    )
-    by_word = vocabulary is not None or words is not None
-    by_id = pretrained.token_rows(file, tensor, dtype, by_word=by_word)
-    if by_id is not None:
-        table = by_id
-    elif vocabulary is None:
-        table = file.table(tensor, dtype, progress=progress)
-    else:
-        table = file.rows(
-            vocabulary,
-            tensor=tensor,
-            dtype=dtype,
-            missing=missing,
-            fallback=fallback,
-            progress=progress,
-        ).vectors
-    if on_bad_row == "skip":
+    names = ("words", "unicode_errors", "on_bad_row")
+    opening = {name: given.pop(name) for name in names if name in given}
+    file = pretrained.open_vectors(path, **opening)
+    table = pretrained.token_rows(file, tensor, dtype, by_word=bool(by_word))
+    if table is None and "vocabulary" in by_word:
+        table = file.rows(**given).vectors
+    elif table is None:
+        table = file.table(tensor, dtype, progress=given.get("progress"))
+    if opening.get("on_bad_row") == "skip":
         warn_of_skipped(file)
     return table
 
@@ -118,8 +99,7 @@ def kept_table(
     """
     if keep == "numbers":
         return None
-    if keep not in ("codes", "file"):
-        raise ValueError(f"keep: expected 'numbers', 'codes' or 'file', got {keep!r}")
+    one_of("keep", keep, "numbers", "codes", "file")
     if not freeze:
         raise ValueError(f"freeze: expected True with keep={keep!r}, got False")
     for name, value in others.items():
@@ -256,11 +236,7 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
             TypeError: Its dtype does not support arithmetic, such as float8.
         """
         check_matrix(embeddings)
-        if embeddings.dtype not in COMPUTED:
-            raise TypeError(
-                f"embeddings: expected float32, float64, bfloat16 or float16, got "
-                f"{embeddings.dtype}; from_file converts to its dtype="
-            )
+        check_computed("embeddings", embeddings, "; from_file converts to its dtype=")
         rows, columns = embeddings.shape
         return cls(
             rows,
@@ -347,21 +323,19 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
             inspect.signature(cls.from_pretrained).bind(None, freeze, **options)
         except TypeError as error:
             raise TypeError(f"{cls.__name__}.from_file: {error}") from None
-        others = {"vocabulary": vocabulary, "words": words, "fallback": fallback}
+        others: Any = {"vocabulary": vocabulary, "words": words, "fallback": fallback}
         kept = kept_table(path, keep, tensor, dtype, freeze, **others)
         if kept is not None:
             return over_table(lambda weight: cls.from_pretrained(weight, True, **options), kept)
         table = table_from_file(
             path,
             tensor=tensor,
-            vocabulary=vocabulary,
-            words=words,
+            dtype=dtype,
             unicode_errors=unicode_errors,
             on_bad_row=on_bad_row,
             missing=missing,
-            fallback=fallback,
-            dtype=dtype,
             progress=progress,
+            **others,
         )
         return cls.from_pretrained(table, freeze, **options)
 
@@ -495,9 +469,7 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         """
         self._check_numbers()
         num_embeddings = whole("num_embeddings", num_embeddings)
-        multiple = whole("pad_to_multiple_of", pad_to_multiple_of)
-        if multiple < 1:
-            raise ValueError(f"pad_to_multiple_of: expected 1 or more, got {multiple}")
+        multiple = whole("pad_to_multiple_of", pad_to_multiple_of, 1)
         if num_embeddings > 0:
             num_embeddings = (num_embeddings + multiple - 1) // multiple * multiple
         if generator is not None and not isinstance(generator, torch.Generator):
@@ -713,11 +685,17 @@ def check_matrix(embeddings: Tensor) -> None:
         raise ValueError(f"embeddings: expected [num_embeddings, embedding_dim], got {shape}")
 
 
+def check_computed(name: str, tensor: Tensor, hint: str = "") -> None:
+    """Raises TypeError for a dtype that does not support arithmetic, such as float8."""
+    if tensor.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        expected = "float32, float64, bfloat16 or float16"
+        raise TypeError(f"{name}: expected {expected}, got {tensor.dtype}{hint}")
+
+
 def check_sizes(**sizes: int) -> None:
     """Raises ValueError for a negative size or one that is not a whole number."""
     for name, size in sizes.items():
-        if whole(name, size) < 0:
-            raise ValueError(f"{name}: expected 0 or more, got {size}")
+        whole(name, size, 0)
 
 
 def check_table_options(num_embeddings: int, padding_idx: int | None, gradient: str) -> None:
@@ -728,8 +706,7 @@ def check_table_options(num_embeddings: int, padding_idx: int | None, gradient: 
     if outside:
         allowed = f"{-num_embeddings} to {num_embeddings - 1}"
         raise ValueError(f"padding_idx: expected {allowed}, got {padding_idx}")
-    if gradient not in ("dense", "rows"):
-        raise ValueError(f"gradient: expected 'dense' or 'rows', got {gradient!r}")
+    one_of("gradient", gradient, "dense", "rows")
 
 
 def scale_number(scale: float | str, embedding_dim: int) -> float:

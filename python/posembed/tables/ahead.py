@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -59,11 +60,7 @@ def _gathered(rows: Tensor, look_up: Callable[[Tensor], Tensor]) -> Callable[[],
     return take
 
 
-_SIDE_STREAMS: dict[torch.device, torch.cuda.Stream] = {}
-
-
+@functools.cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream of a device on which rows are gathered ahead."""
-    if device not in _SIDE_STREAMS:
-        _SIDE_STREAMS[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    return _SIDE_STREAMS[device]
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

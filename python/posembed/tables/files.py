@@ -11,12 +11,14 @@ import functools
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from posembed.glue.gate import wrong_type
 from posembed.tables.file_format import FileFormatError
 
 Path = str | bytes | os.PathLike[str]
@@ -76,6 +78,9 @@ def _call(method: Callable[..., Any], *arguments: Any) -> Any:
     except RuntimeError as error:
         if "Expected a value of type" not in str(error):
             raise
+        dtype = re.search(r"type 'Optional\[int\]' .* found type '(\w+)'", str(error))
+        if dtype is not None:
+            raise wrong_type("dtype", "a torch.dtype", dtype[1]) from None
         raise TypeError(str(error).partition("\n")[0]) from None
 
 

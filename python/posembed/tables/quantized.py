@@ -13,7 +13,7 @@ from posembed import functional, pretrained
 from posembed.functional import CodeFormat
 from posembed.glue.gate import check_tensors
 from posembed.glue.memory import prefer_huge_pages
-from posembed.glue.validation import whole
+from posembed.glue.validation import one_of, whole
 from posembed.tables import code_formats, gguf
 from posembed.tables.files import FileRows, rowwise_codes
 from posembed.tables.table import Hosted, Table
@@ -157,19 +157,16 @@ class QuantizedTable(Hosted, Table):
             tensor([[0.0000, 1.0000, 0.5000]])
         """
         check_tensors(packed=packed)
+        one_of("layout", layout, "rowwise", "table-batched")
         if layout == "table-batched":
             packed = _as_rowwise(packed, bits)
-        elif layout != "rowwise":
-            raise ValueError(f"layout: expected 'rowwise' or 'table-batched', got {layout!r}")
         return cls(*rowwise_codes(packed, whole("bits", bits)), dtype=dtype)
 
     def rows(self, ids: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
         """:meth:`forward` with results in ``dtype``."""
         return functional.embedding_quantized(
             ids,
-            self.near("codes", ids),
-            self.near("scales", ids),
-            self.near("biases", ids),
+            *(self.near(name, ids) for name in ("codes", "scales", "biases")),
             block_rows=self.block_rows,
             block_columns=self.block_columns,
             scale=scale,

@@ -154,9 +154,10 @@ def _of_sources(state: Tensor, sources: Tensor, initial: float) -> Tensor:
     if state.is_sparse:  # one more row, of zeros, for new ones
         state = state.coalesce()
         more = (state.shape[0] + 1, *state.shape[1:])
-        wider = torch.sparse_coo_tensor(
-            state.indices(), state.values(), more, check_invariants=False, is_coalesced=True
-        )
+        given = state.indices(), state.values(), more
+        # As an argument, False would warn.
+        with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]
+            wider = torch.sparse_coo_tensor(*given, is_coalesced=True)
         rows = torch.where(sources < 0, state.shape[0], sources)
         return wider.index_select(0, rows).coalesce()
     known = sources >= 0

@@ -40,6 +40,10 @@ def short(x, positions):
 
 def flat(x, positions):
     return x.flatten()
+
+
+def broken(x, positions):
+    raise RuntimeError("no memory")
 """
 
 
@@ -79,6 +83,7 @@ def test_exit_codes(config: str, engine: str, capsys: pytest.CaptureFixture[str]
     assert {"position", "error", "bound"} == set(found["errors"][0])
     assert "program: expected an output of shape" in run("flat", code=2)
     assert "has no function 'none'" in run("none", code=2)
+    assert "program: expected rotated x, but it raises RuntimeError: no memory" in run("broken", code=2)
     assert "layer: expected 0 to 31, got 99" in run("rotate", "--layer", "99", code=2)
 
 
@@ -243,6 +248,8 @@ def test_golden_files(config: Any, names: list[str], tmp_path: Path) -> None:
 
 def test_results_in_place_of_golden_outputs(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     path = tmp_path / "results.safetensors"
+    assert main(["golden", config, "-o", str(tmp_path / "none" / "x")]) == 2
+    assert capsys.readouterr().err.endswith("none/x: No such file or directory\n")
     assert main(["golden", config, "-o", str(path), "--max-position", "500", "--json"]) == 0
     assert list(json.loads(capsys.readouterr().out)["entries"]) == [""]
     tensors = load_file(path)

@@ -3,6 +3,8 @@
 import copy
 import io
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -636,3 +638,14 @@ def test_a_step_is_refused_before_anything_is_written() -> None:
         refused((lambda c=change: pe.functional.step_rows_(**{**given, **c}), error, text))
     assert torch.equal(weight, drawn())
     assert torch.equal(sums, torch.zeros(ROWS))
+
+
+def test_clipping_does_not_warn() -> None:
+    """Torch warns once a process of sparse tensors made without a check of their indices."""
+    program = """
+import torch, posembed as pe
+table = pe.TokenEmbedding(9, 4, gradient="rows")
+table(torch.tensor([3, 5, 3])).sum().backward()
+pe.optim.clip_grad_norm_(table.parameters(), 1.0)
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=120)

@@ -154,6 +154,8 @@ def test_a_fallback_finds_other_words(tmp_path: Path) -> None:
         refused(
             (lambda: module.from_file(path, fallback=str.lower), ValueError, "fallback: expected none without a vocabulary"),
             (lambda: module.from_file(path, fallback=str.lower, keep="file"), ValueError, "fallback: expected none with keep='file'"),
+            (lambda: module.from_file(path, missing="nan"), ValueError, "missing: expected 'mean', 'zero', 'random' or 'error', got 'nan'"),
+            (lambda: module.from_file(path, dtype="float32"), TypeError, "dtype: expected a torch.dtype, got a str"),
         )  # fmt: skip
     refused(
         (lambda: file.rows(words, fallback=len), TypeError, "fallback: expected a function from words to words, got a"),

@@ -90,7 +90,7 @@ def test_empty_lengths() -> None:
     [
         (ValueError, "num_heads: expected 0 or more", lambda: pe.RelativePositionBias(-1)),
         (ValueError, "an odd number for kind 'bert'", lambda: pe.RelativePositionBias(1, buckets="bert")),
-        (ValueError, "kind: expected 't5', 'bert', 'clipped', 'deberta', 'band' or 'grid', got 'log'", lambda: pe.RelativePositionBias(1, buckets="log")),
+        (ValueError, "buckets: expected 't5', 'bert', 'clipped', 'deberta', 'band' or 'grid', got 'log'", lambda: pe.RelativePositionBias(1, buckets="log")),
         (ValueError, r"weight: expected \[num_buckets, num_heads\]", lambda: pe.functional.relative_bias(torch.ones(32), 1, 1)),
         (TypeError, "weight: expected float32", lambda: pe.functional.relative_bias(torch.ones(32, 1).long(), 1, 1)),
         (TypeError, "distances: expected int32 or int64", lambda: pe.functional.relative_buckets(torch.ones(3))),

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from posembed.glue import notebooks
+from posembed.glue.validation import one_of
 from posembed.integrations.huggingface import _door, _instances
 from posembed.integrations.huggingface._rotation import ATTACHED, Calls, Rotation
 
@@ -257,10 +258,8 @@ def patch(
         >>> unpatch(model)
     """
     models = _models(model)
-    if numerics not in ("model", "exact"):
-        raise ValueError(f"numerics: expected 'model' or 'exact', got {numerics!r}")
-    if tables not in ("stay", "host"):
-        raise ValueError(f"tables: expected 'stay' or 'host', got {tables!r}")
+    one_of("numerics", numerics, "model", "exact")
+    one_of("tables", tables, "stay", "host")
     parts = [part for one in models for part in _door.parts_of(one)]
     counts = collections.Counter(_instances.original_of(type(part)) for part in parts)
     users: dict[_door.Place, tuple[Rotation | str, dict[type, None]]] = {}
