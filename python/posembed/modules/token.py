@@ -424,7 +424,8 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
             if value := getattr(self, name):
                 raise ValueError(f"{name}: expected none beside features, got {value}")
         weight: Any = self._parameters.get("weight")
-        if type(weight) not in PLAIN or self._forward_hooks or self._forward_pre_hooks:
+        own = type(self).forward is not TokenEmbedding.forward
+        if own or type(weight) not in PLAIN or does_more(self):
             return among(self(ids.masked_fill(mask, 0)), features, mask)
         if self.on_host:
             weight = self.near("weight", ids)
@@ -665,6 +666,13 @@ def in_autocast(features: Tensor, table: Tensor) -> Tensor:
     check_tensors(features=features)
     autocast = torch.is_autocast_enabled(table.device.type)
     return features.to(table.dtype) if autocast else features
+
+
+def does_more(module: nn.Module) -> bool:
+    """Whether a call does more than ``forward`` of the module's class."""
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    hooks = hooks or module._backward_hooks or module._backward_pre_hooks
+    return bool(hooks) or "forward" in module.__dict__
 
 
 def among(rows: Tensor, features: Tensor, mask: Tensor) -> Tensor:
