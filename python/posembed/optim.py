@@ -612,8 +612,8 @@ def clip_grad_norm_(
             ids, rows = _rows_of(parameter.grad, parameter)
             assert ids is not None
             parameter.grad = torch.sparse_coo_tensor(
-                ids[None], rows.to(parameter.dtype), parameter.shape, is_coalesced=True,
-                check_invariants=False,
+                ids[None], rows.to(parameter.dtype), parameter.shape, device=rows.device,
+                is_coalesced=True, check_invariants=False,
             )  # fmt: skip
             gradients.append(parameter.grad._values())
         else:

@@ -258,7 +258,7 @@ class FourierFeatures(Leaf, nn.Module):
 
 def _copy(numbers: Tensor) -> Tensor:
     """The numbers in float64 on the CPU, even if the default device is meta."""
-    return torch.as_tensor(numbers).detach().to("cpu", torch.float64, copy=True)
+    return torch.as_tensor(numbers, device="cpu").detach().to("cpu", torch.float64, copy=True)
 
 
 def _resolved(given: dict[str, Any]) -> dict[str, Any]:

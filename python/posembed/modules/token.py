@@ -507,8 +507,8 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
             expected = f"expected more than padding_idx, {self.padding_idx}"
             raise ValueError(f"num_embeddings: {expected}, got {num_embeddings}")
         kept = max(0, min(num_embeddings, self.num_embeddings))
-        sources = torch.full((max(num_embeddings, 0),), -1)
-        sources[:kept] = torch.arange(kept)
+        sources = torch.full((max(num_embeddings, 0),), -1, device="cpu")
+        sources[:kept] = torch.arange(kept, device="cpu")
 
         def resized(rows: Tensor, how: Initialization | Tensor) -> Tensor:
             table = functional.embedding_resize(
@@ -636,7 +636,7 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
             >>> token.trained.shape
             torch.Size([2, 4])
         """
-        learns = torch.ones(self.num_embeddings, dtype=torch.bool)
+        learns = torch.ones(self.num_embeddings, dtype=torch.bool, device="cpu")
         learns[row_ids(rows, self.num_embeddings)] = False
         self.train_rows(learns.nonzero().flatten(), optimizer=optimizer)
 

@@ -25,7 +25,9 @@ class TableOwner(Hosted):
 
     def reset_parameters(self) -> None:
         """Draws the table from N(0, 1) and zeroes the row of ``padding_idx``, if there is one."""
-        weight: torch.nn.Parameter = self.weight  # type: ignore[assignment]
+        weight = self._parameters.get("weight")
+        if weight is None:
+            raise ValueError("weight: expected a table of numbers, got none")
         prefer_huge_pages(weight)
         torch.nn.init.normal_(weight)
         if (padding := getattr(self, "padding_idx", None)) is not None:

@@ -24,7 +24,8 @@ def row_ids(rows: Rows, count: int) -> Tensor:
             raise ValueError(f"rows: expected [rows], got {list(rows.shape)}")
         ids = rows.detach().cpu().long()
     else:
-        ids = torch.tensor([whole("rows", row) for row in rows], dtype=torch.int64)
+        numbers = [whole("rows", row) for row in rows]
+        ids = torch.tensor(numbers, dtype=torch.int64, device="cpu")
     outside = ((ids < 0) | (ids >= count)).nonzero().flatten()
     if outside.numel() > 0:
         at = int(outside[0])
@@ -155,8 +156,9 @@ def _of_sources(state: Tensor, sources: Tensor, initial: float) -> Tensor:
         state = state.coalesce()
         more = (state.shape[0] + 1, *state.shape[1:])
         wider = torch.sparse_coo_tensor(
-            state.indices(), state.values(), more, check_invariants=False, is_coalesced=True
-        )
+            state.indices(), state.values(), more, device=state.device,
+            check_invariants=False, is_coalesced=True,
+        )  # fmt: skip
         rows = torch.where(sources < 0, state.shape[0], sources)
         return wider.index_select(0, rows).coalesce()
     known = sources >= 0
