@@ -18,7 +18,7 @@ from posembed import functional
 from posembed.functional._optim import StepRounding, StepRule, merged_rows
 from posembed.glue.memory import prefer_huge_pages
 from posembed.glue.sharding import is_sharded
-from posembed.glue.validation import flag, not_negative, whole
+from posembed.glue.validation import finites, flag, not_negative, whole
 
 Decay = Literal["touched", "exact"]
 
@@ -108,7 +108,11 @@ class _TableOptimizer(torch.optim.Optimizer):
             if name in group:
                 not_negative(name, group[name])
         decays = [("momentum", group.get("momentum", 0.0))]
-        decays += [("betas", beta) for beta in group.get("betas", ())]
+        if "betas" in group:
+            group["betas"] = betas = finites("betas", group["betas"])
+            if len(betas) != 2:
+                raise ValueError(f"betas: expected two numbers, got {betas}")
+            decays += [("betas", beta) for beta in betas]
         for name, value in decays:
             if not 0 <= value < 1:
                 raise ValueError(f"{name}: expected at least 0 and below 1, got {value}")

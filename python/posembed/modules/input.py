@@ -373,6 +373,7 @@ class InputEmbedding(Leaf, nn.Module):
                 raise ValueError(f"offset: expected 0 where positions are given, got {offset}")
             return positions
         if attention_mask is not None:
+            check_tensors(attention_mask=attention_mask)
             length = offset + tokens.shape[-1 if ids is not None else 1]
             if attention_mask.dim() == 0 or attention_mask.shape[-1] != length:
                 raise ValueError(

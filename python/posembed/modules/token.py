@@ -19,7 +19,7 @@ from posembed.functional._token import looked_up, padding_row
 from posembed.glue.gate import check_tensors
 from posembed.glue.sharding import PLAIN, is_sharded
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import finite, flag, whole, written
+from posembed.glue.validation import finite, flag, not_negative, whole, written
 from posembed.tables import gguf
 from posembed.tables.file_table import FileTable
 from posembed.tables.owner import Prefetching, TableOwner
@@ -116,6 +116,7 @@ def kept_table(
 
     ``others`` are options that only tables of numbers have, by their names.
     """
+    freeze = flag("freeze", freeze)
     if keep == "numbers":
         return None
     if keep not in ("codes", "file"):
@@ -206,7 +207,9 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         scale_grad_by_freq = flag("scale_grad_by_freq", scale_grad_by_freq)
         self.scale = scale_number(scale, embedding_dim)
         self.gradient: Gradient = gradient
-        sizes, norm = (num_embeddings, embedding_dim, padding_idx), (max_norm, norm_type)
+        most = None if max_norm is None else not_negative("max_norm", max_norm)
+        order = norm_type if norm_type == math.inf else finite("norm_type", norm_type)
+        sizes, norm = (num_embeddings, embedding_dim, padding_idx), (most, order)
         of_rows = (scale_grad_by_freq, self.gradient == "rows")
         super().__init__(*sizes, *norm, *of_rows, _weight, _freeze, device, dtype)
 
@@ -256,11 +259,6 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
             TypeError: Its dtype does not support arithmetic, such as float8.
         """
         check_matrix(embeddings)
-        if embeddings.dtype not in COMPUTED:
-            raise TypeError(
-                f"embeddings: expected float32, float64, bfloat16 or float16, got "
-                f"{embeddings.dtype}; from_file converts to its dtype="
-            )
         rows, columns = embeddings.shape
         return cls(
             rows,
@@ -273,7 +271,7 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
             scale=scale,
             gradient=gradient,
             _weight=embeddings,
-            _freeze=freeze,
+            _freeze=flag("freeze", freeze),
         )
 
     @classmethod
@@ -714,11 +712,16 @@ def product(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 def check_matrix(embeddings: Tensor) -> None:
-    """Raises ValueError for what is no table."""
+    """Raises ValueError for what is no table, TypeError for a dtype without arithmetic."""
     check_tensors(embeddings=embeddings)
     if embeddings.dim() != 2:
         shape = list(embeddings.shape)
         raise ValueError(f"embeddings: expected [num_embeddings, embedding_dim], got {shape}")
+    if embeddings.dtype not in COMPUTED:
+        raise TypeError(
+            f"embeddings: expected float32, float64, bfloat16 or float16, got "
+            f"{embeddings.dtype}; from_file converts to its dtype="
+        )
 
 
 def check_sizes(**sizes: int) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from posembed.functional import CodeFormat
+from posembed.glue.gate import check_tensors
 from posembed.glue.memory import prefer_huge_pages
 from posembed.glue.sharding import zero_row
 from posembed.tables.ahead import Ahead
@@ -103,6 +104,7 @@ class Prefetching(TableOwner):
         file, they are read ahead in the background. Elsewhere, ``take`` looks them up.
         """
         rows = self.row_ids(*args, **kwargs)
+        check_tensors(ids=rows)
         if "table" in self._modules:
             self.table.read_ahead(rows)
         return Ahead(rows, self.rows_at)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posembed.glue.sharding import is_sharded, with_rows
-from posembed.glue.validation import whole
+from posembed.glue.validation import wholes
 
 # The ids of rows, in the forms that users have.
 Rows = Tensor | Iterable[int]
@@ -24,8 +24,7 @@ def row_ids(rows: Rows, count: int) -> Tensor:
             raise ValueError(f"rows: expected [rows], got {list(rows.shape)}")
         ids = rows.detach().cpu().long()
     else:
-        numbers = [whole("rows", row) for row in rows]
-        ids = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+        ids = torch.tensor(wholes("rows", rows), dtype=torch.int64, device="cpu")
     outside = ((ids < 0) | (ids >= count)).nonzero().flatten()
     if outside.numel() > 0:
         at = int(outside[0])
