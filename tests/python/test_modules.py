@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -134,13 +135,29 @@ def clipped(token: pe.TokenEmbedding) -> None:
     assert token.weight.grad.device.type == "cpu"
 
 
-NUMBERS = torch.tensor([[1.0, 2.0]])
+def with_sparse_state(token: pe.TokenEmbedding) -> None:
+    optimizer = torch.optim.SGD(token.parameters(), lr=0.1, momentum=0.9)
+    token(torch.ones(3, dtype=torch.int64, device="cpu")).sum().backward()
+    optimizer.step()
+    token.resize(12, optimizer=optimizer)
+    assert optimizer.state[token.weight]["momentum_buffer"].device.type == "cpu"
+
+
+def saved_ids() -> Tensor:
+    with tempfile.TemporaryDirectory() as folder:
+        pe.data.save_ids(f"{folder}/ids.bin", [IDS], torch.int32)
+        return pe.data.open_ids(f"{folder}/ids.bin", torch.int32).clone()
+
+
+NUMBERS, IDS = torch.tensor([[1.0, 2.0]]), torch.arange(5)
 ON_THE_CPU: dict[str, Callable[[], Tensor]] = {
     "train_rows": changed(lambda token: token.train_rows([1, 7])),
     "freeze_rows": changed(lambda token: token.freeze_rows([1, 7])),
     "select": changed(lambda token: token.select([1, 7])),
     "resize": changed(lambda token: token.resize(12, optimizer=torch.optim.SGD(token.parameters(), lr=0.1))),
+    "resize with sparse state": changed(with_sparse_state, gradient="rows"),
     "clip_grad_norm_": changed(clipped, gradient="rows"),
+    "save_ids": saved_ids,
     "FourierFeatures": lambda: pe.FourierFeatures(NUMBERS, device="cpu")(torch.ones(1, 1, device="cpu")),
 }  # fmt: skip
 
