@@ -185,7 +185,7 @@ def save_ids(
     limits, count = torch.iinfo(dtype), 0
     with open(path, "wb") as file:
         for part in parts:
-            ids = torch.as_tensor(part, dtype=torch.int64).cpu()
+            ids = torch.as_tensor(part, dtype=torch.int64, device="cpu")
             if ids.numel() and not (limits.min <= ids.min() and ids.max() <= limits.max):
                 raise ValueError(
                     f"parts: expected ids from {limits.min} to {limits.max} for {dtype}, got "

@@ -18,7 +18,7 @@ from posembed import functional
 from posembed.functional._optim import StepRounding, StepRule, merged_rows
 from posembed.glue.memory import prefer_huge_pages
 from posembed.glue.sharding import is_sharded
-from posembed.glue.validation import flag, not_negative, one_of, whole
+from posembed.glue.validation import finites, flag, not_negative, one_of, whole
 
 Decay = Literal["touched", "exact"]
 
@@ -108,7 +108,11 @@ class _TableOptimizer(torch.optim.Optimizer):
             if name in group:
                 not_negative(name, group[name])
         decays = [("momentum", group.get("momentum", 0.0))]
-        decays += [("betas", beta) for beta in group.get("betas", ())]
+        if "betas" in group:
+            group["betas"] = betas = finites("betas", group["betas"])
+            if len(betas) != 2:
+                raise ValueError(f"betas: expected two numbers, got {betas}")
+            decays += [("betas", beta) for beta in betas]
         for name, value in decays:
             if not 0 <= value < 1:
                 raise ValueError(f"{name}: expected at least 0 and below 1, got {value}")
@@ -599,7 +603,7 @@ def clip_grad_norm_(
             # As an argument, False would warn.
             with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]
                 parameter.grad = torch.sparse_coo_tensor(
-                    ids[None], rows, parameter.shape, is_coalesced=True
+                    ids[None], rows, parameter.shape, device=rows.device, is_coalesced=True
                 )
             gradients.append(parameter.grad._values())
         else:

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -115,6 +116,59 @@ def test_copies(name: str, way: str) -> None:
         for parameter in module.parameters():
             parameter.add_(1.0)
     assert_same(gradients(other, given), expected)
+
+
+def changed(change: Callable[[pe.TokenEmbedding], Any], **options: Any) -> Callable[[], Tensor]:
+    """A table's rows after a change."""
+
+    def rows() -> Tensor:
+        token = pe.TokenEmbedding.from_pretrained(torch.arange(40.0, device="cpu").view(10, 4), freeze=False, **options)
+        change(token)
+        return token(torch.arange(token.num_embeddings, device="cpu"))
+
+    return rows
+
+
+def clipped(token: pe.TokenEmbedding) -> None:
+    token(torch.ones(3, dtype=torch.int64, device="cpu")).sum().backward()
+    pe.optim.clip_grad_norm_(token.parameters(), 1.0)
+    assert token.weight.grad.device.type == "cpu"
+
+
+def with_sparse_state(token: pe.TokenEmbedding) -> None:
+    optimizer = torch.optim.SGD(token.parameters(), lr=0.1, momentum=0.9)
+    token(torch.ones(3, dtype=torch.int64, device="cpu")).sum().backward()
+    optimizer.step()
+    token.resize(12, optimizer=optimizer)
+    assert optimizer.state[token.weight]["momentum_buffer"].device.type == "cpu"
+
+
+def saved_ids() -> Tensor:
+    with tempfile.TemporaryDirectory() as folder:
+        pe.data.save_ids(f"{folder}/ids.bin", [IDS], torch.int32)
+        return pe.data.open_ids(f"{folder}/ids.bin", torch.int32).clone()
+
+
+NUMBERS, IDS = torch.tensor([[1.0, 2.0]]), torch.arange(5)
+ON_THE_CPU: dict[str, Callable[[], Tensor]] = {
+    "train_rows": changed(lambda token: token.train_rows([1, 7])),
+    "freeze_rows": changed(lambda token: token.freeze_rows([1, 7])),
+    "select": changed(lambda token: token.select([1, 7])),
+    "resize": changed(lambda token: token.resize(12, optimizer=torch.optim.SGD(token.parameters(), lr=0.1))),
+    "resize with sparse state": changed(with_sparse_state, gradient="rows"),
+    "clip_grad_norm_": changed(clipped, gradient="rows"),
+    "save_ids": saved_ids,
+    "FourierFeatures": lambda: pe.FourierFeatures(NUMBERS, device="cpu")(torch.ones(1, 1, device="cpu")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ON_THE_CPU)
+def test_tensors_on_the_cpu_stay_there(name: str) -> None:
+    """Whatever the default device is: a GPU, or meta where a model is made without memory."""
+    expected = ON_THE_CPU[name]()
+    with torch.device("meta"):
+        found = ON_THE_CPU[name]()
+    assert torch.equal(found, expected)
 
 
 @every

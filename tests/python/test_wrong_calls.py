@@ -277,6 +277,35 @@ pe.decompose(rope) | program | ExportedProgram | RotaryEmbedding | torch.export.
 pe.set_cache_limit("1") | bytes | '1'
 pe.patch(5) | model | torch.nn.Module | int
 pe.optim.in_backward(token, 5) | optimizer | posembed.optim | int
+pe.optim.Adam(token.parameters(), betas=0.9) | betas | numbers | 0.9
+pe.optim.Adam(token.parameters(), betas=(0.9,)) | betas | two numbers | (0.9,)
+pe.optim.Adam(token.parameters(), betas=("0.9", 0.99)) | betas | number | '0.9'
+T(100, 64, max_norm="1") | max_norm | number | '1'
+T(100, 64, max_norm=-1.0) | max_norm | at least 0 | -1
+T(100, 64, max_norm=1.0, norm_type=float("nan")) | norm_type | nan
+T.from_pretrained(x[0], freeze="no") | freeze | True or False | 'no'
+T.from_pretrained(x[0], freeze=None) | freeze | True or False | None
+Bag.from_pretrained(x[0], freeze="no") | freeze | True or False | 'no'
+Bag.from_pretrained(pos[:, None]) | embeddings | float32 | int64
+L.from_pretrained(x[0], grid=(2, 5), freeze="no") | freeze | True or False | 'no'
+L.from_pretrained([[1.0]], grid=(1, 1)) | embeddings | Tensor | list
+pe.PerLayerEmbedding.from_pretrained(x[0], freeze="no", num_layers=2) | freeze | True or False | 'no'
+pe.PerLayerEmbedding.from_pretrained(x, num_layers=2) | embeddings | [2, 10, 64]
+pe.NgramEmbedding.from_pretrained([[1.0]], pe.NgramSpec.qwen4_exp(100, 1)) | weight | Tensor | list
+T.from_file(folder + "/ids.npy", freeze="no") | freeze | True or False | 'no'
+token.select(5) | rows | whole numbers | 5
+token.prefetch([1]) | ids | Tensor | list
+token.quantize("int8", block=True) | block | whole number | True
+pe.QuantizedTable(torch.ones(4, 8, dtype=torch.int8), torch.ones(4, 8), block_columns=True) | block_columns | whole number | True
+token.quantize("int8", block=0) | block | positive | 0
+pe.RelativeLogits(33, 8, scale="1") | scale | number | '1'
+pe.RelativeLogits(33.0, 8) | num_buckets | whole number | 33.0
+R(64, learned_frequencies=True, frequency_sizes=8) | frequency_sizes | whole numbers | 8
+pe.positions.grid(1, 2, 3, scale="2") | scale | number | '2'
+pe.positions.grid(1, 2, 3, scale=True) | scale | number | True
+pe.FourierFeatures(bands=(3,)) | bands | (n, rate) | (3,)
+pe.FourierFeatures(random=8) | random | (axes, n, scale, seed) | 8
+I(100, 64, max_positions=9, padding_idx=1, position_rule="opt")(ids, attention_mask=[[1]]) | attention_mask | Tensor | list
 """
 # fmt: on
 ROWS = [tuple(row.split(" | ")) for row in WRONG.strip().splitlines()]

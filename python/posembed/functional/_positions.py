@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posembed.functional._options import Device
 from posembed.glue.gate import gated
+from posembed.glue.validation import finite, finites
 from posembed.specifications import MropeRule
 
 _DOCUMENT_POSITIONS = gated(torch.ops.posembed.document_positions.default)
@@ -163,15 +164,24 @@ def grid(
     """
     where = None if device is None else torch.device(device)
     return _GRID_POSITIONS(
-        frames, height, width, centred, _numbers(scale), _numbers(offset), order, merge, where
+        frames,
+        height,
+        width,
+        centred,
+        _numbers("scale", scale),
+        _numbers("offset", offset),
+        order,
+        merge,
+        where,
     )
 
 
-def _numbers(value: float | Sequence[float] | None) -> list[float]:
+def _numbers(name: str, value: float | Sequence[float] | None) -> list[float]:
     """An option as the list that the operator takes."""
     if value is None:
         return []
-    return [float(value)] if isinstance(value, (int, float)) else [float(each) for each in value]
+    one = isinstance(value, str) or not getattr(value, "ndim", isinstance(value, Iterable))
+    return [finite(name, value)] if one else list(finites(name, value))
 
 
 def packed_grids(

@@ -8,6 +8,7 @@ from torch import Tensor
 from posembed.functional._options import CodeFormat
 from posembed.glue.gate import gated
 from posembed.glue.sharding import refuse_sharded
+from posembed.glue.validation import positive
 
 _EMBEDDING = gated(torch.ops.posembed.embedding_quantized.default)
 _QUANTIZE_ROWS = gated(torch.ops.posembed.quantize_rows.default)
@@ -81,5 +82,7 @@ def quantize_rows(
         >>> pe.functional.quantize_rows(torch.tensor([[-1.0, 0.5, 0.25, 0.0]]), "int8")[0].tolist()
         [[-127, 64, 32, 0]]
     """
-    codes, scales, biases = _QUANTIZE_ROWS(weight, format, block or 0)
+    codes, scales, biases = _QUANTIZE_ROWS(
+        weight, format, 0 if block is None else positive("block", block)
+    )
     return codes, scales, biases if format == "int4" else None

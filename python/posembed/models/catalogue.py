@@ -171,6 +171,9 @@ def _complete_kinds(fields: Fields, blocks: Fields, own: Fields) -> None:
     """rope_parameters of a class with an entry for each kind of layer."""
     given, takers = fields.get("rope_parameters"), own["kinds"]
     if given and (not isinstance(given, dict) or rope_parameters.is_nested(given)):
+        if isinstance(given, dict) and "filled" in own:
+            filled = {kind: {**block, **(given.get(kind) or {})} for kind, block in blocks.items()}
+            fields["rope_parameters"] = {**given, **filled}
         return
     found = copy.deepcopy(blocks)
     if fields.get("qk_rope_head_dim") or fields.get("partial_rotary_factor") is not None:

@@ -122,7 +122,7 @@ class TokenBag(Leaf, TableOwner, nn.EmbeddingBag):
             include_last_offset=include_last_offset,
             gradient=gradient,
             _weight=embeddings,
-            _freeze=freeze,
+            _freeze=flag("freeze", freeze),
         )
 
     @classmethod

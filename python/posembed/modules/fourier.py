@@ -258,7 +258,7 @@ class FourierFeatures(Leaf, nn.Module):
 
 def _copy(numbers: Tensor) -> Tensor:
     """The numbers in float64 on the CPU, even if the default device is meta."""
-    return torch.as_tensor(numbers).detach().to("cpu", torch.float64, copy=True)
+    return torch.as_tensor(numbers, device="cpu").detach().to("cpu", torch.float64, copy=True)
 
 
 def _resolved(given: dict[str, Any]) -> dict[str, Any]:
@@ -287,14 +287,17 @@ def _frequencies(options: dict[str, Any]) -> tuple[Tensor, str]:
         powers = [2.0**k for k in range(count)]
         return torch.tensor([powers], dtype=torch.float64, device="cpu"), f"octaves={count}"
     if "bands" in options:
+        given = options["bands"]
+        if not isinstance(given, Sequence) or len(given) != 2:
+            raise ValueError(f"bands: expected (n, rate), got {shown(given)}")
         count, rate = positive("bands", options["bands"][0]), finite("bands", options["bands"][1])
         bands = functional.fourier_bands(1.0, rate / 2, count)
         return bands, f"bands=({count}, {rate:g})"
     if "random" in options:
-        given = tuple(options["random"])
-        if len(given) not in (2, 3, 4):
+        given = options["random"]
+        if not isinstance(given, Sequence) or len(given) not in (2, 3, 4):
             raise ValueError(f"random: expected (axes, n, scale, seed), got {shown(given)}")
-        axes, n, scale, seed = given + (1.0, None)[len(given) - 2 :]
+        axes, n, scale, seed = tuple(given) + (1.0, None)[len(given) - 2 :]
         axes, n, scale = positive("random", axes), positive("random", n), finite("random", scale)
         generator = None if seed is None else torch.Generator().manual_seed(whole("random", seed))
         drawn = torch.randn(axes, n, generator=generator, dtype=torch.float64, device="cpu")

@@ -16,6 +16,7 @@ from posembed import functional
 from posembed.functional import Device, Gradient
 from posembed.functional._offset import positions_from
 from posembed.functional._options import is_wrapper
+from posembed.glue.gate import check_tensors
 from posembed.glue.tracers import Leaf
 from posembed.glue.validation import finite, not_negative, one_of
 from posembed.models import input_families
@@ -27,6 +28,7 @@ from posembed.modules.token import (
     check_computed,
     check_mask,
     check_sizes,
+    does_more,
     scale_number,
 )
 
@@ -328,8 +330,13 @@ class InputEmbedding(Leaf, nn.Module):
             got = "neither" if inputs_embeds is None else "both"
             raise ValueError(f"inputs_embeds: expected either ids or inputs_embeds, got {got}")
         width = self.embedding_dim if self.token_dim is None else self.token_dim
-        _check_vectors(inputs_embeds, width, self.token.weight.dtype)
+        _check_vectors(inputs_embeds, width, self._dtype())
         return inputs_embeds
+
+    def _dtype(self) -> torch.dtype | None:
+        """The dtype of token rows; None: a module in the place of ``token`` has no table."""
+        rows = getattr(self.token, "weight", None)
+        return getattr(getattr(self.token, "table", None) if rows is None else rows, "dtype", None)
 
     def _positions(
         self,
@@ -363,6 +370,7 @@ class InputEmbedding(Leaf, nn.Module):
                 raise ValueError(f"offset: expected 0 where positions are given, got {offset}")
             return positions
         if attention_mask is not None:
+            check_tensors(attention_mask=attention_mask)
             length = offset + tokens.shape[-1 if ids is not None else 1]
             if attention_mask.dim() == 0 or attention_mask.shape[-1] != length:
                 raise ValueError(
@@ -394,14 +402,14 @@ class InputEmbedding(Leaf, nn.Module):
                 "gradient": "rows" if token.sparse else "dense",
             }
         if position is not None:
-            if not is_plain(position, POSITIONS):
+            if not is_plain(position, POSITIONS) or position.layout != "bsd":
                 return None
             if type(position) is LearnedPositionalEmbedding:
                 parts["position"] = position.weight
                 parts["first_row"] = first = position.first_row
                 if self.position_rule == "roberta":
                     parts["position_padding_idx"] = first - 1
-            elif position.scale is None:
+            elif position.scale is None and not position.spec.block_texts:
                 parts["sinusoid"] = position.spec
             else:
                 return None
@@ -412,7 +420,7 @@ class InputEmbedding(Leaf, nn.Module):
         if norm is not None:
             if not is_plain(norm, NORMS) or norm.normalized_shape != (self.embedding_dim,):
                 return None
-            parts |= norm_parts(norm, self.token.weight.dtype)
+            parts |= norm_parts(norm, self._dtype())
         return parts
 
     def _vectors(self, ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
@@ -428,14 +436,27 @@ class InputEmbedding(Leaf, nn.Module):
         types: Tensor | None,
         offset: int,
     ) -> Tensor:
-        """The normalised sum, computed by calling each submodule."""
+        """The normalised sum, computed by calling each submodule; refuses what the kernel does."""
         result = self._vectors(ids, inputs_embeds)
+        shape = result.shape[:-1]
+        if len(shape) != 2:
+            raise ValueError(f"ids: expected [batch, seq], got {list(shape)}")
         if self.token_type is not None:
             if types is None:
-                types = torch.zeros(result.shape[:-1], dtype=torch.int64, device=result.device)
+                types = torch.zeros(shape, dtype=torch.int64, device=result.device)
+            check_tensors(types=types)
+            if types.shape != shape:
+                found = list(types.shape)
+                raise ValueError(f"types: expected the shape of ids, {list(shape)}, got {found}")
             result = result + self.token_type(types)
+        elif types is not None:
+            raise ValueError("types: expected none where there is no table of token types")
         if self.position is not None:
             result = self.position(result, positions, offset=offset)
+        elif positions is not None:
+            raise ValueError(
+                "positions: expected none where there is no table of positions and no sinusoid"
+            )
         return result if self.norm is None else self.norm(result)
 
     @classmethod
@@ -496,13 +517,13 @@ def _check_rule(rule: str, positions: str | None, padding_idx: int | None) -> No
         raise ValueError("padding_idx: expected an id where position_rule is 'roberta', got none")
 
 
-def _check_vectors(vectors: Tensor, width: int, dtype: torch.dtype) -> None:
+def _check_vectors(vectors: Tensor, width: int, dtype: torch.dtype | None) -> None:
     """Raises for an invalid shape or dtype of inputs_embeds; autocast casts the tables."""
     if vectors.dim() != 3 or vectors.shape[-1] != width:
         found = list(vectors.shape)
         raise ValueError(f"inputs_embeds: expected [batch, seq, {width}], got {found}")
     check_computed("inputs_embeds", vectors)
-    if vectors.dtype != dtype and not torch.is_autocast_enabled(vectors.device.type):
+    if dtype not in (None, vectors.dtype) and not torch.is_autocast_enabled(vectors.device.type):
         raise TypeError(
             f"inputs_embeds: expected the dtype of the tables, {dtype}, got {vectors.dtype}"
         )
@@ -518,16 +539,15 @@ def own_rows(vectors: Tensor) -> tuple[Tensor, dict[str, Any]]:
 
 def is_plain(module: nn.Module, kinds: tuple[type, ...]) -> bool:
     """Whether the kernel can read the module's parameters instead of calling it."""
-    hooks = module._forward_hooks or module._forward_pre_hooks
-    hooks = hooks or module._backward_hooks or module._backward_pre_hooks
-    if type(module) not in kinds or "forward" in module.__dict__ or hooks:
+    if type(module) not in kinds or does_more(module):
         return False
     return not any(x is not None and is_wrapper(x) for x in module._parameters.values())
 
 
 def has_plain_rows(table: nn.Embedding) -> bool:
-    """Whether a lookup neither changes the table nor scales its gradient."""
-    return table.max_norm is None and not table.scale_grad_by_freq
+    """Whether the rows are numbers beside ids, which a lookup neither changes nor counts."""
+    beside = table._parameters.get("weight") is not None and not getattr(table, "on_host", False)
+    return beside and table.max_norm is None and not table.scale_grad_by_freq
 
 
 def is_simple(table: nn.Embedding) -> bool:
@@ -537,7 +557,7 @@ def is_simple(table: nn.Embedding) -> bool:
     return plain and has_plain_rows(table)
 
 
-def norm_parts(norm: nn.LayerNorm | nn.RMSNorm, dtype: torch.dtype) -> dict[str, Any]:
+def norm_parts(norm: nn.LayerNorm | nn.RMSNorm, dtype: torch.dtype | None) -> dict[str, Any]:
     """The kernel's arguments for a norm."""
     if isinstance(norm, nn.LayerNorm):
         layer = {"norm_weight": norm.weight, "norm_bias": norm.bias}

@@ -18,6 +18,7 @@ from posembed.functional import Device, ResamplingMethod
 from posembed.functional._learned import Grid, added, checked_grid, same_grid
 from posembed.functional._offset import additive_layout, positions_from, sequence_first
 from posembed.functional._options import AdditiveLayout
+from posembed.glue.gate import check_tensors
 from posembed.glue.memory import prefer_huge_pages
 from posembed.glue.sharding import zero_row
 from posembed.glue.tracers import Leaf
@@ -153,6 +154,7 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
             LearnedPositionalEmbedding(197, 768, grid=(14, 14), prefix_tokens=1)
         """
         rows, columns = checked_grid("grid", grid)
+        check_tensors(embeddings=embeddings)
         shape = list(embeddings.shape)
         check_computed("embeddings", embeddings)
         table = embeddings
@@ -172,7 +174,7 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
             device="meta",
             **options,
         )
-        made.weight = nn.Parameter(table.detach(), requires_grad=not freeze)
+        made.weight = nn.Parameter(table.detach(), requires_grad=not flag("freeze", freeze))
         return made
 
     @classmethod

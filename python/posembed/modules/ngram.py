@@ -22,13 +22,14 @@ from posembed.functional import Device, Gradient, NgramRule
 from posembed.functional._bag import pooled
 from posembed.functional._ngram import derived_multipliers, derived_primes, hashed, lists, text_mask
 from posembed.functional._token import looked_up
-from posembed.glue.gate import wrong_type
+from posembed.glue.gate import check_tensors, wrong_type
 from posembed.glue.sharding import is_sharded, summed_over_processes
 from posembed.glue.tracers import Leaf
 from posembed.glue.validation import flag, whole, written
 from posembed.modules.token import (
     Keep,
     TokenEmbedding,
+    check_matrix,
     check_sizes,
     check_table_options,
     kept_table,
@@ -397,13 +398,14 @@ class NgramEmbedding(Leaf, Prefetching):
         Raises:
             ValueError: ``weight`` has another shape.
         """
+        check_tensors(weight=weight)
         if weight.dim() != 2 or weight.shape[0] != spec.num_embeddings:
             raise ValueError(
                 f"weight: expected [{spec.num_embeddings}, components], got {list(weight.shape)}"
             )
         dim = weight.shape[1] * (1 if summed else spec.columns)
         made = cls(spec, dim, summed=summed, gradient=gradient, device="meta")
-        made.weight = nn.Parameter(weight, requires_grad=not freeze)
+        made.weight = nn.Parameter(weight, requires_grad=not flag("freeze", freeze))
         return made
 
     @classmethod
@@ -663,11 +665,12 @@ class PerLayerEmbedding(TokenEmbedding):
         Raises:
             ValueError: ``num_layers`` does not divide a row.
         """
+        check_matrix(embeddings)
         rows, columns = embeddings.shape
         if num_layers < 1 or columns % num_layers:
             raise ValueError(f"num_layers: expected a divisor of {columns}, got {num_layers}")
         made = cls(rows, num_layers, columns // num_layers, scale=scale, device="meta")
-        made.weight = nn.Parameter(embeddings, requires_grad=not freeze)
+        made.weight = nn.Parameter(embeddings, requires_grad=not flag("freeze", freeze))
         return made
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ Shaw et al., "Self-Attention with Relative Position Representations", arXiv:1803
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from posembed.functional import By, Device, RelativeBuckets
 from posembed.functional._relative_logits import by_key, logits_of
 from posembed.glue.gate import check_tensors
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import flag, whole, written
+from posembed.glue.validation import finite, flag, whole, wholes, written
 from posembed.modules.relative_bias import check_rule, rows_of
 from posembed.specifications.score_positions import ScorePositions
 
@@ -76,8 +76,8 @@ class RelativeLogits(Leaf, nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        given = (num_buckets,) if isinstance(num_buckets, int) else tuple(num_buckets)
-        self.num_buckets = tuple(whole("num_buckets", count) for count in given)
+        given = num_buckets if isinstance(num_buckets, Iterable) else (num_buckets,)
+        self.num_buckets = wholes("num_buckets", given)
         self.head_dim = whole("head_dim", head_dim, 1)
         self.num_heads = None if num_heads is None else whole("num_heads", num_heads, 1)
         self.buckets = buckets
@@ -85,7 +85,7 @@ class RelativeLogits(Leaf, nn.Module):
         self.bidirectional = flag("bidirectional", bidirectional)
         self.causal = flag("causal", causal)
         self.by: By = "key" if by_key(by) else "query"
-        self.scale = float(scale)
+        self.scale = finite("scale", scale)
         if not self.num_buckets:
             raise ValueError("num_buckets: expected a number for each axis, got none")
         for count in self.num_buckets:

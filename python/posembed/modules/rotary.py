@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, TypedDict, overload
 
 import torch
@@ -17,14 +18,14 @@ from typing_extensions import Self, Unpack
 
 from posembed import functional
 from posembed.functional import Device, Layout, PackedOrder
-from posembed.functional._offset import LAYOUTS
+from posembed.functional._offset import INTEGERS, LAYOUTS, of_layout
 from posembed.functional._options import rotary_text
 from posembed.functional._rotary import ROTARY, ROTARY_PAIR, rotated, rotated_in_place
 from posembed.functional._rotary_packed import rotated_packed, rotated_packed_in_place
 from posembed.glue.other_names import check_options
 from posembed.glue.sharding import set_values
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import flag, one_of, positive, whole
+from posembed.glue.validation import flag, one_of, positive, whole, wholes
 from posembed.models.options import READING, Reading
 from posembed.specifications import Numerics, RotaryFields, RotarySpec
 from posembed.specifications.scaling import DynamicNtkScaling, LongRopeScaling
@@ -45,6 +46,12 @@ def _is_readable(positions: Tensor) -> bool:
     plain = type(positions) is Tensor and positions.device.type == "cpu" and positions.numel() > 0
     traced = is_compiling() or torch._C._get_tracing_state() is not None
     return plain and not traced and not torch._C._functorch.is_batchedtensor(positions)
+
+
+def check_length(seq_len: Any) -> None:
+    """Raises ValueError for what is no whole number; a symbolic one stays symbolic."""
+    if isinstance(seq_len, bool) or not isinstance(seq_len, (int, torch.SymInt)):
+        whole("seq_len", seq_len)
 
 
 def regimes(spec: RotarySpec) -> tuple[RotarySpec, RotarySpec | None, int] | None:
@@ -228,7 +235,7 @@ class RotaryEmbedding(Leaf, nn.Module):
         one_of("layout", layout, *LAYOUTS)
         self.layout = layout
         self.register_parameter("frequencies", None)
-        sizes = self.frequency_sizes = tuple(whole("frequency_sizes", x) for x in frequency_sizes)
+        sizes = self.frequency_sizes = wholes("frequency_sizes", frequency_sizes)
         learned = flag("learned_frequencies", learned_frequencies)
         if len(sizes) > 2 or any(size <= 0 for size in sizes):
             raise ValueError(
@@ -353,6 +360,7 @@ class RotaryEmbedding(Leaf, nn.Module):
         """
         if seq_len is None or self._regimes is None:
             return self._spec
+        check_length(seq_len)
         near, far, original = self._regimes
         if seq_len <= original:
             return near
@@ -405,15 +413,20 @@ class RotaryEmbedding(Leaf, nn.Module):
         cu_seqlens: Tensor | None,
     ) -> None:
         """Raises ValueError for a length without effect, or smaller than the sequence."""
+        check_length(seq_len)
         if self._regimes is None:
             raise ValueError(
                 f"seq_len: expected none, because the frequencies do not depend on the length of "
                 f"the sequence, got {seq_len}"
             )
         tokens = _size(query, LAYOUTS[self.layout][1])
-        if cu_seqlens is not None or tokens is None:  # documents are shorter than all tokens
+        if tokens is None:
             return
-        least = tokens + offset if positions is None and isinstance(offset, int) else 0
+        placed = offset if cu_seqlens is None else cu_seqlens
+        if isinstance(placed, Tensor) and _is_readable(placed):
+            positions = of_layout(offset, positions, query, self.layout, cu_seqlens)
+        counted = positions is None and cu_seqlens is None and isinstance(offset, Integral)
+        least = tokens + offset if counted else 0
         if positions is not None and _is_readable(positions):
             last = positions.max().item()
             if not math.isfinite(last):
@@ -480,10 +493,10 @@ class RotaryEmbedding(Leaf, nn.Module):
                 why = "a number, because dynamic NTK has other frequencies for every length"
             raise ValueError(f"seq_len: expected {why}, got a tensor {list(lengths.shape)}")
         axis = {"sbhd": 1}.get(self.layout, 0)
-        if lengths.is_floating_point() or lengths.shape != query.shape[axis : axis + 1]:
+        if lengths.dtype not in INTEGERS or lengths.shape != query.shape[axis : axis + 1]:
             raise ValueError(
-                f"seq_len: expected integers [{query.shape[axis]}], a length for each sample, got "
-                f"{lengths.dtype} {list(lengths.shape)}"
+                f"seq_len: expected int32 or int64 [{query.shape[axis]}], a length for each "
+                f"sample, got {lengths.dtype} {list(lengths.shape)}"
             )
         near_spec, far_spec, original = self._regimes
         shape = [-1 if dim == axis else 1 for dim in range(query.dim())]

@@ -21,7 +21,7 @@ from posembed.glue.gate import check_tensors
 from posembed.glue.other_names import check_options
 from posembed.glue.sharding import PLAIN, is_sharded
 from posembed.glue.tracers import Leaf
-from posembed.glue.validation import finite, flag, one_of, whole, written
+from posembed.glue.validation import finite, flag, not_negative, one_of, whole, written
 from posembed.tables import gguf
 from posembed.tables.file_table import FileTable
 from posembed.tables.owner import Prefetching, TableOwner
@@ -97,6 +97,7 @@ def kept_table(
 
     ``others`` are options that only tables of numbers have, by their names.
     """
+    freeze = flag("freeze", freeze)
     if keep == "numbers":
         return None
     one_of("keep", keep, "numbers", "codes", "file")
@@ -186,7 +187,9 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
         scale_grad_by_freq = flag("scale_grad_by_freq", scale_grad_by_freq)
         self.scale = scale_number(scale, embedding_dim)
         self.gradient: Gradient = gradient
-        sizes, norm = (num_embeddings, embedding_dim, padding_idx), (max_norm, norm_type)
+        most = None if max_norm is None else not_negative("max_norm", max_norm)
+        order = norm_type if norm_type == math.inf else finite("norm_type", norm_type)
+        sizes, norm = (num_embeddings, embedding_dim, padding_idx), (most, order)
         of_rows = (scale_grad_by_freq, self.gradient == "rows")
         super().__init__(*sizes, *norm, *of_rows, _weight, _freeze, device, dtype)
 
@@ -236,7 +239,6 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
             TypeError: Its dtype does not support arithmetic, such as float8.
         """
         check_matrix(embeddings)
-        check_computed("embeddings", embeddings, "; from_file converts to its dtype=")
         rows, columns = embeddings.shape
         return cls(
             rows,
@@ -249,7 +251,7 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
             scale=scale,
             gradient=gradient,
             _weight=embeddings,
-            _freeze=freeze,
+            _freeze=flag("freeze", freeze),
         )
 
     @classmethod
@@ -398,7 +400,8 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
             if value := getattr(self, name):
                 raise ValueError(f"{name}: expected none beside features, got {value}")
         weight: Any = self._parameters.get("weight")
-        if type(weight) not in PLAIN or self._forward_hooks or self._forward_pre_hooks:
+        own = type(self).forward is not TokenEmbedding.forward
+        if own or type(weight) not in PLAIN or does_more(self):
             return among(self(ids.masked_fill(mask, 0)), features, mask)
         if self.on_host:
             weight = self.near("weight", ids)
@@ -478,8 +481,8 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
             expected = f"expected more than padding_idx, {self.padding_idx}"
             raise ValueError(f"num_embeddings: {expected}, got {num_embeddings}")
         kept = max(0, min(num_embeddings, self.num_embeddings))
-        sources = torch.full((max(num_embeddings, 0),), -1)
-        sources[:kept] = torch.arange(kept)
+        sources = torch.full((max(num_embeddings, 0),), -1, device="cpu")
+        sources[:kept] = torch.arange(kept, device="cpu")
 
         def resized(rows: Tensor, how: Initialization | Tensor) -> Tensor:
             table = functional.embedding_resize(
@@ -607,7 +610,7 @@ class TokenEmbedding(Leaf, Prefetching, nn.Embedding):
             >>> token.trained.shape
             torch.Size([2, 4])
         """
-        learns = torch.ones(self.num_embeddings, dtype=torch.bool)
+        learns = torch.ones(self.num_embeddings, dtype=torch.bool, device="cpu")
         learns[row_ids(rows, self.num_embeddings)] = False
         self.train_rows(learns.nonzero().flatten(), optimizer=optimizer)
 
@@ -637,6 +640,13 @@ def in_autocast(features: Tensor, table: Tensor) -> Tensor:
     check_tensors(features=features)
     autocast = torch.is_autocast_enabled(table.device.type)
     return features.to(table.dtype) if autocast else features
+
+
+def does_more(module: nn.Module) -> bool:
+    """Whether a call does more than ``forward`` of the module's class."""
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    hooks = hooks or module._backward_hooks or module._backward_pre_hooks
+    return bool(hooks) or "forward" in module.__dict__
 
 
 def among(rows: Tensor, features: Tensor, mask: Tensor) -> Tensor:
@@ -678,11 +688,12 @@ def product(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 def check_matrix(embeddings: Tensor) -> None:
-    """Raises ValueError for what is no table."""
+    """Raises ValueError for what is no table, TypeError for a dtype without arithmetic."""
     check_tensors(embeddings=embeddings)
     if embeddings.dim() != 2:
         shape = list(embeddings.shape)
         raise ValueError(f"embeddings: expected [num_embeddings, embedding_dim], got {shape}")
+    check_computed("embeddings", embeddings, "; from_file converts to its dtype=")
 
 
 def check_computed(name: str, tensor: Tensor, hint: str = "") -> None:

@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 
 from posembed.glue.memory import prefer_huge_pages
-from posembed.tables.file_format import PART, FileFormatError, in_dtype, json_file, json_object
+from posembed.tables.file_format import (
+    PART,
+    FileFormatError,
+    in_dtype,
+    json_file,
+    json_object,
+    on_cpu,
+)
 from posembed.tables.files import table_formats
 
 if TYPE_CHECKING:
@@ -133,10 +140,12 @@ class StoredCodes:
         """What the file stores, checked; a TypeError for a form that is not read."""
         return READERS[self.read](self)
 
+    @on_cpu
     def numbers(self, dtype: torch.dtype | None) -> Tensor:
         """The table as numbers; see :meth:`Codes.numbers`."""
         return self.codes().numbers(self.file.path, self.table, dtype)
 
+    @on_cpu
     def kept(self) -> Kept:
         """What a table of codes takes; a TypeError if the kernel has no such codes."""
         kept = self.codes().kept

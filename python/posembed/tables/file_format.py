@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import ParamSpec
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 # Bytes of a header or of a JSON file beside one, as in csrc/pretrained/file.h.
 MOST_HEADER_BYTES = 100_000_000
@@ -38,6 +44,17 @@ class FileFormatError(ValueError):
 
     def __str__(self) -> str:
         return f"{self.path}: byte {self.offset}: {self.reason}"
+
+
+def on_cpu(read: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """``read`` on the CPU, even if the default device is another one, or meta."""
+
+    @functools.wraps(read)
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        with torch.device("cpu"):
+            return read(*args, **kwargs)
+
+    return call
 
 
 def in_dtype(path: str, name: str, numbers: Tensor, dtype: torch.dtype | None) -> Tensor:

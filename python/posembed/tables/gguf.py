@@ -26,6 +26,7 @@ from posembed.tables.file_format import (
     PART,
     FileFormatError,
     in_dtype,
+    on_cpu,
     read_at,
 )
 
@@ -150,6 +151,7 @@ class GgufFile:
             raise ValueError(f"tensor: expected a table, got {name!r} of {list(tensor.shape)}")
         return tensor
 
+    @on_cpu
     def _numbers(self, tensor: GgufTensor, dtype: torch.dtype | None) -> Tensor:
         """A tensor as a copy, converted in parts."""
         if tensor.number not in gguf_types():  # whose size in the file is unknown

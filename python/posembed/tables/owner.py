@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from posembed.functional import CodeFormat
+from posembed.glue.gate import check_tensors
 from posembed.glue.memory import prefer_huge_pages
 from posembed.glue.sharding import zero_row
 from posembed.tables.ahead import Ahead
@@ -25,7 +26,9 @@ class TableOwner(Hosted):
 
     def reset_parameters(self) -> None:
         """Draws the table from N(0, 1) and zeroes the row of ``padding_idx``, if there is one."""
-        weight: torch.nn.Parameter = self.weight  # type: ignore[assignment]
+        weight = self._parameters.get("weight")
+        if weight is None:
+            raise ValueError("weight: expected a table of numbers, got none")
         prefer_huge_pages(weight)
         torch.nn.init.normal_(weight)
         if (padding := getattr(self, "padding_idx", None)) is not None:
@@ -101,6 +104,7 @@ class Prefetching(TableOwner):
         file, they are read ahead in the background. Elsewhere, ``take`` looks them up.
         """
         rows = self.row_ids(*args, **kwargs)
+        check_tensors(ids=rows)
         if "table" in self._modules:
             self.table.read_ahead(rows)
         return Ahead(rows, self.rows_at)

@@ -13,7 +13,7 @@ from posembed import functional, pretrained
 from posembed.functional import CodeFormat
 from posembed.glue.gate import check_tensors
 from posembed.glue.memory import prefer_huge_pages
-from posembed.glue.validation import one_of, whole
+from posembed.glue.validation import one_of, positive, whole
 from posembed.tables import code_formats, gguf
 from posembed.tables.files import FileRows, rowwise_codes
 from posembed.tables.table import Hosted, Table
@@ -62,7 +62,9 @@ class QuantizedTable(Hosted, Table):
         self.register_buffer("scales", scales)
         self.register_buffer("biases", biases)
         self.block_rows = whole("block_rows", block_rows)
-        self.block_columns = block_columns
+        self.block_columns = (
+            None if block_columns is None else positive("block_columns", block_columns)
+        )
         self.dtype = torch.get_default_dtype() if dtype is None else dtype
         nothing = torch.zeros(0, dtype=torch.int64, device=codes.device)
         self.embedding_dim: int = self(nothing).shape[1]  # checks the arguments

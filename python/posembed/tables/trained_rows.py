@@ -125,18 +125,18 @@ def train_rows(
     ids = None
     _check(token)
     if rows is not None:
-        learns = torch.zeros(token.num_embeddings, dtype=torch.bool)
+        learns = torch.zeros(token.num_embeddings, dtype=torch.bool, device="cpu")
         learns[row_ids(rows, token.num_embeddings)] = True
         if token.padding_idx is not None:
             learns[token.padding_idx] = False
         ids = learns.nonzero().flatten()
     catch_up(optimizer)
     table: Any = token.weight  # with the learned values
-    old, sources = table, torch.arange(token.num_embeddings)
+    old, sources = table, torch.arange(token.num_embeddings, device="cpu")
     if isinstance(token, PartlyTrainedEmbedding):
         old = token.trained
         sources = torch.full_like(sources, -1)
-        sources[token.rows] = torch.arange(len(token.rows))
+        sources[token.rows] = torch.arange(len(token.rows), device="cpu")
     new = table if ids is None else nn.Parameter(taken(table, ids))
     if optimizer is not None and new is not old:
         replace_parameters(optimizer, {old: new}, sources if ids is None else sources[ids])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posembed.glue.sharding import is_sharded, with_rows
-from posembed.glue.validation import whole
+from posembed.glue.validation import wholes
 
 # The ids of rows, in the forms that users have.
 Rows = Tensor | Iterable[int]
@@ -24,7 +24,7 @@ def row_ids(rows: Rows, count: int) -> Tensor:
             raise ValueError(f"rows: expected [rows], got {list(rows.shape)}")
         ids = rows.detach().cpu().long()
     else:
-        ids = torch.tensor([whole("rows", row) for row in rows], dtype=torch.int64)
+        ids = torch.tensor(wholes("rows", rows), dtype=torch.int64, device="cpu")
     outside = ((ids < 0) | (ids >= count)).nonzero().flatten()
     if outside.numel() > 0:
         at = int(outside[0])
@@ -157,7 +157,7 @@ def _of_sources(state: Tensor, sources: Tensor, initial: float) -> Tensor:
         given = state.indices(), state.values(), more
         # As an argument, False would warn.
         with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]
-            wider = torch.sparse_coo_tensor(*given, is_coalesced=True)
+            wider = torch.sparse_coo_tensor(*given, device=state.device, is_coalesced=True)
         rows = torch.where(sources < 0, state.shape[0], sources)
         return wider.index_select(0, rows).coalesce()
     known = sources >= 0

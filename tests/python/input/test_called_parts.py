@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.case import assert_close
 from support.input import apart, assert_equals_calls
+from support.refusals import refused
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -117,6 +118,8 @@ def test_parametrized_tables_are_called(device: torch.device) -> None:
         ("token_type", pe.TokenEmbedding(2, 8, padding_idx=0)),
         ("token_type", pe.TokenEmbedding(2, 8, max_norm=1.0)),
         ("position", pe.SinusoidalPositionalEmbedding(8, learned_scale=True)),
+        ("position", pe.LearnedPositionalEmbedding(9, 8, layout="sbd")),
+        ("position", pe.SinusoidalPositionalEmbedding(8, layout="sbd")),
         ("norm", nn.GroupNorm(2, 4)),
         ("norm", nn.LayerNorm((4, 8))),
         ("norm", nn.Linear(8, 8)),
@@ -126,6 +129,58 @@ def test_other_options_and_modules_are_called(name: str, other: nn.Module, devic
     embed = make(device)
     setattr(embed, name, copy.deepcopy(other).to(device))
     assert_calls(embed, device)
+
+
+@pytest.mark.parametrize("options", [{}, {"norm": "rms"}, {"token_dim": 4}, {"scale": 2.0}])
+@pytest.mark.parametrize("name", ["token", "token_type"])
+def test_tables_of_codes_are_called(name: str, options: dict[str, Any], device: torch.device) -> None:
+    embed = make(device, **options)
+    ids, types = IDS.to(device), TYPES.to(device)
+    vectors = embed.token(ids).detach()
+    getattr(embed, name).quantize("int8")
+    for given in (None, types):  # None: type 0
+        chosen = torch.zeros_like(types) if given is None else given
+        x = embed.token(ids) if embed.projection is None else embed.projection(embed.token(ids))
+        expected = embed.norm(embed.position(x + embed.token_type(chosen)))
+        assert_close(embed(ids, types=given), expected, 2e-6)
+    among = embed.with_embeddings(ids, vectors[ids == 1], ids == 1, types=types)
+    assert_close(among, embed(inputs_embeds=embed.token(ids).where((ids != 1)[..., None], vectors), types=types), 2e-6)
+    if not options:
+        with pytest.raises(TypeError, match="inputs_embeds: expected the dtype of the tables"):
+            embed(inputs_embeds=vectors.double())
+
+
+def test_tables_on_the_host_are_called() -> None:
+    embed = make()
+    assert embed._plain_parts(with_token=True) is not None
+    embed.token.keep_on_host("cpu")
+    assert embed._plain_parts(with_token=True) is None
+    assert_close(embed(IDS, types=TYPES), apart(embed, IDS, TYPES), 2e-6)
+
+
+def test_positions_of_several_axes_are_called() -> None:
+    embed = make(num_types=0)
+    embed.position = pe.SinusoidalPositionalEmbedding(8, preset="mae")
+    cells = pe.positions.grid(1, 2, 2, order="hw")
+    expected = embed.norm(embed.position(embed.token(IDS), cells))
+    assert_close(embed(IDS, positions=cells), expected, 2e-6)
+
+
+@pytest.mark.parametrize("name", ["nothing", "token"])
+def test_calls_refuse_what_the_kernel_refuses(name: str) -> None:
+    embed, bare = make(), make(positions=None, max_positions=None, num_types=0)
+    for module in (embed, bare):
+        if name == "token":
+            module.token.register_forward_hook(lambda *_: None)
+    refused(
+        (lambda: embed(IDS, types=TYPES[0]), ValueError, "types: expected the shape of ids, [2, 4], got [4]"),
+        (lambda: embed(IDS, types=TYPES[:1]), ValueError, "types: expected the shape of ids, [2, 4], got [1, 4]"),
+        (lambda: embed(IDS, types=[0, 1]), TypeError, "types: expected a Tensor, got a list"),
+        (lambda: bare(IDS, types=TYPES), ValueError, "types: expected none where there is no table of token types"),
+        (lambda: bare(IDS, positions=torch.arange(4)), ValueError, "positions: expected none where there is no table of positions"),
+        (lambda: bare(IDS[:1], cu_seqlens=torch.tensor([0, 4])), ValueError, "positions: expected none where there is no table of positions"),
+        (lambda: bare(IDS[0]), ValueError, "ids: expected [batch, seq], got [4]"),
+    )  # fmt: skip
 
 
 @parts

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import posembed as pe
 import pytest
 import torch
@@ -89,7 +90,7 @@ def test_floating_grids() -> None:
     assert centred.dtype == torch.float32
     assert centred[0, ::3].tolist() == [-1.5, -0.5, 0.5, 1.5]
     assert centred[1, :3].tolist() == [-1.0, 0.0, 1.0]
-    scaled = pe.positions.grid(3, 1, 1, scale=(0.5, 1, 1), offset=10, order="t")
+    scaled = pe.positions.grid(3, 1, 1, scale=(0.5, 1, 1), offset=np.int64(10), order="t")
     assert scaled.tolist() == [[10.0, 10.5, 11.0]]
     # An integer -1 would leave tokens unrotated.
     below = pe.positions.grid(1, 4, 1, offset=(0, -2, 0), order="h")

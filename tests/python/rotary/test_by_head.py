@@ -189,6 +189,7 @@ def test_longrope_by_the_length_of_each_sample(layout: pe.functional.Layout, dev
     if layout == "bshd":
         compiled = torch.compile(rope, fullgraph=True, dynamic=True, backend="aot_eager")
         assert torch.equal(compiled(query, seq_len=lengths), rope(query, seq_len=lengths))
-    refused((lambda: rope(query, seq_len=lengths[:2]), ValueError, f"seq_len: expected integers [{count}]"))  # fmt: skip
+    refused((lambda: rope(query, seq_len=lengths[:2]), ValueError, f"seq_len: expected int32 or int64 [{count}]"))  # fmt: skip
+    refused((lambda: rope(query, seq_len=lengths > 9), ValueError, f"seq_len: expected int32 or int64 [{count}], .*, got torch.bool"))  # fmt: skip
     dynamic = pe.RotaryEmbedding(DIM, scaling=pe.DynamicNtkScaling(2.0, 32))
     refused((lambda: dynamic(torch.ones(1, 1, 1, DIM), seq_len=torch.tensor([9])), ValueError, "seq_len: expected a number, because dynamic NTK"))  # fmt: skip

@@ -44,6 +44,7 @@ CLAIMS = {
     "axes": r"mrope_section|class NeoMMERotaryEmbedding",
     "base": r"10000",
     "compressed": r"compress",
+    "filled": r"layer_params\.setdefault",
     "grid": r"class \w*(Rotary|RopePosition)Embedding",
     "layer_parts": r"class \w*Indexer",
     "learned_scale": r"self\.alpha",

@@ -23,6 +23,8 @@ from support.transformers_models import COMPLETED, ROTARY_KEY  # noqa: E402
 BASE_PASSED_OVER = {"olmo3"}
 # Its class multiplies num_hidden_layers by the loops of its stacks.
 MULTIPLIED = {"hrm_text"}
+# Its objects keep the usual bases beside blocks with others, and so contradict themselves.
+BASES_BESIDE = {"deepseek_v4"}
 # Its class copies a flat rope_scaling, with the flat base, to every kind of layer.
 COPIED = {"dots3_note_text"}
 # Its class passes over the names of published files, which models.json has.
@@ -89,6 +91,11 @@ def published(model_type: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"scaled by {name}", {**minimal, **sizes, "rope_theta": 123456.0, **scaling}
     yield "dynamic", {**minimal, "rope_scaling": {"rope_type": "dynamic", "factor": 3.0}}
     yield "transformers 4", without_nesting(whole)
+    rope = whole.get("rope_parameters") or {}
+    blocks = {} if model_type in BASES_BESIDE else rope
+    for kind in (kind for kind, block in blocks.items() if isinstance(block, dict)):
+        for block in ({"rope_theta": 123456.0}, {"rope_theta": 123456.0, "type": "linear", "factor": 3.0}):
+            yield f"{kind} of {[*block]}", {**minimal, "rope_parameters": {**rope, kind: block}}
     own = TYPES.get(model_type, {})
     for alias, name in own.get("names", {}).items():
         if isinstance(whole.get(name), int) and model_type not in NAMED:

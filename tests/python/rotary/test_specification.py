@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import posembed as pe
 import pytest
 import torch
@@ -144,6 +145,31 @@ def test_a_dynamic_specification_is_resolved_or_refused() -> None:
     assert fixed.resolve(5000) == fixed
     assert torch.equal(rope(query, seq_len=100), pe.functional.rotary(query, spec=fixed))
     assert rope.spec.resolve(64) == pe.RotarySpec(32)
+
+
+def test_lengths_that_do_not_fit_are_refused() -> None:
+    rope = pe.RotaryEmbedding(32, scaling=pe.DynamicNtkScaling(2.0, 64))
+    query, pair = torch.randn(1, 9, 2, 32), torch.randn(2, 9, 2, 32)
+    bounds = torch.tensor([0, 3, 9])
+    refused(
+        (lambda: rope(query, seq_len=8), ValueError, "seq_len: expected at least 9, got 8"),
+        (lambda: rope(query, offset=100, seq_len=99), ValueError, "seq_len: expected at least 109, got 99"),
+        (lambda: rope(query, offset=np.int64(100), seq_len=99), ValueError, "seq_len: expected at least 109, got 99"),
+        (lambda: rope(pair, offset=torch.tensor([100, 3]), seq_len=99), ValueError, "seq_len: expected at least 109, got 99"),
+        (lambda: rope(query, positions=torch.arange(100, 109), seq_len=99), ValueError, "seq_len: expected at least 109, got 99"),
+        (lambda: rope(query, cu_seqlens=bounds, seq_len=5), ValueError, "seq_len: expected at least 6, got 5"),
+        (lambda: rope(query, cu_seqlens=bounds, offset=100, seq_len=99), ValueError, "seq_len: expected at least 106, got 99"),
+        (lambda: rope(query, cu_seqlens=bounds, offset=torch.tensor([100, 3]), seq_len=99), ValueError, "seq_len: expected at least 103, got 99"),
+        (lambda: rope(query, cu_seqlens=torch.tensor([0, 8]), seq_len=99), ValueError, "cu_seqlens: expected the number of tokens, 9, last, got 8"),
+    )  # fmt: skip
+    assert rope(query, cu_seqlens=bounds, seq_len=6).shape == query.shape
+    for wrong in (12.5, True, "12", torch.tensor([12, 12])):
+        refused(
+            (lambda: rope.rotate_(query, seq_len=wrong), ValueError, "seq_len: expected a whole number"),
+            (lambda: rope.rotate_packed(query.flatten(2), heads=2, key_heads=0, seq_len=wrong), ValueError, "seq_len: expected a whole number"),
+            (lambda: rope.rerotate_(query, torch.arange(9), torch.arange(9), seq_len=wrong), ValueError, "seq_len: expected a whole number"),
+            (lambda: rope.spec_for(wrong), ValueError, "seq_len: expected a whole number"),
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -136,7 +136,25 @@ def hooked() -> pe.TokenEmbedding:
     return token
 
 
-@pytest.mark.parametrize("make", [codes, part, hooked])
+class Noisy(pe.TokenEmbedding):
+    """A subclass with a forward of its own."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) + 1
+
+
+def subclass() -> pe.TokenEmbedding:
+    return Noisy(ROWS, COLUMNS)
+
+
+def replaced() -> pe.TokenEmbedding:
+    """Accelerate replaces forward on the instance."""
+    token = made()
+    token.forward = lambda ids: 2 * pe.TokenEmbedding.forward(token, ids)
+    return token
+
+
+@pytest.mark.parametrize("make", [codes, part, hooked, subclass, replaced])
 def test_tables_with_look_ups_of_their_own(make: Callable[[], pe.TokenEmbedding]) -> None:
     token = make()
     features = torch.randn(4, COLUMNS, requires_grad=True)
@@ -146,6 +164,14 @@ def test_tables_with_look_ups_of_their_own(make: Callable[[], pe.TokenEmbedding]
     assert torch.equal(features.grad, 2 * features)
     if make is part:
         assert token.trained.grad.abs().sum(1).gt(0).all()
+
+
+@pytest.mark.parametrize("kind", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_backward_hooks_run(kind: str) -> None:
+    token, seen = made(), []
+    getattr(token, kind)(lambda *_: seen.append(1))
+    token.with_embeddings(IDS, torch.randn(4, COLUMNS), MASK).sum().backward()
+    assert seen == [1]
 
 
 def test_layers_of_rows() -> None:

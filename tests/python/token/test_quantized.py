@@ -245,6 +245,7 @@ def test_token_embedding(device: torch.device) -> None:
         refused((call, TypeError, "weight: expected a table of numbers, got none"))
     refused(
         (token.quantize, ValueError, "weight: expected a table of numbers, got none"),
+        (token.reset_parameters, ValueError, "weight: expected a table of numbers, got none"),
         (pe.TokenEmbedding(3, 4, max_norm=1.0).quantize, ValueError, "max_norm: expected none for a frozen table, got 1"),
     )  # fmt: skip
 
