@@ -384,6 +384,8 @@ Tensor slopes(int64_t num_heads, Text kind, double max_bias, std::optional<int64
   TORCH_CHECK_VALUE(count == 0 || count == total || count == 2 * total,
                     "values: expected none, or one or two for each of total_heads ", total,
                     ", got ", count);
+  TORCH_CHECK_VALUE(count == 0 || max_bias == 8.0,
+                    "max_bias: expected none where slopes are given, got ", max_bias);
   for (const double slope : values) {
     TORCH_CHECK_VALUE(std::isfinite(slope) && slope >= 0,
                       "slopes: expected finite numbers of at least 0, got ", slope,

@@ -73,6 +73,11 @@ torch::Tensor draw_seed(const torch::Tensor& ids) {
   return at::randint(int64_t{1} << 62, {1}, ids.options().dtype(torch::kLong));
 }
 
+/// Whether the kernel can read a table; codes and rows that learn apart have look-ups of their own.
+bool is_plain(const TokenEmbedding& table) {
+  return table->weight.defined() && !table->trained.defined();
+}
+
 /// Replaces the token table by a table of `rows` [batch, seq, components], one for each token.
 void take_rows(input::Input& in, const torch::Tensor& rows) {
   const at::IntArrayRef shape = rows.sizes().slice(0, static_cast<size_t>(rows.dim() - 1));
@@ -81,6 +86,13 @@ void take_rows(input::Input& in, const torch::Tensor& rows) {
       at::arange(c10::multiply_integers(shape), rows.options().dtype(torch::kLong)).view(shape);
   in.own_rows = true;
   in.scale(1.0).padding_idx(-1).gradient(TableGradient::dense);
+}
+
+/// Adds the rows of token types, by their table's own look-up, to rows that were taken.
+void add_types(input::Input& in, TokenEmbedding& table, const std::optional<torch::Tensor>& given) {
+  const torch::Tensor types = given.has_value() ? *given : at::zeros_like(in.ids);
+  dispatcher::check_same_shape(types, "types", in.ids, "ids");
+  in.token = in.token + table->forward(types).flatten(0, -2);
 }
 
 SinusoidalPositionalEmbedding sinusoids(const InputOptions& options) {
@@ -104,7 +116,7 @@ void check_inputs(const torch::Tensor& ids, const std::optional<torch::Tensor>& 
   TORCH_CHECK_VALUE(inputs_embeds->dim() == 3 && inputs_embeds->size(2) == width,
                     "inputs_embeds: expected [batch, seq, ", width, "], got ",
                     inputs_embeds->sizes());
-  if (at::autocast::is_autocast_enabled(inputs_embeds->device().type())) return;
+  if (!table.defined() || at::autocast::is_autocast_enabled(table.device().type())) return;
   dispatcher::check_same_dtype(*inputs_embeds, "inputs_embeds", table, "the tables");
 }
 
@@ -229,12 +241,14 @@ torch::Tensor InputEmbeddingImpl::forward(const torch::Tensor& ids, const InputC
       .padding_idx(token->options.padding_idx().value_or(-1))
       .gradient(token->options.gradient());
   const bool projects = options.token_dim().has_value();
-  if (projects || inputs_embeds.has_value() || token->trained.defined()) {
+  const bool adds_types = token_type && !is_plain(token_type);
+  if (projects || inputs_embeds.has_value() || adds_types || !is_plain(token)) {
     const torch::Tensor rows = inputs_embeds.has_value() ? *inputs_embeds : token->forward(ids);
     take_rows(in, projects ? projection->forward(rows) : rows);
+    if (adds_types) add_types(in, token_type, call.types());
   }
   const bool known = ids.defined();
-  in.positions(count_positions(known ? ids : in.ids, known, call)).types(call.types());
+  in.positions(count_positions(known ? ids : in.ids, known, call));
   if (!in.positions().has_value()) in.offset(call.offset().number());
   if (learned) {
     in.position(learned->weight).first_row(learned->options.first_row());
@@ -243,7 +257,10 @@ torch::Tensor InputEmbeddingImpl::forward(const torch::Tensor& ids, const InputC
     }
   }
   if (sinusoidal) in.sinusoid(sinusoidal->options.spec());
-  if (token_type) in.token_type(token_type->weight);
+  if (!adds_types) {
+    in.types(call.types());
+    if (token_type) in.token_type(token_type->weight);
+  }
   if (norm != nullptr) {
     in.norm(norm->kind).norm_weight(norm->weight).eps(norm->eps);
     if (norm->bias.defined()) in.norm_bias(norm->bias);

@@ -46,6 +46,7 @@ class ALiBi(AlibiSlopes):
             tensor [total_heads]; without ``causal`` also [2, total_heads], for keys left and right
             of the query. Slopes of each sample are an argument of calls, ``sample_slopes``.
         max_bias: If the number of heads is a power of two, the last slope is ``2 ** -max_bias``.
+            For the two series alone.
         causal: The bias is ``-slope * (i - j)``, and keys after the query are masked; otherwise
             it is ``-slope * abs(i - j)``.
         total_heads: Number of heads in the whole model, if this module has only some of them.

@@ -465,6 +465,7 @@ def test_packaged_by_aotinductor() -> None:
         (lambda s: pe.ALiBi(4, total_heads=8, head_start=8), ValueError, "head_start: expected heads within total_heads, 8, or a multiple of num_heads below it, got head_start 8 and num_heads 4"),
         (lambda s: pe.ALiBi(4, head_start=-1), ValueError, "head_start: expected heads within"),
         (lambda s: pe.ALiBi(4, max_bias=0), ValueError, "max_bias: expected a positive number, got 0"),
+        (lambda s: pe.ALiBi(4, slopes=torch.rand(4), max_bias=4.0), ValueError, "max_bias: expected none where slopes are given, got 4"),
         (lambda s: pe.ALiBi(4, slopes=torch.rand(3)), ValueError, r"slopes: expected \[4\] or \[2, 4\], got \[3\]"),
         (lambda s: pe.functional.alibi_slopes(4, values=[1.0]), ValueError, "values: expected none, or one or two for each of total_heads 4, got 1"),
         (lambda s: pe.ALiBi(4)(3, 2**31), ValueError, "key_length: expected 0 to 2147483647"),

@@ -150,6 +150,26 @@ def test_tables_of_codes_are_called(name: str, options: dict[str, Any], device: 
             embed(inputs_embeds=vectors.double())
 
 
+@pytest.mark.parametrize("change", ["codes", "rows"])
+@pytest.mark.parametrize("name", ["token", "token_type"])
+def test_cpp_calls_tables_of_codes_and_those_whose_rows_learn_apart(name: str, change: str) -> None:
+    embed = pe.cpp.InputEmbedding(3, 8, max_positions=9, num_types=2)
+    parts = dict(embed.named_children())
+    table = parts[name]
+    if change == "codes":
+        table.quantize("int8")
+    else:
+        table.train_rows(torch.tensor([1]))
+        dict(table.named_parameters())["trained"].detach().add_(torch.arange(8.0))
+    for types in (TYPES, torch.zeros_like(TYPES)):
+        expected = parts["position"].forward(parts["token"](IDS) + parts["token_type"](types))
+        found = embed(IDS, types=types) if types.any() else embed(IDS)
+        assert_close(found, expected, 2e-6)
+        assert_close(embed(None, inputs_embeds=parts["token"](IDS), types=types), expected, 2e-6)
+    with pytest.raises(ValueError, match=r"types: expected the shape of ids"):
+        embed(IDS, types=TYPES[0])
+
+
 def test_tables_on_the_host_are_called() -> None:
     embed = make()
     assert embed._plain_parts(with_token=True) is not None
