@@ -117,15 +117,18 @@ def rotary(
         >>> query, key = torch.randn(1, 10, 8, 64), torch.randn(1, 10, 2, 64)
         >>> query, key = pe.functional.rotary(query, key, spec=spec)
     """
-    options = rotary_text(spec), layout, offset, inverse, frequencies, cu_seqlens
-    if out is None:
-        return rotated(query, key, positions, *options)
-    rotate_into(out, query, key, positions, *options)
-    return out
+    text = rotary_text(spec)
+    if out is not None:
+        rotate_into(
+            out, query, key, positions, text, layout, offset, inverse, frequencies, cu_seqlens
+        )
+        return out
+    return rotated(query, key, positions, text, layout, offset, inverse, frequencies, cu_seqlens)
 
 
-def _options(
+def rotated(
     query: Tensor,
+    key: Tensor | None,
     positions: Tensor | None,
     spec: str,
     layout: Layout,
@@ -133,10 +136,11 @@ def _options(
     inverse: bool,
     frequencies: Tensor | None,
     cu_seqlens: Tensor | None,
-) -> tuple[Any, ...]:
-    """The operators' arguments after the tensors that are rotated.
+) -> Tensor | tuple[Tensor, Tensor]:
+    """:func:`rotary` without ``out``, with the text of a specification.
 
-    Keywords, and arguments that have their default value, would cost a tenth of a one-token call.
+    Keywords, arguments that have their default value, and a function for the steps that
+    :func:`rotated_in_place` shares would cost a tenth of a one-token call.
     """
     if isinstance(offset, Tensor):
         positions = of_layout(offset, positions, query, layout, cu_seqlens)
@@ -144,14 +148,6 @@ def _options(
     options: tuple[Any, ...] = (spec, positions, layout, offset)
     if inverse is not False or cu_seqlens is not None or frequencies is not None:
         options = (*options, inverse, cu_seqlens, frequencies)
-    return options
-
-
-def rotated(
-    query: Tensor, key: Tensor | None, positions: Tensor | None, *given: Any
-) -> Tensor | tuple[Tensor, Tensor]:
-    """:func:`rotary` without ``out``; ``given`` are the last arguments of :func:`_options`."""
-    options = _options(query, positions, *given)
     return _ROTARY(query, *options) if key is None else _ROTARY_PAIR(query, key, *options)
 
 
@@ -160,7 +156,12 @@ def rotate_into(
     query: Tensor,
     key: Tensor | None,
     positions: Tensor | None,
-    *given: Any,
+    spec: str,
+    layout: Layout,
+    offset: int | Tensor,
+    inverse: bool,
+    frequencies: Tensor | None,
+    cu_seqlens: Tensor | None,
 ) -> None:
     """:func:`rotated` into ``out``."""
     parts = out if isinstance(out, tuple) else (out,)
@@ -170,7 +171,10 @@ def rotate_into(
         expected = "a tensor" if key is None else "two tensors, (query_out, key_out)"
         kinds = ", ".join(type(part).__name__ for part in parts)
         raise ValueError(f"out: expected {expected}, got {kinds}")
-    options = _options(query, positions, *given)
+    if isinstance(offset, Tensor):
+        positions = of_layout(offset, positions, query, layout, cu_seqlens)
+        offset, cu_seqlens = 0, None
+    options = (spec, positions, layout, offset, inverse, cu_seqlens, frequencies)
     if key is None:
         _ROTARY_OUT(*parts, query, *options)
     else:
@@ -266,15 +270,30 @@ def rotary_(
         >>> pe.functional.rotary_(cache, spec=pe.RotarySpec(64), offset=7) is cache
         True
     """
-    options = rotary_text(spec), layout, offset, inverse, frequencies, cu_seqlens
-    return rotated_in_place(query, key, positions, *options)
+    text = rotary_text(spec)
+    return rotated_in_place(
+        query, key, positions, text, layout, offset, inverse, frequencies, cu_seqlens
+    )
 
 
 def rotated_in_place(
-    query: Tensor, key: Tensor | None, positions: Tensor | None, *given: Any
+    query: Tensor,
+    key: Tensor | None,
+    positions: Tensor | None,
+    spec: str,
+    layout: Layout,
+    offset: int | Tensor,
+    inverse: bool,
+    frequencies: Tensor | None,
+    cu_seqlens: Tensor | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """:func:`rotary_`; ``given`` are the last arguments of :func:`_options`."""
-    options = _options(query, positions, *given)
+    """:func:`rotary_` with the text of a specification."""
+    if isinstance(offset, Tensor):
+        positions = of_layout(offset, positions, query, layout, cu_seqlens)
+        offset, cu_seqlens = 0, None
+    options: tuple[Any, ...] = (spec, positions, layout, offset)
+    if inverse is not False or cu_seqlens is not None or frequencies is not None:
+        options = (*options, inverse, cu_seqlens, frequencies)
     if key is None:
         _ROTARY_(query, *options)
         return query

@@ -7,6 +7,7 @@ arXiv:1706.03762.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -229,13 +230,14 @@ class InputEmbedding(Leaf, nn.Module):
         positions = self._positions(tokens, ids, positions, attention_mask, offset, cu_seqlens)
         offset = 0 if positions is not None else offset
         dropout = self.dropout if self.training else 0.0
-        drawn: dict[str, Any] = {"dropout": dropout, "seed": seed, "first_token": first_token}
         parts = self._plain_parts(inputs_embeds is None and self.token_dim is None)
         if parts is None:
             result = self._call_parts(ids, inputs_embeds, positions, types, offset)  # type: ignore[arg-type]
             if dropout > 0:
                 ids, table = own_rows(result)
-                result = functional.input_embedding(ids, **drawn, **table)
+                result = functional.input_embedding(
+                    ids, dropout=dropout, seed=seed, first_token=first_token, **table
+                )
         else:
             if "token" not in parts:
                 ids, table = own_rows(self._vectors(ids, inputs_embeds))
@@ -245,7 +247,9 @@ class InputEmbedding(Leaf, nn.Module):
                 positions=positions,
                 types=types,
                 offset=offset,
-                **drawn,
+                dropout=dropout,
+                seed=seed,
+                first_token=first_token,
                 **parts,
             )
         if self.projection is None or self.token_dim is not None:
@@ -420,7 +424,7 @@ class InputEmbedding(Leaf, nn.Module):
         if norm is not None:
             if not is_plain(norm, NORMS) or norm.normalized_shape != (self.embedding_dim,):
                 return None
-            parts |= norm_parts(norm, self._dtype())
+            parts |= norm_parts(norm, self._dtype)
         return parts
 
     def _vectors(self, ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
@@ -541,7 +545,10 @@ def is_plain(module: nn.Module, kinds: tuple[type, ...]) -> bool:
     """Whether the kernel can read the module's parameters instead of calling it."""
     if type(module) not in kinds or does_more(module):
         return False
-    return not any(x is not None and is_wrapper(x) for x in module._parameters.values())
+    for parameter in module._parameters.values():
+        if parameter is not None and is_wrapper(parameter):
+            return False
+    return True
 
 
 def has_plain_rows(table: nn.Embedding) -> bool:
@@ -557,14 +564,16 @@ def is_simple(table: nn.Embedding) -> bool:
     return plain and has_plain_rows(table)
 
 
-def norm_parts(norm: nn.LayerNorm | nn.RMSNorm, dtype: torch.dtype | None) -> dict[str, Any]:
-    """The kernel's arguments for a norm."""
+def norm_parts(
+    norm: nn.LayerNorm | nn.RMSNorm, dtype: Callable[[], torch.dtype | None]
+) -> dict[str, Any]:
+    """The kernel's arguments for a norm of rows of a dtype."""
     if isinstance(norm, nn.LayerNorm):
         layer = {"norm_weight": norm.weight, "norm_bias": norm.bias}
         return {"norm": "layer", "eps": norm.eps, **layer}
     eps = norm.eps
     if eps is None:  # torch's RMSNorm then uses the epsilon of its compute dtype
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        wide = torch.float64 if dtype() == torch.float64 else torch.float32
         eps = torch.finfo(wide).eps
     return {"norm": "rms", "eps": eps, "norm_weight": norm.weight}
 

@@ -50,7 +50,7 @@ def _is_readable(positions: Tensor) -> bool:
 
 def check_length(seq_len: Any) -> None:
     """Raises ValueError for what is no whole number; a symbolic one stays symbolic."""
-    if isinstance(seq_len, bool) or not isinstance(seq_len, (int, torch.SymInt)):
+    if not isinstance(seq_len, torch.SymInt):
         whole("seq_len", seq_len)
 
 
@@ -360,7 +360,8 @@ class RotaryEmbedding(Leaf, nn.Module):
         """
         if seq_len is None or self._regimes is None:
             return self._spec
-        check_length(seq_len)
+        if type(seq_len) is not int:
+            check_length(seq_len)
         near, far, original = self._regimes
         if seq_len <= original:
             return near
@@ -413,7 +414,8 @@ class RotaryEmbedding(Leaf, nn.Module):
         cu_seqlens: Tensor | None,
     ) -> None:
         """Raises ValueError for a length without effect, or smaller than the sequence."""
-        check_length(seq_len)
+        if type(seq_len) is not int:
+            check_length(seq_len)
         if self._regimes is None:
             raise ValueError(
                 f"seq_len: expected none, because the frequencies do not depend on the length of "
@@ -422,11 +424,12 @@ class RotaryEmbedding(Leaf, nn.Module):
         tokens = _size(query, LAYOUTS[self.layout][1])
         if tokens is None:
             return
-        placed = offset if cu_seqlens is None else cu_seqlens
-        if isinstance(placed, Tensor) and _is_readable(placed):
+        least = 0
+        if cu_seqlens is None and not isinstance(offset, Tensor):
+            counted = positions is None and isinstance(offset, (int, Integral))
+            least = tokens + offset if counted else 0
+        elif _is_readable(offset if cu_seqlens is None else cu_seqlens):  # type: ignore[arg-type]
             positions = of_layout(offset, positions, query, self.layout, cu_seqlens)
-        counted = positions is None and cu_seqlens is None and isinstance(offset, Integral)
-        least = tokens + offset if counted else 0
         if positions is not None and _is_readable(positions):
             last = positions.max().item()
             if not math.isfinite(last):
