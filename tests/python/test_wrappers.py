@@ -59,7 +59,7 @@ def test_first_fsdp(one_process: None) -> None:
     expected = model(ids)
     wrapped = torch.distributed.fsdp.FullyShardedDataParallel(copy.deepcopy(model), device_id=torch.device("cpu"))
     result = wrapped(ids)
-    assert torch.equal(result, expected)
+    torch.testing.assert_close(result, expected)  # bits of a product depend on where a parameter starts
     result.sum().backward()
     torch.optim.SGD(wrapped.parameters(), 0.1).step()
     assert not torch.equal(wrapped(ids), expected)
@@ -88,7 +88,7 @@ def test_mixed_precision_spares_frequencies_or_is_refused(one_process: None) -> 
     torch.distributed.fsdp.fully_shard(model.rope, mesh=mesh)
     torch.distributed.fsdp.fully_shard(model, mesh=mesh, mp_policy=policy)
     result = model(x)
-    assert torch.equal(result, low(x.bfloat16()))
+    torch.testing.assert_close(result, low(x.bfloat16()))
     result.float().square().sum().backward()
     torch.optim.SGD(model.parameters(), 0.1).step()
     assert model.rope.frequencies.grad.dtype == torch.float32
