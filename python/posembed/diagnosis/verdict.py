@@ -238,9 +238,10 @@ def _explained(
 
 def _search(judge: _Judge, spec: RotarySpec, every: list[Mistake], caller: Caller | None) -> _Found:
     """What the outputs are; interleaved pairs may come out in halves, which leaves scores alike."""
-    note = "order: pairs come out split in halves, which is right if query and key both do"
     bases: list[tuple[Rotation, tuple[str, ...]]] = [(Rotation(spec), ())]
-    bases += [(Rotation(spec, halves_out=True), (note,))] * spec.interleaved
+    if spec.interleaved:
+        note = "order: pairs come out split in halves, which is right if query and key both do"
+        bases.append((Rotation(spec, halves_out=True), (note,)))
     for base, notes in bases:
         if judge.fits(base):
             return _Found("right", base, (), notes)

@@ -84,7 +84,8 @@ def alibi_slopes(
         float32 [num_heads], or [2, num_heads] with two values per head.
 
     Raises:
-        ValueError: No heads, heads outside total_heads, or a wrong number of values.
+        ValueError: No heads, heads outside total_heads, a wrong number of values, or max_bias
+            beside values.
 
     Examples:
         >>> import posembed as pe

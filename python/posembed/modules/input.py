@@ -340,7 +340,9 @@ class InputEmbedding(Leaf, nn.Module):
     def _dtype(self) -> torch.dtype | None:
         """The dtype of token rows; None: a module in the place of ``token`` has no table."""
         rows = getattr(self.token, "weight", None)
-        return getattr(getattr(self.token, "table", None) if rows is None else rows, "dtype", None)
+        if rows is None:
+            rows = getattr(self.token, "table", None)
+        return getattr(rows, "dtype", None)
 
     def _positions(
         self,

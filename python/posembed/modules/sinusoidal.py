@@ -21,8 +21,6 @@ from posembed.glue.tracers import Leaf
 from posembed.glue.validation import flag, written
 from posembed.specifications import SinusoidalSpec
 
-FIELDS = {field.name for field in dataclasses.fields(SinusoidalSpec) if field.init}
-
 
 class SinusoidalPositionalEmbedding(Leaf, nn.Module):
     """Adds sinusoidal encodings of positions. Its only tensor is a learned scale, if any.
@@ -91,9 +89,23 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
         device: Device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name in FIELDS}
         super().__init__()
-        spec = SinusoidalSpec(**given)
+        spec = SinusoidalSpec(
+            embedding_dim,
+            base=base,
+            preset=preset,
+            cos_first=cos_first,
+            shift=shift,
+            scale=scale,
+            position_scale=position_scale,
+            padding_idx=padding_idx,
+            axes=axes,
+            widths=widths,
+            start=start,
+            length=length,
+            interpolation_scale=interpolation_scale,
+            max_size=max_size,
+        )
         self.initial_scale = spec.scale
         self.layout = additive_layout(layout)
         self.scale: nn.Parameter | None = None

@@ -124,7 +124,7 @@ def check_mixed_precision() -> None:
     model = shard(copy.deepcopy(plain), mp_policy=policy)
     low = copy.deepcopy(plain).bfloat16()
     ids = own(batches()[0])
-    torch.testing.assert_close(model(ids), low(ids))
+    torch.testing.assert_close(model(ids), low(ids))  # bits of a product depend on where a parameter starts
     losses = mean(train(model, lambda ids: [own(ids)]))
     torch.testing.assert_close(losses, torch.stack(train(plain)), atol=0.05, rtol=0.05)
     assert {each.dtype for each in model.parameters()} == {torch.float32}
@@ -152,7 +152,7 @@ def check_other_methods() -> None:
         assert torch.equal(model["rope"].rotate_(x.clone()), plain["rope"].rotate_(x.clone()))
     for name, arguments in {"alibi": (x, x, x), "token": (x,)}.items():
         found, expected = (getattr(each[name], methods[name])(*arguments) for each in (model, plain))
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(found, expected)  # bits of a product depend on where a parameter starts
         for result in (found, expected):
             result.square().sum().backward()
         for ours, theirs in zip(model[name].parameters(), plain[name].parameters(), strict=True):
